@@ -1,0 +1,281 @@
+"""Megatron's command line: the parser with every flag of the table, and what a Namespace says."""
+
+import argparse
+
+from mindspeed_ms.config import argument_table
+from mindspeed_ms.config.argument_table import IGNORED, LIST, OFF, ON, REFUSED, SWITCH, TABLE
+from mindspeed_ms.config.errors import Problem, did_you_mean
+from mindspeed_ms.config.settings import COMMAND_LINE, MEGATRON_DEFAULT, Settings
+from mindspeed_ms.config.values import read_bool, read_dtype
+from mindspeed_ms.config.yaml_loader import plain_value
+
+_STRING_KINDS = ("a string", "a list of words")
+
+
+class ArgumentParser(argparse.ArgumentParser):
+    """argparse with the near flag named in errors; the Namespace's ``typed_options`` lists what was really typed."""
+
+    def parse_args(self, args=None, namespace=None):
+        """As argparse; unknown flags are named with the nearest known one.
+
+        Raises:
+            SystemExit: code 2, after a message on stderr, for unknown flags and missing values.
+        """
+        result, rest = self.parse_known_args(args, namespace)
+        if rest:
+            known = list(self._option_string_actions)
+            hints = [f"{word}{did_you_mean(word.split('=')[0], known)}" if word.startswith("--") else word for word in rest]
+            self.error("unknown arguments: " + "; ".join(hints))
+        return result
+
+    def error(self, message):
+        """One clear line instead of several hundred flags, then exit code 2."""
+        self.exit(2, f"{self.prog}: error: {message}\n(all flags: {self.prog} --help)\n")
+
+    def parse_known_args(self, args=None, namespace=None):
+        """As argparse, and records the typed options."""
+        import sys
+        words = sys.argv[1:] if args is None else list(args)
+        result, rest = super().parse_known_args(words, namespace)
+        actions = (self._option_string_actions.get(str(word).split("=")[0]) for word in words)
+        typed = dict.fromkeys(action.dest for action in actions if action is not None)
+        result.typed_options = [*getattr(result, "typed_options", ()), *typed]
+        return result, rest
+
+
+def argument_parser(extra_args_provider=None, defaults=None):
+    """The parser with every flag of the argument table, Megatron's defaults, and our own ``--config FILE...``.
+
+    Args:
+        extra_args_provider (callable | None): ``provider(parser) -> parser`` that adds the caller's own arguments.
+        defaults (dict | None): defaults by Namespace name, over Megatron's.
+
+    Returns:
+        ArgumentParser: its Namespace has ``typed_options``.
+    """
+    parser = ArgumentParser(description="Megatron arguments of mindspeed_ms", allow_abbrev=False)
+    parser.add_argument("--config", nargs="+", metavar="FILE",
+                        help="yaml files (nested sections or the 38BV3 trio), later ones win; typed flags win over all")
+    groups = {}
+    for row in TABLE:
+        title = row.section or row.status
+        if title not in groups:
+            groups[title] = parser.add_argument_group(title)
+        if row.flags or row.off_flags:
+            _add_row(groups[title], row)
+    if extra_args_provider is not None:
+        parser = extra_args_provider(parser) or parser
+    parser.set_defaults(**(defaults or {}))
+    return parser
+
+
+def _add_row(group, row):
+    default = None if row.megatron_default is ... else row.megatron_default
+    text = _help(row).replace("%", "%%")
+    if row.form in (ON, OFF):
+        default = bool(default)
+        if row.flags:
+            group.add_argument(*row.flags, dest=row.name, action="store_true", default=default, help=text)
+        if row.off_flags:
+            off = text if not row.flags or row.form == OFF else argparse.SUPPRESS
+            group.add_argument(*row.off_flags, dest=row.name, action="store_false", default=default, help=off)
+        return
+    details = {"dest": row.name, "default": default, "help": text, "type": _reader(row)}
+    if row.form == LIST:
+        details |= {"nargs": "*"}
+    elif row.form == SWITCH:
+        details |= {"nargs": "?", "const": True, "metavar": "True|False"}
+    elif row.choices:
+        details |= {"metavar": "{" + ",".join(row.choices) + "}"}
+    else:
+        details |= {"metavar": row.name.rsplit("_", 1)[-1].upper()}
+    group.add_argument(*row.flags, **details)
+
+
+def _help(row):
+    text = row.help_en or row.reason
+    if row.status == IGNORED:
+        text = f"[ignored: {row.reason}] {text}" if text != row.reason else f"[ignored: {text}]"
+    elif row.status == REFUSED:
+        text = f"[not available: {row.reason}] {text}" if text != row.reason else f"[not available: {text}]"
+    return text
+
+
+def _reader(row):
+    # what does not read stays text: the section says what it expects, together with all other problems
+    if row.form == SWITCH:
+        return _switch_or_text
+    return str if any(kind in row.expects for kind in _STRING_KINDS) and row.path else _value_or_text
+
+
+def _switch_or_text(text):
+    try:
+        return read_bool(text)
+    except ValueError:
+        return text
+
+
+def _value_or_text(text):
+    value = plain_value(text)
+    return text if isinstance(value, bool) else value
+
+
+class ArgumentView:
+    """What conversions see of the arguments.
+
+    Attributes: ``settings`` collected so far; ``has_files``: yaml files lie below the arguments.
+    """
+
+    def __init__(self, args, typed, has_files, settings):
+        self.values = vars(args)
+        self.typed = typed
+        self.has_files = has_files
+        self.settings = settings
+        self.place = COMMAND_LINE if "typed_options" in self.values else "arguments"
+
+    def get(self, name):
+        """Value of an argument; Megatron's default if it is not in the Namespace."""
+        row = argument_table.row_of_name(name)
+        for known in row.all_names:
+            if known in self.values:
+                return self.values[known]
+        return None if row.megatron_default is ... else row.megatron_default
+
+    def is_typed(self, name):
+        """True if the argument was given (typed, or in a foreign Namespace different from Megatron's default)."""
+        return argument_table.row_of_name(name).name in self.typed
+
+    def problem(self, name, message):
+        """Report a problem with an argument."""
+        self.settings.problems.append(Problem(_flag(name, self.get(name)), message, self.get(name), self.place))
+
+    def notice(self, name, message):
+        """Tell the user something about an argument."""
+        self.settings.notices.append(f"{_flag(name, self.get(name))}: {message}")
+
+
+def _flag(name, value):
+    row = argument_table.row_of_name(name)
+    if (value is False and row.off_flags) or not row.flags:
+        return row.off_flags[0] if row.off_flags else row.name
+    return row.flags[0]
+
+
+def settings_of_arguments(args, below=None):
+    """Settings of a Namespace; it is not changed.
+
+    Args:
+        args (argparse.Namespace): of our parser, of Megatron's, or made by hand.
+        below (Settings | None): settings of yaml files: only what was typed lies over them, and untyped defaults are the guide's.
+
+    Returns:
+        Settings: with the problems and notices found.
+    """
+    settings = Settings()
+    values = vars(args)
+    typed = _typed_names(values)
+    view = ArgumentView(args, typed, below is not None, settings)
+    if below is None:
+        _add_defaults(settings, view)
+    else:
+        settings.update(below)
+    given = {}
+    for row in TABLE:
+        if row.name in typed:
+            _add_typed(settings, view, row, given)
+    _add_unknown(settings, values)
+    if below is None:
+        _add_feed_forward_size(settings)
+    return settings
+
+
+def _typed_names(values):
+    recorded = values.get("typed_options")
+    if recorded is not None:
+        rows = (argument_table.row_of_name(name) for name in recorded)
+        return {row.name for row in rows if row is not None}
+    return {row.name for row in TABLE for name in row.all_names if name in values and _differs(values[name], row)}
+
+
+def _differs(value, row):
+    default = row.megatron_default
+    if value is None or default is ...:
+        return value is not None
+    if row.form in (ON, OFF, SWITCH) and isinstance(value, bool):
+        return value != bool(default)
+    if isinstance(default, (list, tuple)) or isinstance(value, (list, tuple)):
+        return list(value) != list(default or []) if isinstance(value, (list, tuple)) else True
+    return value != default and _plain(value) != _plain(default)
+
+
+def _plain(value):
+    # torch.float32 and fp32, AttnBackend.auto and auto are the same
+    try:
+        return read_dtype(value)
+    except ValueError:
+        return str(value).rsplit(".", 1)[-1].lower()
+
+
+def _add_defaults(settings, view):
+    for row in TABLE:
+        if row.status != "works" or not row.path or not (row.flags or row.off_flags):
+            continue
+        value = view.get(row.name)
+        if value is None or (row.convert is None and value == row.guide_default):
+            continue
+        changes = row.convert(value, view) if row.convert else {row.path: value}
+        for path, item in changes.items():
+            settings.add(path, item, _flag(row.name, value), MEGATRON_DEFAULT)
+
+
+def _add_typed(settings, view, row, given):
+    value = view.get(row.name)
+    flag = _flag(row.name, value)
+    if row.status != "works" and not row.path:
+        _judge(settings, row, flag, value, view.place)
+        return
+    changes = row.convert(value, view) if row.convert else {row.path: value}
+    for path, item in changes.items():
+        before = given.get(path)
+        clash = before is not None and before[1] != item and path != "optimizer_config.betas"
+        if clash and row.path == path and not _refines(before[1], item):
+            settings.problems.append(Problem(flag, f"contradicts {before[0]}, which sets {path} to {before[1]!r}; keep one", item,
+                                             view.place))
+        if row.path == path:
+            given[path] = (flag, item)
+        settings.add(path, item, flag, view.place)
+
+
+def _refines(before, after):
+    # --normalization RMSNorm --use-fused-rmsnorm
+    return {before, after} == {"RMSNorm", "FusedRMSNorm"} if isinstance(before, str) else False
+
+
+def _judge(settings, row, flag, value, place):
+    if not _differs(value, row) and value is not None or value is None:
+        return
+    if row.status == IGNORED:
+        settings.notices.append(f"{flag}: ignored, {row.reason}")
+    else:
+        settings.problems.append(Problem(flag, f"is not available: {row.reason}", value, place))
+
+
+def _add_unknown(settings, values):
+    recorded = values.get("typed_options") is not None
+    unknown = [name for name in values if argument_table.row_of_name(name) is None and name not in argument_table.RUNTIME_NAMES]
+    for name in unknown:
+        hint = "" if recorded else did_you_mean(name, [row.name for row in TABLE if row.path], cutoff=0.87)
+        if hint:
+            settings.problems.append(Problem(name, f"is no argument.{hint}", values[name], "arguments"))
+    rest = [name for name in unknown if not recorded]
+    if rest and not settings.problems:
+        settings.notices.append("arguments that the configuration does not know, left to your own code: " + ", ".join(sorted(rest)))
+
+
+def _add_feed_forward_size(settings):
+    hidden = settings.value("model_config.hidden_size")
+    if settings.value("model_config.ffn_hidden_size") is not None or not isinstance(hidden, int) or hidden <= 0:
+        return
+    gated = settings.value("model_config.hidden_act") == "swiglu"
+    size = int((4 * hidden * 2 / 3) / 64) * 64 if gated else 4 * hidden
+    settings.add("model_config.ffn_hidden_size", size, "--ffn-hidden-size", MEGATRON_DEFAULT)

@@ -1,0 +1,22 @@
+"""Rules over several fields: each one function, all problems reported together."""
+
+from mindspeed_ms.config.checks import layout, model, optimizer, pipeline, training  # noqa: F401
+from mindspeed_ms.config.checks.rule import LAST_RULES, RULES, Context
+from mindspeed_ms.config.errors import ConfigError
+
+
+def check_all(all_config, settings):
+    """Run every rule; fills notices, and values that rules decide (wrap_with_ddp).
+
+    Args:
+        all_config (AllConfig): what was read.
+        settings (Settings): what the user set, for names and places.
+
+    Raises:
+        ConfigError: every problem that was found.
+    """
+    context = Context(all_config, settings)
+    for rules in (RULES, LAST_RULES):
+        problems = [problem for function in rules for problem in function(context)]
+        if problems:
+            raise ConfigError([settings.locate(problem) for problem in problems])

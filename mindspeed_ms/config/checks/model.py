@@ -1,0 +1,153 @@
+"""Rules about the model's numbers, adapters, and settings that are ignored or refused here."""
+
+import re
+
+from mindspeed_ms.config.argument_table import IGNORED, REFUSED, row_at, rows_with_path
+from mindspeed_ms.config.checks.rule import rule
+from mindspeed_ms.config.sections.model import GATED_ACTIVATIONS
+
+_M = "model_config"
+
+
+@rule
+def ignored_and_refused_settings(context):
+    """The table's rows without effect: say so, or refuse."""
+    for row in rows_with_path():
+        if row.status == "works" or context.value(row.path) == row.guide_default:
+            continue
+        if row.section == _M and context.model is None:
+            continue
+        if row.status == IGNORED:
+            context.notice(f"{context.name(row.path)}: ignored, {row.reason}")
+        elif row.status == REFUSED:
+            yield context.problem(row.path, f"is not available: {row.reason}")
+
+
+@rule
+def positions_fit(context):
+    """Position types and what belongs to them."""
+    model = context.model
+    if not model:
+        return
+    kind, path = model.position_embedding_type, f"{_M}.position_embedding_type"
+    learned = kind == "learned_absolute"
+    if learned and model.seq_length > model.max_position_embeddings:
+        yield context.problem(f"{_M}.seq_length", "must not be above max_position_embeddings", f"{_M}.max_position_embeddings")
+    if not model.add_position_embedding and kind != "rope":
+        yield context.problem(f"{_M}.add_position_embedding", f"False has an effect with rope only; {row_at(f'{_M}.add_position_embedding').reason}",
+                              path)
+    if model.parallel_position_embedding and not learned:
+        yield context.problem(f"{_M}.parallel_position_embedding", "needs learned positions", path)
+    if kind == "rope":
+        yield from _rotary(context, model)
+        return
+    for name in ("rotary_interleaved", "rotary_seq_len_interpolation_factor", "rope_scaling", "apply_rope_fusion"):
+        if model[name] and context.was_set(f"{_M}.{name}"):
+            yield context.problem(f"{_M}.{name}", "needs position_embedding_type rope", path)
+    if model.use_rotary_position_embeddings:
+        yield context.problem(f"{_M}.use_rotary_position_embeddings", "contradicts position_embedding_type; keep one", path)
+
+
+def _rotary(context, model):
+    if model.rotary_interleaved and model.apply_rope_fusion:
+        if context.was_set(f"{_M}.apply_rope_fusion"):
+            yield context.problem(f"{_M}.rotary_interleaved", "does not work with apply_rope_fusion; switch that off",
+                                  f"{_M}.apply_rope_fusion")
+        else:
+            model.fill(apply_rope_fusion=False)
+    width = int(model.kv_channels * model.rotary_percent)
+    if width % 2 or width == 0:
+        yield context.problem(f"{_M}.rotary_percent", f"rotates {width} of {model.kv_channels} elements of a head; expects an even number",
+                              f"{_M}.kv_channels")
+
+
+@rule
+def gate_follows_activation(context):
+    """hidden_act decides about the gate."""
+    model = context.model
+    if model and model.gated_linear_unit != (model.hidden_act in GATED_ACTIVATIONS):
+        hint = "use hidden_act: swiglu for a gate" if model.gated_linear_unit else "this activation has a gate"
+        yield context.problem(f"{_M}.gated_linear_unit", f"contradicts hidden_act; {hint}", f"{_M}.hidden_act")
+    if model and model.apply_swiglu_fusion and model.hidden_act not in GATED_ACTIVATIONS:
+        yield context.problem(f"{_M}.apply_swiglu_fusion", "needs hidden_act: swiglu", f"{_M}.hidden_act")
+
+
+@rule
+def sandwich_scales_are_used(context):
+    """The scales of the second norms need those norms."""
+    model = context.model
+    if not model or model.use_sandwich_norm:
+        return
+    for name in ("attn_post_norm_scale", "ffn_post_norm_scale"):
+        if model[name] != 1.0:
+            yield context.problem(f"{_M}.{name}", "needs use_sandwich_norm", f"{_M}.use_sandwich_norm")
+
+
+@rule
+def attention_dropout_agrees(context):
+    """fa_config.keep_prob is 1 - attention_dropout."""
+    model = context.model
+    if not model or model.fa_config.keep_prob is None:
+        return
+    if abs(model.fa_config.keep_prob - (1.0 - model.attention_dropout)) > 1e-9:
+        yield context.problem(f"{_M}.fa_config.keep_prob", "must be 1 - attention_dropout; leave it out", f"{_M}.attention_dropout")
+
+
+@rule
+def initialisers_are_known(context):
+    """init_method and bias_init: names or numbers."""
+    for name in ("init_method", "bias_init"):
+        value = context.model[name] if context.model else "normal"
+        if value not in ("normal", "zeros", "ones") and (isinstance(value, bool) or not isinstance(value, (int, float))):
+            yield context.problem(f"{_M}.{name}", "expects normal, zeros, ones or a number")
+
+
+@rule
+def recompute_settings_fit(context):
+    """Granularity, method and number of layers."""
+    model = context.model
+    if not model:
+        return
+    granularity, method, number = (f"{_M}.recompute_{name}" for name in ("granularity", "method", "num_layers"))
+    if model.recompute_granularity is None:
+        for path in (method, number):
+            if context.value(path) is not None:
+                yield context.problem(path, "needs recompute_granularity: full", granularity)
+    elif model.recompute_granularity == "selective":
+        if model.recompute_method is not None:
+            yield context.problem(method, "has no effect on selective recomputation; leave it out", granularity)
+    else:
+        if model.recompute_method is None:
+            yield context.problem(granularity, "full needs recompute_method: uniform or block")
+        if model.recompute_num_layers is None:
+            yield context.problem(granularity, "full needs recompute_num_layers")
+        elif model.recompute_num_layers > model.num_layers:
+            yield context.problem(number, "must not be above the number of layers", f"{_M}.num_layers")
+    if model.distribute_saved_activations:
+        if context.parallel.tensor_model_parallel_size == 1 or model.recompute_granularity != "full":
+            yield context.problem(f"{_M}.distribute_saved_activations", "needs tensor parallelism and recompute_granularity: full",
+                                  "parallel_config.tensor_model_parallel_size", granularity)
+        elif context.parallel.sequence_parallel:
+            yield context.problem(f"{_M}.distribute_saved_activations", "and sequence parallelism do the same; keep one",
+                                  "parallel_config.sequence_parallel")
+
+
+@rule
+def adapters_fit(context):
+    """target_cells: one list of patterns, then special cells that match one of them."""
+    lora, path = context.lora, "lora_config.target_cells"
+    if not lora.use_lora:
+        return
+    cells = lora.target_cells
+    heads = [cell for cell in cells or [] if isinstance(cell, dict) and "target_cells" in cell]
+    if len(heads) != 1 or not heads[0]["target_cells"]:
+        yield context.problem(path, "expects exactly one {'target_cells': [pattern, ...]} with at least one pattern")
+        return
+    patterns = heads[0]["target_cells"]
+    for cell in cells:
+        if not isinstance(cell, dict):
+            yield context.problem(path, f"expects mappings, found {cell!r}")
+        elif "target_cells" not in cell:
+            name = cell.get("cell")
+            if name is None or not any(re.fullmatch(pattern, str(name)) for pattern in patterns):
+                yield context.problem(path, f"{cell!r} needs a 'cell' that matches one of the patterns {patterns}")

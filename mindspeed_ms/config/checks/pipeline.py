@@ -1,0 +1,183 @@
+"""Rules about pipeline stages: layer lists, virtual stages, no-op layers, recomputation lists."""
+
+from mindspeed_ms.config.checks.rule import last_rule, rule
+
+_P, _M = "parallel_config", "model_config"
+_PP = f"{_P}.pipeline_model_parallel_size"
+_VPP = f"{_P}.virtual_pipeline_model_parallel_size"
+_PER = f"{_P}.num_layers_per_virtual_pipeline_stage"
+_LIST = f"{_P}.num_layer_list"
+_RECOMPUTE = ("recompute", "select_recompute", "select_comm_recompute")
+
+
+def virtual_size(parallel, num_layers):
+    """Number of chunks per stage that a configuration asks for; 1 without virtual pipeline.
+
+    A layer list decides by its columns, then ``virtual_pipeline_model_parallel_size``, then the layers per chunk.
+    """
+    rows = parallel.num_layer_list
+    if rows and isinstance(rows[0], list):
+        return len(rows[0]) if parallel.num_layer_list_order == "pp_vpp" else len(rows)
+    if parallel.virtual_pipeline_model_parallel_size:
+        return parallel.virtual_pipeline_model_parallel_size
+    if rows or not parallel.num_layers_per_virtual_pipeline_stage or not num_layers:
+        return 1
+    return max(1, num_layers // (parallel.pipeline_model_parallel_size * parallel.num_layers_per_virtual_pipeline_stage))
+
+
+@rule
+def layer_list_fits(context):
+    """Shape, positive entries and sum of num_layer_list."""
+    rows = context.parallel.num_layer_list
+    if not rows:
+        return
+    nested = isinstance(rows[0], list)
+    counts = [count for row in rows for count in row] if nested else rows
+    if any(count <= 0 for count in counts):
+        yield context.problem(_LIST, "expects numbers of layers above 0; noop_layers makes layers pass through")
+    if context.model and sum(counts) != context.model.num_layers:
+        yield context.problem(_LIST, f"has the sum {sum(counts)}, but the model has {context.model.num_layers} layers",
+                              f"{_M}.num_layers")
+    yield from _list_shape(context, rows, nested)
+
+
+def _list_shape(context, rows, nested):
+    parallel = context.parallel
+    stages = parallel.pipeline_model_parallel_size
+    allowed = (stages, stages - 1) if parallel.standalone_embedding_stage else (stages,)
+    chunks = parallel.virtual_pipeline_model_parallel_size
+    if not nested:
+        if len(rows) not in allowed:
+            yield context.problem(_LIST, f"expects one number for each of the {stages} pipeline stages", _PP)
+        if chunks not in (None, 1):
+            yield context.problem(_LIST, f"expects {stages} rows (stages) of {chunks} numbers (chunks) under virtual pipeline", _VPP)
+        return
+    upstream = parallel.num_layer_list_order == "vpp_pp"
+    found = (len(rows[0]), len(rows)) if upstream else (len(rows), len(rows[0]))
+    meaning = "rows are chunks, columns stages" if upstream else "rows are stages, columns chunks"
+    if found[0] not in allowed or (chunks is not None and found[1] != chunks):
+        other = "pp_vpp" if upstream else "vpp_pp"
+        swapped = found[1] in allowed and chunks in (None, found[0])
+        hint = f"; it fits with num_layer_list_order: {other}" if swapped else ""
+        yield context.problem(_LIST, f"expects {stages} stages{f' with {chunks} chunks each' if chunks else ''} ({meaning}), "
+                              f"found {found[0]} stages with {found[1]} chunks{hint}", _PP, _VPP)
+
+
+@rule
+def layer_list_reading_is_clear(context):
+    """Upstream reads a square list the other way round: say so once if that differs."""
+    rows, parallel = context.parallel.num_layer_list, context.parallel
+    if not rows or not isinstance(rows[0], list) or context.was_set(f"{_P}.num_layer_list_order"):
+        return ()
+    turned = [list(column) for column in zip(*rows, strict=True)]
+    if len(rows) == len(rows[0]) == parallel.pipeline_model_parallel_size and turned != rows:
+        context.notice(f"{context.name(_LIST)}: rows are read as pipeline stages, so stages hold "
+                       f"{[sum(row) for row in rows]} layers; upstream reads rows as chunks, which gives "
+                       f"{[sum(row) for row in turned]}. Say num_layer_list_order: pp_vpp (as here) or vpp_pp (upstream)")
+    return ()
+
+
+@rule
+def virtual_pipeline_needs_pipeline(context):
+    """vpp without pp."""
+    parallel = context.parallel
+    if parallel.pipeline_model_parallel_size > 1:
+        return
+    for path in (_VPP, _PER):
+        if (context.value(path) or 1) > 1 or (path == _PER and context.value(path)):
+            yield context.problem(path, "virtual pipeline needs a pipeline size above 1", _PP)
+
+
+@rule
+def layers_spread_over_chunks(context):
+    """num_layers % (pp * layers per chunk) without a list, and enough layers for all stages."""
+    parallel, model = context.parallel, context.model
+    stages, per = parallel.pipeline_model_parallel_size, parallel.num_layers_per_virtual_pipeline_stage
+    if not model or parallel.num_layer_list or stages == 1:
+        return
+    chunks = parallel.virtual_pipeline_model_parallel_size
+    if per and model.num_layers % (stages * per):
+        yield context.problem(f"{_M}.num_layers", f"must be a multiple of pp * layers per virtual stage = {stages * per}; "
+                              "or give num_layer_list", _PP, _PER)
+    elif per and chunks and model.num_layers != stages * per * chunks:
+        yield context.problem(_VPP, f"expects {model.num_layers // (stages * per)} = num_layers / pp / layers per virtual stage",
+                              f"{_M}.num_layers", _PP, _PER)
+    if model.num_layers < stages * virtual_size(parallel, model.num_layers):
+        yield context.problem(f"{_M}.num_layers", "is less than one layer for each stage and chunk", _PP, _VPP)
+
+
+@rule
+def micro_batches_fit_interleaving(context):
+    """Micro-batches multiple of pp for the interleaved schedule."""
+    parallel, model = context.parallel, context.model
+    stages = parallel.pipeline_model_parallel_size
+    if stages == 1 or virtual_size(parallel, model.num_layers if model else None) == 1:
+        return
+    group = parallel.microbatch_group_size_per_virtual_pipeline_stage
+    if group is not None and group < stages:
+        yield context.problem(f"{_P}.microbatch_group_size_per_virtual_pipeline_stage", f"must be at least pp = {stages}", _PP)
+    count, key = number_of_micro_batches(context)
+    if group is None and count and count % stages:
+        yield context.problem(key, f"gives {count} micro-batches; the interleaved schedule needs a multiple of pp = {stages}", _PP)
+
+
+def number_of_micro_batches(context):
+    """(micro-batches per step, path it comes from); None if it is not known."""
+    dataset, size = context.dataset, context.data_parallel_size
+    if dataset.global_batch_size and context.was_set("dataset_config.global_batch_size"):
+        if not size or dataset.global_batch_size % (dataset.batch_size * size):
+            return None, ""
+        return dataset.global_batch_size // (dataset.batch_size * size), "dataset_config.global_batch_size"
+    if context.was_set("dataset_config.micro_batch_num"):
+        return dataset.micro_batch_num, "dataset_config.micro_batch_num"
+    return None, ""
+
+
+@rule
+def noop_layers_in_range(context):
+    """No-op layers are numbers of layers."""
+    noop, model = context.parallel.noop_layers, context.model
+    if not noop or not model:
+        return
+    wrong = [layer for layer in noop if not 0 <= layer < model.num_layers]
+    if wrong:
+        yield context.problem(f"{_P}.noop_layers", f"has {wrong} outside 0..{model.num_layers - 1}", f"{_M}.num_layers")
+    elif len(set(noop)) != len(noop):
+        yield context.problem(f"{_P}.noop_layers", "names a layer twice")
+    elif len(noop) == model.num_layers:
+        yield context.problem(f"{_P}.noop_layers", "leaves no layer that computes", f"{_M}.num_layers")
+
+
+@rule
+def recompute_lists_fit(context):
+    """Recompute lists: numbers from 0, together with nothing else that chooses layers."""
+    lists = [name for name in _RECOMPUTE if context.parallel[name]]
+    for name in lists:
+        rows = context.parallel[name]
+        counts = [count for row in rows for count in (row if isinstance(row, list) else [row])]
+        if any(count < 0 for count in counts):
+            yield context.problem(f"{_P}.{name}", "expects numbers of layers from 0")
+    if lists and context.model and context.model.recompute_granularity:
+        yield context.problem(f"{_P}.{lists[0]}", "and recompute_granularity both choose what is recomputed; keep one",
+                              f"{_M}.recompute_granularity")
+    if context.parallel.select_comm_recompute and not context.parallel.sequence_parallel:
+        yield context.problem(f"{_P}.select_comm_recompute", "repeats the gather of sequence parallelism, which is off",
+                              f"{_P}.sequence_parallel")
+
+
+@last_rule
+def layout_can_be_built(context):
+    """What else mindspeed_ms.layout demands of stages and recompute lists."""
+    parallel = context.parallel
+    lists = [name for name in _RECOMPUTE if parallel[name]]
+    if not context.model or (parallel.pipeline_model_parallel_size == 1 and not lists):
+        return
+    from mindspeed_ms.layout.errors import LayoutError
+    from mindspeed_ms.layout.stages import recompute_from_config, stages_from_config
+    path = _LIST if parallel.num_layer_list else _PP
+    try:
+        stages = stages_from_config(context.all_config)
+        path = f"{_P}.{lists[0]}" if lists else path
+        recompute_from_config(context.all_config, stages)
+    except LayoutError as error:
+        yield context.problem(path, str(error))

@@ -1,0 +1,91 @@
+"""What a rule sees, and the list of all rules."""
+
+from mindspeed_ms.config.argument_table import row_at
+from mindspeed_ms.config.errors import Problem
+
+RULES = []
+LAST_RULES = []
+
+
+def rule(function):
+    """Register a rule: ``function(context)`` yields Problems (and may call ``context.notice``)."""
+    RULES.append(function)
+    return function
+
+
+def last_rule(function):
+    """Register a rule that runs only if all others found nothing."""
+    LAST_RULES.append(function)
+    return function
+
+
+class Context:
+    """The configuration as rules see it.
+
+    Attributes:
+        model, training, dataset, optimizer, parallel, moe, lora: the sections; ``model`` may be None.
+        world: number of ranks, None if it is not known.
+    """
+
+    def __init__(self, all_config, settings):
+        self.all_config = all_config
+        self.settings = settings
+        self.model = all_config.model_config
+        self.training = all_config.training_config
+        self.dataset = all_config.dataset_config
+        self.optimizer = all_config.optimizer_config
+        self.parallel = all_config.parallel_config
+        self.moe = all_config.moe_config
+        self.lora = all_config.lora_config
+        self.world = self.parallel.world_size
+
+    def was_set(self, path):
+        """True if the user set the path."""
+        return self.settings.was_set(path)
+
+    def value(self, path):
+        """The value at a config path."""
+        value = self.all_config
+        for name in path.split("."):
+            value = getattr(value, name) if value is not None else None
+        return value
+
+    def problem(self, path, message, *others):
+        """A Problem with the value at ``path``; ``others`` are further paths, named with their values behind the message."""
+        rest = ", ".join(f"{self.name(other)} = {self.value(other)!r}" for other in others)
+        return Problem(path, f"{message} ({rest})" if rest else message, self.value(path))
+
+    def name(self, path):
+        """What the user calls a path: as he wrote it, or the path."""
+        setting = self.settings.by_path.get(path)
+        return setting.key if setting is not None else path
+
+    def notice(self, text):
+        """Tell the user something that is no error."""
+        if text not in self.all_config.notices:
+            self.all_config.notices.append(text)
+
+    @property
+    def model_parallel_size(self):
+        """tp * pp * cp."""
+        parallel = self.parallel
+        return parallel.tensor_model_parallel_size * parallel.pipeline_model_parallel_size * parallel.context_parallel_size
+
+    @property
+    def data_parallel_size(self):
+        """world / (tp * pp * cp), None if the world is not known or does not fit."""
+        if not self.world or self.world % self.model_parallel_size:
+            return None
+        return self.world // self.model_parallel_size
+
+
+def divides(context, path, by, reason=""):
+    """Problem generator: the value at ``path`` must be a multiple of that at ``by``."""
+    value, divisor = context.value(path), context.value(by)
+    if value and divisor and value % divisor:
+        yield context.problem(path, f"must be a multiple of {divisor}{reason}", by)
+
+
+def row_reason(path):
+    """The table's reason for a path."""
+    return row_at(path).reason

@@ -1,0 +1,257 @@
+"""Rules about the run: batches, precision, gradient reduction, checkpoints, data, profiling."""
+
+import os
+
+from mindspeed_ms.config.checks.rule import rule
+
+_T, _D, _P, _O = "training_config", "dataset_config", "parallel_config", "optimizer_config"
+_NEEDS_DDP = ("overlap_grad_reduce", "delay_grad_reduce", "check_for_nan_in_grad", "bucket_size", "average_in_collective",
+              "grad_reduce_in_bf16", "enable_mem_align")
+_ZERO_KEYS = ("param_resident", "allreduce_after_grad_accumulation", "grad_allreduce_op", "opt_parallel_group", "cpu_offload")
+
+
+@rule
+def global_batch_fits(context):
+    """GBS = MBS * DP * n, naming the nearest valid ones."""
+    dataset, size = context.dataset, context.data_parallel_size
+    path = f"{_D}.global_batch_size"
+    if not dataset.global_batch_size or not context.was_set(path):
+        return
+    unit = dataset.batch_size * (size or 1)
+    if dataset.global_batch_size % unit:
+        below = dataset.global_batch_size // unit * unit
+        nearest = f"{below} or {below + unit}" if below else f"{unit}"
+        yield context.problem(path, f"must be a multiple of {unit} = micro-batch size * data parallel size; nearest: {nearest}",
+                              f"{_D}.batch_size", f"{_P}.data_parallel_size")
+    elif size and context.was_set(f"{_D}.micro_batch_num") and dataset.global_batch_size != unit * dataset.micro_batch_num:
+        yield context.problem(path, f"contradicts micro_batch_num: {unit} * {dataset.micro_batch_num} = {unit * dataset.micro_batch_num}; "
+                              "give one of them", f"{_D}.micro_batch_num")
+
+
+@rule
+def ramp_up_fits(context):
+    """rampup_batch_size: three numbers that lead to the global batch size."""
+    ramp, dataset = context.dataset.rampup_batch_size, context.dataset
+    path = f"{_D}.rampup_batch_size"
+    if ramp is None:
+        return
+    if len(ramp) != 3 or min(ramp[:2], default=0) <= 0 or ramp[-1] < 0:
+        yield context.problem(path, "expects three numbers: start batch, increment, samples")
+        return
+    if dataset.global_batch_size is None:
+        yield context.problem(path, "needs global_batch_size, at which it ends")
+        return
+    start, step, _ = ramp
+    if start > dataset.global_batch_size or (dataset.global_batch_size - start) % step:
+        yield context.problem(path, "must reach global_batch_size in whole steps", f"{_D}.global_batch_size")
+    unit = dataset.batch_size * (context.data_parallel_size or 1)
+    if not dataset.decrease_batch_size_if_needed and (start % unit or step % unit):
+        yield context.problem(path, f"expects start and increment to be multiples of {unit} = micro-batch size * data parallel size",
+                              f"{_D}.batch_size")
+
+
+@rule
+def length_is_clear(context):
+    """Iterations or samples, not both."""
+    if context.training.training_iters and context.dataset.train_samples:
+        yield context.problem(f"{_T}.training_iters", "and train_samples both give the length; keep one", f"{_D}.train_samples")
+    if context.dataset.rampup_batch_size and context.training.training_iters:
+        yield context.problem(f"{_D}.rampup_batch_size", "needs train_samples, since steps differ in size", f"{_T}.training_iters")
+
+
+@rule
+def one_half_type(context):
+    """fp16 xor bf16, and compute_dtype with them."""
+    training, model = context.training, context.model
+    if training.fp16 and training.bf16:
+        yield context.problem(f"{_T}.fp16", "and bf16 cannot be on together; keep one", f"{_T}.bf16")
+        return
+    half = "bfloat16" if training.bf16 else "float16" if training.fp16 else None
+    if not model or not half:
+        return
+    switch = f"{_T}.{'bf16' if training.bf16 else 'fp16'}"
+    if model.compute_dtype != half:
+        yield context.problem("model_config.compute_dtype", f"contradicts the switch; expects {half}, or switch that off", switch)
+    if model.params_dtype not in (half, "float32"):
+        yield context.problem("model_config.params_dtype", f"contradicts the switch; expects {half} or float32", switch)
+
+
+@rule
+def half_switches_need_half(context):
+    """fp16_lm_cross_entropy and fp32_residual_connection belong to half precision."""
+    model = context.model
+    if not model:
+        return
+    if model.fp16_lm_cross_entropy and model.compute_dtype != "float16":
+        yield context.problem("model_config.fp16_lm_cross_entropy", "needs float16 computation", "model_config.compute_dtype")
+    if model.fp32_residual_connection and model.compute_dtype == "float32" and context.was_set("model_config.fp32_residual_connection"):
+        yield context.problem("model_config.fp32_residual_connection", "needs fp16 or bf16; in fp32 the residual is fp32 already",
+                              "model_config.compute_dtype")
+    if model.residual_connection_dtype not in ("float32", model.compute_dtype):
+        yield context.problem("model_config.residual_connection_dtype", "expects float32 or compute_dtype",
+                              "model_config.compute_dtype")
+
+
+@rule
+def loss_scale_triple(context):
+    """loss_scale_value, loss_scale_factor, loss_scale_window: all or none."""
+    names = ("loss_scale_value", "loss_scale_factor", "loss_scale_window")
+    missing = [name for name in names if context.training[name] is None]
+    if missing and len(missing) < 3:
+        present = next(name for name in names if name not in missing)
+        yield context.problem(f"{_T}.{present}", f"must be set together with {' and '.join(missing)}")
+    factor = context.training.loss_scale_factor
+    if factor is not None and factor <= 1:
+        yield context.problem(f"{_T}.loss_scale_factor", "expects a number > 1: the scale grows and shrinks by it")
+
+
+@rule
+def gradients_in_one_type(context):
+    """fp32 accumulation and bf16 reduction contradict each other; say what bf16 without fp32 accumulation means."""
+    training = context.training
+    if training.grad_reduce_in_bf16 and training.accumulate_allreduce_grads_in_fp32:
+        yield context.problem(f"{_T}.grad_reduce_in_bf16", "contradicts accumulate_allreduce_grads_in_fp32; keep one",
+                              f"{_T}.accumulate_allreduce_grads_in_fp32")
+    low = context.model is not None and context.model.params_dtype == "bfloat16"
+    if low and not training.accumulate_allreduce_grads_in_fp32 and not training.grad_reduce_in_bf16:
+        context.notice("accumulate_allreduce_grads_in_fp32 is False: gradients of bf16 parameters are summed in bf16; "
+                       "Megatron sums them in fp32 (set it to True for that)")
+
+
+@rule
+def reduction_needs_ddp(context):
+    """Switches of the data parallel wrapper; the distributed optimizer puts it on."""
+    training, path = context.training, f"{_T}.wrap_with_ddp"
+    if training.wrap_with_ddp:
+        return
+    asked = [name for name in _NEEDS_DDP if training[name] and context.was_set(f"{_T}.{name}")]
+    if training.use_distributed_optimizer or context.parallel.zero_level:
+        training.fill(wrap_with_ddp=True)
+        cause = "use_distributed_optimizer" if training.use_distributed_optimizer else "zero_level"
+        context.notice(f"wrap_with_ddp was switched on, since {cause} needs it")
+    elif asked and context.was_set(path):
+        yield context.problem(f"{_T}.{asked[0]}", "needs wrap_with_ddp", path)
+    elif asked:
+        training.fill(wrap_with_ddp=True)
+        context.notice(f"wrap_with_ddp was switched on, since {', '.join(asked)} needs it")
+
+
+@rule
+def overlaps_need_their_base(context):
+    """delay_grad_reduce, overlap_param_gather."""
+    training, optimizer = context.training, context.optimizer
+    if training.delay_grad_reduce and not training.overlap_grad_reduce:
+        yield context.problem(f"{_T}.delay_grad_reduce", "needs overlap_grad_reduce", f"{_T}.overlap_grad_reduce")
+    sharded = training.use_distributed_optimizer or context.parallel.zero_level
+    if optimizer.overlap_param_gather and not sharded:
+        yield context.problem(f"{_O}.overlap_param_gather", "needs use_distributed_optimizer or zero_level",
+                              f"{_T}.use_distributed_optimizer")
+    if optimizer.overlap_param_gather_with_optimizer_step and not optimizer.overlap_param_gather:
+        yield context.problem(f"{_O}.overlap_param_gather_with_optimizer_step", "needs overlap_param_gather",
+                              f"{_O}.overlap_param_gather")
+
+
+@rule
+def zero_settings_fit(context):
+    """ZeRO level, shard size and zero_config."""
+    parallel, size = context.parallel, context.data_parallel_size
+    path = f"{_P}.zero_shard_size"
+    if parallel.zero_shard_size:
+        if not parallel.zero_level and not context.training.use_distributed_optimizer:
+            yield context.problem(path, "needs zero_level", f"{_P}.zero_level")
+        if size and size % parallel.zero_shard_size:
+            yield context.problem(path, f"must divide the data parallel size {size}")
+    for name in context.optimizer.zero_config or {}:
+        if name not in _ZERO_KEYS:
+            yield context.problem(f"{_O}.zero_config", f"has the unknown key {name!r}; expects {', '.join(_ZERO_KEYS)}")
+    if context.optimizer.zero_config and not parallel.zero_level:
+        yield context.problem(f"{_O}.zero_config", "needs zero_level", f"{_P}.zero_level")
+
+
+@rule
+def resume_has_a_path(context):
+    """Resuming needs a folder; finetuning does not resume."""
+    training, path = context.training, f"{_T}.resume_training"
+    if training.resume_training and not training.load_checkpoint and not training.output_dir:
+        yield context.problem(path, "needs load_checkpoint (--load) or output_dir (--save)")
+    if training.resume_training and training.finetune:
+        yield context.problem(path, "contradicts finetune, which starts at iteration 0; keep one", f"{_T}.finetune")
+    if training.exit_on_missing_checkpoint and not training.load_checkpoint and not training.resume_training:
+        yield context.problem(f"{_T}.exit_on_missing_checkpoint", "needs load_checkpoint (--load)")
+
+
+@rule
+def best_checkpoint_is_defined(context):
+    """best_metric_comparison needs evaluations and a metric."""
+    training = context.training
+    if training.best_metric_comparison and not training.eval_interval:
+        yield context.problem(f"{_T}.best_metric_comparison", "needs eval_interval")
+    if training.best_metric_comparison and not training.eval_metric:
+        yield context.problem(f"{_T}.best_metric_comparison", "needs eval_metric")
+
+
+@rule
+def split_is_numbers(context):
+    """The split string."""
+    split = context.dataset.split
+    if split is None:
+        return
+    words = [word for word in split.replace("/", ",").split(",")]
+    try:
+        shares = [float(word) for word in words]
+    except ValueError:
+        yield context.problem(f"{_D}.split", "expects up to three numbers joined by commas, such as 949,50,1")
+        return
+    if len(shares) > 3 or min(shares) < 0 or sum(shares) <= 0:
+        yield context.problem(f"{_D}.split", "expects up to three numbers from 0, at least one above 0, such as 949,50,1")
+
+
+@rule
+def data_sources_fit(context):
+    """One way to name the data; weights are positive numbers."""
+    dataset = context.dataset
+    each = [name for name in ("train_data_path", "valid_data_path", "test_data_path") if dataset[name]]
+    if dataset.data_path and each:
+        yield context.problem(f"{_D}.data_path", f"and {each[0]} both name the data; keep one way", f"{_D}.{each[0]}")
+    if dataset.mock_data and (dataset.data_path or each):
+        yield context.problem(f"{_D}.mock_data", "and files both name the data; keep one way")
+    if dataset.split and each:
+        yield context.problem(f"{_D}.split", f"has no effect with {each[0]}; leave it out")
+    for name in ("data_path", *each):
+        yield from _weights(context, f"{_D}.{name}", dataset[name] or [])
+
+
+def _weights(context, path, words):
+    if len(words) < 2 or not _is_number(words[0]):
+        return
+    weights = words[0::2]
+    if len(words) % 2 or not all(_is_number(weight) for weight in weights):
+        yield context.problem(path, "expects pairs of weight and prefix: 0.3 first 0.7 second")
+    elif min(float(weight) for weight in weights) <= 0:
+        yield context.problem(path, "expects weights above 0")
+
+
+def _is_number(word):
+    try:
+        float(word)
+    except ValueError:
+        return False
+    return not os.path.exists(word)
+
+
+@rule
+def layout_of_data(context):
+    """Inside the model everything is [s, b, h]."""
+    if context.dataset.data_layout != "SBH":
+        yield context.problem(f"{_D}.data_layout", "expects SBH: hidden states are [s, b, h] inside, batches [b, s] outside; leave it out")
+
+
+@rule
+def profile_steps_fit(context):
+    """Profile start and end, and the file of the dynamic profiler."""
+    training = context.training
+    if training.profile_step_start > training.profile_step_end:
+        yield context.problem(f"{_T}.profile_step_start", "must not be after profile_step_end", f"{_T}.profile_step_end")
+    file = training.profile_dynamic_profiler_config_path
+    if file and not os.path.exists(file):
+        yield context.problem(f"{_T}.profile_dynamic_profiler_config_path", "is no existing file")

@@ -1,0 +1,307 @@
+"""How a Megatron value becomes settings where that is more than a copy.
+
+A conversion is ``convert(value, view) -> {config path: value}``; ``view`` reads the other arguments
+(:class:`mindspeed_ms.config.arguments.ArgumentView`). An empty dict leaves everything as it is.
+"""
+
+import ast
+import re
+
+_LOG_LEVELS = {10: "debug", 20: "info", 30: "warning", 40: "error"}
+
+
+def activation(name):
+    """A flag that stands for one activation."""
+    def convert(value, view):
+        del view
+        return {"model_config.hidden_act": name} if value else {}
+    return convert
+
+
+def num_query_groups(value, view):
+    """Counts only with --group-query-attention, where Megatron's default is 1."""
+    if view.get("group_query_attention"):
+        return {"model_config.num_query_groups": 1 if value is None else value}
+    heads = view.get("num_attention_heads")
+    if value is None or value in (1, heads) and not view.is_typed("num_query_groups"):
+        return {}
+    return {"model_config.num_query_groups": value}
+
+
+def query_key_layer_scaling(value, view):
+    """Megatron's flag also puts the softmax into fp32."""
+    del view
+    if not value:
+        return {"model_config.apply_query_key_layer_scaling": value}
+    return {"model_config.apply_query_key_layer_scaling": value, "model_config.attention_softmax_in_fp32": True}
+
+
+def rotary_positions(value, view):
+    """The older flag for --position-embedding-type rope."""
+    del view
+    if not value:
+        return {}
+    return {"model_config.use_rotary_position_embeddings": True, "model_config.position_embedding_type": "rope"}
+
+
+def rope_scaling(value, view):
+    """--use-rope-scaling is Llama 3's rule unless --rope-scaling-type names another."""
+    if not value or view.is_typed("rope_scaling_type"):
+        return {}
+    return {"model_config.rope_scaling.type": "llama3"}
+
+
+def rope_scaling_value(key):
+    """A number of the scaling rule; Megatron's flag has no effect alone, here that is an error."""
+    name, path = f"rope_scaling_{key}", f"model_config.rope_scaling.{key}"
+
+    def convert(value, view):
+        asked = view.get("use_rope_scaling") or view.is_typed("rope_scaling_type")
+        if not view.is_typed(name) or value is None:
+            return {}
+        if not asked and not view.has_files:
+            view.problem(name, "has no effect without --use-rope-scaling or --rope-scaling-type")
+            return {}
+        return {path: value}
+    return convert
+
+
+def only_typed(path):
+    """Megatron's default is not taken over."""
+    name = path.rpartition(".")[2]
+
+    def convert(value, view):
+        return {path: value} if view.is_typed(name) else {}
+    return convert
+
+
+def rope_fusion(value, view):
+    """Fusion needs rope positions; Megatron drops it silently without them, its default is on."""
+    rope = view.get("position_embedding_type") == "rope" or view.get("use_rotary_position_embeddings")
+    if not rope and not view.is_typed("apply_rope_fusion"):
+        return {}
+    return {"model_config.apply_rope_fusion": value}
+
+
+def fused_rmsnorm(value, view):
+    """--use-fused-rmsnorm is the fused operator for --normalization RMSNorm."""
+    if not value:
+        return {}
+    if view.get("normalization") == "LayerNorm" and view.is_typed("normalization"):
+        view.problem("use_fused_rmsnorm", "needs --normalization RMSNorm, but LayerNorm was given")
+    return {"model_config.normalization": "FusedRMSNorm"}
+
+
+def transformer_impl(value, view):
+    """There is one implementation of the layers."""
+    if value == "transformer_engine":
+        view.notice("transformer_impl", "transformer_engine is NVIDIA's kernel library; the layers here have one implementation, local")
+        return {}
+    return {"model_config.transformer_impl": value} if value is not None else {}
+
+
+def recompute_activations(value, view):
+    """--recompute-activations is --recompute-granularity selective."""
+    del view
+    return {"model_config.recompute_granularity": "selective"} if value else {}
+
+
+def encoder_num_layers(value, view):
+    """Megatron sets it to num_layers itself."""
+    return {} if value == view.get("num_layers") else {"model_config.encoder_num_layers": value}
+
+
+def minus_one_is_none(path):
+    """-1 stands for "not set"."""
+    def convert(value, view):
+        del view
+        return {path: None if value == -1 else value}
+    return convert
+
+
+def rank_order(value, view):
+    """--use-tp-pp-dp-mapping puts pipeline before data parallel ranks."""
+    del view
+    return {"parallel_config.order": "tp-cp-ep-pp-dp"} if value else {}
+
+
+def distributed_backend(value, view):
+    """nccl and gloo are what Megatron has; the device decides here. Our own names work too."""
+    if value in (None, "nccl", "gloo"):
+        if view.is_typed("distributed_backend"):
+            view.notice("distributed_backend", f"{value} is not used: hccl on Ascend, shared memory on CPU (see --comm-backend)")
+        return {}
+    return {"parallel_config.communication_backend": value}
+
+
+def fp16(value, view):
+    """With dynamic loss scaling an infinite loss is a signal, not an error, as in Megatron."""
+    settings = {"training_config.fp16": value}
+    if value and view.get("loss_scale") is None and not view.has_files:
+        settings["training_config.check_for_nan_in_loss"] = False
+        settings["training_config.check_for_nan_in_grad"] = False
+    return settings
+
+
+def bf16(value, view):
+    """Megatron accumulates bf16 gradients in fp32 unless --grad-reduce-in-bf16."""
+    settings = {"training_config.bf16": value}
+    if value and not view.get("grad_reduce_in_bf16") and not view.has_files:
+        settings["training_config.accumulate_allreduce_grads_in_fp32"] = True
+    return settings
+
+
+def check_for_nan(value, view):
+    """Megatron has one switch for loss and gradients."""
+    if view.get("fp16") and view.get("loss_scale") is None and not view.is_typed("check_for_nan_in_loss_and_grad"):
+        return {}
+    return {"training_config.check_for_nan_in_loss": value, "training_config.check_for_nan_in_grad": value}
+
+
+def logging_level(value, view):
+    """Python's number to its name."""
+    del view
+    return {"training_config.log_level": _LOG_LEVELS.get(value, value)} if value is not None else {}
+
+
+def save(value, view):
+    """Where to save; Megatron saves nothing without --save."""
+    if value is None:
+        return {}
+    settings = {"training_config.output_dir": value}
+    if not view.is_typed("save_enabled"):
+        settings["training_config.save_enabled"] = True
+    return settings
+
+
+def load(value, view):
+    """Where to load from; Megatron resumes from there unless --finetune."""
+    if value is None:
+        return {}
+    settings = {"training_config.load_checkpoint": value}
+    if not view.get("finetune") and not view.is_typed("resume_training"):
+        settings["training_config.resume_training"] = True
+    return settings
+
+
+def ckpt_format(value, view):
+    """Megatron's formats stand for "ours"; ckpt and safetensors are upstream's."""
+    if value in ("torch", "torch_dist", "torch_dcp", "zarr"):
+        if view.is_typed("ckpt_format"):
+            view.notice("ckpt_format", f"{value} is Megatron's; checkpoints are written in our own format, and the converter "
+                        "reads and writes Megatron's")
+        return {}
+    return {"training_config.ckpt_format": value} if value is not None else {}
+
+
+def load_loosely(value, view):
+    """--load-checkpoint-loosely."""
+    del view
+    return {"training_config.load_strict": False} if value else {}
+
+
+def strictness(value, view):
+    """Megatron's handling of missing and unexpected tensors."""
+    if value is None or not view.is_typed("dist_ckpt_strictness"):
+        return {}
+    return {"training_config.load_strict": value in ("raise_all", "raise_unexpected", "assume_ok_unexpected")}
+
+
+def no_shuffle(value, view):
+    """--no-shuffle."""
+    del view
+    return {"dataset_config.shuffle": False} if value else {}
+
+
+def slow_tokenizer(value, view):
+    """--tokenizer-not-use-fast; in a Namespace its presence is False (MindSpeed-LLM stores it that way) or True."""
+    if not view.is_typed("tokenizer_not_use_fast"):
+        return {}
+    del value
+    return {"dataset_config.use_fast_tokenizer": False}
+
+
+def beta(index):
+    """One of Adam's two decay rates."""
+    def convert(value, view):
+        if value is None:
+            return {}
+        betas = list(view.settings.value("optimizer_config.betas", [0.9, 0.999]))
+        betas[index] = value
+        return {"optimizer_config.betas": betas}
+    return convert
+
+
+def moe_ffn_hidden_size(value, view):
+    """Megatron sets it to ffn_hidden_size itself, also in dense models."""
+    if value is None or not view.get("num_experts"):
+        return {}
+    return {"moe_config.moe_ffn_hidden_size": value}
+
+
+def load_balancing(value, view):
+    """The names of MindSpeed-LLM beside Megatron's; without experts it has no effect."""
+    if not view.get("num_experts") and not view.is_typed("moe_router_load_balancing_type"):
+        return {}
+    if value == "noaux_tc":
+        return {"moe_config.moe_router_load_balancing_type": "none", "moe_config.moe_router_enable_expert_bias": True}
+    return {"moe_config.moe_router_load_balancing_type": {"group_limited_greedy": "aux_loss"}.get(value, value)}
+
+
+def router_in_fp32(value, view):
+    """--router-gating-in-fp32."""
+    del view
+    return {"moe_config.moe_router_dtype": "fp32"} if value else {}
+
+
+def first_k_dense(value, view):
+    """-1 stands for "not set"."""
+    del view
+    return {} if value in (None, -1) else {"moe_config.first_k_dense_replace": value}
+
+
+def moe_layer_freq(value, view):
+    """A number n, or a pattern such as "([0]*3+[1]*58)"; 1 and -1 are the default."""
+    if value in (None, 1, -1, "1", "-1"):
+        return {}
+    if not isinstance(value, str):
+        return {"moe_config.moe_layer_freq": value}
+    try:
+        return {"moe_config.moe_layer_freq": read_pattern(value)}
+    except ValueError as error:
+        view.problem("moe_layer_freq", str(error))
+        return {}
+
+
+def lora_targets(value, view):
+    """Module names of MindSpeed-LLM to upstream's list of patterns; naming modules switches LoRA on."""
+    if not value:
+        return {}
+    names = [value] if isinstance(value, str) else list(value)
+    settings = {"lora_config.target_cells": [{"target_cells": [rf".*\.{re.escape(name)}" for name in names]}]}
+    if not view.is_typed("use_lora"):
+        settings["lora_config.use_lora"] = True
+    return settings
+
+
+def read_pattern(text):
+    """List of ints from "([1]*3+[0]*1)*3": lists, +, * and whole numbers only.
+
+    Raises:
+        ValueError: for anything else.
+    """
+    try:
+        return _pattern(ast.parse(text.strip(), mode="eval").body)
+    except (SyntaxError, TypeError, ValueError):
+        raise ValueError(f"expects a whole number or a pattern such as ([1]*3+[0]*1)*3, not {text!r}") from None
+
+
+def _pattern(node):
+    if isinstance(node, ast.BinOp) and isinstance(node.op, (ast.Add, ast.Mult)):
+        left, right = _pattern(node.left), _pattern(node.right)
+        return left + right if isinstance(node.op, ast.Add) else left * right
+    if isinstance(node, ast.List):
+        return [_pattern(item) for item in node.elts]
+    if isinstance(node, ast.Constant) and type(node.value) is int:
+        return node.value
+    raise ValueError(node)

@@ -1,0 +1,71 @@
+"""The errors of the configuration: every problem found is reported together, each with its key path and value."""
+
+import difflib
+from dataclasses import dataclass, replace
+
+_NOT_GIVEN = object()
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One thing that is wrong with a configuration.
+
+    Args:
+        key: key path (``model_config.hidden_size``) or flag (``--hidden-size``) it is about; "" if it is about no single key.
+        message: what is expected, and what to do instead.
+        value: the value that was found; left out of the text if not given.
+        place: file and line ("model.yaml:12"), or "command line", or "".
+    """
+
+    key: str
+    message: str
+    value: object = _NOT_GIVEN
+    place: str = ""
+
+    def under(self, prefix):
+        """The same problem seen from the section ``prefix``."""
+        return replace(self, key=f"{prefix}.{self.key}" if self.key else prefix)
+
+    def __str__(self):
+        subject = self.key
+        if self.value is not _NOT_GIVEN:
+            subject = f"{subject} = {shorten(self.value)}" if subject else shorten(self.value)
+        text = f"{subject}: {self.message}" if subject else self.message
+        return f"{self.place}: {text}" if self.place else text
+
+
+class ConfigError(ValueError):
+    """A configuration that cannot be used; ``problems`` lists everything found, not only the first.
+
+    Args:
+        problems (Problem | list[Problem]): what is wrong.
+    """
+
+    def __init__(self, problems):
+        self.problems = [problems] if isinstance(problems, Problem) else list(problems)
+        super().__init__(self._text())
+
+    def _text(self):
+        if len(self.problems) == 1:
+            return str(self.problems[0])
+        lines = [f"{len(self.problems)} problems in the configuration:"]
+        return "\n".join(lines + [f"  {number}. {problem}" for number, problem in enumerate(self.problems, 1)])
+
+
+def shorten(value, limit=120):
+    """repr of a value, cut in the middle if it is long."""
+    text = repr(value)
+    return text if len(text) <= limit else f"{text[:limit - 20]} ... {text[-15:]}"
+
+
+def did_you_mean(word, known, cutoff=0.6):
+    """" Did you mean 'x'?" for the known word nearest to ``word``, or "" if none is near."""
+    nearest = nearest_word(word, known, cutoff)
+    return f" Did you mean {nearest!r}?" if nearest else ""
+
+
+def nearest_word(word, known, cutoff=0.6):
+    """The known word nearest to ``word``; None if none reaches ``cutoff`` (difflib ratio)."""
+    plain = {name.replace("-", "_").lower(): name for name in known}
+    matches = difflib.get_close_matches(str(word).replace("-", "_").lower(), plain, n=1, cutoff=cutoff)
+    return plain[matches[0]] if matches else None

@@ -1,0 +1,103 @@
+"""Texts of a configuration: yaml that reads back, everything, and one page of what was set by whom."""
+
+import yaml
+
+from mindspeed_ms.config.errors import shorten
+from mindspeed_ms.config.sections.base import Section
+from mindspeed_ms.config.yaml_loader import plain_value
+
+SCHEMA_LINE = "# yaml-language-server: $schema={}"
+
+
+class _Dumper(yaml.SafeDumper):
+    """Quotes every string that would read back as something else."""
+
+
+def _string(dumper, text):
+    quoted = plain_value(text) != text or text != text.strip() or "\n" in text
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="'" if quoted and "\n" not in text else None)
+
+
+_Dumper.add_representer(str, _string)
+
+
+def dump_yaml(data):
+    """Yaml text of plain data; short lists and mappings stay on one line."""
+    return yaml.dump(data, Dumper=_Dumper, sort_keys=False, allow_unicode=True, default_flow_style=None, width=120)
+
+
+def written_settings(section):
+    """dict of the settings of a section that must be written to read it back: what was given or is no default.
+
+    Args:
+        section (Section): one section.
+    """
+    result = {}
+    for name, info in type(section).own_fields().items():
+        value = getattr(section, name)
+        derived = bool(info.json_schema_extra.get("derived"))
+        default = ... if info.is_required() else info.get_default(call_default_factory=True)
+        if name not in section.model_fields_set and (derived or value == default):
+            continue
+        result[name] = written_settings(value) if isinstance(value, Section) else value
+    return result
+
+
+def to_yaml(all_config, path=None):
+    """Yaml text of an AllConfig that reads back to an equal one.
+
+    Args:
+        all_config (AllConfig): what to write.
+        path (str | None): file to write too.
+
+    Returns:
+        str
+    """
+    data = {name: written_settings(section) for name, section in all_config.sections().items()}
+    data = {name: settings for name, settings in data.items() if settings}
+    if all_config.general_config:
+        data["general_config"] = dict(all_config.general_config)
+    text = dump_yaml(data) if data else "{}\n"
+    if path is not None:
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(text)
+    return text
+
+
+def settings_text(all_config):
+    """Every setting with its value, section by section."""
+    return dump_yaml(all_config.to_dict())
+
+
+def page(all_config):
+    """One page: what was set, its value, and by whom; then the notices.
+
+    Args:
+        all_config (AllConfig): read by one of the readers (otherwise: what was given to the constructors).
+
+    Returns:
+        str
+    """
+    origins = dict(all_config.provenance)
+    if not origins:
+        origins = {f"{name}.{field}": "program" for name, section in all_config.sections().items()
+                   for field in type(section).own_fields() if field in section.model_fields_set}
+    lines = []
+    for name, section in all_config.sections().items():
+        rows = [(path[len(name) + 1:], origin) for path, origin in origins.items() if path.startswith(name + ".")]
+        if not rows:
+            continue
+        lines.append(name)
+        lines += [f"  {field:<42} {shorten(_value(section, field), 60):<30} {origin}" for field, origin in rows]
+    count = sum(len(type(section).own_fields()) for section in all_config.sections().values())
+    set_count = len({".".join(path.split(".")[:2]) for path in origins})
+    lines.append(f"{count - set_count} other settings have the guide's default; "
+                 "`python -m mindspeed_ms.config explain KEY` tells about any of them")
+    lines += [f"note: {notice}" for notice in all_config.notices]
+    return "\n".join(lines)
+
+
+def _value(section, field):
+    for name in field.split("."):
+        section = getattr(section, name) if section is not None else None
+    return section

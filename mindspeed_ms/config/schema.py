@@ -1,0 +1,117 @@
+"""The configuration classes under upstream's names: seven sections and AllConfig, which holds them."""
+
+import copy
+
+from mindspeed_ms.config.errors import ConfigError, Problem, did_you_mean
+from mindspeed_ms.config.sections.attention import FlashAttentionConfig, RopeScalingConfig
+from mindspeed_ms.config.sections.base import Section
+from mindspeed_ms.config.sections.dataset import DatasetConfig
+from mindspeed_ms.config.sections.lora import LoraConfig
+from mindspeed_ms.config.sections.model import TransformerConfig
+from mindspeed_ms.config.sections.moe import MoEConfig
+from mindspeed_ms.config.sections.optimizer import OptimizerConfig
+from mindspeed_ms.config.sections.parallel import ModelParallelConfig
+from mindspeed_ms.config.sections.training import TrainingConfig
+
+__all__ = [
+    "AllConfig", "DatasetConfig", "FlashAttentionConfig", "GeneralConfig", "LoraConfig", "MoEConfig", "ModelParallelConfig",
+    "OptimizerConfig", "RopeScalingConfig", "SECTIONS", "Section", "TrainingConfig", "TransformerConfig",
+]
+
+# in the order in which they are built: each needs only those before it
+SECTIONS = {section.config_name: section for section in (
+    ModelParallelConfig, DatasetConfig, LoraConfig, MoEConfig, TrainingConfig, OptimizerConfig, TransformerConfig)}
+
+
+class GeneralConfig(dict):
+    """``general_config``: free keys of the user, readable as attributes; a missing one reads as None."""
+
+    config_name = "general_config"
+
+    def __getattr__(self, name):
+        if name.startswith("__"):
+            raise AttributeError(name)
+        value = self.get(name)
+        return GeneralConfig(value) if type(value) is dict else value
+
+    def __setattr__(self, name, value):
+        self[name] = value
+
+
+class AllConfig:
+    """All sections of one run.
+
+    Attributes: ``model_config`` (None if no model was given), ``training_config``, ``dataset_config``,
+    ``optimizer_config``, ``parallel_config``, ``moe_config``, ``lora_config``, ``general_config``. Sections are shared:
+    ``all_config.model_config.parallel_config is all_config.parallel_config``.
+
+    Args:
+        sections: sections by name; those not given are taken from the given ones that hold them, or get their defaults.
+
+    Raises:
+        ConfigError: for an unknown section, or one of another class.
+    """
+
+    config_name = "all_config"
+
+    def __init__(self, **sections):
+        problems = [Problem(name, f"is no section; there are {', '.join(SECTIONS)}.{did_you_mean(name, SECTIONS)}")
+                    for name in sections if name not in (*SECTIONS, "general_config")]
+        problems += [Problem(name, f"expects a {kind.__name__}", sections[name]) for name, kind in SECTIONS.items()
+                     if sections.get(name) is not None and not isinstance(sections[name], kind)]
+        if problems:
+            raise ConfigError(problems)
+        given = {name: section for name, section in sections.items() if section is not None}
+        self.general_config = GeneralConfig(given.pop("general_config", {}))
+        self.model_config = given.get("model_config")
+        self._adopt(given)
+        # where each value comes from: {"section.field": "file:line" | "command line" | ...}, only what is no default
+        self.provenance = {}
+        # everything that was set (config.settings.Settings); None if the sections were made by constructors
+        self.settings = None
+        # what the user should know though it is no error
+        self.notices = []
+
+    def _adopt(self, given):
+        holders = [given[name] for name in ("model_config", "training_config", "optimizer_config") if name in given]
+        for name, kind in SECTIONS.items():
+            if name == "model_config":
+                continue
+            held = next((getattr(holder, name) for holder in holders if name in kind_links(holder)), None)
+            setattr(self, name, given.get(name) or held or kind())
+        for holder in (self.model_config, self.training_config, self.optimizer_config):
+            for name in kind_links(holder) if holder is not None else ():
+                holder.__dict__[name] = getattr(self, name)
+
+    def sections(self):
+        """dict name -> section, in the order of SECTIONS; no model_config if there is none."""
+        return {name: getattr(self, name) for name in SECTIONS if getattr(self, name) is not None}
+
+    def to_dict(self):
+        """Nested dict of every setting, as :func:`init_configs_from_dict` reads it."""
+        result = {name: section.to_dict() for name, section in self.sections().items()}
+        if self.general_config:
+            result["general_config"] = copy.deepcopy(dict(self.general_config))
+        return result
+
+    def to_yaml(self, path=None):
+        """Yaml text of every setting (written to ``path`` too if given); it reads back to an equal AllConfig."""
+        from mindspeed_ms.config.printing import to_yaml
+        return to_yaml(self, path)
+
+    def __eq__(self, other):
+        return isinstance(other, AllConfig) and self.to_dict() == other.to_dict()
+
+    __hash__ = None
+
+    def __repr__(self):
+        return f"AllConfig({', '.join(f'{name}={section!r}' for name, section in self.sections().items())})"
+
+    def __str__(self):
+        from mindspeed_ms.config.printing import settings_text
+        return settings_text(self)
+
+
+def kind_links(section):
+    """Names of the other sections that ``section`` refers to."""
+    return [name for name in type(section).model_fields if name not in type(section).own_fields()]

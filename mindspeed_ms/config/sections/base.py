@@ -1,0 +1,238 @@
+"""What all sections share: unknown keys refused with a suggestion, second spellings, links to other sections."""
+
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import lru_cache
+from typing import Annotated, Any, ClassVar, Literal, get_args, get_origin
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from mindspeed_ms.config.errors import ConfigError, Problem, did_you_mean
+from mindspeed_ms.config.values import Kind
+
+
+def field(default, english, chinese, derived=""):
+    """A field of a section.
+
+    Args:
+        default: the guide's default (nested yaml and constructors); ``...`` if there is none. Lists and dicts are copied,
+            a class is called.
+        english (str): one line of help.
+        chinese (str): the same in Chinese.
+        derived (str): how a None is filled in when the section is built; "" if it is not.
+    """
+    extra = {"zh": chinese}
+    if derived:
+        extra["derived"] = derived
+    if isinstance(default, (list, dict)):
+        return Field(default_factory=default.copy, description=english, json_schema_extra=extra)
+    if isinstance(default, type):
+        return Field(default_factory=default, description=english, json_schema_extra=extra)
+    return Field(default, description=english, json_schema_extra=extra)
+
+
+def link(section):
+    """A reference to another section: shared by identity, never written out."""
+    return Field(default_factory=section, exclude=True, repr=False, json_schema_extra={"link": True})
+
+
+def is_link(info):
+    """True if the pydantic field ``info`` was made by :func:`link`."""
+    return isinstance(info.json_schema_extra, dict) and bool(info.json_schema_extra.get("link"))
+
+
+@lru_cache(maxsize=None)
+def _own_fields(section):
+    return {name: info for name, info in section.model_fields.items() if not is_link(info)}
+
+
+_COLLECTING = ContextVar("collecting", default=False)
+
+
+@contextmanager
+def collecting():
+    """Inside it a section leaves rules about several fields to ``checks``, so that all problems come out together."""
+    token = _COLLECTING.set(True)
+    try:
+        yield
+    finally:
+        _COLLECTING.reset(token)
+
+
+def is_collecting():
+    """True inside :func:`collecting`."""
+    return _COLLECTING.get()
+
+
+class MissingField(AttributeError):
+    """A field that a section does not have; the suggestion is only looked for when the text is wanted."""
+
+    def __init__(self, section, name):
+        super().__init__()
+        self.section, self.field = section, name
+
+    def __str__(self):
+        return f"{self.section.__name__} has no field {self.field!r}.{did_you_mean(self.field, self.section.model_fields)}"
+
+
+class Section(BaseModel):
+    """Base of all sections.
+
+    Raises:
+        ConfigError: at construction and at every assignment, naming each wrong key, its value and what is expected.
+    """
+
+    model_config = ConfigDict(extra="forbid", validate_assignment=True, protected_namespaces=(),
+                              arbitrary_types_allowed=True)
+    config_name: ClassVar[str] = ""
+    # second spelling -> field
+    spellings: ClassVar[dict[str, str]] = {}
+    # mapping that upstream has -> {its key: field}; settings of such a mapping are the fields
+    groups: ClassVar[dict[str, dict[str, str]]] = {}
+
+    def __init__(self, **values):
+        problems = []
+        values = self.rewrite(self._own_spelling(values, problems), problems)
+        try:
+            super().__init__(**values)
+        except ValidationError as error:
+            problems += [problem for item in error.errors(include_url=False) for problem in _problems_of(item, type(self))]
+        if problems:
+            raise ConfigError(problems) from None
+        self.derive()
+
+    def derive(self):
+        """Hook: fill what was left at None and follows from other fields."""
+
+    def __setattr__(self, name, value):
+        name = self.spellings.get(name, name)
+        try:
+            super().__setattr__(name, value)
+        except ValidationError as error:
+            problems = [problem for item in error.errors(include_url=False) for problem in _problems_of(item, type(self))]
+            raise ConfigError([problem.under(self.config_name) for problem in problems]) from None
+
+    def __getattr__(self, name):
+        if name in type(self).spellings:
+            return getattr(self, type(self).spellings[name])
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            raise MissingField(type(self), name) from None
+
+    @classmethod
+    def rewrite(cls, values, problems):
+        """Other forms of the same settings, turned into fields before validation. Returns the new dict."""
+        for group, names in cls.groups.items():
+            if group not in values:
+                continue
+            values = dict(values)
+            nested = values.pop(group)
+            if nested is not None and not isinstance(nested, dict):
+                problems.append(Problem(group, f"expects a mapping with keys of {', '.join(names)}", nested))
+            for name, value in nested.items() if isinstance(nested, dict) else ():
+                target = names.get(name)
+                if target is None:
+                    problems.append(Problem(f"{group}.{name}", f"expects one of {', '.join(names)}", value))
+                elif values.get(target, value) != value:
+                    problems.append(Problem(f"{group}.{name}", f"was also given as {target} = {values[target]!r}", value))
+                else:
+                    values[target] = value
+        return values
+
+    @classmethod
+    def _own_spelling(cls, values, problems):
+        result = {}
+        for name, value in values.items():
+            target = cls.spellings.get(name, name)
+            if target in result and result[target] != value:
+                problems.append(Problem(name, f"was also given as {target} = {result[target]!r}; keep one of them", value))
+            result[target] = value
+        return result
+
+    @classmethod
+    def own_fields(cls):
+        """dict name -> pydantic FieldInfo of the settings of this section, without the links."""
+        return _own_fields(cls)
+
+    def __getitem__(self, name):
+        if name not in type(self).own_fields() and name not in self.spellings:
+            raise KeyError(name)
+        return getattr(self, name)
+
+    def get(self, name, default=None):
+        """The field ``name``, or ``default`` if there is no such field or it is None."""
+        value = self[name] if name in type(self).own_fields() or name in self.spellings else None
+        return default if value is None else value
+
+    def fill(self, **values):
+        """Set derived values without counting them as set by the user."""
+        for name, value in values.items():
+            self.__dict__[name] = value
+
+    def to_dict(self):
+        """Plain dict of all settings (no links), ready for yaml."""
+        return self.model_dump()
+
+
+def expectation(info):
+    """What the pydantic field ``info`` takes, in words."""
+    words = _kinds(Annotated[(info.annotation, *info.metadata)] if info.metadata else info.annotation)
+    return " or ".join(dict.fromkeys(words)) or "another type"
+
+
+def _kinds(annotation):
+    own = [mark for mark in getattr(annotation, "__metadata__", ()) if isinstance(mark, Kind)]
+    if own:
+        return [str(own[-1])]
+    if annotation is type(None):
+        return ["null"]
+    if isinstance(annotation, type) and issubclass(annotation, Section):
+        return [f"a mapping with keys of {', '.join(annotation.own_fields())}"]
+    if annotation is Any:
+        return ["anything"]
+    if get_origin(annotation) is dict or annotation is dict:
+        return ["a mapping"]
+    return [word for part in get_args(annotation) for word in _kinds(part)]
+
+
+def nested_section(info):
+    """The Section class that the pydantic field ``info`` holds, or None."""
+    return next((part for part in (info.annotation, *get_args(info.annotation))
+                 if isinstance(part, type) and issubclass(part, Section)), None)
+
+
+def _problems_of(item, section):
+    path, info = [], None
+    for part in item["loc"]:
+        if section is None or not isinstance(part, str):
+            break
+        path.append(part)
+        owner, info = section, section.model_fields.get(part)
+        section = nested_section(info) if info is not None else None
+    key = ".".join(path)
+    cause = item.get("ctx", {}).get("error")
+    if isinstance(cause, ConfigError):
+        return [problem.under(key) for problem in cause.problems]
+    if item["type"] == "extra_forbidden":
+        known = [*owner.own_fields(), *owner.spellings]
+        return [Problem(key, f"is no setting of {owner.config_name}.{did_you_mean(path[-1], known)}", item["input"])]
+    if item["type"] == "missing":
+        return [Problem(key, f"is required and has no default: expects {expectation(info)}")]
+    hint = _choice_hint(item["input"], info)
+    return [Problem(key, f"expects {expectation(info)}.{hint}".replace("..", "."), item["input"])]
+
+
+def choices(info):
+    """The strings a one_of field takes, () for any other field."""
+    return tuple(item for part in (info.annotation, *get_args(info.annotation)) for item in _literals(part))
+
+
+def _literals(annotation):
+    if get_origin(annotation) is Annotated:
+        annotation = get_args(annotation)[0]
+    return get_args(annotation) if get_origin(annotation) is Literal else ()
+
+
+def _choice_hint(value, info):
+    return did_you_mean(value, choices(info)) if isinstance(value, str) else ""

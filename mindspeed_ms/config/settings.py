@@ -1,0 +1,203 @@
+"""Settings: what a user wrote, each as one config path with its value and place, before the sections are built."""
+
+from dataclasses import dataclass
+
+from mindspeed_ms.config.errors import ConfigError, Problem, did_you_mean, nearest_word
+from mindspeed_ms.config.schema import SECTIONS, AllConfig
+from mindspeed_ms.config.sections.base import collecting, nested_section
+
+COMMAND_LINE = "command line"
+MEGATRON_DEFAULT = "Megatron's default"
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One value that was set.
+
+    Args:
+        path: config path, ``section.field`` or ``section.field.key``.
+        value: the value as it was read.
+        key: how the user wrote it: key path in a file, or flag.
+        place: "file:line", "command line", "arguments", or a program's "dict".
+    """
+
+    path: str
+    value: object
+    key: str
+    place: str
+
+    def origin(self):
+        """One text of place and, if it differs from the path, key."""
+        return self.place if self.key == self.path else f"{self.place} ({self.key})"
+
+
+class Settings:
+    """Settings by path; a later one replaces an earlier one.
+
+    Attributes: ``problems`` found while reading; ``notices`` for the user.
+    """
+
+    def __init__(self):
+        self.by_path = {}
+        self.problems = []
+        self.notices = []
+        self.general = {}
+
+    def add(self, path, value, key=None, place=""):
+        """Set one value; replaces what was set for the path before."""
+        self.by_path.pop(path, None)
+        self.by_path[path] = Setting(path, value, key or path, place)
+
+    def update(self, other):
+        """Lay ``other`` over this: its settings win."""
+        for path, setting in other.by_path.items():
+            self.by_path.pop(path, None)
+            self.by_path[path] = setting
+        self.problems += other.problems
+        self.notices += other.notices
+        self.general.update(other.general)
+
+    def was_set(self, path):
+        """True if the user set the path (Megatron's default does not count)."""
+        setting = self.by_path.get(path)
+        return setting is not None and setting.place != MEGATRON_DEFAULT
+
+    def value(self, path, default=None):
+        """The value set for a path, or ``default``."""
+        setting = self.by_path.get(path)
+        return default if setting is None or setting.value is None else setting.value
+
+    def locate(self, problem):
+        """The problem with the user's own key and place, if its path was set."""
+        path = problem.key
+        while path:
+            setting = self.by_path.get(path)
+            if setting is not None:
+                key = setting.key + problem.key[len(path):]
+                return Problem(key, problem.message, problem.value, setting.place)
+            path = path.rpartition(".")[0]
+        return problem
+
+
+def nested_settings(data, places=None, place=""):
+    """Settings of a nested dict ``{section: {field: value}}``.
+
+    Args:
+        data (dict): the sections.
+        places (dict): key path (tuple) -> "file:line".
+        place (str): place of values that are not in ``places``.
+    """
+    settings = Settings()
+    places = places or {}
+    for name, section in data.items():
+        where = places.get((name,), place)
+        if name == "general_config":
+            settings.general.update(section or {})
+        elif name not in SECTIONS:
+            known = [*SECTIONS, "general_config"]
+            settings.problems.append(Problem(name, f"is no section; there are {', '.join(known)}."
+                                             f"{did_you_mean(name, known)}", place=where))
+        elif section is not None and not isinstance(section, dict):
+            settings.problems.append(Problem(name, "expects a mapping of settings", section, where))
+        else:
+            add_section(settings, name, section or {}, (name,), lambda path: places.get(path, place))
+    return settings
+
+
+def add_section(settings, name, section, keys, place_of):
+    """Add the settings of one section.
+
+    Args:
+        settings (Settings): changed in place.
+        name (str): the section.
+        section (dict): its settings as written.
+        keys (tuple): where the mapping stands.
+        place_of (callable): key path (tuple) -> place.
+    """
+    kind = SECTIONS[name]
+    seen = {}
+    for key, value in section.items():
+        for inner, field, item in _leaves(kind, str(key), value):
+            where = (*keys, *inner)
+            path, written = f"{name}.{field}", ".".join(where)
+            if path in seen and seen[path][1] != item:
+                settings.problems.append(Problem(written, f"was also given as {seen[path][0]} = {seen[path][1]!r}; keep one of them",
+                                                 item, place_of(where)))
+            seen[path] = (written, item)
+            settings.add(path, item, written, place_of(where))
+
+
+def _leaves(kind, key, value):
+    """(keys as written, field path, value) of each single setting in ``key: value``."""
+    field = kind.spellings.get(key, key)
+    info = kind.own_fields().get(field)
+    group = kind.groups.get(key)
+    nested = nested_section(info) if info is not None else None
+    if not isinstance(value, dict) or (group is None and nested is None):
+        return [((key,), field, value)]
+    if group is not None:
+        return [((key, name), group.get(name, f"{key}.{name}"), item) for name, item in value.items()]
+    return [((key, name), f"{field}.{nested.spellings.get(name, name)}", item) for name, item in value.items()]
+
+
+def build(settings, required=()):
+    """AllConfig from settings; rules over several fields are left to ``checks``.
+
+    Args:
+        settings (Settings): what was set.
+        required (tuple[str]): sections that are built even if nothing of them was set.
+
+    Returns:
+        AllConfig: its ``provenance`` and ``notices`` are filled.
+
+    Raises:
+        ConfigError: all problems of single values together.
+    """
+    problems = list(settings.problems)
+    values = {name: {} for name in SECTIONS}
+    for path, setting in settings.by_path.items():
+        section, *rest = path.split(".")
+        target = values[section]
+        for part in rest[:-1]:
+            if target.get(part) is None:
+                target[part] = {}
+            target = target[part]
+            if not isinstance(target, dict):
+                break  # the whole mapping was set to something else: its own check reports that
+        else:
+            target[rest[-1]] = setting.value
+    sections = {}
+    with collecting():
+        for name, kind in SECTIONS.items():
+            if name == "model_config" and not values[name] and name not in required:
+                continue
+            links = {link: sections[link] for link in kind.model_fields if link in sections}
+            try:
+                sections[name] = kind(**values[name], **links)
+            except ConfigError as error:
+                problems += [settings.locate(_elsewhere(problem.under(name), name)) for problem in error.problems]
+                sections.update(_stand_in(kind, name))
+    if problems:
+        raise ConfigError(problems)
+    result = AllConfig(**sections, general_config=settings.general)
+    result.provenance = {path: setting.origin() for path, setting in settings.by_path.items()}
+    result.settings = settings
+    result.notices = list(dict.fromkeys(settings.notices))
+    return result
+
+
+def _stand_in(kind, name):
+    return {} if name == "model_config" else {name: kind()}
+
+
+def _elsewhere(problem, section):
+    """Adds where an unknown key belongs, if another section knows it."""
+    if "is no setting of" not in problem.message or "Did you mean" in problem.message:
+        return problem
+    word = problem.key.rpartition(".")[2]
+    known = {field: name for name, kind in SECTIONS.items() if name != section
+             for field in (*kind.own_fields(), *kind.spellings)}
+    field = nearest_word(word, known, cutoff=0.8)
+    if field is None:
+        return problem
+    return Problem(problem.key, f"{problem.message} Did you mean {known[field]}.{field}?", problem.value)

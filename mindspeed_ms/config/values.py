@@ -1,0 +1,209 @@
+"""Reading single values: what a person writes for a number, a switch, a data type or a list."""
+
+import ast
+import math
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, WithJsonSchema
+
+_TRUE, _FALSE = ("true", "yes", "on", "y", "1"), ("false", "no", "off", "n", "0")
+_DTYPES = {
+    "float32": ("fp32", "float", "single"),
+    "float16": ("fp16", "half"),
+    "bfloat16": ("bf16",),
+}
+DTYPE_NAMES = tuple(_DTYPES)
+
+
+def read_bool(value):
+    """True or False from a bool, 0/1, or the words true/false, yes/no, on/off.
+
+    Raises:
+        ValueError: if it is something else.
+    """
+    if isinstance(value, bool):
+        return value
+    if isinstance(value, int) and value in (0, 1):
+        return bool(value)
+    word = value.strip().lower() if isinstance(value, str) else None
+    if word in _TRUE:
+        return True
+    if word in _FALSE:
+        return False
+    raise ValueError("not a switch")
+
+
+def read_int(value):
+    """int from an int, a float without fraction (1e4), or a string of either ("1_000"). A bool is no number.
+
+    Raises:
+        ValueError: if it is something else.
+    """
+    if isinstance(value, str):
+        text = value.strip()
+        value = float(text) if any(mark in text.lower() for mark in ".e") else int(text)
+    if isinstance(value, bool) or not hasattr(value, "__int__"):
+        raise ValueError("not an integer")
+    if int(value) != value:
+        raise ValueError("not an integer")
+    return int(value)
+
+
+def read_float(value):
+    """float from an int, a float or a string of one ("1e-5"). A bool, nan and infinity are no numbers here.
+
+    Raises:
+        ValueError: if it is something else.
+    """
+    if isinstance(value, bool) or not (isinstance(value, str) or hasattr(value, "__float__")):
+        raise ValueError("not a number")
+    number = float(value)
+    if not math.isfinite(number):
+        raise ValueError("not finite")
+    return number
+
+
+def read_dtype(value):
+    """"float32", "float16" or "bfloat16" from their usual spellings or from a dtype of MindSpore, numpy or torch.
+
+    Raises:
+        ValueError: if it is another type.
+    """
+    word = str(getattr(value, "__name__", value)).strip().lower().rsplit(".", 1)[-1]
+    for name, spellings in _DTYPES.items():
+        if word == name or word in spellings:
+            return name
+    raise ValueError("not a data type")
+
+
+def read_str(value):
+    """str; numbers and switches are no strings.
+
+    Raises:
+        ValueError: if it is something else.
+    """
+    if isinstance(value, str):
+        return value
+    if hasattr(value, "__fspath__"):
+        return value.__fspath__()
+    raise ValueError("not a string")
+
+
+def read_list(value):
+    """list from a list or tuple, from its text ("[[4, 4], [4, 2]]"), or from comma-separated text ("4,4,2").
+
+    Raises:
+        ValueError: if it is something else.
+    """
+    if isinstance(value, str):
+        text = value.strip()
+        if text[:1] not in ("[", "("):
+            text = f"[{text}]"
+        try:
+            value = ast.literal_eval(text)
+        except (SyntaxError, ValueError):
+            value = [item.strip() for item in text[1:-1].split(",") if item.strip()]
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        value = [value]
+    if not isinstance(value, (list, tuple)):
+        raise ValueError("not a list")
+    return [read_list(item) if isinstance(item, (list, tuple)) else item for item in value]
+
+
+def read_words(value):
+    """list of strings from a list, or from a string separated by blanks or commas.
+
+    Raises:
+        ValueError: if it is something else.
+    """
+    if isinstance(value, str):
+        return value.replace(",", " ").split()
+    if not isinstance(value, (list, tuple)):
+        raise ValueError("not a list")
+    return [item if isinstance(item, str) else str(item) for item in value]
+
+
+def read_layer_list(value):
+    """``[n, ...]`` or ``[[n, ...], ...]`` of whole numbers, all rows of one length.
+
+    Raises:
+        ValueError: if it is something else.
+    """
+    rows = read_list(value)
+    if not rows:
+        raise ValueError("empty")
+    if not any(isinstance(row, list) for row in rows):
+        return [read_int(item) for item in rows]
+    if not all(isinstance(row, list) for row in rows) or len({len(row) for row in rows}) != 1 or not rows[0]:
+        raise ValueError("rows of different length")
+    return [[read_int(item) for item in row] for row in rows]
+
+
+def read_int_list(value):
+    """list of ints; see :func:`read_list`.
+
+    Raises:
+        ValueError: if it is something else.
+    """
+    return [read_int(item) for item in read_list(value)]
+
+
+def read_float_list(value):
+    """list of floats; see :func:`read_list`.
+
+    Raises:
+        ValueError: if it is something else.
+    """
+    return [read_float(item) for item in read_list(value)]
+
+
+class Kind(str):
+    """The words by which an error says what a field takes; found in the field's annotation."""
+
+
+def _kind(python_type, reader, words, schema=None, **limits):
+    marks = [Field(**limits)] if limits else []
+    marks += [BeforeValidator(reader), Kind(words)]
+    if schema:
+        marks.append(WithJsonSchema(schema))
+    return Annotated[(python_type, *marks)]
+
+
+_SIGNS = {"gt": ">", "ge": ">=", "lt": "<", "le": "<="}
+
+
+def _limits_text(limits):
+    return " and ".join(f"{_SIGNS[name]} {limit}" for name, limit in limits.items())
+
+
+def integer(**limits):
+    """Type of a whole number within ``gt``, ``ge``, ``lt``, ``le``."""
+    return _kind(int, read_int, f"an integer {_limits_text(limits)}".strip(), **limits)
+
+
+def number(**limits):
+    """Type of a float within ``gt``, ``ge``, ``lt``, ``le``; whole numbers are read as floats."""
+    return _kind(float, read_float, f"a number {_limits_text(limits)}".strip(), **limits)
+
+
+def one_of(*choices):
+    """Type of a string that is one of ``choices``."""
+    return Annotated[Literal[choices], Kind("one of " + ", ".join(choices))]
+
+
+_LIST_OR_TEXT = {"anyOf": [{"type": "array"}, {"type": "string"}]}
+Bool = _kind(bool, read_bool, "a switch: True or False (also yes/no, on/off)")
+Int = integer()
+PositiveInt = integer(gt=0)
+Count = integer(ge=0)
+Float = number()
+PositiveFloat = number(gt=0)
+NotNegative = number(ge=0)
+Probability = number(ge=0, le=1)
+Str = _kind(str, read_str, "a string")
+Dtype = _kind(str, read_dtype, "one of float32, float16, bfloat16", {"type": "string", "enum": list(DTYPE_NAMES)})
+LayerList = _kind(list, read_layer_list, "a list of integers, or one such list per stage, all of one length", _LIST_OR_TEXT)
+IntList = _kind(list[int], read_int_list, "a list of integers", _LIST_OR_TEXT)
+FloatList = _kind(list[float], read_float_list, "a list of numbers", _LIST_OR_TEXT)
+StrList = _kind(list[str], read_words, "a list of words", _LIST_OR_TEXT)
+Free = Annotated[Any, Kind("anything")]

@@ -1,0 +1,175 @@
+"""Backward as the training needs it: forward and backward are separate calls, many graphs live, in any order.
+
+MindSpore's `value_and_grad` and `vjp` tie the backward to one forward, which pipeline schedules, gradient hooks and
+recomputation cannot use. Its PyNative tape can do all of them; every private call of the tape lives in this module, and
+`python -m mindspeed_ms.core.autograd` checks each property that the rest of the package relies on.
+
+Facts that shape the callers: a leaf's gradient accumulates out of place (never alias it to a buffer); it has the dtype and
+shape of the leaf; post-accumulate hooks run in the calling thread and may clear the gradient.
+"""
+import mindspore as ms
+from mindspore import Tensor, ops
+from mindspore._c_expression import run_backward as _run_backward
+from mindspore.common._grad_function import _Function
+from mindspore.graph.api import _pynative_executor as _executor
+
+Function = _Function
+"""Base of differentiable functions: static `forward(ctx, *args)` and `backward(ctx, *grads)`; call `.apply(*args)`.
+
+Arguments are positional. `ctx.save_for_backward(*tensors)`, `ctx.saved_tensors`, `ctx.needs_input_grad`,
+`ctx.set_materialize_grads`. Neither direction is recorded; gradients of non-tensor arguments are None.
+"""
+
+
+def enable_tape():
+    """Switch recording on. `ms.value_and_grad`, `ms.grad` and a failed kernel switch it off: call again after those."""
+    _executor.set_grad_flag(True)
+
+
+def backward(tensors, grads=None, retain_graph=False):
+    """Run the backward of `tensors` and accumulate into the gradients of all leaves that they depend on.
+
+    Args:
+        tensors: a Tensor or a sequence of Tensors.
+        grads: their gradients, same structure; None stands for ones.
+        retain_graph: keep the graph for another backward.
+
+    Raises:
+        RuntimeError: the graph was used before, or no tensor requires a gradient.
+    """
+    tensors, grads = _pair(tensors, grads)
+    _run_backward(tensors, grads, retain_graph, False, (), True, accumulate_grad=True)
+
+
+def grad(outputs, inputs, grad_outputs=None, retain_graph=False):
+    """Return the gradients of `inputs` (a tuple) without touching any leaf's accumulated gradient."""
+    inputs = (inputs,) if isinstance(inputs, Tensor) else tuple(inputs)
+    outputs, grad_outputs = _pair(outputs, grad_outputs)
+    return tuple(_run_backward(outputs, grad_outputs, retain_graph, False, inputs, True, accumulate_grad=False))
+
+
+def _pair(tensors, grads):
+    tensors = (tensors,) if isinstance(tensors, Tensor) else tuple(tensors)
+    if grads is None:
+        # ones_like has no bfloat16 form on CPU, a cast has
+        grads = tuple(ops.ones(t.shape, ms.float32).astype(t.dtype) for t in tensors)
+    grads = (grads,) if isinstance(grads, Tensor) else tuple(grads)
+    if len(tensors) != len(grads):
+        raise ValueError(f"backward got {len(tensors)} tensors but {len(grads)} gradients: expected one for each.")
+    return tensors, grads
+
+
+no_grad = ms._no_grad
+"""Context manager and decorator: nothing inside is recorded."""
+
+
+class enable_grad:
+    """Context manager: record inside, even within `no_grad` or a Function's backward (recomputation)."""
+
+    def __enter__(self):
+        self.previous = _executor.enable_grad()
+        _executor.set_enable_grad(True)
+        return self
+
+    def __exit__(self, *exception):
+        _executor.set_enable_grad(self.previous)
+
+
+def is_grad_enabled():
+    """Whether operations are recorded here."""
+    return bool(_executor.enable_grad())
+
+
+def detach(tensor):
+    """A leaf that shares the storage of `tensor` and has no history; it does not require a gradient."""
+    return ops.stop_gradient(tensor)
+
+
+def requires_grad(tensor):
+    """Whether `tensor` takes part in the backward."""
+    return bool(tensor._requires_grad)
+
+
+def set_requires_grad(tensor, flag=True):
+    """Make a leaf require a gradient (or not) and return it."""
+    tensor.requires_grad_(flag)
+    return tensor
+
+
+def tensor_grad(tensor):
+    """The accumulated gradient of a leaf, or None."""
+    return tensor._grad
+
+
+def set_grad(tensor, value):
+    """Replace the accumulated gradient of a leaf; None clears it."""
+    tensor._grad = value
+
+
+class HookHandle:
+    """Keeps a hook and its graph node alive; `remove()` takes the hook away."""
+
+    def __init__(self, node, handle):
+        self.node = node
+        self.handle = handle
+
+    def remove(self):
+        """Take the hook away; safe to call twice."""
+        if self.handle is not None and hasattr(self.handle, "remove"):
+            self.handle.remove()
+        self.handle = None
+
+
+def post_accumulate_hook(parameter, hook):
+    """Call `hook(parameter)` after each backward has added to the gradient of this leaf; once per backward.
+
+    The hook may move the gradient elsewhere and clear it with `set_grad(parameter, None)`. Source: Megatron's DDP hooks
+    on the AccumulateGrad node.
+    """
+    if not parameter._requires_grad:
+        raise ValueError(f"parameter {getattr(parameter, 'name', '')!r} does not require a gradient: no hook can fire.")
+    node = parameter.view(-1)._grad_node.next_functions[0][0]
+
+    def call(*_):
+        hook(parameter)  # returning a value would replace the gradients of the node
+
+    return HookHandle(node, node.register_hook(call))
+
+
+def gradient_hook(tensor, hook):
+    """Call `hook(gradient)` with this tensor's total gradient of a backward, before it is accumulated or passed on.
+
+    A returned tensor replaces the gradient. Returns a handle with `remove()`.
+    """
+    return tensor.register_hook(hook)
+
+
+def when_backward_ends(function):
+    """Inside a hook: run `function()` once this backward has finished."""
+    _executor.queue_backward_final_callback(function)
+
+
+def saved_tensors_hooks(pack, unpack):
+    """Context manager: `pack(tensor)` sees what operators save for backward, `unpack(packed)` must give it back."""
+    return ms.saved_tensors_hooks(pack, unpack)
+
+
+def deallocate_output(tensor):
+    """Free the data of a graph output that was sent away, keeping its graph for the backward.
+
+    Source: Megatron's `deallocate_output_tensor`. `backward(tensor, grad)` afterwards takes the original shape.
+    """
+    with no_grad():
+        tensor.data = ops.zeros((1,), tensor.dtype)
+
+
+def synchronize():
+    """Wait until everything that was issued has run."""
+    _executor.sync()
+
+
+if __name__ == "__main__":
+    import sys
+
+    from mindspeed_ms.core.autograd_self_test import main
+    sys.exit(main())

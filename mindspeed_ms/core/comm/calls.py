@@ -1,0 +1,90 @@
+"""The header of a call: what a rank asks for, in whole numbers that peers compare and, if they differ, put into words."""
+import os
+import traceback
+
+import numpy as np
+
+from mindspeed_ms.core.comm.interface import REDUCTIONS
+from mindspeed_ms.core.comm.payload import DTYPE_NAMES, DTYPE_NUMBERS
+
+DEBUG_ENVIRONMENT_VARIABLE = "MINDSPEED_MS_COMM_DEBUG"
+OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "barrier", "all_gather_object",
+              "broadcast_object", "message")
+_OPERATION_NUMBERS = {name: number for number, name in enumerate(OPERATIONS)}
+_NO_DETAIL = -1
+# words: operation, dtype, detail (reduction, or source rank), sequence number, number of axes, up to 12 lengths, bytes
+_FIRST_LENGTH, _MAXIMUM_AXES, _BYTES_WORD = 5, 12, 17
+COMPARED_WORDS = _BYTES_WORD
+WORDS = _BYTES_WORD + 1
+_FREE_LENGTH = -1
+
+
+def debug_enabled():
+    """True if MINDSPEED_MS_COMM_DEBUG asks for the caller's stack with each call."""
+    return os.environ.get(DEBUG_ENVIRONMENT_VARIABLE, "").lower() not in ("", "0", "false")
+
+
+class Call:
+    """One call of one rank.
+
+    Args:
+        operation (str): one of `OPERATIONS`.
+        dtype (str), shape: of the tensor; the same on every rank.
+        detail (str or int): the reduction's name, or the source's global rank.
+        nbytes (int): bytes that this rank gives.
+        splits (tuple): of an all_to_all, rows for each rank and rows from each rank; axis 0 may then differ between ranks.
+    """
+    __slots__ = ("detail", "dtype", "nbytes", "operation", "sequence", "shape", "splits")
+
+    def __init__(self, operation, dtype="uint8", shape=(), detail=None, nbytes=0, splits=None):
+        self.operation = operation
+        self.dtype = dtype
+        self.shape = shape
+        self.detail = detail
+        self.nbytes = nbytes
+        self.splits = splits
+        self.sequence = 0
+
+    def words(self):
+        """The header as a list of `WORDS` numbers."""
+        shape = list(self.shape)
+        axes = len(shape)
+        if axes > _MAXIMUM_AXES:
+            shape = shape[:_MAXIMUM_AXES - 1] + [int(np.prod(shape[_MAXIMUM_AXES - 1:]))]
+        if self.splits is not None:
+            shape[0] = _FREE_LENGTH
+        if self.operation in ("all_reduce", "reduce_scatter"):
+            detail = REDUCTIONS.index(self.detail)
+        else:
+            detail = _NO_DETAIL if self.detail is None else self.detail
+        return [_OPERATION_NUMBERS[self.operation], DTYPE_NUMBERS[self.dtype], detail, self.sequence, axes,
+                *shape, *([0] * (_MAXIMUM_AXES - len(shape))), self.nbytes]
+
+    def __str__(self):
+        return describe(self.words())
+
+
+def describe(words):
+    """Header in words, such as `all_reduce(sum, float32 [4, 8]), call 3`."""
+    operation, dtype, detail, sequence, axes = (int(word) for word in words[:_FIRST_LENGTH])
+    name = OPERATIONS[operation] if 0 <= operation < len(OPERATIONS) else f"operation {operation}"
+    if name == "barrier":
+        return f"barrier, call {sequence}"
+    if name in ("all_gather_object", "broadcast_object"):
+        inside = [] if detail == _NO_DETAIL else [f"from rank {detail}"]
+    else:
+        lengths = [int(word) for word in words[_FIRST_LENGTH:_FIRST_LENGTH + min(axes, _MAXIMUM_AXES)]]
+        shape = ", ".join("any" if length == _FREE_LENGTH else str(length) for length in lengths)
+        inside = [f"{DTYPE_NAMES[dtype]} [{shape}]"]
+        if name in ("all_reduce", "reduce_scatter"):
+            inside.insert(0, REDUCTIONS[detail])
+        elif detail != _NO_DETAIL:
+            inside.insert(0, f"from rank {detail}")
+    return f"{name}({', '.join(inside)}), call {sequence}"
+
+
+def caller_stack(limit):
+    """Where this call comes from, innermost last, at most `limit` bytes, without the frames of this package's comm."""
+    here = os.path.dirname(os.path.abspath(__file__))
+    frames = [frame for frame in traceback.extract_stack() if os.path.dirname(os.path.abspath(frame.filename)) != here]
+    return "".join(traceback.format_list(frames)).encode()[-limit:]

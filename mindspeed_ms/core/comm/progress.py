@@ -1,0 +1,169 @@
+"""Making calls go on: while a rank waits for one, those of all its groups advance.
+
+A call is a generator that yields whenever it must wait for a peer. Nothing runs in the background: calls advance when they are
+made, when any call is waited for and when a handle is asked for its state. As a rank that waits advances everything, ranks
+that wait for different calls never stop each other.
+"""
+import os
+import time
+
+from mindspeed_ms.core.comm.errors import CommError
+from mindspeed_ms.core.comm.interface import Handle
+
+SPINS = 40  # times that the processor is yielded before sleeping
+_FIRST_SLEEP_SECONDS = 50e-6
+_LONGEST_SLEEP_SECONDS = 500e-6
+_CHECK_SECONDS = 0.02
+
+
+class Operation(Handle):
+    """One call on one group, as its handle.
+
+    Attributes:
+        call (Call): what was asked for.
+        posted (bool): everything that this rank gives is published; the next call of the group may begin.
+        waits (tuple): what the generator last waited for, for `group.awaited`.
+    """
+    __slots__ = ("_generator", "_result", "call", "done", "error", "group", "posted", "waits")
+
+    def __init__(self, group, call):
+        self.group = group
+        self.call = call
+        self.posted = False
+        self.waits = None
+        self.done = False
+        self.error = None
+        self._generator = None
+        self._result = None
+
+    @property
+    def name(self):
+        """The operation's name for errors."""
+        return self.call.operation
+
+    def description(self):
+        """The call and its group in words."""
+        return f"{self.call} on group {self.group.name}"
+
+    def start(self, generator):
+        """Give it the generator that carries it out; returns itself."""
+        self._generator = generator
+        return self
+
+    def step(self):
+        """Go on until it must wait or is done."""
+        try:
+            next(self._generator)
+        except StopIteration as stop:
+            self._result = stop.value
+            self._end()
+        except CommError as error:
+            self.group.fail(error)
+            self.error = error
+            self._end()
+
+    def _end(self):
+        self.done = self.posted = True
+        self._generator = None
+        self.group.engine.moves += 1
+
+    def fail(self, error):
+        """End it with an error, which `wait` raises."""
+        self.error = error
+        if self._generator is not None:
+            self._generator.close()
+        self._end()
+
+    def wait(self):
+        """Block until it is complete; return its result.
+
+        Raises:
+            CommError: what went wrong.
+        """
+        if not self.done:
+            self.group.engine.wait(self)
+        if self.error is not None:
+            raise self.error
+        return self._result
+
+    def is_completed(self):
+        """True if `wait` would not block."""
+        if not self.done:
+            self.group.engine.advance()
+        return self.done
+
+
+class Engine:
+    """Advances the calls of all groups of a rank.
+
+    Attributes:
+        moves (int): counts every step forward.
+        spins (int): times that a compiled wait may yield the processor before it gives control back.
+    """
+
+    def __init__(self, watch):
+        self.moves = 0
+        self.spins = 0
+        self._watch = watch
+        self._active = {}
+
+    def activate(self, group):
+        """A group has calls that are not done."""
+        self._active[group] = None
+
+    def pending(self):
+        """The calls that are not done."""
+        return [operation for group in self._active for operation in group.pending()]
+
+    def advance(self):
+        """Let every call go as far as it can without waiting."""
+        for group in list(self._active):
+            group.advance()
+            if group.idle():
+                self._active.pop(group, None)
+
+    def wait(self, operation):
+        """Advance until `operation` is done."""
+        self.spins = SPINS if len(self._active) == 1 and operation.group.is_only(operation) else 0
+        try:
+            if not self._spin(operation):
+                self._sleep(operation)
+        finally:
+            self.spins = 0
+
+    def _spin(self, operation):
+        """Go on while steps succeed and a little longer; True if it is done."""
+        idle = 0
+        while idle < (2 if self.spins else SPINS):
+            before = self.moves
+            self.advance()
+            if operation.done:
+                return True
+            if self.moves != before:
+                idle = 0
+                continue
+            idle += 1
+            os.sched_yield()
+        return False
+
+    def _sleep(self, operation):
+        """Wait with the processor free, and look after the peers meanwhile."""
+        pause = _FIRST_SLEEP_SECONDS
+        self.spins = 0
+        with self._watch.over(operation) as watched:
+            checked = time.monotonic()
+            while True:
+                time.sleep(pause)
+                before = self.moves
+                self.advance()
+                if operation.done:
+                    return
+                if self.moves != before:
+                    pause = _FIRST_SLEEP_SECONDS
+                elif pause < _LONGEST_SLEEP_SECONDS:
+                    pause *= 1.1
+                if time.monotonic() - checked > _CHECK_SECONDS:
+                    watched.check()
+                    checked = time.monotonic()
+                    if operation.done:
+                        return

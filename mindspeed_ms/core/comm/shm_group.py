@@ -1,0 +1,388 @@
+"""A group of ranks that share memory: its calls, as generators that `progress` advances.
+
+See `shm_region` for the rounds and rings that the data goes through.
+"""
+from collections import deque
+
+import numpy as np
+
+from mindspeed_ms.core.comm import calls
+from mindspeed_ms.core.comm import shm_kernels as kernels
+from mindspeed_ms.core.comm.calls import COMPARED_WORDS, WORDS, Call
+from mindspeed_ms.core.comm.errors import MismatchError
+from mindspeed_ms.core.comm.host import HostProcessGroup
+from mindspeed_ms.core.comm.payload import address
+from mindspeed_ms.core.comm.progress import Operation
+from mindspeed_ms.core.comm.reduction import array_at, combine_into
+from mindspeed_ms.core.comm.shm_messages import Messages
+from mindspeed_ms.core.comm.shm_region import (
+    HEADER_WORDS,
+    ROUNDS,
+    SMALL_BYTES,
+    STACK_BYTES,
+    Region,
+)
+
+_HEADER_STRIDE = HEADER_WORDS * 8
+
+
+class SharedMemoryGroup(HostProcessGroup):
+    """A group whose ranks map one region.
+
+    Args:
+        path (str): of the region's file.
+        engine (Engine): advances this rank's calls.
+        timeout (float): seconds that a call may wait.
+        debug (bool): carry the caller's stack with each call.
+    """
+
+    def __init__(self, name, ranks, global_rank, path, engine, timeout, debug):
+        super().__init__(name, ranks, global_rank)
+        self.engine = engine
+        self.timeout = timeout
+        self.region = Region(path, self.rank, self.size, f"group {name}", debug)
+        self.messages = Messages(self)
+        self._debug = debug
+        self._collectives = deque()
+        self._next_round = 1
+        self._completed = 0
+        self._sequence = 0
+        self._error = None
+        # up to this size every rank reads and combines all data itself; above, each combines a share and they exchange these
+        self._direct_bytes = self.region.slot_bytes if self.size == 2 else min(self.region.slot_bytes, (256 << 10) // self.size)
+
+    # ---- what the engine needs ----------------------------------------------------------------------------------------
+
+    def advance(self):
+        """Let the calls go as far as they can: the oldest may complete, later ones may publish."""
+        while self._collectives:
+            head = self._collectives[0]
+            head.step()
+            if not head.done:
+                break
+            if self._collectives and self._collectives[0] is head:
+                self._collectives.popleft()
+        if len(self._collectives) > 1:
+            self._publish_later_ones()
+        self.messages.advance()
+
+    def _publish_later_ones(self):
+        before = self._collectives[0]
+        for operation in list(self._collectives)[1:]:
+            if not before.posted:
+                break
+            if not operation.posted:
+                operation.step()
+            before = operation
+
+    def idle(self):
+        """True if no call is under way."""
+        return not self._collectives and self.messages.idle()
+
+    def pending(self):
+        """Calls under way."""
+        return [*self._collectives, *self.messages.pending()]
+
+    def is_only(self, operation):
+        """True if no other call is under way."""
+        return len(self._collectives) + self.messages.count() == 1
+
+    def fail(self, error):
+        """End all calls with an error; the group is of no more use."""
+        if self._error is None:
+            self._error = error
+        operations = self.pending()
+        self._collectives.clear()
+        self.messages.clear()
+        for operation in operations:
+            if not operation.done:
+                operation.fail(error)
+
+    def awaited(self, operation):
+        """Global ranks that must act before `operation` goes on."""
+        if operation.waits is None or operation.done:
+            return []
+        kind, *values = operation.waits
+        if kind == "earlier":
+            return self.awaited(self._collectives[0]) if self._collectives[0] is not operation else []
+        if kind == "arrived":
+            return self._behind(self.region.arrived, values[0])
+        if kind == "arrived_one":
+            return [self.ranks[values[1]]]
+        if kind == "finished":
+            return self._behind(self.region.finished, values[0])
+        return [self.ranks[values[0]]]
+
+    def _behind(self, counters, value):
+        return [self.ranks[index] for index in range(self.size)
+                if index != self.rank and kernels.read_counter(counters + index * kernels.LINE) < value]
+
+    def check_usable(self):
+        """Refuse a call after an error: the ranks are out of step."""
+        if self._error is not None:
+            raise type(self._error)(f"group {self.name} is of no more use after an error: {self._error}")
+
+    def close(self):
+        """Let go of the region."""
+        self.region.close()
+
+    # ---- starting calls -----------------------------------------------------------------------------------------------
+
+    def _start(self, call, make_generator, *arguments):
+        self.check_usable()
+        self._sequence += 1
+        call.sequence = self._sequence
+        operation = Operation(self, call)
+        operation.start(make_generator(operation, *arguments))
+        self._collectives.append(operation)
+        self.engine.activate(self)
+        self.advance()
+        return operation
+
+    def _start_all_reduce(self, call, source, out):
+        if source.nbytes <= self._direct_bytes:
+            return self._start(call, self._all_reduce_directly, source, out)
+        return self._start(call, self._all_reduce_by_shares, source, out)
+
+    def _start_all_gather(self, call, source, out):
+        return self._start(call, self._gather, source, out)
+
+    def _start_reduce_scatter(self, call, source, out):
+        return self._start(call, self._scatter, source, out)
+
+    def _start_broadcast(self, call, data, source):
+        return self._start(call, self._spread, data, source)
+
+    def _start_all_to_all(self, call, source, out, row):
+        return self._start(call, self._exchange, source, out, row)
+
+    def _start_send(self, call, data, peer, blocking):
+        return self.messages.start_send(call, data, peer, blocking)
+
+    def _start_recv(self, call, out, peer):
+        return self.messages.start_recv(call, out, peer)
+
+    def barrier(self):
+        """Return when every rank has called it."""
+        self._start(Call("barrier"), self._meet).wait()
+
+    # ---- rounds -------------------------------------------------------------------------------------------------------
+
+    def _room(self, operation):
+        """Wait until this rank's slots of the next round are free; claims the round."""
+        needed = self._next_round - ROUNDS
+        if needed > 0:
+            while kernels.wait_all(self.region.finished, self.size, needed, self.engine.spins) >= 0:
+                operation.waits = ("finished", needed)
+                yield
+        self._next_round += 1
+        return self._next_round - 1
+
+    def _publish(self, operation, source, count, large, first):
+        """Put `count` bytes at address `source` into this rank's slot of a new round; returns the round."""
+        if large:
+            self.region.reserve_large()
+        round_ = yield from self._room(operation)
+        if first:
+            self._write_header(operation, round_)
+        base, stride = self.region.large_slots(round_) if large else self.region.small_slots(round_)
+        kernels.publish(base + self.rank * stride, source, count, self.region.own_arrived, round_)
+        self.engine.moves += 1
+        return round_
+
+    def _write_header(self, operation, round_):
+        slot = round_ % ROUNDS
+        self.region.headers[slot, self.rank, :WORDS] = operation.call.words()
+        if operation.call.splits is not None:
+            self.region.splits[slot, self.rank] = operation.call.splits
+        if self._debug:
+            stack = np.frombuffer(calls.caller_stack(STACK_BYTES), np.uint8)
+            self.region.stacks[slot, self.rank, :] = 0
+            self.region.stacks[slot, self.rank, :stack.size] = stack
+
+    def _arrivals(self, operation, round_, first, only=None):
+        """Wait until all ranks (or `only` one) have published a round, and the call's turn has come; check headers."""
+        while self._completed != round_ - 1:
+            operation.waits = ("earlier",)
+            yield
+        if only is None or first:
+            while kernels.wait_all(self.region.arrived, self.size, round_, self.engine.spins) >= 0:
+                operation.waits = ("arrived", round_)
+                yield
+        else:
+            while not kernels.wait_one(self.region.arrived + only * kernels.LINE, round_, self.engine.spins):
+                operation.waits = ("arrived_one", round_, only)
+                yield
+        if first and kernels.differing(self.region.headers_address(round_), _HEADER_STRIDE, self.size, COMPARED_WORDS,
+                                       self.rank) >= 0:
+            raise self._mismatch(round_)
+
+    def _complete(self, round_):
+        kernels.write_counter(self.region.own_finished, round_)
+        self._completed = round_
+        self.engine.moves += 1
+
+    def _mismatch(self, round_):
+        slot = round_ % ROUNDS
+        callers = {}
+        for index in range(self.size):
+            callers.setdefault(calls.describe(self.region.headers[slot, index]), []).append(self.ranks[index])
+        parts = [f"{'rank' if len(ranks) == 1 else 'ranks'} {', '.join(map(str, ranks))} called {text}"
+                 for text, ranks in callers.items()]
+        text = f"different calls met on group {self.name}: {'; '.join(parts)}"
+        return MismatchError(text + self._stacks(slot))
+
+    def _stacks(self, slot):
+        if not self._debug:
+            return f". Set {calls.DEBUG_ENVIRONMENT_VARIABLE}=1 to see where each was called."
+        return "".join(f"\n---- rank {self.ranks[index]} called from\n"
+                       + self.region.stacks[slot, index].tobytes().rstrip(b"\0").decode(errors="replace")
+                       for index in range(self.size))
+
+    # ---- the calls ----------------------------------------------------------------------------------------------------
+
+    def _meet(self, operation):
+        round_ = yield from self._publish(operation, 0, 0, False, True)
+        operation.posted = True
+        yield from self._arrivals(operation, round_, True)
+        self._complete(round_)
+
+    def _all_reduce_directly(self, operation, source, out):
+        call = operation.call
+        large = source.nbytes > SMALL_BYTES
+        round_ = yield from self._publish(operation, address(source), source.nbytes, large, True)
+        operation.posted = True
+        yield from self._arrivals(operation, round_, True)
+        base, stride = self.region.large_slots(round_) if large else self.region.small_slots(round_)
+        combine_into(out, call.dtype, call.detail, base, stride, self.size)
+        self._complete(round_)
+
+    def _all_reduce_by_shares(self, operation, source, out):
+        """Each rank combines one share of a slot's data and publishes it in the next round."""
+        region, call, width = self.region, operation.call, source.itemsize
+        per_round = region.slot_bytes // width
+        for start in range(0, source.size, per_round):
+            count = min(per_round, source.size - start)
+            round_ = yield from self._publish(operation, address(source) + start * width, count * width, True, start == 0)
+            yield from self._arrivals(operation, round_, start == 0)
+            share = -(-count // self.size)
+            first, last = min(count, self.rank * share), min(count, (self.rank + 1) * share)
+            base, stride = region.large_slots(round_)
+            next_round = yield from self._room(operation)
+            shares, _ = region.large_slots(next_round)
+            own = array_at(shares + self.rank * stride + first * width, last - first, source.dtype)
+            combine_into(own, call.dtype, call.detail, base + first * width, stride, self.size)
+            self._complete(round_)
+            kernels.write_counter(region.own_arrived, next_round)
+            operation.posted = start + count == source.size
+            yield from self._arrivals(operation, next_round, False)
+            kernels.collect_parts(address(out) + start * width, shares, stride, self.size, share * width, count * width)
+            self._complete(next_round)
+
+    def _gather(self, operation, source, out):
+        large = source.nbytes > SMALL_BYTES
+        total = source.nbytes
+        per_round = self.region.slot_bytes
+        source_address, out_address = address(source), address(out)
+        for start in range(0, max(total, 1), per_round):
+            count = min(per_round, total - start)
+            round_ = yield from self._publish(operation, source_address + start, count, large, start == 0)
+            operation.posted = start + count == total
+            yield from self._arrivals(operation, round_, start == 0)
+            base, stride = self.region.large_slots(round_) if large else self.region.small_slots(round_)
+            kernels.collect(out_address + start, total, base, stride, self.size, count)
+            self._complete(round_)
+
+    def _scatter(self, operation, source, out):
+        region, call, width = self.region, operation.call, source.itemsize
+        large = source.nbytes > SMALL_BYTES
+        length = out.size
+        per_round = max(1, region.slot_bytes // (width * self.size))
+        for start in range(0, max(length, 1), per_round):
+            count = min(per_round, length - start)
+            if large:
+                region.reserve_large()
+            round_ = yield from self._room(operation)
+            if start == 0:
+                self._write_header(operation, round_)
+            base, stride = region.large_slots(round_) if large else region.small_slots(round_)
+            kernels.collect(base + self.rank * stride, count * width, address(source) + start * width, length * width,
+                            self.size, count * width)
+            kernels.write_counter(region.own_arrived, round_)
+            self.engine.moves += 1
+            operation.posted = start + count == length
+            yield from self._arrivals(operation, round_, start == 0)
+            combine_into(out[start:start + count], call.dtype, call.detail, base + self.rank * count * width, stride,
+                         self.size)
+            self._complete(round_)
+
+    def _spread(self, operation, data, source):
+        """Only the source publishes data; all publish the header."""
+        large = data.nbytes > SMALL_BYTES
+        is_source = self.rank == source
+        per_round = self.region.slot_bytes
+        total = data.nbytes
+        for start in range(0, max(total, 1), per_round):
+            count = min(per_round, total - start)
+            round_ = yield from self._publish(operation, address(data) + start, count if is_source else 0,
+                                              large and is_source, start == 0)
+            operation.posted = start + count == total
+            yield from self._arrivals(operation, round_, start == 0, only=source)
+            if not is_source and count:
+                base, stride = self.region.large_slots(round_) if large else self.region.small_slots(round_)
+                kernels.collect(address(data) + start, 0, base + source * stride, 0, 1, count)
+            self._complete(round_)
+
+    def _exchange(self, operation, source, out, row):
+        """Each rank publishes all that it sends, slot by slot; each picks out what is for it."""
+        region = self.region
+        large = source.nbytes > SMALL_BYTES
+        per_round = region.slot_bytes
+        plan = None
+        start = 0
+        while plan is None or start < plan.longest:
+            count = max(0, min(per_round, source.nbytes - start))
+            round_ = yield from self._publish(operation, address(source) + start, count, large, start == 0)
+            operation.posted = plan is not None and start + per_round >= plan.longest
+            yield from self._arrivals(operation, round_, start == 0)
+            if plan is None:
+                plan = self._plan_exchange(round_, row)
+                operation.posted = per_round >= plan.longest
+            for rank in range(self.size):
+                first, last = max(plan.starts[rank], start), min(plan.ends[rank], start + per_round)
+                if last > first:
+                    is_large = plan.totals[rank] > SMALL_BYTES
+                    base, stride = region.large_slots(round_) if is_large else region.small_slots(round_)
+                    kernels.collect(address(out) + plan.places[rank] + first - plan.starts[rank], 0,
+                                    base + rank * stride + first - start, 0, 1, last - first)
+            self._complete(round_)
+            start += per_round
+
+    def _plan_exchange(self, round_, row):
+        splits = self.region.splits[round_ % ROUNDS].copy()
+        if not np.array_equal(splits[:, 0], splits[:, 1].T):
+            raise self._splits_mismatch(splits)
+        return _ExchangePlan(splits[:, 0] * row, self.rank)
+
+    def _splits_mismatch(self, splits):
+        sender, receiver = np.argwhere(splits[:, 0] != splits[:, 1].T)[0]
+        return MismatchError(
+            f"different splits met in all_to_all on group {self.name}: rank {self.ranks[sender]} sends "
+            f"{splits[sender, 0, receiver]} rows to rank {self.ranks[receiver]}, which expects {splits[receiver, 1, sender]}.")
+
+
+class _ExchangePlan:
+    """Where the bytes for rank `rank` are in each rank's data, and where they go.
+
+    Args:
+        sizes (np.ndarray): `[from, to]`, bytes.
+    """
+
+    def __init__(self, sizes, rank):
+        ends = sizes.cumsum(axis=1)[:, rank]
+        lengths = sizes[:, rank]
+        self.starts = (ends - lengths).tolist()
+        self.ends = ends.tolist()
+        self.places = (lengths.cumsum() - lengths).tolist()
+        self.totals = sizes.sum(axis=1).tolist()
+        self.longest = max(self.totals)

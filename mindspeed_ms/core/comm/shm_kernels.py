@@ -1,0 +1,267 @@
+"""Compiled steps on shared memory: publish, wait, copy, combine.
+
+Everything is addressed by integers, so a call costs under a microsecond. Counters are read and written atomically with
+acquire and release, and full fences stand where data and counters must not pass each other: nothing relies on the store
+order of x86, so this holds on aarch64 as well. The compiled code is kept in the user's cache directory.
+
+A counter fills a line of `LINE` bytes of its own. Functions that look at all ranks return -1 if all are ready, else the
+index of the first that is not.
+"""
+import fcntl
+import os
+from contextlib import contextmanager
+from pathlib import Path
+
+_cache_home = os.environ.get("XDG_CACHE_HOME") or os.path.join(Path.home(), ".cache")
+os.environ.setdefault("NUMBA_CACHE_DIR", os.path.join(_cache_home, "mindspeed_ms", "numba"))
+
+import numpy as np
+from llvmlite import ir
+from numba import carray, njit, types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+LINE = 128  # two cache lines of x86, one or two of aarch64: neighbours are fetched in pairs
+BLOCK = 2048  # elements combined at a time, so that partial results stay in the first-level cache
+SUM, MAX, MIN, PROD = range(4)
+
+
+@intrinsic
+def fence(typing_context):
+    """No load or store passes this point, in the compiler or in the processor."""
+    def generate(context, builder, signature, arguments):
+        builder.fence("seq_cst")
+        return context.get_dummy_value()
+    return types.void(), generate
+
+
+@intrinsic
+def load(typing_context, address):
+    """Atomic load (acquire) of the int64 at an address."""
+    def generate(context, builder, signature, arguments):
+        pointer = builder.inttoptr(arguments[0], ir.IntType(64).as_pointer())
+        return builder.load_atomic(pointer, "acquire", 8)
+    return types.int64(types.int64), generate
+
+
+@intrinsic
+def store(typing_context, address, value):
+    """Atomic store (release) of an int64 at an address."""
+    def generate(context, builder, signature, arguments):
+        pointer = builder.inttoptr(arguments[0], ir.IntType(64).as_pointer())
+        builder.store_atomic(arguments[1], pointer, "release", 8)
+        return context.get_dummy_value()
+    return types.void(types.int64, types.int64), generate
+
+
+@intrinsic
+def copy_bytes(typing_context, destination, source, count):
+    """memcpy between two addresses."""
+    def generate(context, builder, signature, arguments):
+        byte_pointer = ir.IntType(8).as_pointer()
+        destination, source, count = arguments
+        cgutils.raw_memcpy(builder, builder.inttoptr(destination, byte_pointer), builder.inttoptr(source, byte_pointer),
+                           count, 1)
+        return context.get_dummy_value()
+    return types.void(types.int64, types.int64, types.int64), generate
+
+
+@intrinsic
+def yield_processor(typing_context):
+    """Let another process run."""
+    def generate(context, builder, signature, arguments):
+        function = cgutils.get_or_insert_function(builder.module, ir.FunctionType(ir.IntType(32), []), "sched_yield")
+        builder.call(function, [])
+        return context.get_dummy_value()
+    return types.void(), generate
+
+
+@intrinsic
+def pointer_to(typing_context, address):
+    """Address as the pointer that `carray` takes."""
+    def generate(context, builder, signature, arguments):
+        return builder.inttoptr(arguments[0], cgutils.voidptr_t)
+    return types.voidptr(types.int64), generate
+
+
+@njit(cache=True)
+def full_fence():
+    """Fence for callers in Python."""
+    fence()
+
+
+@njit(cache=True)
+def read_counter(address):
+    """Value of a counter."""
+    value = load(address)
+    fence()
+    return value
+
+
+@njit(cache=True)
+def write_counter(address, value):
+    """Set a counter; what was written before is visible to whoever sees the new value."""
+    fence()
+    store(address, value)
+    fence()
+
+
+@njit(cache=True)
+def wait_all(counters, count, value, spins):
+    """Wait until `count` counters have reached `value`, yielding the processor at most `spins` times."""
+    index = 0
+    for _ in range(spins + 1):
+        while index < count and load(counters + index * LINE) >= value:
+            index += 1
+        if index == count:
+            fence()
+            return -1
+        yield_processor()
+    return index
+
+
+@njit(cache=True)
+def wait_one(counter, value, spins):
+    """Wait until one counter has reached `value`; True if it has."""
+    for _ in range(spins + 1):
+        if load(counter) >= value:
+            fence()
+            return True
+        yield_processor()
+    return False
+
+
+@njit(cache=True)
+def publish(destination, source, count, counter, value):
+    """Copy bytes, then set a counter."""
+    if count:
+        copy_bytes(destination, source, count)
+    fence()
+    store(counter, value)
+    fence()
+
+
+@njit(cache=True)
+def differing(headers, stride, count, words, mine):
+    """First rank whose header of `words` int64 differs from that of rank `mine`, -1 if none."""
+    own = carray(pointer_to(headers + mine * stride), (words,), np.int64)
+    for rank in range(count):
+        other = carray(pointer_to(headers + rank * stride), (words,), np.int64)
+        for word in range(words):
+            if own[word] != other[word]:
+                return rank
+    return -1
+
+
+@njit(cache=True)
+def collect(destination, destination_stride, source, source_stride, count, size):
+    """Copy `size` bytes from each of `count` places."""
+    for rank in range(count):
+        copy_bytes(destination + rank * destination_stride, source + rank * source_stride, size)
+
+
+@njit(cache=True)
+def collect_parts(destination, source, stride, count, part, total):
+    """Join `count` parts of `part` bytes (the last ones may be short or empty) of `total` bytes, each from its own place."""
+    for rank in range(count):
+        start = min(rank * part, total)
+        end = min(start + part, total)
+        copy_bytes(destination + start, source + rank * stride + start, end - start)
+
+
+@njit(cache=True)
+def combine(out, source, stride, count, op):
+    """out[i] = op over ranks r, in rank order, of the i-th element at `source + r * stride`; the type is that of `out`."""
+    for start in range(0, out.size, BLOCK):
+        length = min(BLOCK, out.size - start)
+        block = out[start:start + length]
+        offset = start * out.itemsize
+        first = carray(pointer_to(source + offset), (length,), out.dtype)
+        for i in range(length):
+            block[i] = first[i]
+        for rank in range(1, count):
+            other = carray(pointer_to(source + rank * stride + offset), (length,), out.dtype)
+            if op == SUM:
+                for i in range(length):
+                    block[i] = block[i] + other[i]
+            elif op == MAX:
+                for i in range(length):
+                    block[i] = block[i] if (block[i] >= other[i] or block[i] != block[i]) else other[i]
+            elif op == MIN:
+                for i in range(length):
+                    block[i] = block[i] if (block[i] <= other[i] or block[i] != block[i]) else other[i]
+            else:
+                for i in range(length):
+                    block[i] = block[i] * other[i]
+
+
+@njit(cache=True)
+def _widen(destination, source, length):
+    """bfloat16 bits to float32 bits."""
+    for i in range(length):
+        destination[i] = np.uint32(source[i]) << np.uint32(16)
+
+
+@njit(cache=True)
+def combine_bfloat16(out, source, stride, count, op):
+    """As `combine` for bfloat16 bits (`out` uint16): accumulated in float32, rounded once to nearest even."""
+    total = np.empty(BLOCK, np.float32)
+    addend = np.empty(BLOCK, np.float32)
+    total_bits = total.view(np.uint32)
+    addend_bits = addend.view(np.uint32)
+    for start in range(0, out.size, BLOCK):
+        length = min(BLOCK, out.size - start)
+        offset = start * 2
+        _widen(total_bits, carray(pointer_to(source + offset), (length,), np.uint16), length)
+        for rank in range(1, count):
+            _widen(addend_bits, carray(pointer_to(source + rank * stride + offset), (length,), np.uint16), length)
+            if op == SUM:
+                for i in range(length):
+                    total[i] = total[i] + addend[i]
+            elif op == MAX:
+                for i in range(length):
+                    total[i] = total[i] if (total[i] >= addend[i] or total[i] != total[i]) else addend[i]
+            elif op == MIN:
+                for i in range(length):
+                    total[i] = total[i] if (total[i] <= addend[i] or total[i] != total[i]) else addend[i]
+            else:
+                for i in range(length):
+                    total[i] = total[i] * addend[i]
+        for i in range(length):
+            bits = total_bits[i]
+            if (bits & np.uint32(0x7FFFFFFF)) > np.uint32(0x7F800000):
+                out[start + i] = np.uint16((bits >> np.uint32(16)) | np.uint32(0x40))
+            else:
+                even = (bits >> np.uint32(16)) & np.uint32(1)
+                out[start + i] = np.uint16((bits + np.uint32(0x7FFF) + even) >> np.uint32(16))
+
+
+def warm_up():
+    """Compile (or load from the cache) what every job uses, one process at a time: the others then find it in the cache."""
+    words = np.zeros(4 * LINE, np.int64)
+    base = words.ctypes.data
+    with _compiling_alone():
+        full_fence()
+        read_counter(base)
+        write_counter(base, 0)
+        wait_all(base, 1, 0, 0)
+        wait_one(base, 0, 0)
+        publish(base, base, 0, base, 0)
+        differing(base, 8, 1, 1, 0)
+        collect(base, 8, base, 8, 0, 0)
+        collect_parts(base, base, 8, 1, 0, 0)
+        combine(np.zeros(1, np.float32), base, 8, 1, SUM)
+
+
+@contextmanager
+def _compiling_alone():
+    directory = Path(os.environ["NUMBA_CACHE_DIR"])
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        lock = open(directory / "mindspeed_ms.lock", "w", encoding="utf-8")
+    except OSError:  # no cache to be had: everyone compiles for himself
+        yield
+        return
+    with lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield

@@ -1,0 +1,196 @@
+"""Messages between two ranks of a group that share memory: one ring of slots per direction.
+
+A send is complete when all of it is in the ring. A blocking send that finds the ring full, and stays so, keeps a copy of the
+rest, which goes out while the rank waits for anything later; so ranks that all send first never stop each other.
+"""
+import time
+from collections import deque
+
+import numpy as np
+
+from mindspeed_ms.core.comm import calls
+from mindspeed_ms.core.comm import shm_kernels as kernels
+from mindspeed_ms.core.comm.calls import COMPARED_WORDS, WORDS
+from mindspeed_ms.core.comm.errors import MismatchError
+from mindspeed_ms.core.comm.interface import CompletedHandle
+from mindspeed_ms.core.comm.payload import address
+from mindspeed_ms.core.comm.progress import Operation
+from mindspeed_ms.core.comm.shm_region import REFUSAL_BYTES, RING_SLOTS, STACK_BYTES
+
+_STALL_SECONDS = 0.005
+
+
+class Message(Operation):
+    """A send or a receive."""
+    __slots__ = ("data", "kind", "peer")
+
+    def __init__(self, group, call, kind, peer, data):
+        super().__init__(group, call)
+        self.kind, self.peer, self.data = kind, peer, data
+        self.waits = ("ring", peer)
+
+    @property
+    def name(self):
+        """send or recv."""
+        return self.kind
+
+    def description(self):
+        """The message, its peer and its group in words."""
+        direction = "to" if self.kind == "send" else "from"
+        inside = describe_message(self.call.words())
+        return f"{self.kind}({inside}) {direction} rank {self.group.ranks[self.peer]} on group {self.group.name}"
+
+
+def describe_message(words):
+    """Header of a message in words, such as `float32 [4, 8], message 3`."""
+    text = calls.describe(words)
+    return text.removeprefix("message(").replace("), call", ", message")
+
+
+class Messages:
+    """This rank's messages on a group."""
+
+    def __init__(self, group):
+        self._group = group
+        self._region = group.region
+        self._queues = {}
+        self._sequences = {}
+        self._slots_done = {}
+
+    # ---- what the group's calls need ----------------------------------------------------------------------------------
+
+    def advance(self):
+        """Let the oldest message of every direction go as far as it can."""
+        for key in list(self._queues):
+            queue = self._queues.get(key)
+            while queue:
+                queue[0].step()
+                if not queue or not queue[0].done:
+                    break
+                queue.popleft()
+            if not queue:
+                self._queues.pop(key, None)
+
+    def idle(self):
+        """True if none is under way."""
+        return not self._queues
+
+    def pending(self):
+        """Those under way."""
+        return [message for queue in self._queues.values() for message in queue]
+
+    def count(self):
+        """How many are under way."""
+        return sum(map(len, self._queues.values()))
+
+    def clear(self):
+        """Forget those under way."""
+        for queue in self._queues.values():
+            queue.clear()
+        self._queues.clear()
+
+    # ---- starting -----------------------------------------------------------------------------------------------------
+
+    def start_send(self, call, data, peer, blocking):
+        """Send to the rank with index `peer`; returns its handle."""
+        self._region.reserve_ring(peer)
+        message = self._start(call, "send", peer, data, self._send)
+        if blocking and not message.done:
+            return self._wait_or_keep(message)
+        return message
+
+    def start_recv(self, call, out, peer):
+        """Receive from the rank with index `peer` into `out`; returns the handle."""
+        return self._start(call, "recv", peer, out, self._receive)
+
+    def _start(self, call, kind, peer, data, make_generator):
+        self._group.check_usable()
+        key = kind, peer
+        call.sequence = self._sequences[key] = self._sequences.get(key, 0) + 1
+        message = Message(self._group, call, kind, peer, data)
+        message.start(make_generator(message))
+        self._queues.setdefault(key, deque()).append(message)
+        self._group.engine.activate(self._group)
+        self.advance()
+        return message
+
+    def _wait_or_keep(self, message):
+        """Give the receiver a moment to make room, then keep a copy of what is left."""
+        engine = self._group.engine
+        stalled = time.monotonic()
+        while not message.done:
+            before = engine.moves
+            time.sleep(50e-6)
+            engine.advance()
+            now = time.monotonic()
+            if engine.moves != before:
+                stalled = now
+            elif now - stalled > _STALL_SECONDS:
+                message.data = message.data.copy()
+                return CompletedHandle()
+        return message
+
+    # ---- the ring -----------------------------------------------------------------------------------------------------
+
+    def _send(self, message):
+        group, region = self._group, self._region
+        peer = message.peer
+        written, read, refused = region.ring_counters(group.rank, peer)
+        total = message.data.nbytes
+        for start in range(0, max(total, 1), region.ring_slot_bytes):
+            count = min(region.ring_slot_bytes, total - start)
+            index = self._slots_done.get(("send", peer), 0)
+            while True:
+                if kernels.read_counter(refused):
+                    raise MismatchError(self._refusal(group.rank, peer))
+                if kernels.wait_one(read, index - RING_SLOTS + 1, group.engine.spins):
+                    break
+                yield
+            if start == 0:
+                self._write_header(message, index % RING_SLOTS)
+            kernels.publish(region.ring_slot(group.rank, peer, index), address(message.data) + start, count, written,
+                            index + 1)
+            self._slots_done["send", peer] = index + 1
+            group.engine.moves += 1
+
+    def _write_header(self, message, slot):
+        region, rank = self._region, self._group.rank
+        region.ring_headers[rank, message.peer, slot, :WORDS] = message.call.words()
+        if region.ring_stacks is not None:
+            stack = np.frombuffer(calls.caller_stack(STACK_BYTES), np.uint8)
+            region.ring_stacks[rank, message.peer, slot, :] = 0
+            region.ring_stacks[rank, message.peer, slot, :stack.size] = stack
+
+    def _receive(self, message):
+        group, region = self._group, self._region
+        peer, total = message.peer, message.data.nbytes
+        written, read, _ = region.ring_counters(peer, group.rank)
+        for start in range(0, max(total, 1), region.ring_slot_bytes):
+            count = min(region.ring_slot_bytes, total - start)
+            index = self._slots_done.get(("recv", peer), 0)
+            while not kernels.wait_one(written, index + 1, group.engine.spins):
+                yield
+            if start == 0:
+                self._check_header(message, index % RING_SLOTS)
+            kernels.publish(address(message.data) + start, region.ring_slot(peer, group.rank, index), count, read, index + 1)
+            self._slots_done["recv", peer] = index + 1
+            group.engine.moves += 1
+
+    def _check_header(self, message, slot):
+        group, region = self._group, self._region
+        sent = region.ring_headers[message.peer, group.rank, slot]
+        expected = message.call.words()
+        if sent[:COMPARED_WORDS].tolist() == expected[:COMPARED_WORDS]:
+            return
+        text = (f"different messages met on group {group.name}: rank {group.ranks[message.peer]} sends "
+                f"{describe_message(sent)}; rank {group.ranks[group.rank]} expects {describe_message(expected)}")
+        if region.ring_stacks is not None:
+            stack = region.ring_stacks[message.peer, group.rank, slot].tobytes().rstrip(b"\0").decode(errors="replace")
+            text += f"\n---- sent from\n{stack}"
+        data = np.frombuffer(text.encode()[:REFUSAL_BYTES], np.uint8)
+        region.refusals[message.peer, group.rank, :data.size] = data
+        kernels.write_counter(region.ring_counters(message.peer, group.rank)[2], 1)
+        raise MismatchError(text)
+
+    def _refusal(self, source, destination):
+        return self._region.refusals[source, destination].tobytes().rstrip(b"\0").decode(errors="replace")

@@ -1,0 +1,214 @@
+"""The device this process works on, its start-up, and its place in the launch.
+
+Everything here happens once per process, before the first operator. CPU needs synchronous PyNative: the asynchronous
+pipeline hands work between spinning threads, which costs 20 to 60 times the operator itself on small machines and races
+with zero-copy writes.
+"""
+import logging
+import os
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import mindspore as ms
+from mindspore.common import dtype as mstype
+
+logger = logging.getLogger("mindspeed_ms")
+
+DEVICE_ENVIRONMENT_VARIABLE = "MINDSPEED_MS_DEVICE"
+THREADS_ENVIRONMENT_VARIABLE = "MINDSPEED_MS_THREADS"
+DEVICE_TARGETS = ("CPU", "Ascend")
+
+_DTYPES = {
+    "float32": mstype.float32, "float16": mstype.float16, "bfloat16": mstype.bfloat16, "float64": mstype.float64,
+    "int8": mstype.int8, "uint8": mstype.uint8, "int16": mstype.int16, "int32": mstype.int32, "int64": mstype.int64,
+    "bool": mstype.bool_,
+}
+_DTYPE_ALIASES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16", "half": "float16", "float": "float32",
+                  "bool_": "bool"}
+_DTYPE_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
+_DTYPE_SIZES = {"float32": 4, "float16": 2, "bfloat16": 2, "float64": 8, "int8": 1, "uint8": 1, "int16": 2, "int32": 4,
+                "int64": 8, "bool": 1}
+
+
+@dataclass(frozen=True)
+class LaunchEnvironment:
+    """Where this process stands among the processes of its job.
+
+    `unique_id` is equal on all ranks of one launch and differs between launches on the same machine.
+    """
+    rank: int = 0
+    world_size: int = 1
+    local_rank: int = 0
+    local_world_size: int = 1
+    unique_id: str = ""
+    launcher: str = "single"
+
+
+_launch_environment = None
+_initialized_target = None
+
+
+def set_launch_environment(environment):
+    """Place this process in a job by hand; used by launchers that fork instead of setting variables."""
+    global _launch_environment
+    _launch_environment = environment
+
+
+def launch_environment():
+    """Return this process's `LaunchEnvironment`: set by a launcher, else read from msrun's variables, else rank 0 of 1.
+
+    Raises:
+        RuntimeError: msrun's variables are present but contradict each other.
+    """
+    global _launch_environment
+    if _launch_environment is None:
+        _launch_environment = _read_msrun_environment()
+    return _launch_environment
+
+
+def _read_msrun_environment():
+    if "MS_WORKER_NUM" not in os.environ or "RANK_ID" not in os.environ:
+        return LaunchEnvironment()
+    rank = _environment_integer("RANK_ID")
+    world_size = _environment_integer("MS_WORKER_NUM")
+    local_world_size = _environment_integer("MS_LOCAL_WORKER_NUM", _environment_integer("LOCAL_WORLD_SIZE", world_size))
+    local_rank = _environment_integer("LOCAL_RANK", _environment_integer("DEVICE_ID", rank % max(local_world_size, 1)))
+    if not 0 <= rank < world_size:
+        raise RuntimeError(f"RANK_ID is {rank} but MS_WORKER_NUM is {world_size}: expected 0 <= rank < workers. "
+                           "Start the script with msrun, or unset both variables for a single process.")
+    # msrun is the parent of all its workers: its pid tells two jobs on one port apart
+    unique_id = f"{os.environ.get('MS_SCHED_HOST', 'local')}-{os.environ.get('MS_SCHED_PORT', '0')}-{os.getppid()}"
+    return LaunchEnvironment(rank, world_size, local_rank, local_world_size, unique_id, "msrun")
+
+
+def _environment_integer(name, default=None):
+    text = os.environ.get(name)
+    if text is None:
+        if default is None:
+            raise RuntimeError(f"environment variable {name} is not set: start the script with msrun.")
+        return default
+    try:
+        return int(text)
+    except ValueError:
+        raise RuntimeError(f"environment variable {name} is {text!r}: expected an integer.") from None
+
+
+def is_scheduler_process():
+    """True in the extra process that msrun starts to coordinate workers; it must not train."""
+    return os.environ.get("MS_ROLE") == "MS_SCHED"
+
+
+def device_target():
+    """Return "CPU" or "Ascend": MINDSPEED_MS_DEVICE if set, else Ascend where this machine has one.
+
+    Raises:
+        ValueError: the variable names another device.
+    """
+    if _initialized_target is not None:
+        return _initialized_target
+    forced = os.environ.get(DEVICE_ENVIRONMENT_VARIABLE)
+    if forced:
+        for target in DEVICE_TARGETS:
+            if forced.lower() == target.lower():
+                return target
+        raise ValueError(f"{DEVICE_ENVIRONMENT_VARIABLE} is {forced!r}: expected one of {', '.join(DEVICE_TARGETS)}.")
+    return "Ascend" if _has_ascend() else "CPU"
+
+
+def _has_ascend():
+    has_card = any(name.startswith("davinci") and name[7:].isdigit() for name in os.listdir("/dev"))
+    if not has_card:
+        return False
+    try:
+        return bool(ms.hal.is_available("Ascend"))
+    except (RuntimeError, ValueError, AttributeError):
+        return False
+
+
+def thread_count():
+    """Compute threads for this process: MINDSPEED_MS_THREADS, else its share of the cores of this machine."""
+    text = os.environ.get(THREADS_ENVIRONMENT_VARIABLE)
+    if text:
+        if not text.isdigit() or int(text) < 1:
+            raise ValueError(f"{THREADS_ENVIRONMENT_VARIABLE} is {text!r}: expected a positive integer.")
+        return int(text)
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, cores // max(1, launch_environment().local_world_size))
+
+
+def initialize_device():
+    """Choose the device, PyNative mode and threads, and switch the tape on. Safe to call again; returns the target.
+
+    Call it before the first operator and, on CPU with the MCCL backend, before `mindspore.communication.init`.
+    """
+    global _initialized_target
+    if _initialized_target is not None:
+        return _initialized_target
+    target = device_target()
+    ms.set_context(mode=ms.PYNATIVE_MODE)
+    _set_device(target)
+    if target == "CPU":
+        with _quiet_mindspore():
+            ms.set_context(pynative_synchronize=True)
+            ms.device_context.cpu.op_tuning.threads_num(thread_count())
+    from mindspeed_ms.core import autograd
+    autograd.enable_tape()
+    _initialized_target = target
+    return target
+
+
+def _set_device(target):
+    device_id = launch_environment().local_rank if target == "Ascend" else None
+    try:
+        if device_id is None:
+            ms.set_device(target)
+        else:
+            ms.set_device(target, device_id)
+    except RuntimeError as error:
+        # a user's own set_context/set_device came first: fine if it chose the same device
+        if ms.get_context("device_target") != target:
+            raise RuntimeError(f"the device was already set to {ms.get_context('device_target')!r}, but this run needs "
+                               f"{target!r}: remove the earlier set_context/set_device call or set "
+                               f"{DEVICE_ENVIRONMENT_VARIABLE}.") from error
+
+
+@contextmanager
+def _quiet_mindspore():
+    """Keep back warnings: the synchronous option works but announces its deprecation on every start."""
+    mindspore_logger = ms.log._get_logger()
+    mindspore_logger.addFilter(_below_error)
+    try:
+        yield
+    finally:
+        mindspore_logger.removeFilter(_below_error)
+
+
+def _below_error(record):
+    return record.levelno >= logging.ERROR
+
+
+def to_dtype(dtype):
+    """MindSpore dtype of a name ("bfloat16", "bf16", ...) or of a MindSpore dtype.
+
+    Raises:
+        ValueError: an unknown name.
+    """
+    if isinstance(dtype, str):
+        name = dtype.removeprefix("torch.").removeprefix("mindspore.").lower()
+        name = _DTYPE_ALIASES.get(name, name)
+        if name not in _DTYPES:
+            raise ValueError(f"dtype {dtype!r} is unknown: expected one of {', '.join(sorted(_DTYPES))}.")
+        return _DTYPES[name]
+    if dtype in _DTYPE_NAMES:
+        return dtype
+    raise ValueError(f"dtype {dtype!r} is unknown: expected one of {', '.join(sorted(_DTYPES))}.")
+
+
+def dtype_name(dtype):
+    """Name ("float32", ...) of a MindSpore dtype or of a name's alias."""
+    return _DTYPE_NAMES[to_dtype(dtype)]
+
+
+def dtype_size(dtype):
+    """Bytes of one element."""
+    return _DTYPE_SIZES[dtype_name(dtype)]

@@ -1,0 +1,90 @@
+"""What happens to the gradients after the last backward of a step, by the parameters' attributes and never by name.
+
+Source: Megatron core, `finalize_model_grads.py`, in the same order: data-parallel reduction, sums over tensor-parallel ranks
+that saw different tokens, tied embeddings, division by the number of tokens.
+"""
+import numpy as np
+
+from mindspeed_ms.core import parallel_state, storage
+from mindspeed_ms.core.distributed.distributed_data_parallel import unwrap_model
+
+
+def finalize_model_grads(model, num_tokens=None):
+    """Complete the gradients in every `main_grad`.
+
+    Args:
+        model (list[DistributedDataParallel]): this rank's model chunks.
+        num_tokens (Optional[float]): with `calculate_per_token_loss`, the tokens that this rank's gradients are summed over;
+            all gradients are divided by the number in the whole global batch.
+    """
+    for chunk in model:
+        chunk.finish_grad_sync()
+    _allreduce_sequence_parallel_grads(model)
+    _allreduce_embedding_grads(model)
+    if num_tokens is not None:
+        total = _total_tokens(num_tokens)
+        if total > 0:
+            for chunk in model:
+                chunk.scale_gradients(1.0 / total)
+
+
+def _trainable_parameters(model):
+    for chunk in model:
+        for buffer in chunk.buffers:
+            yield from buffer.params
+
+
+def _uses_sequence_parallel(config):
+    parallel_config = getattr(config, "parallel_config", config)
+    return bool(getattr(parallel_config, "sequence_parallel", False))
+
+
+def _allreduce_sequence_parallel_grads(model):
+    """Sum over the tensor-parallel group what each rank computed from its own part of the sequence."""
+    if parallel_state.get_tensor_model_parallel_world_size() == 1:
+        return
+    grads = [param.main_grad for chunk in model if _uses_sequence_parallel(chunk.config)
+             for param in _trainable_parameters([chunk]) if getattr(param, "sequence_parallel", False)]
+    _allreduce_coalesced(grads, parallel_state.get_tensor_model_parallel_group())
+
+
+def _allreduce_embedding_grads(model):
+    """Sum the gradients of the copies of a tied embedding on the first and last pipeline stage."""
+    if parallel_state.get_pipeline_model_parallel_world_size() == 1 or not parallel_state.is_rank_in_embedding_group():
+        return
+    group = parallel_state.get_embedding_group()
+    if group.size > 1:
+        for param in _trainable_parameters(model):
+            if getattr(param, "shared_embedding", False):
+                group.all_reduce_in_place(param.main_grad, op="sum")
+
+
+def _allreduce_coalesced(grads, group):
+    """Sum tensors over a group with one collective per dtype."""
+    by_dtype = {}
+    for grad in grads:
+        by_dtype.setdefault(grad.dtype, []).append(grad)
+    for dtype, same in by_dtype.items():
+        flat = storage.FlatBuffer(sum(grad.size for grad in same), dtype)
+        slices, start = [], 0
+        for grad in same:
+            slices.append(flat.slice(start, start + grad.size))
+            start += grad.size
+            storage.write(slices[-1], grad)
+        group.all_reduce_in_place(flat.tensor, op="sum")
+        for grad, part in zip(same, slices):
+            storage.write(grad, part)
+
+
+def _total_tokens(num_tokens):
+    """Tokens of the global batch: only the last stage counts them; context-parallel ranks hold parts of a sequence."""
+    counted = num_tokens if parallel_state.is_pipeline_last_stage(ignore_virtual=True) else 0.0
+    total = np.array([counted], np.float64)
+    for group in (parallel_state.get_data_parallel_group(with_context_parallel=True),
+                  parallel_state.get_pipeline_model_parallel_group()):
+        if group.size > 1:
+            total = group.all_gather(total).sum(keepdims=True)
+    return float(total[0])
+
+
+__all__ = ["finalize_model_grads", "unwrap_model"]

@@ -1,0 +1,54 @@
+"""The package's logger: one format, to the standard output, so that msrun's worker logs hold it.
+
+Upstream's line form is kept: `time - mindspeed_ms[file:line] - LEVEL - message`.
+"""
+import logging
+import sys
+
+LOGGER_NAME = "mindspeed_ms"
+LINE_FORMAT = "%(asctime)s - mindspeed_ms[%(filename)s:%(lineno)d] - %(levelname)s - %(message)s"
+
+logger = logging.getLogger(LOGGER_NAME)
+
+
+class _StandardOutputHandler(logging.StreamHandler):
+    """Writes to whatever `sys.stdout` is at that moment, above a progress bar if one is shown."""
+
+    def __init__(self):
+        super().__init__(sys.stdout)
+        self.progress_bar = None
+
+    def emit(self, record):
+        self.stream = sys.stdout
+        if self.progress_bar is None:
+            super().emit(record)
+        else:
+            with self.progress_bar.external_write_mode(file=sys.stdout):
+                super().emit(record)
+
+
+def get_logger():
+    """The package's logger, as configured by `setup_logging`."""
+    return logger
+
+
+def setup_logging(level=logging.INFO):
+    """Send the package's log lines to the standard output, once; a handler that the user installed is left alone.
+
+    Args:
+        level (int or str): lowest level that is shown.
+    """
+    logger.setLevel(level)
+    if not logger.handlers:
+        handler = _StandardOutputHandler()
+        handler.setFormatter(logging.Formatter(LINE_FORMAT))
+        logger.addHandler(handler)
+        logger.propagate = False
+    return logger
+
+
+def set_progress_bar(progress_bar):
+    """Print log lines above this tqdm bar (None: no bar is shown)."""
+    for handler in logger.handlers:
+        if isinstance(handler, _StandardOutputHandler):
+            handler.progress_bar = progress_bar

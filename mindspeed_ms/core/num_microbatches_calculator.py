@@ -1,0 +1,164 @@
+"""How many micro-batches a step has, now and during a batch-size ramp-up.
+
+Source: Megatron core, `num_microbatches_calculator.py` (names and rules).
+"""
+import logging
+
+logger = logging.getLogger("mindspeed_ms")
+
+_calculator = None
+
+
+class ConstantNumMicroBatchesCalculator:
+    """A fixed global batch size.
+
+    Args:
+        global_batch_size (int): samples of a step over all data-parallel ranks.
+        micro_batch_size (int): samples of one forward on one rank.
+        data_parallel_size (int): data-parallel ranks.
+
+    Raises:
+        ValueError: the global batch does not divide into micro-batches; names the nearest valid sizes.
+    """
+
+    def __init__(self, global_batch_size, micro_batch_size, data_parallel_size):
+        check_batch_sizes(global_batch_size, micro_batch_size, data_parallel_size)
+        self.micro_batch_size = micro_batch_size
+        self.current_global_batch_size = global_batch_size
+        self.num_micro_batches = global_batch_size // (micro_batch_size * data_parallel_size)
+
+    def update(self, consumed_samples):
+        """A fixed size ignores how many samples were consumed."""
+
+
+class RampupBatchsizeNumMicroBatchesCalculator:
+    """A global batch size that grows by equal increments over the first samples.
+
+    Args:
+        global_batch_size (int): the size at the end.
+        micro_batch_size (int): samples of one forward on one rank.
+        data_parallel_size (int): data-parallel ranks.
+        start_global_batch_size (int): the size at the start.
+        batch_size_increment (int): growth at each increment.
+        ramup_samples (int): samples over which the size grows.
+
+    Raises:
+        ValueError: a size of the ramp does not divide into micro-batches, or the increments do not meet the end.
+    """
+
+    def __init__(self, global_batch_size, micro_batch_size, data_parallel_size, start_global_batch_size,
+                 batch_size_increment, ramup_samples):
+        values = {"start batch size": start_global_batch_size, "batch size increment": batch_size_increment}
+        for name, value in values.items():
+            if value <= 0:
+                raise ValueError(f"rampup_batch_size: the {name} is {value}: expected a positive number.")
+        difference = global_batch_size - start_global_batch_size
+        if ramup_samples < 0 or difference < 0 or difference % batch_size_increment:
+            raise ValueError(
+                f"rampup_batch_size is [{start_global_batch_size}, {batch_size_increment}, {ramup_samples}] with a global "
+                f"batch of {global_batch_size}: expected steps of {batch_size_increment} to lead from the first exactly to "
+                "the last, over a number of samples that is not negative.")
+        for size in range(start_global_batch_size, global_batch_size + 1, batch_size_increment):
+            check_batch_sizes(size, micro_batch_size, data_parallel_size)
+        self.global_batch_size = global_batch_size
+        self.micro_batch_size = micro_batch_size
+        self.micro_batch_times_data_parallel_size = micro_batch_size * data_parallel_size
+        self.start_global_batch_size = start_global_batch_size
+        self.batch_size_increment = batch_size_increment
+        self.ramup_samples = ramup_samples
+        increments = difference // batch_size_increment
+        self.rampup_samples_per_increment = ramup_samples / increments if increments else 0
+        self.update(0)
+
+    def update(self, consumed_samples):
+        """Choose the size for a step that starts after `consumed_samples`."""
+        if consumed_samples > self.ramup_samples or not self.rampup_samples_per_increment:
+            size = self.global_batch_size
+        else:
+            steps = int(consumed_samples / self.rampup_samples_per_increment)
+            size = min(self.start_global_batch_size + steps * self.batch_size_increment, self.global_batch_size)
+        if size != getattr(self, "current_global_batch_size", size):
+            logger.info("batch size ramp-up: global batch size is now %d", size)
+        self.current_global_batch_size = size
+        self.num_micro_batches = size // self.micro_batch_times_data_parallel_size
+
+
+def check_batch_sizes(global_batch_size, micro_batch_size, data_parallel_size):
+    """Raise ValueError unless the global batch is a positive multiple of micro-batch times data-parallel ranks."""
+    unit = micro_batch_size * data_parallel_size
+    if unit <= 0:
+        raise ValueError(f"micro batch size is {micro_batch_size} and data-parallel size {data_parallel_size}: expected "
+                         "positive numbers.")
+    if global_batch_size <= 0 or global_batch_size % unit:
+        below = global_batch_size // unit * unit
+        nearest = f"{below} or {below + unit}" if below > 0 else f"{unit}"
+        raise ValueError(f"global batch size {global_batch_size} is not a multiple of micro batch size {micro_batch_size} x "
+                         f"data-parallel size {data_parallel_size} = {unit}: use {nearest}.")
+
+
+def init_num_microbatches_calculator(rank, rampup_batch_size, global_batch_size, micro_batch_size, data_parallel_size,
+                                     decrease_batch_size_if_needed=False):
+    """Set up the calculator of this process.
+
+    Args:
+        rank (int): global rank; rank 0 logs the numbers.
+        rampup_batch_size (Optional[list[int]]): [start, increment, samples], or None for a fixed size.
+        global_batch_size (int): samples of a step over all data-parallel ranks.
+        micro_batch_size (int): samples of one forward on one rank.
+        data_parallel_size (int): data-parallel ranks.
+        decrease_batch_size_if_needed (bool): round a global batch that does not divide down to one that does.
+    """
+    global _calculator
+    if decrease_batch_size_if_needed:
+        unit = micro_batch_size * data_parallel_size
+        global_batch_size = max(global_batch_size // unit * unit, unit)
+    if rampup_batch_size is None:
+        _calculator = ConstantNumMicroBatchesCalculator(global_batch_size, micro_batch_size, data_parallel_size)
+    else:
+        if len(rampup_batch_size) != 3:
+            raise ValueError(f"rampup_batch_size is {list(rampup_batch_size)}: expected three numbers, start, increment and "
+                             "samples.")
+        start, increment, samples = (int(value) for value in rampup_batch_size)
+        _calculator = RampupBatchsizeNumMicroBatchesCalculator(global_batch_size, micro_batch_size, data_parallel_size,
+                                                               start, increment, samples)
+    if rank == 0:
+        logger.info("%d micro-batches of %d samples on each of %d data-parallel ranks make a global batch of %d",
+                    get_num_microbatches(), micro_batch_size, data_parallel_size, get_current_global_batch_size())
+
+
+def destroy_num_microbatches_calculator():
+    """Forget the calculator."""
+    global _calculator
+    _calculator = None
+
+
+def _current():
+    if _calculator is None:
+        raise RuntimeError("the number of micro-batches is not known yet: call init_num_microbatches_calculator() first "
+                           "(pretrain does).")
+    return _calculator
+
+
+def is_initialized():
+    """Whether the calculator was set up."""
+    return _calculator is not None
+
+
+def get_num_microbatches():
+    """Micro-batches of the current step on each data-parallel rank."""
+    return _current().num_micro_batches
+
+
+def get_current_global_batch_size():
+    """Samples of the current step over all data-parallel ranks."""
+    return _current().current_global_batch_size
+
+
+def get_micro_batch_size():
+    """Samples of one micro-batch."""
+    return _current().micro_batch_size
+
+
+def update_num_microbatches(consumed_samples):
+    """Move a ramp-up to where `consumed_samples` put it."""
+    _current().update(consumed_samples)

@@ -1,0 +1,26 @@
+"""Optimizers over flat buffers, gradient clipping, loss scales and schedules."""
+from mindspeed_ms.core.optimizer.mixed_precision import Float16OptimizerWithFloat16Params
+from mindspeed_ms.core.optimizer.optimizer import FP32Optimizer, MegatronOptimizer
+from mindspeed_ms.core.optimizer.optimizer_config import OptimizerConfig
+from mindspeed_ms.core.optimizer.optimizer_param_scheduler import OptimizerParamScheduler
+
+__all__ = ["FP32Optimizer", "Float16OptimizerWithFloat16Params", "MegatronOptimizer", "OptimizerConfig",
+           "OptimizerParamScheduler", "get_megatron_optimizer"]
+
+
+def get_megatron_optimizer(config, model_chunks, no_weight_decay_cond=None, scale_lr_cond=None, lr_mult=1.0):
+    """The optimizer for these model chunks.
+
+    Args:
+        config (OptimizerConfig): options.
+        model_chunks (list[DistributedDataParallel]): this rank's chunks.
+        no_weight_decay_cond (Optional[Callable[[str, Parameter], bool]]): replaces the rule which parameters do not decay.
+        scale_lr_cond (Optional[Callable[[str, Parameter], bool]]): parameters whose rate is multiplied by `lr_mult`.
+        lr_mult (float): see `scale_lr_cond`.
+
+    Returns:
+        MegatronOptimizer
+    """
+    kind = Float16OptimizerWithFloat16Params if config.fp16 or config.bf16 else FP32Optimizer
+    return kind(config, model_chunks, no_weight_decay_cond=no_weight_decay_cond, scale_lr_cond=scale_lr_cond,
+                lr_mult=lr_mult)

@@ -1,0 +1,90 @@
+"""The global gradient norm, counted once over all layouts, and clipping.
+
+Source: Megatron core, `clip_grads.py`. A parameter that is copied over tensor-parallel ranks counts on the first of them, a
+tied embedding on the first pipeline stage. Squares are summed in float64, over ranks in rank order.
+"""
+import math
+
+import mindspore as ms
+import numpy as np
+
+from mindspeed_ms import ops
+from mindspeed_ms.core import parallel_state, storage
+
+
+def counts_in_norm(param, is_expert=False):
+    """Whether this rank's copy of a parameter is the one that counts in norms."""
+    if getattr(param, "shared_embedding", False) and not parallel_state.is_pipeline_first_stage(ignore_virtual=True):
+        return False
+    if getattr(param, "tensor_model_parallel", False):
+        return True
+    rank = (parallel_state.get_expert_tensor_parallel_rank() if is_expert
+            else parallel_state.get_tensor_model_parallel_rank())
+    return rank == 0
+
+
+class ModelStatistics:
+    """Sums over all gradients (or weights) of a model, whatever layout they are spread over.
+
+    Args:
+        shards (list[OptimizerShard]): this rank's part.
+        slice_of (Callable[[OptimizerShard, int, int], Tensor]): which values of a shard; default: its gradients.
+        sharded_over_data (bool): data-parallel ranks hold different parts (distributed optimizer).
+    """
+
+    def __init__(self, shards, slice_of=None, sharded_over_data=False):
+        slice_of = slice_of or (lambda shard, start, stop: shard.slice_grad(start, stop))
+        self._local = {False: [], True: []}
+        for shard in shards:
+            expert = shard.buffer.is_expert
+            self._local[expert] += [slice_of(shard, run.start, run.stop) for run in shard.runs_by(
+                lambda piece, expert=expert: True if counts_in_norm(piece.param, expert) else None)]
+        self._groups = {False: [parallel_state.get_model_parallel_group()]}
+        if sharded_over_data:
+            self._groups[False].append(parallel_state.get_data_parallel_group(with_context_parallel=True))
+        if self._any_rank_has_experts(shards):
+            self._groups[True] = [parallel_state.get_expert_tensor_model_pipeline_parallel_group()]
+            if sharded_over_data:
+                self._groups[True].append(parallel_state.get_expert_data_parallel_group())
+
+    @staticmethod
+    def _any_rank_has_experts(shards):
+        own = np.array([float(any(shard.buffer.is_expert for shard in shards))])
+        return bool(_sum_over(parallel_state.get_model_parallel_group(), own)[0])
+
+    def _total(self, measure):
+        total = 0.0
+        for expert, groups in self._groups.items():
+            local = np.array([sum((measure(tensor) for tensor in self._local[expert]), 0.0)], np.float64)
+            for group in groups:
+                local = _sum_over(group, local)
+            total += float(local[0])
+        return total
+
+    def norm(self):
+        """Global L2 norm (float); inf or nan if any element is. Every rank gets the same value."""
+        total = self._total(ops.sum_of_squares)
+        return math.sqrt(total) if total >= 0.0 else total
+
+    def num_zeros(self):
+        """Elements that are exactly zero (int)."""
+        return int(self._total(ops.count_zeros))
+
+
+def _sum_over(group, values):
+    """Sum a small float64 array over a group, in rank order."""
+    if group.size == 1:
+        return values
+    return group.all_gather(values).reshape(group.size, -1).sum(axis=0)
+
+
+def clip_coefficient(norm, clip_grad):
+    """What gradients of norm `norm` are multiplied with so that it is at most `clip_grad`: never above 1."""
+    return min(clip_grad / (norm + 1.0e-6), 1.0) if clip_grad > 0.0 else 1.0
+
+
+def clip_by_value(shards, limit):
+    """Limit every gradient to [-limit, limit], in place."""
+    for shard in shards:
+        grad = shard.grad if shard.grad.dtype == ms.float32 else shard.grad.astype(ms.float32)
+        storage.write(shard.grad, grad.clip(-limit, limit))

@@ -1,0 +1,168 @@
+"""The optimizer of a model whose parameters and gradients lie in flat buffers.
+
+Source: Megatron core, `optimizer.py`: names and order of a step (unscale, look for infinities, norm, clip, update, round the
+masters). Unscaling and clipping are one factor inside the update, the norm is one pass.
+"""
+import math
+
+from mindspeed_ms.core import storage
+from mindspeed_ms.core.optimizer.adamw import AdamW
+from mindspeed_ms.core.optimizer.clip_grads import ModelStatistics, clip_by_value, clip_coefficient
+from mindspeed_ms.core.optimizer.grad_scaler import ConstantGradScaler
+from mindspeed_ms.core.optimizer.param_groups import get_param_groups
+from mindspeed_ms.core.optimizer.sgd import SGD
+from mindspeed_ms.core.optimizer.shard import OptimizerShard
+
+
+class MegatronOptimizer:
+    """Updates the parameters of model chunks that `DistributedDataParallel` wraps.
+
+    Args:
+        config (OptimizerConfig): options.
+        model_chunks (list[DistributedDataParallel]): this rank's chunks.
+        no_weight_decay_cond, scale_lr_cond, lr_mult: see `get_param_groups`.
+        grad_scaler (Optional[ConstantGradScaler]): the loss scale.
+
+    Attributes:
+        param_groups (list[dict]): a scheduler sets `lr` and `weight_decay` in them.
+        shards (list[OptimizerShard]): what this rank updates.
+        found_inf (bool): the last step met an infinite or NaN gradient and changed nothing.
+    """
+
+    def __init__(self, config, model_chunks, no_weight_decay_cond=None, scale_lr_cond=None, lr_mult=1.0, grad_scaler=None):
+        self.config = config
+        self.model_chunks = list(model_chunks)
+        self.grad_scaler = grad_scaler
+        self.found_inf = False
+        named_params = [(name, param) for chunk in self.model_chunks for name, param in chunk.module.parameters_and_names()
+                        if param.requires_grad]
+        self.param_groups = get_param_groups(named_params, config, no_weight_decay_cond, scale_lr_cond, lr_mult)
+        group_of = {id(param): number for number, group in enumerate(self.param_groups) for param in group["params"]}
+        self.shards = self._make_shards(group_of)
+        self.update = self._make_update()
+        self.statistics = ModelStatistics(self.shards)
+
+    def _make_shards(self, group_of):
+        return [OptimizerShard(buffer, 0, buffer.layout.numel, group_of)
+                for chunk in self.model_chunks for buffer in chunk.buffers]
+
+    def _make_update(self):
+        if self.config.kind() == "sgd":
+            return SGD(self.shards, self.config.sgd_momentum)
+        return AdamW(self.shards, self.config.adam_beta1, self.config.adam_beta2, self.config.adam_eps)
+
+    def zero_grad(self, set_to_none=True):
+        """Start a step: gradients count from zero. `set_to_none` is Megatron's argument; buffers are never given up."""
+        del set_to_none
+        for chunk in self.model_chunks:
+            chunk.zero_grad_buffer()
+
+    def get_loss_scale(self):
+        """What the loss is multiplied with before the backward (float)."""
+        return self.grad_scaler.scale if self.grad_scaler is not None else 1.0
+
+    def scale_loss(self, loss):
+        """The loss times the loss scale."""
+        return loss * self.get_loss_scale()
+
+    def get_grad_norm(self):
+        """Norm of the unscaled gradients over all ranks (float)."""
+        return self.statistics.norm() / self.get_loss_scale()
+
+    def get_params_norm(self):
+        """Norm of the weights over all ranks (float)."""
+        return ModelStatistics(self.shards, lambda shard, start, stop: shard.slice_main(start, stop)).norm()
+
+    def step(self):
+        """Update once from the gradients in the buffers.
+
+        Returns:
+            (success, grad_norm, num_zeros): `success` is False if a gradient was infinite or NaN; nothing was changed then.
+            `grad_norm` is the norm before clipping. `num_zeros` is None unless `log_num_zeros_in_grad`.
+        """
+        inverse_scale = 1.0 / self.get_loss_scale()
+        grad_norm = self.statistics.norm() * inverse_scale
+        self.found_inf = not math.isfinite(grad_norm)
+        if self.grad_scaler is not None:
+            self.grad_scaler.update(self.found_inf)
+        if self.found_inf:
+            return False, grad_norm, None
+        num_zeros = self.statistics.num_zeros() if self.config.log_num_zeros_in_grad else None
+        self.update.step(self.param_groups, inverse_scale * self._clip(grad_norm, inverse_scale))
+        for shard in self.shards:
+            shard.copy_main_params_to_model_params()
+        return True, grad_norm, num_zeros
+
+    def _clip(self, grad_norm, inverse_scale):
+        if self.config.grad_clip_type == "GradClipByValue":
+            if self.config.clip_grad > 0.0:
+                clip_by_value(self.shards, self.config.clip_grad / inverse_scale)
+            return 1.0
+        return clip_coefficient(grad_norm, self.config.clip_grad)
+
+    def reload_model_params(self):
+        """Take the parameters' present values as masters (after weights were loaded)."""
+        for shard in self.shards:
+            shard.copy_model_params_to_main_params()
+
+    def parameter_states(self):
+        """Yield (name, state) of every parameter held here.
+
+        `state` maps exp_avg, exp_avg_sq (momentum_buffer for SGD) and, with masters, fp32_param to float32 Tensors over the
+        optimizer's own memory, in the parameter's shape: reading saves them, `storage.write` restores them.
+        """
+        for index, shard in enumerate(self.shards):
+            for piece in shard.pieces:
+                shape = piece.param.shape if piece.is_whole else None
+                state = {name: buffers[index].slice(piece.start, piece.stop, shape)
+                         for name, buffers in self.update.state.items()}
+                if shard.has_masters:
+                    state["fp32_param"] = shard.slice_main(piece.start, piece.stop, shape)
+                yield piece.name, state
+
+    def state_dict(self):
+        """Everything that `load_state_dict` needs; the tensors share the optimizer's memory.
+
+        Returns:
+            dict: step, param_groups (settings only), state {name: {state name: Tensor}}, grad_scaler.
+        """
+        groups = [{key: value for key, value in group.items() if key not in ("params", "names")}
+                  for group in self.param_groups]
+        return {"step": self.update.step_count, "param_groups": groups, "state": dict(self.parameter_states()),
+                "grad_scaler": self.grad_scaler.state_dict() if self.grad_scaler is not None else {}}
+
+    def load_state_dict(self, state_dict):
+        """Restore `state_dict()`.
+
+        Raises:
+            ValueError: a parameter or one of its states is missing, or has another shape.
+        """
+        saved = state_dict["state"]
+        for name, states in self.parameter_states():
+            for key, tensor in states.items():
+                source = saved.get(name, {}).get(key)
+                if source is None or tuple(source.shape) != tuple(tensor.shape):
+                    found = "nothing" if source is None else f"shape {tuple(source.shape)}"
+                    raise ValueError(f"optimizer state {key} of {name}: expected shape {tuple(tensor.shape)}, found {found}. "
+                                     "The checkpoint is of another model or optimizer; no_load_optim starts afresh.")
+                storage.write(tensor, source)
+        self.update.step_count = int(state_dict["step"])
+        for group, settings in zip(self.param_groups, state_dict["param_groups"]):
+            group.update(lr=settings["lr"], weight_decay=settings["weight_decay"])
+        if self.grad_scaler is not None and state_dict["grad_scaler"]:
+            self.grad_scaler.load_state_dict(state_dict["grad_scaler"])
+        for shard in self.shards:
+            shard.copy_main_params_to_model_params()
+
+    @property
+    def nbytes(self):
+        """Bytes of moments and masters on this rank."""
+        return self.update.nbytes + sum(shard.nbytes for shard in self.shards)
+
+
+class FP32Optimizer(MegatronOptimizer):
+    """For float32 parameters; a fixed loss scale is allowed."""
+
+    def __init__(self, config, model_chunks, **options):
+        scaler = ConstantGradScaler(config.loss_scale) if config.loss_scale is not None else None
+        super().__init__(config, model_chunks, grad_scaler=scaler, **options)

@@ -1,0 +1,164 @@
+"""Learning rate and weight decay over the training, counted in samples.
+
+Source: Megatron core, `optimizer_param_scheduler.py`: the same arithmetic, so that rates are bit-equal. The rate used by the
+first step is the one at 0 samples: with a warm-up from 0 it is 0.
+"""
+import logging
+import math
+
+logger = logging.getLogger("mindspeed_ms")
+
+LR_DECAY_STYLES = ("constant", "linear", "cosine", "inverse-square-root", "WSD")
+WSD_DECAY_STYLES = ("linear", "cosine", "exponential", "minus_sqrt")
+WEIGHT_DECAY_STYLES = ("constant", "linear", "cosine")
+
+
+class OptimizerParamScheduler:
+    """Sets `lr` and `weight_decay` of every parameter group of an optimizer. All steps are counted in samples.
+
+    Args:
+        optimizer: object with `param_groups`, a list of dicts; read: max_lr, min_lr, lr_mult, wd_mult (all optional).
+        init_lr (float): rate at the start of the warm-up.
+        max_lr (float): rate after the warm-up.
+        min_lr (float): lowest rate of the decay.
+        lr_warmup_steps (int): length of the warm-up; 0 for none.
+        lr_decay_steps (int): where the decay ends, counted from 0.
+        lr_decay_style (str): constant, linear, cosine, inverse-square-root or WSD.
+        start_wd, end_wd (float): weight decay at the start and the end.
+        wd_incr_steps (int): over how many steps it moves from one to the other.
+        wd_incr_style (str): constant (both ends equal), linear or cosine.
+        use_checkpoint_opt_param_scheduler (bool): on load, take the checkpoint's settings without comparing.
+        override_opt_param_scheduler (bool): on load, keep this run's settings.
+        wsd_decay_steps (Optional[int]): length of the final decay of WSD.
+        lr_wsd_decay_style (Optional[str]): linear, cosine, exponential or minus_sqrt.
+
+    Raises:
+        ValueError: settings that contradict each other, named with their values.
+    """
+
+    def __init__(self, optimizer, init_lr, max_lr, min_lr, lr_warmup_steps, lr_decay_steps, lr_decay_style, start_wd, end_wd,
+                 wd_incr_steps, wd_incr_style, use_checkpoint_opt_param_scheduler=True, override_opt_param_scheduler=False,
+                 wsd_decay_steps=None, lr_wsd_decay_style=None):
+        self.optimizer = optimizer
+        self.init_lr, self.max_lr, self.min_lr = init_lr, float(max_lr), min_lr
+        self.lr_warmup_steps, self.lr_decay_steps = lr_warmup_steps, lr_decay_steps
+        self.lr_decay_style = lr_decay_style
+        self.wsd_decay_steps, self.lr_wsd_decay_style = wsd_decay_steps, lr_wsd_decay_style
+        self.start_wd, self.end_wd = start_wd, end_wd
+        self.wd_incr_steps, self.wd_incr_style = wd_incr_steps, wd_incr_style
+        self.use_checkpoint_opt_param_scheduler = use_checkpoint_opt_param_scheduler
+        self.override_opt_param_scheduler = override_opt_param_scheduler
+        self.num_steps = 0
+        self._check()
+        self.step(0)
+
+    def _check(self):
+        _expect(0 <= self.min_lr <= self.max_lr, f"min_lr is {self.min_lr} and the learning rate {self.max_lr}: expected "
+                "0 <= min_lr <= learning rate.")
+        _expect(self.init_lr <= self.max_lr, f"lr_warmup_init is {self.init_lr}, above the learning rate {self.max_lr}.")
+        _expect(self.lr_decay_steps > 0, f"lr_decay_steps is {self.lr_decay_steps}: expected a positive number. Set "
+                "training_iters, train_samples, lr_decay_iters or lr_decay_samples.")
+        _expect(0 <= self.lr_warmup_steps < self.lr_decay_steps, f"the warm-up takes {self.lr_warmup_steps} samples and the "
+                f"decay ends at {self.lr_decay_steps}: expected a shorter warm-up. Lower lr_warmup_iters or raise "
+                "lr_decay_iters.")
+        _expect(self.lr_decay_style in LR_DECAY_STYLES,
+                f"lr_decay_style is {self.lr_decay_style!r}: expected one of {', '.join(LR_DECAY_STYLES)}.")
+        if self.lr_decay_style == "WSD":
+            _expect(self.wsd_decay_steps is not None, "lr_decay_style WSD needs lr_wsd_decay_iters or lr_wsd_decay_samples.")
+            _expect(self.lr_wsd_decay_style in WSD_DECAY_STYLES,
+                    f"lr_wsd_decay_style is {self.lr_wsd_decay_style!r}: expected one of {', '.join(WSD_DECAY_STYLES)}.")
+        _expect(self.wd_incr_style in WEIGHT_DECAY_STYLES,
+                f"weight_decay_incr_style is {self.wd_incr_style!r}: expected one of {', '.join(WEIGHT_DECAY_STYLES)}.")
+        _expect(0 <= self.start_wd <= self.end_wd, f"start_weight_decay is {self.start_wd} and end_weight_decay "
+                f"{self.end_wd}: expected 0 <= start <= end.")
+        _expect(self.wd_incr_style != "constant" or self.start_wd == self.end_wd, f"weight_decay_incr_style is constant but "
+                f"start_weight_decay {self.start_wd} differs from end_weight_decay {self.end_wd}.")
+        _expect(not (self.override_opt_param_scheduler and self.use_checkpoint_opt_param_scheduler),
+                "override_opt_param_scheduler and use_checkpoint_opt_param_scheduler are both set: keep one of them.")
+
+    def get_wd(self):
+        """Weight decay now, before the group's `wd_mult`."""
+        if self.num_steps > self.wd_incr_steps or self.wd_incr_style == "constant":
+            return self.end_wd
+        ratio = float(self.num_steps) / float(self.wd_incr_steps) if self.wd_incr_steps else 1.0
+        coefficient = ratio if self.wd_incr_style == "linear" else 0.5 * (math.cos(math.pi * (1 - ratio)) + 1.0)
+        return self.start_wd + coefficient * (self.end_wd - self.start_wd)
+
+    def get_lr(self, param_group=None):
+        """Learning rate now of a group (its own max_lr and min_lr count), before its `lr_mult`."""
+        param_group = param_group or {}
+        max_lr, min_lr = _own(param_group, "max_lr", self.max_lr), _own(param_group, "min_lr", self.min_lr)
+        if self.lr_warmup_steps > 0 and self.num_steps <= self.lr_warmup_steps:
+            return self.init_lr + (max_lr - self.init_lr) * float(self.num_steps) / float(self.lr_warmup_steps)
+        if self.lr_decay_style == "constant":
+            return max_lr
+        if self.num_steps > self.lr_decay_steps:
+            return min_lr
+        if self.lr_decay_style == "inverse-square-root":
+            warmup_steps, num_steps = max(self.lr_warmup_steps, 1), max(self.num_steps, 1)
+            return max(min_lr, max_lr * warmup_steps ** 0.5 / (num_steps ** 0.5))
+        return min_lr + self._decay_coefficient() * (max_lr - min_lr)
+
+    def _decay_coefficient(self):
+        if self.lr_decay_style == "WSD":
+            steps = self.num_steps - (self.lr_decay_steps - self.wsd_decay_steps)
+            return 1.0 if steps <= 0 else _wsd_coefficient(self.lr_wsd_decay_style, steps / self.wsd_decay_steps)
+        ratio = float(self.num_steps - self.lr_warmup_steps) / float(self.lr_decay_steps - self.lr_warmup_steps)
+        return 1.0 - ratio if self.lr_decay_style == "linear" else 0.5 * (math.cos(math.pi * ratio) + 1.0)
+
+    def step(self, increment):
+        """Go on by `increment` samples and set the rates of all groups."""
+        self.num_steps += increment
+        weight_decay = self.get_wd()
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.get_lr(group) * group.get("lr_mult", 1.0)
+            group["weight_decay"] = weight_decay * group.get("wd_mult", 1.0)
+
+    def state_dict(self):
+        """Settings and position, under Megatron's keys."""
+        return {"max_lr": self.max_lr, "lr_warmup_steps": self.lr_warmup_steps, "num_steps": self.num_steps,
+                "lr_decay_style": self.lr_decay_style, "lr_decay_steps": self.lr_decay_steps, "min_lr": self.min_lr,
+                "start_wd": self.start_wd, "end_wd": self.end_wd, "wd_incr_style": self.wd_incr_style,
+                "wd_incr_steps": self.wd_incr_steps}
+
+    def load_state_dict(self, state_dict):
+        """Restore the position; settings by the two switches of the constructor.
+
+        Raises:
+            ValueError: neither switch is set and a setting differs from the checkpoint's.
+        """
+        for name in self.state_dict():
+            if name != "num_steps":
+                setattr(self, name, self._choose(name, getattr(self, name), state_dict[name]))
+        self.num_steps = 0
+        self.step(state_dict["num_steps"])
+
+    def _choose(self, name, own, saved):
+        if self.override_opt_param_scheduler or own == saved:
+            return own
+        if self.use_checkpoint_opt_param_scheduler:
+            logger.info("%s: the checkpoint's %s replaces this run's %s (override_opt_param_scheduler keeps this run's)",
+                        name, saved, own)
+            return saved
+        raise ValueError(f"{name} is {own} but the checkpoint has {saved}: set use_checkpoint_opt_param_scheduler to take "
+                         "the checkpoint's, or override_opt_param_scheduler to keep this run's.")
+
+
+def _expect(condition, message):
+    if not condition:
+        raise ValueError(message)
+
+
+def _own(param_group, name, default):
+    value = param_group.get(name)
+    return default if value is None else value
+
+
+def _wsd_coefficient(style, ratio):
+    if style == "linear":
+        return 1.0 - ratio
+    if style == "cosine":
+        return 0.5 * (math.cos(math.pi * ratio) + 1.0)
+    if style == "exponential":
+        return 2.0 * math.pow(0.5, ratio) - 1.0
+    return 1.0 - math.sqrt(ratio)

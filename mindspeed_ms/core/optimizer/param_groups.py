@@ -1,0 +1,58 @@
+"""Which parameters share learning rate and weight decay. Source: Megatron core, `_get_param_groups`."""
+import math
+
+from mindspeed_ms.core.distributed.distributed_data_parallel import is_expert
+
+
+def get_param_groups(named_params, config, no_weight_decay_cond=None, scale_lr_cond=None, lr_mult=1.0):
+    """Sort parameters into groups, in the order in which the kinds are first met.
+
+    Args:
+        named_params (list[tuple[str, Parameter]]): in module order.
+        config (OptimizerConfig): rates and decay.
+        no_weight_decay_cond (Optional[Callable[[str, Parameter], bool]]): replaces the rule of `config`.
+        scale_lr_cond (Optional[Callable[[str, Parameter], bool]]): parameters whose rate is multiplied by `lr_mult`.
+        lr_mult (float): see `scale_lr_cond`.
+
+    Returns:
+        list[dict]: keys params, names, wd_mult, lr_mult, is_expert_parallel, is_decoupled_lr, max_lr, min_lr, lr,
+        weight_decay.
+
+    Raises:
+        ValueError: a name in `no_weight_decay_params` matches no parameter.
+    """
+    _check_endings(named_params, config.no_weight_decay_params)
+    groups = {}
+    for name, param in named_params:
+        no_decay = no_weight_decay_cond(name, param) if no_weight_decay_cond else has_no_weight_decay(name, param, config)
+        scaled = bool(scale_lr_cond(name, param)) if scale_lr_cond else False
+        decoupled = config.decoupled_lr is not None and bool(getattr(param, "is_embedding_or_output_parameter", False))
+        key = (0.0 if no_decay else 1.0, lr_mult if scaled else 1.0, is_expert(param), decoupled)
+        groups.setdefault(key, []).append((name, param))
+    return [_make_group(key, members, config) for key, members in groups.items()]
+
+
+def has_no_weight_decay(name, param, config):
+    """Megatron's rule: biases and one-dimensional parameters do not decay; or the endings that the user listed."""
+    if config.no_weight_decay_params is not None:
+        return any(name.endswith(ending) for ending in config.no_weight_decay_params)
+    return name.endswith(".bias") or len(param.shape) == 1
+
+
+def _check_endings(named_params, endings):
+    for ending in endings or ():
+        if not any(name.endswith(ending) for name, _ in named_params):
+            raise ValueError(f"no_weight_decay_params has {ending!r}, but no parameter's name ends so; names are like "
+                             f"{named_params[0][0]!r}.")
+
+
+def _make_group(key, members, config):
+    wd_mult, lr_mult, expert, decoupled = key
+    max_lr = config.decoupled_lr if decoupled else config.lr
+    min_lr = config.min_lr
+    if decoupled and config.decoupled_min_lr is not None:
+        min_lr = config.decoupled_min_lr
+    return {"params": [param for _, param in members], "names": [name for name, _ in members], "wd_mult": wd_mult,
+            "lr_mult": lr_mult, "is_expert_parallel": expert, "is_decoupled_lr": decoupled, "max_lr": max_lr,
+            "min_lr": min_lr, "lr": (max_lr if max_lr is not None else math.nan) * lr_mult,
+            "weight_decay": config.weight_decay * wd_mult}

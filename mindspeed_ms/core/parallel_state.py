@@ -1,0 +1,313 @@
+"""Who this rank is and whom it talks to: the groups of the parallel layout, under Megatron's names.
+
+`initialize_model_parallel` computes every group from `layout.ranks`; a communication group is created the first time
+that one of its members asks for it. Source: Megatron core, `parallel_state.py` (0.12).
+"""
+
+from mindspeed_ms.core import comm
+from mindspeed_ms.core.expert_parallel_state import *  # noqa: F401,F403  (the expert and combined groups' getters)
+from mindspeed_ms.core.parallel_grid import (  # noqa: F401  (some are public through this module)
+    ParallelGrid,
+    check_virtual_pipeline,
+    checked_hierarchy,
+    get_coordinates,
+    get_group,
+    get_group_ranks,
+    get_world_layout,
+    grid,
+    group_rank,
+    group_size,
+    is_initialized,
+    override,
+    set_grid,
+)
+from mindspeed_ms.layout.ranks import DEFAULT_ORDER, WorldLayout
+
+
+def initialize_model_parallel(
+    tensor_model_parallel_size=1,
+    pipeline_model_parallel_size=1,
+    virtual_pipeline_model_parallel_size=None,
+    pipeline_model_parallel_split_rank=None,
+    context_parallel_size=1,
+    expert_model_parallel_size=1,
+    order=DEFAULT_ORDER,
+    communicator_config_path=None,
+    expert_tensor_parallel_size=None,
+    hierarchical_context_parallel_sizes=None,
+    ulysses_degree_in_cp=None,
+    **kwargs,
+):
+    """Lay the parallel grid over the world. Every rank calls it once, after `mindspeed_ms.core.comm.init()`.
+
+    Args:
+        tensor_model_parallel_size (int): ranks that share each tensor.
+        pipeline_model_parallel_size (int): stages that the layers are spread over.
+        virtual_pipeline_model_parallel_size (Optional[int]): chunks of layers per stage (interleaved schedule).
+        pipeline_model_parallel_split_rank (None): stages of an encoder-decoder; refused, there is no such model here.
+        context_parallel_size (int): ranks that share each sequence.
+        expert_model_parallel_size (int): ranks that share the experts of a layer.
+        order (str): axes of the rank grid, leftmost fastest.
+        communicator_config_path (None): NCCL settings; refused, no backend here reads them.
+        expert_tensor_parallel_size (Optional[int]): ranks that share each expert's tensors; default as dense layers.
+        hierarchical_context_parallel_sizes (Optional[list[int]]): sizes of nested groups inside the context-parallel
+            group, innermost first; their product must be `context_parallel_size`.
+        ulysses_degree_in_cp (Optional[int]): size of the ulysses groups inside the context-parallel group; the ring
+            groups join the rest. Default: `context_parallel_size`.
+
+    Raises:
+        RuntimeError: communication or model parallelism is in the wrong state, the world size does not fit, virtual
+            stages without a pipeline, an impossible order or hierarchy.
+        ValueError: an argument that cannot take effect here, or an unknown one.
+    """
+    if not comm.is_initialized():
+        raise RuntimeError(
+            "communication is not initialised: call mindspeed_ms.core.comm.init() before initialize_model_parallel()."
+        )
+    if is_initialized():
+        raise RuntimeError("model parallelism is already initialised: call destroy_model_parallel() first.")
+    _refuse(kwargs, pipeline_model_parallel_split_rank, communicator_config_path)
+    check_virtual_pipeline(virtual_pipeline_model_parallel_size, pipeline_model_parallel_size)
+    layout = WorldLayout(
+        comm.get_world_size(),
+        tp=tensor_model_parallel_size,
+        pp=pipeline_model_parallel_size,
+        cp=context_parallel_size,
+        ep=expert_model_parallel_size,
+        expert_tp=expert_tensor_parallel_size,
+        order=order,
+        ulysses_degree=ulysses_degree_in_cp,
+    )
+    sizes = checked_hierarchy(hierarchical_context_parallel_sizes, context_parallel_size)
+    set_grid(ParallelGrid(layout, comm.get_rank(), virtual_pipeline_model_parallel_size, sizes))
+
+
+def _refuse(kwargs, split_rank, communicator_config_path):
+    if kwargs:
+        raise ValueError(f"initialize_model_parallel does not know {sorted(kwargs)}: remove them.")
+    if split_rank is not None:
+        raise ValueError(
+            f"pipeline_model_parallel_split_rank {split_rank} splits an encoder-decoder model, but only decoder models "
+            "exist here: leave it None."
+        )
+    if communicator_config_path is not None:
+        raise ValueError(
+            f"communicator_config_path '{communicator_config_path}' configures NCCL, which no backend here uses: "
+            "leave it None."
+        )
+
+
+def model_parallel_is_initialized():
+    """Whether `initialize_model_parallel` was called."""
+    return is_initialized()
+
+
+def destroy_model_parallel():
+    """Forget the grid; communication itself stays (`comm.destroy()` ends it)."""
+    set_grid(None)
+
+
+    # ---- tensor parallelism ------------------------------------------------------------------------------------------
+
+
+def get_tensor_model_parallel_group(check_initialized=True):
+    """Group of the ranks that share this rank's tensors."""
+    return get_group("tp")
+
+
+def get_tensor_model_parallel_world_size():
+    """Number of ranks that share each tensor."""
+    return group_size("tp")
+
+
+def get_tensor_model_parallel_rank():
+    """Place of this rank among them."""
+    return group_rank("tp")
+
+
+def get_tensor_model_parallel_src_rank():
+    """Global rank of the first member of the tensor-parallel group."""
+    return get_group_ranks("tp")[0]
+
+
+def set_tensor_model_parallel_world_size(world_size):
+    """Pretend another tensor-parallel size (tools and tests); None ends it."""
+    override("tp", "size", world_size)
+
+
+def set_tensor_model_parallel_rank(rank):
+    """Pretend another tensor-parallel rank (tools and tests); None ends it."""
+    override("tp", "rank", rank)
+
+
+# ---- pipeline parallelism ----------------------------------------------------------------------------------------
+
+
+def get_pipeline_model_parallel_group():
+    """Group of the ranks that hold the stages of this rank's model."""
+    return get_group("pp")
+
+
+def get_pipeline_model_parallel_world_size():
+    """Number of stages."""
+    return group_size("pp")
+
+
+def get_pipeline_model_parallel_rank():
+    """Stage of this rank."""
+    return group_rank("pp")
+
+
+def set_pipeline_model_parallel_world_size(world_size):
+    """Pretend another number of stages (tools and tests); None ends it."""
+    override("pp", "size", world_size)
+
+
+def set_pipeline_model_parallel_rank(rank):
+    """Pretend another stage (tools and tests); None ends it."""
+    override("pp", "rank", rank)
+
+
+def get_virtual_pipeline_model_parallel_rank():
+    """Chunk that is being built or run; None without virtual stages."""
+    return grid().virtual_pipeline_rank
+
+
+def set_virtual_pipeline_model_parallel_rank(rank):
+    """Choose the chunk that is being built or run."""
+    grid().virtual_pipeline_rank = rank
+
+
+def get_virtual_pipeline_model_parallel_world_size():
+    """Chunks per stage; None without virtual stages."""
+    return grid().virtual_pipeline_size
+
+
+def set_virtual_pipeline_model_parallel_world_size(world_size):
+    """Change the number of chunks per stage."""
+    grid().virtual_pipeline_size = world_size
+
+
+def is_pipeline_first_stage(ignore_virtual=False):
+    """Whether this stage (and, unless ignored, the current chunk) holds the start of the model."""
+    if not ignore_virtual and get_virtual_pipeline_model_parallel_world_size() is not None:
+        if get_virtual_pipeline_model_parallel_rank() != 0:
+            return False
+    return get_pipeline_model_parallel_rank() == 0
+
+
+def is_pipeline_last_stage(ignore_virtual=False):
+    """Whether this stage (and, unless ignored, the current chunk) holds the end of the model."""
+    chunks = get_virtual_pipeline_model_parallel_world_size()
+    if not ignore_virtual and chunks is not None and get_virtual_pipeline_model_parallel_rank() != chunks - 1:
+        return False
+    return get_pipeline_model_parallel_rank() == get_pipeline_model_parallel_world_size() - 1
+
+
+def get_pipeline_model_parallel_first_rank():
+    """Global rank of the first stage of this pipeline."""
+    return get_group_ranks("pp")[0]
+
+
+def get_pipeline_model_parallel_last_rank():
+    """Global rank of the last stage of this pipeline."""
+    return get_group_ranks("pp")[-1]
+
+
+def get_pipeline_model_parallel_next_rank():
+    """Global rank of the next stage, the first after the last."""
+    ranks = get_group_ranks("pp")
+    return ranks[(get_pipeline_model_parallel_rank() + 1) % len(ranks)]
+
+
+def get_pipeline_model_parallel_prev_rank():
+    """Global rank of the previous stage, the last before the first."""
+    ranks = get_group_ranks("pp")
+    return ranks[(get_pipeline_model_parallel_rank() - 1) % len(ranks)]
+
+
+def get_embedding_group():
+    """Group of the first and last stage of this pipeline, which share tied word embeddings."""
+    return get_group("embedding")
+
+
+def get_position_embedding_group():
+    """Group of the stages that hold position embeddings: the first one."""
+    return get_group("position-embedding")
+
+
+def is_rank_in_embedding_group(ignore_virtual=False):
+    """Whether this stage (and, unless ignored, the current chunk) holds a copy of the word embeddings."""
+    ranks, rank = get_group_ranks("embedding"), grid().rank
+    if ranks is None:
+        return False
+    if ignore_virtual:
+        return True
+    if rank == ranks[0] and is_pipeline_first_stage():
+        return True
+    return rank == ranks[-1] and is_pipeline_last_stage()
+
+
+def is_rank_in_position_embedding_group():
+    """Whether this stage holds position embeddings."""
+    return get_group_ranks("position-embedding") is not None
+
+
+# ---- data and context parallelism --------------------------------------------------------------------------------
+
+
+def _data_kind(with_context_parallel):
+    return "dp-cp" if with_context_parallel else "dp"
+
+
+def get_data_parallel_group(with_context_parallel=False):
+    """Group of the ranks that hold the same parameters; the context-parallel ranks too, if asked."""
+    return get_group(_data_kind(with_context_parallel))
+
+
+def get_data_parallel_world_size(with_context_parallel=False):
+    """Size of the data-parallel group."""
+    return group_size(_data_kind(with_context_parallel))
+
+
+def get_data_parallel_rank(with_context_parallel=False):
+    """Rank in the data-parallel group."""
+    return group_rank(_data_kind(with_context_parallel))
+
+
+def get_data_parallel_src_rank(with_context_parallel=False):
+    """Global rank of the first member of the data-parallel group."""
+    return get_group_ranks(_data_kind(with_context_parallel))[0]
+
+
+def set_data_parallel_rank(rank):
+    """Pretend another data-parallel rank (tools and tests); None ends it."""
+    override("dp", "rank", rank)
+
+
+def get_context_parallel_group(check_initialized=True):
+    """Group of the ranks that share each sequence."""
+    return get_group("cp")
+
+
+def get_context_parallel_world_size():
+    """Number of ranks that share each sequence."""
+    return group_size("cp")
+
+
+def get_context_parallel_rank():
+    """Place of this rank among them."""
+    return group_rank("cp")
+
+
+def get_context_parallel_global_ranks(check_initialized=True):
+    """Global ranks of the context-parallel group."""
+    return list(get_group_ranks("cp"))
+
+
+def get_hierarchical_context_parallel_groups(check_initialized=True):
+    """Groups of each level of `hierarchical_context_parallel_sizes`, innermost first. RuntimeError without levels."""
+    state = grid()
+    if not state.hierarchical_sizes:
+        raise RuntimeError("hierarchical_context_parallel_sizes was not given to initialize_model_parallel().")
+    return state.hierarchical_groups()

@@ -1,0 +1,138 @@
+"""Flat buffers and in-place writes: the one place that knows how a tensor's memory can be changed.
+
+On CPU a buffer is a numpy array and its slices are tensors made from it: MindSpore then sees independent base tensors, so
+every kernel and every write works, and memory is shared. In-place tensor methods (`add_`, `+=`, `copy_` on a view) are
+silently lost on CPU and must never be used. On Ascend a buffer is one tensor and its slices are views.
+"""
+import mindspore as ms
+import numpy as np
+from mindspore import Tensor, mint, ops
+from mindspore.common.np_dtype import bfloat16 as np_bfloat16
+
+from mindspeed_ms.core import autograd
+from mindspeed_ms.core.device import device_target, dtype_name, dtype_size, to_dtype
+
+_NUMPY_DTYPES = {"float32": np.float32, "float16": np.float16, "float64": np.float64, "int8": np.int8, "uint8": np.uint8,
+                 "int16": np.int16, "int32": np.int32, "int64": np.int64, "bool": np.bool_,
+                 "bfloat16": np_bfloat16}  # MindSpore's extension dtype: arithmetic goes through its int16 bits
+_ARRAY_KINDS = {to_dtype(name): np.dtype(np.int16 if name == "bfloat16" else kind) for name, kind in _NUMPY_DTYPES.items()}
+
+
+class FlatBuffer:
+    """`numel` elements of one dtype in one piece of memory, zero at first, handed out in slices that share it."""
+
+    def __init__(self, numel, dtype):
+        self.numel = int(numel)
+        self.dtype = to_dtype(dtype)
+        self._on_host = device_target() == "CPU"
+        if self._on_host:
+            self._array = np.zeros(self.numel, _NUMPY_DTYPES[dtype_name(self.dtype)])
+            self.tensor = Tensor.from_numpy(self._array)
+        else:
+            self._array = None
+            self.tensor = ops.zeros((self.numel,), self.dtype)
+
+    @property
+    def nbytes(self):
+        """Bytes of the whole buffer."""
+        return self.numel * dtype_size(self.dtype)
+
+    def slice(self, start, stop, shape=None):
+        """Tensor over elements `start` to `stop` that shares the buffer's memory, shaped `shape` (flat if None)."""
+        if not 0 <= start <= stop <= self.numel:
+            raise ValueError(f"slice {start}:{stop} is outside a buffer of {self.numel} elements.")
+        shape = (stop - start,) if shape is None else tuple(shape)
+        if self._on_host:
+            return Tensor.from_numpy(self._array[start:stop].reshape(shape))
+        return mint.narrow(self.tensor, 0, start, stop - start).view(shape)
+
+    def zero(self):
+        """Set every element to zero."""
+        if self._on_host:
+            self._array.fill(0)
+        else:
+            zero(self.tensor)
+
+
+class _Memory:
+    """Describes the memory of a tensor to numpy and keeps the tensor alive as long as an array uses it."""
+    __slots__ = ("__array_interface__", "tensor")
+
+    def __init__(self, tensor):
+        self.tensor = tensor
+        kind = _ARRAY_KINDS[tensor.dtype]
+        strides = None if tensor.is_contiguous() else tuple(kind.itemsize * stride for stride in tensor.stride())
+        self.__array_interface__ = {"version": 3, "data": (tensor._data_ptr(), False), "typestr": kind.str,
+                                    "shape": tensor.shape, "strides": strides}
+
+
+def as_array(tensor):
+    """Writable numpy array over the memory of a contiguous tensor (CPU); bfloat16 comes as its int16 bits.
+
+    Raises:
+        ValueError: the tensor is not contiguous.
+    """
+    if not tensor.is_contiguous():
+        raise ValueError(f"a tensor of shape {tensor.shape} is not contiguous: it cannot be written as one piece. "
+                         "Pass a tensor that owns its memory, such as a slice of a FlatBuffer.")
+    return read_array(tensor)
+
+
+def read_array(tensor):
+    """Numpy array over a tensor's memory (CPU); bfloat16 comes as its int16 bits.
+
+    Never a copy: views give arrays with their strides, where `Tensor.asnumpy` would copy them.
+    """
+    return np.asarray(_Memory(tensor))
+
+
+def from_array(array, dtype=None):
+    """Tensor that shares memory with a contiguous numpy array; with `dtype` bfloat16 the array holds its int16 bits."""
+    if dtype is not None and to_dtype(dtype) == ms.bfloat16:
+        array = array.view(np_bfloat16)
+    return Tensor.from_numpy(array)
+
+
+def write(destination, source):
+    """Copy `source` (same number of elements, any dtype) into the memory of `destination`."""
+    if destination.size != source.size:
+        raise ValueError(f"cannot write {source.size} elements into {destination.size}.")
+    with autograd.no_grad():
+        if device_target() == "CPU":
+            if source.dtype != destination.dtype:
+                source = source.astype(destination.dtype)
+            as_array(destination)[...] = read_array(source).reshape(destination.shape)
+        else:
+            destination[:] = source.reshape(destination.shape).astype(destination.dtype)
+
+
+def add_into(destination, source):
+    """Add `source` to the memory of `destination` (same number of elements)."""
+    with autograd.no_grad():
+        if device_target() == "CPU" and destination.dtype != ms.bfloat16:
+            if source.dtype == ms.bfloat16:
+                source = source.astype(destination.dtype)
+            array = as_array(destination)
+            np.add(array, read_array(source).reshape(array.shape), out=array, casting="same_kind")
+        else:
+            write(destination, destination + source.reshape(destination.shape).astype(destination.dtype))
+
+
+def zero(tensor):
+    """Set the memory of `tensor` to zero."""
+    with autograd.no_grad():
+        if device_target() == "CPU":
+            as_array(tensor).fill(0)
+        else:
+            tensor[:] = ops.zeros(tensor.shape, tensor.dtype)
+
+
+def set_data(parameter, tensor):
+    """Let a parameter live in the memory of `tensor`; its identity, name and hooks stay."""
+    with autograd.no_grad():
+        parameter.data = tensor
+
+
+def release(parameter):
+    """Drop the memory of a parameter until `set_data` gives it new; its identity, name and hooks stay."""
+    set_data(parameter, ops.zeros((0,), parameter.dtype))

@@ -1,0 +1,5 @@
+"""The error of this room."""
+
+
+class LayoutError(ValueError, RuntimeError):
+    """A layout that cannot be built. Both parents, since Megatron raises RuntimeError where others expect ValueError."""

@@ -1,0 +1,322 @@
+"""Which ranks form which group, for any order string; Megatron core's rules (0.12).
+
+The order names the axes of the rank grid, leftmost fastest: with "tp-cp-ep-dp-pp" neighbouring ranks share a
+tensor-parallel group. Dense layers live on the grid (tp, cp, dp, pp), experts on a second grid over the same ranks
+(expert tensor parallel, ep, expert-dp, pp).
+"""
+
+from dataclasses import dataclass, replace
+from itertools import product
+from math import lcm
+
+from mindspeed_ms.layout.errors import LayoutError
+from mindspeed_ms.layout.options import Options
+
+DEFAULT_ORDER = "tp-cp-ep-dp-pp"
+AXES = ("tp", "pp", "dp", "ep", "cp")
+DENSE_KINDS = ("tp", "pp", "dp", "cp", "dp-cp", "tp-pp", "tp-dp", "tp-cp", "tp-dp-cp")
+# kind of group -> token on the expert grid
+EXPERT_KINDS = {"ep": "ep", "expert-tp": "tp", "expert-dp": "dp", "tp-ep": "tp-ep", "tp-ep-pp": "tp-ep-pp"}
+# the same groups for a world whose experts are spread like its dense layers
+_DENSE_STAND_IN = {"ep": "", "expert-tp": "tp", "expert-dp": "dp-cp", "tp-ep": "tp", "tp-ep-pp": "tp-pp"}
+DERIVED_KINDS = ("embedding", "position-embedding", "ulysses", "ring")
+ALL_KINDS = DENSE_KINDS + tuple(EXPERT_KINDS) + DERIVED_KINDS
+
+
+def _checked_order(order, sizes):
+    """`order` as a list of all five axes; the ones of size 1 that it lacks come last."""
+    if not isinstance(order, str) or not order:
+        raise LayoutError(f"order must be a string such as '{DEFAULT_ORDER}', but got {order!r}.")
+    names = order.lower().split("-")
+    unknown = [name for name in names if name not in AXES]
+    if unknown:
+        raise LayoutError(f"order '{order}' names {unknown}, but only {list(AXES)} exist.")
+    if len(set(names)) != len(names):
+        raise LayoutError(f"order '{order}' names an axis twice.")
+    for name in AXES:
+        if name not in names:
+            if sizes[name] != 1:
+                raise LayoutError(f"order '{order}' lacks '{name}', whose size is {sizes[name]}; add '{name}' to it.")
+            names.append(name)
+    return names
+
+
+class RankGenerator:
+    """Groups of one rank grid.
+
+    Args:
+        tp, ep, dp, pp, cp (int): sizes of the axes. `ep` and `cp` are never both above 1: experts have their own grid.
+        order (str): axes from the fastest to the slowest, joined by "-".
+        rank_offset (int): added to every rank.
+
+    Raises:
+        LayoutError: a size below 1, ep and cp both above 1, or an order that is empty, unknown, doubled or incomplete.
+    """
+
+    def __init__(self, tp, ep, dp, pp, cp, order=DEFAULT_ORDER, rank_offset=0):
+        self.sizes = {"tp": tp, "pp": pp, "dp": dp, "ep": ep, "cp": cp}
+        for name, size in self.sizes.items():
+            if not isinstance(size, int) or size < 1:
+                raise LayoutError(f"the size of '{name}' must be a positive integer, but got {size!r}.")
+        if ep > 1 and cp > 1:
+            raise LayoutError(f"one rank grid cannot have both ep {ep} and cp {cp}; experts have their own grid.")
+        self.order = _checked_order(order, self.sizes)
+        self.rank_offset = rank_offset
+        self.world_size = tp * ep * dp * pp * cp
+        self.strides = {}
+        stride = 1
+        for name in self.order:
+            self.strides[name] = stride
+            stride *= self.sizes[name]
+
+    def _token_axes(self, token):
+        names = token.split("-") if token else []
+        for name in names:
+            if name not in AXES:
+                raise LayoutError(f"group '{token}' names '{name}', but only {list(AXES)} exist.")
+        return names
+
+    def _positions(self, names):
+        """Ranks (without offset) spanned by the axes `names`, in order: leftmost axis of the order fastest."""
+        axes = [name for name in self.order if name in names]
+        spans = [range(0, self.sizes[name] * self.strides[name], self.strides[name]) for name in reversed(axes)]
+        return [sum(steps) for steps in product(*spans)]
+
+    def get_ranks(self, token):
+        """All groups that span the axes of `token` ("tp", "dp-cp", ...): list of lists of ranks."""
+        inside = self._token_axes(token)
+        members = self._positions(inside)
+        bases = self._positions([name for name in AXES if name not in inside])
+        return [[self.rank_offset + base + member for member in members] for base in bases]
+
+    def group_of(self, token, rank):
+        """The group of `token` that `rank` is in, without listing the others."""
+        inside = self._token_axes(token)
+        own = self.coordinates(rank)
+        base = rank - sum(own[name] * self.strides[name] for name in inside)
+        return [base + member for member in self._positions(inside)]
+
+    def coordinates(self, rank):
+        """`{"tp": .., "pp": .., "dp": .., "ep": .., "cp": ..}` of `rank`. LayoutError when it is outside the grid."""
+        position = rank - self.rank_offset
+        if not 0 <= position < self.world_size:
+            last = self.rank_offset + self.world_size - 1
+            raise LayoutError(f"rank {rank} is outside the world of ranks {self.rank_offset}..{last}.")
+        return {name: position // self.strides[name] % self.sizes[name] for name in AXES}
+
+    def rank_at(self, **coordinates):
+        """The rank at the given coordinates; axes not named are 0."""
+        for name, index in coordinates.items():
+            if name not in AXES or not 0 <= index < self.sizes[name]:
+                raise LayoutError(f"coordinate {name}={index} is outside the grid {self.sizes}.")
+        return self.rank_offset + sum(index * self.strides[name] for name, index in coordinates.items())
+
+
+@dataclass(frozen=True)
+class Coordinates:
+    """Where one rank is. `expert_tp`, `ep`, `expert_dp` are its place on the expert grid."""
+
+    rank: int = 0
+    tp: int = 0
+    pp: int = 0
+    dp: int = 0
+    cp: int = 0
+    ep: int = 0
+    expert_tp: int = 0
+    expert_dp: int = 0
+
+    def moved(self, **changes):
+        """The same with some coordinates changed."""
+        return replace(self, **changes)
+
+
+class WorldLayout:
+    """Every group of a world.
+
+    Args:
+        world_size (int): number of ranks.
+        tp, pp, cp, ep (int): tensor, pipeline, context and expert parallel sizes.
+        expert_tp (Optional[int]): tensor parallel size of the experts; None is `tp`.
+        order (str): axes from the fastest to the slowest.
+        ulysses_degree (Optional[int]): size of the ulysses groups inside a context-parallel group; None is `cp`
+            (all ulysses), 1 is all ring.
+        rank_offset (int): first rank.
+
+    Attributes:
+        dp, expert_dp (int): what is left for data parallelism.
+
+    Raises:
+        LayoutError: a world size that the sizes do not divide, an impossible order, or a ulysses degree that does not
+            divide `cp`.
+    """
+
+    def __init__(
+        self,
+        world_size,
+        tp=1,
+        pp=1,
+        cp=1,
+        ep=1,
+        expert_tp=None,
+        order=DEFAULT_ORDER,
+        ulysses_degree=None,
+        rank_offset=0,
+    ):
+        self.world_size, self.rank_offset = world_size, rank_offset
+        self.tp, self.pp, self.cp, self.ep = tp, pp, cp, ep
+        self.expert_tp = tp if expert_tp is None else expert_tp
+        self._check_sizes()
+        self.dp = world_size // (tp * pp * cp)
+        self.expert_dp = world_size // (self.expert_tp * ep * pp)
+        self.ulysses_degree = cp if ulysses_degree is None else ulysses_degree
+        if self.ulysses_degree < 1 or cp % self.ulysses_degree:
+            raise LayoutError(f"ulysses_degree_in_cp {ulysses_degree} must divide context_parallel_size {cp}.")
+        self.dense = self._dense_grid(order)
+        self.order = "-".join(self.dense.order)
+        self.expert = self._expert_grid(order)
+
+    @classmethod
+    def from_config(cls, config, world_size, order=None, rank_offset=0):
+        """The layout of a configuration (AllConfig, TransformerConfig or ModelParallelConfig) on `world_size` ranks.
+
+        `order` None takes the configuration's, by default "tp-cp-ep-dp-pp".
+        """
+        options = Options(config)
+        cp = options.context_parallel_size
+        degrees = {"megatron_cp_algo": 1, "ulysses_cp_algo": cp, "hybrid_cp_algo": options.ulysses_degree_in_cp}
+        if options.context_parallel_algo not in degrees:
+            raise LayoutError(
+                f"context_parallel_algo '{options.context_parallel_algo}' is unknown, choose one of {list(degrees)}."
+            )
+        degree = degrees[options.context_parallel_algo]
+        if degree is None and cp > 1:
+            raise LayoutError("context_parallel_algo 'hybrid_cp_algo' needs parallel_config.ulysses_degree_in_cp.")
+        return cls(
+            world_size,
+            tp=options.tensor_model_parallel_size,
+            pp=options.pipeline_model_parallel_size,
+            cp=cp,
+            ep=options.expert_model_parallel_size,
+            expert_tp=options.expert_tensor_parallel_size,
+            order=order or options.order,
+            ulysses_degree=degree,
+            rank_offset=rank_offset,
+        )
+
+    def _check_sizes(self):
+        named = {"tp": self.tp, "pp": self.pp, "cp": self.cp, "ep": self.ep, "expert_tp": self.expert_tp}
+        for name, size in {"world_size": self.world_size, **named}.items():
+            if not isinstance(size, int) or size < 1:
+                raise LayoutError(f"{name} must be a positive integer, but got {size!r}.")
+        dense = self.tp * self.pp * self.cp
+        experts = self.expert_tp * self.ep * self.pp
+        multiple = lcm(dense, experts)
+        if self.world_size % multiple == 0:
+            return
+        sizes = (
+            f"tensor_model_parallel_size {self.tp} x pipeline_model_parallel_size {self.pp} x "
+            f"context_parallel_size {self.cp}"
+        )
+        if experts != self.tp * self.pp:
+            sizes += (
+                f", expert_tensor_parallel_size {self.expert_tp} x expert_model_parallel_size {self.ep} x "
+                f"pipeline_model_parallel_size {self.pp}"
+            )
+        raise LayoutError(f"world size {self.world_size} does not fit {sizes}: it needs a multiple of {multiple}.")
+
+    def _dense_grid(self, order):
+        # ep has no place on the dense grid: an order without it is complete
+        return RankGenerator(self.tp, 1, self.dp, self.pp, self.cp, order, self.rank_offset)
+
+    def _expert_grid(self, order):
+        """The expert grid, or None when the experts simply live on the dense grid.
+
+        Stages must be the same on both grids. Where they are not, a world without expert parallelism falls back to
+        the dense grid and any other is refused.
+        """
+        grid = RankGenerator(self.expert_tp, self.ep, self.expert_dp, self.pp, 1, order, self.rank_offset)
+        if grid.get_ranks("pp") == self.dense.get_ranks("pp"):
+            return grid
+        if self.ep == 1 and self.expert_tp == self.tp:
+            return None
+        raise LayoutError(
+            f"order '{order}' gives experts other pipeline stages than dense layers: put 'pp' last, or make the data "
+            f"parallel sizes equal (dense {self.dp}, experts {self.expert_dp})."
+        )
+
+    def _grid_and_token(self, kind):
+        if kind in DENSE_KINDS:
+            return self.dense, kind
+        if self.expert is not None:
+            return self.expert, EXPERT_KINDS[kind]
+        return self.dense, _DENSE_STAND_IN[kind]
+
+    def groups(self, kind):
+        """All groups of `kind` (one of ALL_KINDS): list of lists of ranks."""
+        self._check_kind(kind)
+        if kind in DERIVED_KINDS:
+            parents = self.dense.get_ranks("pp" if "embedding" in kind else "cp")
+            return [group for parent in parents for group in self._derived(kind, parent)]
+        grid, token = self._grid_and_token(kind)
+        return grid.get_ranks(token)
+
+    def group_of(self, kind, rank):
+        """The group of `kind` that `rank` is in; None when it is in none (embedding groups of middle stages)."""
+        self._check_kind(kind)
+        if kind in DERIVED_KINDS:
+            parent = self.dense.group_of("pp" if "embedding" in kind else "cp", rank)
+            return next((group for group in self._derived(kind, parent) if rank in group), None)
+        grid, token = self._grid_and_token(kind)
+        return grid.group_of(token, rank)
+
+    @staticmethod
+    def _check_kind(kind):
+        if kind not in ALL_KINDS:
+            raise LayoutError(f"group '{kind}' is unknown, choose one of {list(ALL_KINDS)}.")
+
+    def _derived(self, kind, parent):
+        """Groups of `kind` inside one pp group (embedding kinds) or one cp group (ulysses, ring)."""
+        if kind == "embedding":
+            return [parent if len(parent) == 1 else [parent[0], parent[-1]]]
+        if kind == "position-embedding":
+            return [parent[:1]]
+        if kind == "ulysses":
+            return [parent[i : i + self.ulysses_degree] for i in range(0, len(parent), self.ulysses_degree)]
+        return [parent[i :: self.ulysses_degree] for i in range(self.ulysses_degree)]
+
+    def all_groups(self):
+        """`{kind: [[ranks], ...]}` for every kind."""
+        return {kind: self.groups(kind) for kind in ALL_KINDS}
+
+    def coordinates(self, rank):
+        """The `Coordinates` of `rank`."""
+        dense = self.dense.coordinates(rank)
+        if self.expert is None:
+            expert = {"tp": dense["tp"], "ep": 0, "dp": self.group_of("expert-dp", rank).index(rank)}
+        else:
+            expert = self.expert.coordinates(rank)
+        return Coordinates(
+            rank=rank,
+            tp=dense["tp"],
+            pp=dense["pp"],
+            dp=dense["dp"],
+            cp=dense["cp"],
+            ep=expert["ep"],
+            expert_tp=expert["tp"],
+            expert_dp=expert["dp"],
+        )
+
+
+def all_groups(world_size, **sizes):
+    """`{kind: [[ranks], ...]}` of a world; `sizes` as in `WorldLayout`."""
+    return WorldLayout(world_size, **sizes).all_groups()
+
+
+def coordinates(rank, world_size, **sizes):
+    """The `Coordinates` of `rank` in a world; `sizes` as in `WorldLayout`."""
+    return WorldLayout(world_size, **sizes).coordinates(rank)
+
+
+def virtual_stage(pp_rank, chunk, pp):
+    """Position of a stage's chunk in the order of the layers: chunk-major, stage inner."""
+    return chunk * pp + pp_rank

@@ -1,0 +1,335 @@
+"""Which part of a global parameter one rank holds, and how it starts.
+
+`ParameterSharding` cuts a tensor along one axis (tensor parallelism), `FlatSlice` cuts the local tensor again by a flat
+range (distributed optimizer, ZeRO). Both can `split` a global array and be `join`ed again; numpy is imported only then.
+"""
+
+import itertools
+from dataclasses import dataclass
+from math import prod
+
+INITIALIZER_KINDS = ("normal", "ones", "zeros", "constant")
+
+
+@dataclass(frozen=True)
+class Initializer:
+    """How a parameter starts.
+
+    Attributes:
+        kind (str): one of "normal", "ones", "zeros", "constant".
+        value (float): standard deviation of "normal", the value of "constant", unused otherwise.
+
+    Raises:
+        ValueError: unknown kind, or a negative standard deviation.
+    """
+
+    kind: str
+    value: float = 0.0
+
+    def __post_init__(self):
+        if self.kind not in INITIALIZER_KINDS:
+            raise ValueError(f"Initializer kind '{self.kind}' is unknown, choose one of {list(INITIALIZER_KINDS)}.")
+        if self.kind == "normal" and self.value < 0:
+            raise ValueError(f"Initializer 'normal' needs a standard deviation >= 0, but got {self.value}.")
+
+    @classmethod
+    def normal(cls, std):
+        """Normal distribution with mean 0 and standard deviation `std`."""
+        return cls("normal", float(std))
+
+    @classmethod
+    def constant(cls, value):
+        """Every element is `value`; 0 and 1 become the kinds "zeros" and "ones"."""
+        value = float(value)
+        if value == 0.0:
+            return cls("zeros")
+        if value == 1.0:
+            return cls("ones")
+        return cls("constant", value)
+
+    @classmethod
+    def zeros(cls):
+        """Every element is 0."""
+        return cls("zeros")
+
+    @classmethod
+    def ones(cls):
+        """Every element is 1."""
+        return cls("ones")
+
+
+def _merged(ranges):
+    """`ranges` with neighbours that touch made one, so that equal shards compare equal."""
+    result = []
+    for start, stop in ranges:
+        if result and result[-1][1] == start:
+            result[-1] = (result[-1][0], stop)
+        else:
+            result.append((start, stop))
+    return tuple(result)
+
+
+def _part(size, index, count, axis):
+    """The `index`-th of `count` equal parts of `size` as `(start, stop)`."""
+    if not 0 <= index < count:
+        raise ValueError(f"shard index {index} must be in [0, {count}).")
+    if size % count:
+        raise ValueError(f"axis {axis} of size {size} cannot be cut into {count} equal shards.")
+    part = size // count
+    return index * part, (index + 1) * part
+
+
+@dataclass(frozen=True)
+class ParameterSharding:
+    """The part of a parameter that one rank holds, as index ranges of one axis of the global tensor.
+
+    Attributes:
+        global_shape (tuple[int]): shape of the whole parameter.
+        axis (Optional[int]): the axis that is cut; None when every rank holds all of it.
+        ranges (tuple[(start, stop)]): the ranges along `axis` that the rank holds, concatenated in this order.
+            Ranges that touch are merged. Empty when `axis` is None.
+
+    Raises:
+        ValueError: axis outside the shape, empty, overlapping or out-of-range ranges.
+    """
+
+    global_shape: tuple[int, ...]
+    axis: int | None = None
+    ranges: tuple[tuple[int, int], ...] = ()
+
+    def __post_init__(self):
+        object.__setattr__(self, "global_shape", tuple(int(size) for size in self.global_shape))
+        if self.axis is None:
+            if self.ranges:
+                raise ValueError(f"ranges {self.ranges} need an axis.")
+            return
+        dimensions = len(self.global_shape)
+        if not -dimensions <= self.axis < dimensions:
+            raise ValueError(f"axis {self.axis} is outside the shape {self.global_shape}.")
+        object.__setattr__(self, "axis", self.axis % dimensions)
+        object.__setattr__(self, "ranges", _merged((int(start), int(stop)) for start, stop in self.ranges))
+        self._check_ranges()
+
+    def _check_ranges(self):
+        size = self.global_shape[self.axis]
+        if not self.ranges:
+            raise ValueError(f"a shard along axis {self.axis} needs at least one range.")
+        for start, stop in self.ranges:
+            if not 0 <= start < stop <= size:
+                raise ValueError(f"range ({start}, {stop}) is empty or outside axis {self.axis} of size {size}.")
+        ordered = sorted(self.ranges)
+        for (_, stop), (start, _) in itertools.pairwise(ordered):
+            if start < stop:
+                raise ValueError(f"ranges {self.ranges} of axis {self.axis} overlap.")
+
+    @classmethod
+    def replicated(cls, global_shape):
+        """Every rank holds the whole parameter."""
+        return cls(tuple(global_shape))
+
+    @classmethod
+    def contiguous(cls, global_shape, axis, index, count):
+        """Part `index` of `count` equal parts along `axis`. ValueError when the axis does not divide."""
+        global_shape = tuple(global_shape)
+        return cls(global_shape, axis, (_part(global_shape[axis], index, count, axis),))
+
+    @classmethod
+    def gated(cls, global_shape, axis=0, index=0, count=1):
+        """Part `index` of `count` of a `[gate; up]` matrix: the rank holds `[gate_index; up_index]`.
+
+        Raises:
+            ValueError: the axis is odd, or its half does not divide by `count`.
+        """
+        global_shape = tuple(global_shape)
+        size = global_shape[axis]
+        if size % 2:
+            raise ValueError(f"axis {axis} of size {size} cannot hold gate and up of the same size.")
+        start, stop = _part(size // 2, index, count, axis)
+        return cls(global_shape, axis, ((start, stop), (size // 2 + start, size // 2 + stop)))
+
+    @property
+    def local_shape(self):
+        """Shape of what the rank holds."""
+        if self.axis is None:
+            return self.global_shape
+        length = sum(stop - start for start, stop in self.ranges)
+        return self.global_shape[: self.axis] + (length,) + self.global_shape[self.axis + 1 :]
+
+    @property
+    def numel(self):
+        """Number of local elements."""
+        return prod(self.local_shape)
+
+    @property
+    def is_whole(self):
+        """True when the rank holds every element in the global order."""
+        return self.axis is None or self.ranges == ((0, self.global_shape[self.axis]),)
+
+    def flat_ranges(self, start=0, stop=None):
+        """Where elements `start..stop` of the flattened (row-major) local tensor lie in the flattened global tensor.
+
+        Args:
+            start (int): first local element.
+            stop (Optional[int]): one after the last; None is the end of the local tensor.
+
+        Returns:
+            list[(int, int)]: global `(start, stop)` ranges in local order; their lengths add up to `stop - start`.
+
+        Raises:
+            ValueError: the range leaves the local tensor.
+        """
+        numel = self.numel
+        stop = numel if stop is None else stop
+        if not 0 <= start <= stop <= numel:
+            raise ValueError(f"flat range ({start}, {stop}) leaves the local tensor of {numel} elements.")
+        if start == stop:
+            return []
+        if self.is_whole:
+            return [(start, stop)]
+        return list(_merged(self._runs(start, stop)))
+
+    def _runs(self, start, stop):
+        """Contiguous runs of the local range, one per (outer index, range)."""
+        inner = prod(self.global_shape[self.axis + 1 :])
+        local_block = self.local_shape[self.axis] * inner
+        global_block = self.global_shape[self.axis] * inner
+        for outer in range(start // local_block, (stop - 1) // local_block + 1):
+            local = outer * local_block
+            for first, last in self.ranges:
+                length = (last - first) * inner
+                low, high = max(start, local), min(stop, local + length)
+                if low < high:
+                    shift = outer * global_block + first * inner - local
+                    yield low + shift, high + shift
+                local += length
+
+    def flat_slice(self, start, stop):
+        """The flat range `start..stop` of the local tensor as a `FlatSlice`."""
+        return FlatSlice(self, start, stop)
+
+    def split(self, array):
+        """The local part of the global `array` (numpy, `global_shape`); a view where one range is held."""
+        self._check_shape(array, self.global_shape, "global")
+        if self.axis is None:
+            return array
+        import numpy as np
+
+        before = (slice(None),) * self.axis
+        pieces = [array[before + (slice(start, stop),)] for start, stop in self.ranges]
+        return pieces[0] if len(pieces) == 1 else np.concatenate(pieces, axis=self.axis)
+
+    def place(self, out, array):
+        """Write the local `array` (`local_shape`) to its place in the global numpy array `out`."""
+        self._check_shape(out, self.global_shape, "global")
+        self._check_shape(array, self.local_shape, "local")
+        if self.axis is None:
+            out[...] = array
+            return
+        before = (slice(None),) * self.axis
+        offset = 0
+        for start, stop in self.ranges:
+            length = stop - start
+            out[before + (slice(start, stop),)] = array[before + (slice(offset, offset + length),)]
+            offset += length
+
+    @staticmethod
+    def _check_shape(array, shape, side):
+        if tuple(array.shape) != tuple(shape):
+            raise ValueError(f"the {side} array has shape {tuple(array.shape)}, but {tuple(shape)} is needed.")
+
+    @staticmethod
+    def join(pieces, out=None):
+        """The global numpy array of `pieces`; see `join`."""
+        return join(pieces, out)
+
+
+@dataclass(frozen=True)
+class FlatSlice:
+    """Elements `start..stop` of the flattened local tensor of `sharding`: what one rank of a distributed optimizer holds.
+
+    `split` gives a 1-D array; `place` writes one back.
+    """
+
+    sharding: ParameterSharding
+    start: int
+    stop: int
+
+    def __post_init__(self):
+        if not 0 <= self.start <= self.stop <= self.sharding.numel:
+            raise ValueError(
+                f"flat range ({self.start}, {self.stop}) leaves the local tensor of {self.sharding.numel} elements."
+            )
+
+    @property
+    def global_shape(self):
+        """Shape of the whole parameter."""
+        return self.sharding.global_shape
+
+    @property
+    def local_shape(self):
+        """`(stop - start,)`."""
+        return (self.stop - self.start,)
+
+    def flat_ranges(self):
+        """Ranges of the flattened global tensor that are held, in local order."""
+        return self.sharding.flat_ranges(self.start, self.stop)
+
+    def split(self, array):
+        """The held elements of the global `array`, 1-D."""
+        return self.sharding.split(array).reshape(-1)[self.start : self.stop]
+
+    def place(self, out, array):
+        """Write the held elements to their places in the C-contiguous global numpy array `out`."""
+        ParameterSharding._check_shape(out, self.global_shape, "global")
+        ParameterSharding._check_shape(array, self.local_shape, "local")
+        if not out.flags.c_contiguous:
+            raise ValueError("a flat slice can only be placed into a C-contiguous array.")
+        flat = out.reshape(-1)
+        offset = 0
+        for start, stop in self.flat_ranges():
+            flat[start:stop] = array[offset : offset + stop - start]
+            offset += stop - start
+
+
+def join(pieces, out=None):
+    """Put the pieces of one parameter together.
+
+    Args:
+        pieces (iterable[(ParameterSharding | FlatSlice, numpy.ndarray)]): the parts, in any order; replicas may repeat.
+        out (Optional[numpy.ndarray]): global C-contiguous array to fill; a new one by default.
+
+    Returns:
+        numpy.ndarray: the global array.
+
+    Raises:
+        ValueError: no piece, pieces of different parameters, or elements that no piece covers.
+    """
+    import numpy as np
+
+    pieces = list(pieces)
+    if not pieces:
+        raise ValueError("join needs at least one piece.")
+    shape = pieces[0][0].global_shape
+    if out is None:
+        out = np.empty(shape, dtype=pieces[0][1].dtype)
+    for sharding, array in pieces:
+        if sharding.global_shape != shape:
+            raise ValueError(f"pieces of different parameters: global shapes {shape} and {sharding.global_shape}.")
+        sharding.place(out, array)
+    missing = uncovered([sharding for sharding, _ in pieces])
+    if missing:
+        raise ValueError(f"no piece holds elements {missing[0]} of the flattened parameter of shape {shape}.")
+    return out
+
+
+def uncovered(shardings):
+    """Flat global ranges that none of `shardings` (all of one parameter) holds; empty when they are complete."""
+    position, missing = 0, []
+    for start, stop in sorted(part for sharding in shardings for part in sharding.flat_ranges()):
+        if start > position:
+            missing.append((position, start))
+        position = max(position, stop)
+    total = prod(shardings[0].global_shape)
+    if position < total:
+        missing.append((position, total))
+    return missing

@@ -1,0 +1,269 @@
+"""Attention. Source: Megatron's `CoreAttention`, `FlashSelfAttention` and `ParallelAttention`."""
+
+import math
+
+from mindspeed_ms import ops
+from mindspeed_ms.core import parallel_state
+from mindspeed_ms.core.rng import get_rng_tracker
+from mindspeed_ms.core.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear
+from mindspeed_ms.core.tensor_parallel.random import checkpoint
+from mindspeed_ms.core.tensor_parallel.utils import divide
+from mindspeed_ms.legacy.model.attention_mask import expand_attention_mask, is_causal
+from mindspeed_ms.legacy.model.enums import AttnMaskType, AttnType, to_enum
+from mindspeed_ms.legacy.model.initializers import model_initializers
+from mindspeed_ms.legacy.model.module import Module
+from mindspeed_ms.legacy.model.rotary_pos_embedding import apply_rotary_pos_emb, to_rotary_tables
+
+
+def _expanded(mask, query, key, mask_type):
+    return expand_attention_mask(mask, query.shape[1], query.shape[0], key.shape[0], mask_type)
+
+
+class CoreAttention(Module):
+    """`softmax(q k^T / sqrt(d)) v` with the whole matrix of scores in memory.
+
+    Args:
+        layer_number (int): from 1; divides the scores before, and multiplies them inside the softmax, under
+            `apply_query_key_layer_scaling`.
+        config (TransformerConfig): head size, `attention_dropout`, `attention_softmax_in_fp32`.
+        attn_mask_type (AttnMaskType): what a missing mask means, see `attention_mask`.
+
+    Inputs: query `[sq, b, n, d]`, key and value `[sk, b, g, d]` with n a multiple of g, mask (see
+    `expand_attention_mask`) or None. Output: `[sq, b, n * d]`.
+    """
+
+    names_are_global = False
+
+    def __init__(self, layer_number, config, attn_mask_type=AttnMaskType.padding):
+        super().__init__(config)
+        self.layer_number = max(1, layer_number)
+        self.attn_mask_type = to_enum(AttnMaskType, attn_mask_type)
+        self.attention_dropout = config.attention_dropout
+        self.softmax_scale = float(self.layer_number) if config.apply_query_key_layer_scaling else 1.0
+        self.softmax_in_fp32 = config.attention_softmax_in_fp32 or config.apply_query_key_layer_scaling
+        self.band = _explicit_band(config)
+
+    def construct(self, query, key, value, attention_mask=None):
+        """See the class."""
+        mask = _expanded(attention_mask, query, key, self.attn_mask_type)
+        causal = is_causal(self.attn_mask_type, mask)
+        scale = 1.0 / (math.sqrt(query.shape[-1]) * self.softmax_scale)
+        probability, keep = 0.0, None
+        if self.training and self.attention_dropout > 0.0:
+            probability = self.attention_dropout
+            keep = _keep_mask((query.shape[1], query.shape[2], query.shape[0], key.shape[0]), 1.0 - probability)
+        pre_tokens, next_tokens = None, None
+        if self.band is not None:
+            mask, causal, pre_tokens, next_tokens = self.band.resolve(mask, causal)
+        return ops.core_attention(
+            query,
+            key,
+            value,
+            mask,
+            scale=scale,
+            causal=causal,
+            dropout_p=probability,
+            dropout_mask=keep,
+            softmax_in_fp32=self.softmax_in_fp32,
+            softmax_scale=self.softmax_scale,
+            pre_tokens=pre_tokens,
+            next_tokens=next_tokens,
+        )
+
+
+def _keep_mask(shape, keep_probability):
+    """Heads differ between tensor-parallel ranks, so their dropout does too."""
+    with get_rng_tracker().fork() as state:
+        return state.keep_mask(shape, keep_probability)
+
+
+class _Band:
+    """`pre_tokens`, `next_tokens` and `sparse_mode` of `fa_config`, for plain attention."""
+
+    def __init__(self, fa_config):
+        self.pre_tokens, self.next_tokens = fa_config.pre_tokens, fa_config.next_tokens
+        self.sparse_mode = fa_config.sparse_mode
+
+    def resolve(self, mask, causal):
+        """`(mask, causal, pre_tokens, next_tokens)` that mean what the fused operator would do."""
+        if self.sparse_mode == 1:
+            return mask, causal, None, None
+        if self.sparse_mode in (2, 3):
+            return None, True, None, None
+        if self.sparse_mode == 4:
+            return None, False, self.pre_tokens, self.next_tokens
+        return mask, causal, self.pre_tokens, self.next_tokens
+
+
+def _explicit_band(config):
+    """The band that the user wrote into `fa_config`; defaults of the fused operator bind plain attention to nothing."""
+    fa_config = getattr(config, "fa_config", None)
+    if isinstance(fa_config, dict) or fa_config is None:
+        return None
+    given = getattr(fa_config, "model_fields_set", set()) & {"pre_tokens", "next_tokens", "sparse_mode"}
+    return _Band(fa_config) if given else None
+
+
+class FlashAttention(Module):
+    """Attention that holds no `[s, s]` matrix; inputs and output as `CoreAttention`.
+
+    `fa_config` gives `pre_tokens`, `next_tokens`, `sparse_mode`, `input_layout` and `keep_prob`. Where a causal mask is
+    meant and none is given, the operator's own causal (or, with a limited `pre_tokens`, band) mode is used.
+
+    Raises:
+        ValueError: query-key layer scaling, which needs the scores themselves.
+    """
+
+    names_are_global = False
+
+    def __init__(self, layer_number, config, attn_mask_type=AttnMaskType.padding):
+        super().__init__(config)
+        if config.apply_query_key_layer_scaling:
+            raise ValueError(
+                "use_flash_attention cannot be combined with apply_query_key_layer_scaling: the fused operator keeps "
+                "its scores in float32, so leave the scaling off."
+            )
+        self.layer_number = layer_number
+        self.attn_mask_type = to_enum(AttnMaskType, attn_mask_type)
+        fa_config = config.fa_config
+        self.pre_tokens, self.next_tokens = fa_config.pre_tokens, fa_config.next_tokens
+        self.sparse_mode, self.input_layout = fa_config.sparse_mode, fa_config.input_layout
+        self.keep_prob = 1.0 - config.attention_dropout if fa_config.keep_prob is None else fa_config.keep_prob
+
+    def construct(self, query, key, value, attention_mask=None):
+        """See the class."""
+        mask = _expanded(attention_mask, query, key, self.attn_mask_type)
+        mode, next_tokens = self.sparse_mode, self.next_tokens
+        if mode < 2 and is_causal(self.attn_mask_type, mask):
+            mode, next_tokens = self._causal_mode(mask, key.shape[0])
+        keep_prob = self.keep_prob if self.training else 1.0
+        return ops.flash_attention(
+            query,
+            key,
+            value,
+            mask if mode < 2 else None,
+            pre_tokens=self.pre_tokens,
+            next_tokens=next_tokens,
+            sparse_mode=mode,
+            input_layout=self.input_layout,
+            keep_prob=keep_prob,
+            dropout_seed=_dropout_seed() if keep_prob < 1.0 else None,
+        )
+
+    def _causal_mode(self, mask, key_length):
+        """Sparse mode and next_tokens of a causal attention."""
+        next_tokens = min(self.next_tokens, 0)
+        if mask is not None:
+            return 0, next_tokens  # mask and band
+        return (2, next_tokens) if self.pre_tokens >= key_length and next_tokens == 0 else (4, next_tokens)
+
+
+def _dropout_seed():
+    """A seed for one call, drawn from the state that differs between tensor-parallel ranks."""
+    with get_rng_tracker().fork() as state:
+        return int(float(state.uniform((1,)).asnumpy()[0]) * 2**24)
+
+
+class ParallelAttention(Module):
+    """Self or cross attention with its heads cut over the tensor-parallel group.
+
+    Args:
+        config (TransformerConfig): sizes, biases, `use_flash_attention`.
+        layer_number (int): global number of the layer, from 1.
+        attention_type (AttnType): `self_attn` or `cross_attn`.
+        attn_mask_type (AttnMaskType): what a missing mask means, see `attention_mask`.
+
+    Inputs: hidden_states `[s, b, h]` (`[s / tp, b, h]` under sequence parallelism), attention_mask or None,
+    encoder_output `[sk, b, h]` for cross attention, rotary_pos_emb (angles `[s, 1, 1, rot]`, a pair of them for
+    queries and keys, or a `RotaryTable`). Outputs: `[s, b, h]`, and the output projection's bias or
+    None, which the caller adds.
+
+    Raises:
+        ValueError: heads or groups that the tensor-parallel size does not divide, grouped queries in cross attention,
+            context parallelism, unknown kinds; in a call, `inference_params` (there is no inference here).
+    """
+
+    names_are_global = False
+
+    def __init__(self, config, layer_number, attention_type=AttnType.self_attn, attn_mask_type=AttnMaskType.padding):
+        super().__init__(config)
+        self.layer_number = max(1, layer_number)
+        self.attention_type = to_enum(AttnType, attention_type)
+        self.attn_mask_type = to_enum(AttnMaskType, attn_mask_type)
+        self.head_size = config.kv_channels
+        heads = config.num_attention_heads
+        groups = config.num_query_groups if config.group_query_attention else heads
+        self.queries_per_group = divide(heads, groups, "num_attention_heads", "num_query_groups")
+        tensor_parallel_size = parallel_state.get_tensor_model_parallel_world_size()
+        divide(heads, tensor_parallel_size, "num_attention_heads", "tensor_model_parallel_size")
+        self.groups = divide(groups, tensor_parallel_size, "num_query_groups", "tensor_model_parallel_size")
+        if parallel_state.get_context_parallel_world_size() > 1:
+            raise ValueError("attention over a sequence cut over ranks is not available: set context_parallel_size 1.")
+        self._create_projections(config, heads, groups)
+        core = FlashAttention if config.use_flash_attention else CoreAttention
+        self.core_attention = core(self.layer_number, config, self.attn_mask_type)
+        self.recompute_core_attention = False
+        self.rotary_interleaved = getattr(config, "rotary_interleaved", False)
+
+    def _create_projections(self, config, heads, groups):
+        initial = model_initializers(config)
+        hidden, width = config.hidden_size, heads * self.head_size
+        column = {
+            "config": config,
+            "init_method": initial.block,
+            "bias": config.add_bias_linear or config.qkv_has_bias,
+            "bias_init": initial.bias,
+            "gather_output": False,
+        }
+        if self.attention_type == AttnType.self_attn:
+            size = width + 2 * groups * self.head_size
+            self.qkv_proj = ColumnParallelLinear(hidden, size, grouping="qkv", **column)
+        elif self.queries_per_group > 1:
+            raise ValueError("cross attention cannot be combined with group_query_attention.")
+        else:
+            self.q_proj = ColumnParallelLinear(hidden, width, **column)
+            self.kv_proj = ColumnParallelLinear(hidden, 2 * width, **column)
+        self.out_proj = RowParallelLinear(
+            width,
+            hidden,
+            config=config,
+            init_method=initial.output,
+            bias=config.add_bias_linear or config.out_proj_has_bias,
+            bias_init=initial.bias,
+            input_is_parallel=True,
+            skip_bias_add=True,
+        )
+
+    def construct(
+        self, hidden_states, attention_mask=None, encoder_output=None, inference_params=None, rotary_pos_emb=None
+    ):
+        """See the class."""
+        if inference_params is not None:
+            raise ValueError("inference_params must be None: this framework trains, it holds no key-value cache.")
+        if self.attention_type == AttnType.self_attn:
+            mixed, _ = self.qkv_proj(hidden_states)
+            query, key, value = ops.split_query_key_value(mixed, self.groups, self.queries_per_group, self.head_size)
+        else:
+            query, key, value = self._cross_query_key_value(hidden_states, encoder_output)
+        query_table, key_table = to_rotary_tables(rotary_pos_emb, self.rotary_interleaved)
+        query, key = apply_rotary_pos_emb(query, query_table), apply_rotary_pos_emb(key, key_table)
+        if self.recompute_core_attention and self.training:
+            context = checkpoint(self.core_attention, False, query, key, value, attention_mask)
+        else:
+            context = self.core_attention(query, key, value, attention_mask)
+        return self.out_proj(context)
+
+    def _cross_query_key_value(self, hidden_states, encoder_output):
+        if encoder_output is None:
+            raise ValueError("cross attention needs encoder_output [sk, b, h].")
+        query, _ = self.q_proj(hidden_states)
+        mixed, _ = self.kv_proj(encoder_output)
+        # per head [k, v]
+        key, value = _split_pairs(mixed, self.groups, self.head_size)
+        return query.reshape(query.shape[:2] + (self.groups, self.head_size)), key, value
+
+
+def _split_pairs(mixed, heads, head_size):
+    """`[s, b, heads * 2 * d]` to two `[s, b, heads, d]`."""
+    pairs = mixed.reshape(mixed.shape[:2] + (heads, 2, head_size))
+    return pairs[:, :, :, 0].contiguous(), pairs[:, :, :, 1].contiguous()

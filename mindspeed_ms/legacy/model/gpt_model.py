@@ -1,0 +1,148 @@
+"""GPT: language model, head and loss. Source: Megatron's legacy `gpt_model.py` and upstream's guide."""
+
+from mindspore import dtype
+
+from mindspeed_ms.core.tensor_parallel.cross_entropy import VocabParallelCrossEntropy
+from mindspeed_ms.legacy.model.enums import AttnMaskType
+from mindspeed_ms.legacy.model.eos_mask import EosMask
+from mindspeed_ms.legacy.model.language_model import get_language_model
+from mindspeed_ms.legacy.model.lm_logits import ParallelLMLogits
+from mindspeed_ms.legacy.model.module import Module
+from mindspeed_ms.legacy.model.loss_func import LossWithMask
+
+
+def post_language_model_processing(
+    parallel_lm_logits, loss_fn, lm_output, labels, logit_weights, parallel_output, fp16_lm_cross_entropy, loss_mask
+):
+    """Logits, and with labels the loss.
+
+    Args:
+        parallel_lm_logits (Cell): hidden states and weight to `[s, b, v / tp]`.
+        loss_fn (Cell): logits `[b, s, v / tp]`, labels `[b, s]`, mask `[b, s]` to a scalar.
+        lm_output (Tensor): hidden states `[s, b, h]`.
+        labels (Optional[Tensor]): ids `[b, s]`; None returns the logits.
+        logit_weights (Tensor): `[v / tp, h]`.
+        parallel_output (bool): leave the logits cut over the vocabulary. The loss always takes them cut.
+        fp16_lm_cross_entropy (bool): take the loss of float16 logits instead of float32 ones.
+        loss_mask (Tensor): weight of each token `[b, s]`.
+
+    Returns:
+        Tensor: logits `[b, s, v / tp]` (`[b, s, v]` without `parallel_output`), or the loss.
+
+    Raises:
+        ValueError: `fp16_lm_cross_entropy` and logits of another dtype.
+    """
+    if labels is None:
+        return parallel_lm_logits(lm_output, logit_weights, parallel_output).swapaxes(0, 1).contiguous()
+    logits = parallel_lm_logits(lm_output, logit_weights, True)
+    if not fp16_lm_cross_entropy:
+        logits = logits.float()
+    elif logits.dtype != dtype.float16:
+        raise ValueError(
+            f"fp16_lm_cross_entropy needs float16 logits, but they are {logits.dtype}: set compute_dtype to float16."
+        )
+    if not isinstance(loss_fn, LossWithMask):
+        return loss_fn(logits.swapaxes(0, 1).contiguous(), labels, loss_mask)
+    # Order does not matter to it: labels and mask are turned instead of the logits, thousands of times larger.
+    loss_mask = None if loss_mask is None else loss_mask.swapaxes(0, 1).contiguous()
+    return loss_fn(logits, labels.swapaxes(0, 1).contiguous(), loss_mask)
+
+
+class GPTModel(Module):
+    """Decoder-only language model, or one pipeline stage of it.
+
+    Args:
+        config (TransformerConfig): the model.
+        num_tokentypes (int): rows of the token type table.
+        parallel_output (bool): leave logits cut over the vocabulary.
+        pre_process, post_process (bool): the stage starts, ends the model.
+        eod (Optional[int]): id that ends a document; position ids and mask are derived from it when one is missing.
+        reset_position_ids (bool): with `eod`, count positions from 0 in each document.
+
+    Inputs: tokens `[b, s]`, position_ids `[b, s]` or None, attention_mask (see `attention_mask`) or None for causal,
+    loss_mask `[b, s]` (None counts every token), labels `[b, s]` or None, tokentype_ids. The retriever's and
+    inference's arguments must be None.
+
+    Output: the loss (scalar, mean over the tokens that the mask counts); without labels the logits
+    `[b, s, v / tp]`; on other stages than the last the hidden states `[s, b, h]`.
+
+    Raises:
+        ValueError: sizes that the parallel sizes do not divide, ids outside the vocabulary, unknown arguments.
+    """
+
+    def __init__(self, config, num_tokentypes=0, parallel_output=True, pre_process=True, post_process=True, **kwargs):
+        super().__init__(config, not config.untie_embeddings_and_output_weights)
+        unknown = sorted(set(kwargs) - {"eod", "reset_position_ids"})
+        if unknown:
+            raise ValueError(f"GPTModel does not know {unknown}: expected eod or reset_position_ids.")
+        self.parallel_output = parallel_output
+        self.pre_process, self.post_process = pre_process, post_process
+        self.untie_embeddings_and_output_weights = config.untie_embeddings_and_output_weights
+        self.fp16_lm_cross_entropy = config.fp16_lm_cross_entropy
+        self.seq_length = config.seq_length
+        self.eod = kwargs.get("eod")
+        self.eod_mask = None
+        if self.eod is not None:
+            batch_size = config.dataset_config.batch_size
+            self.eod_mask = EosMask(batch_size, config.seq_length, self.eod, kwargs.get("reset_position_ids", False))
+        self.language_model, _ = get_language_model(
+            config,
+            num_tokentypes=num_tokentypes,
+            add_pooler=False,
+            encoder_attn_mask_type=AttnMaskType.causal,
+            pre_process=pre_process,
+            post_process=post_process,
+        )
+        if post_process:
+            self.parallel_lm_logits = ParallelLMLogits(config, bias=False, compute_dtype=config.compute_dtype)
+            label_smoothing = getattr(config, "label_smoothing", 0.0)
+            self.loss = LossWithMask(VocabParallelCrossEntropy(overwrite_logits=True), label_smoothing=label_smoothing)
+        if not self.untie_embeddings_and_output_weights:
+            self.initialize_word_embeddings()
+
+    def set_input_tensor(self, input_tensor):
+        """Hidden states from the pipeline stage before."""
+        self.language_model.set_input_tensor(input_tensor)
+
+    def construct(
+        self,
+        tokens,
+        position_ids=None,
+        attention_mask=None,
+        loss_mask=None,
+        retriever_input_ids=None,
+        retriever_position_ids=None,
+        retriever_attn_mask=None,
+        labels=None,
+        tokentype_ids=None,
+        inference_params=None,
+    ):
+        """See the class."""
+        if self.eod_mask is not None and (position_ids is None or attention_mask is None):
+            position_ids, attention_mask = self.eod_mask(tokens)
+        lm_output = self.language_model(
+            tokens,
+            position_ids,
+            attention_mask,
+            tokentype_ids=tokentype_ids,
+            retriever_input_ids=retriever_input_ids,
+            retriever_position_ids=retriever_position_ids,
+            retriever_attn_mask=retriever_attn_mask,
+            inference_params=inference_params,
+        )
+        if not self.post_process:
+            return lm_output
+        if self.untie_embeddings_and_output_weights:
+            logit_weights = self.language_model.output_layer.weight
+        else:
+            logit_weights = self.shared_embedding_or_output_weight()
+        return post_language_model_processing(
+            self.parallel_lm_logits,
+            self.loss,
+            lm_output,
+            labels,
+            logit_weights,
+            self.parallel_output,
+            self.fp16_lm_cross_entropy,
+            loss_mask,
+        )

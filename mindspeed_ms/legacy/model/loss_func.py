@@ -1,0 +1,54 @@
+"""Mean loss over the tokens that count. Public as `mindspeed_ms.training.loss_func.LossWithMask`."""
+
+from mindspore import dtype, nn
+
+from mindspeed_ms.core import parallel_state
+from mindspeed_ms.core.tensor_parallel.mappings import reduce_from_context_parallel_region
+
+
+class LossWithMask(nn.Cell):
+    """`sum(loss * mask) / sum(mask)` of a loss per token.
+
+    Under context parallelism both sums run over the ranks that share the sequence, and the result is multiplied by
+    their number: the average over data and context parallel ranks is then the gradient of the mean (Megatron's rule).
+
+    Args:
+        loss_func (Callable): `(logits [..., v / tp], label [...]) -> loss [...]`; with `label_smoothing` as a third
+            argument when that is set.
+        label_smoothing (float): passed on to `loss_func` unless 0.
+
+    Inputs: logits, label, loss_mask `[...]` (None counts every token). Output: float32 scalar; 0, with zero gradients,
+    when the mask counts no token at all.
+
+    Attributes:
+        token_count (Tensor): sum of the last call's mask, over the ranks that share the sequence.
+
+    Raises:
+        ValueError: other arguments, or a mask whose shape is not that of the loss.
+    """
+
+    def __init__(self, loss_func, *args, label_smoothing=0.0, **kwargs):
+        super().__init__()
+        if args or kwargs:
+            raise ValueError(f"LossWithMask does not know {list(args) + sorted(kwargs)}: expected label_smoothing.")
+        self.loss_func = loss_func
+        self.label_smoothing = label_smoothing
+        self.token_count = None
+
+    def construct(self, logits, label, loss_mask=None):
+        """See the class."""
+        extra = (self.label_smoothing,) if self.label_smoothing else ()
+        loss = self.loss_func(logits, label, *extra).float()
+        if loss_mask is None:
+            loss_mask = (label == label).astype(dtype.float32)
+        if tuple(loss_mask.shape) != tuple(loss.shape):
+            raise ValueError(f"loss_mask has shape {tuple(loss_mask.shape)}, but the loss {tuple(loss.shape)}.")
+        loss_mask = loss_mask.astype(dtype.float32)
+        total, count = (loss * loss_mask).sum(), loss_mask.sum()
+        context_parallel_size = parallel_state.get_context_parallel_world_size()
+        if context_parallel_size > 1:
+            total = reduce_from_context_parallel_region(total) * context_parallel_size
+            count = reduce_from_context_parallel_region(count)
+        self.token_count = count
+        # without a token: 0 / 1
+        return total / (count + (count == 0).astype(dtype.float32))

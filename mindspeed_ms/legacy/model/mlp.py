@@ -1,0 +1,116 @@
+"""The feed-forward block. Source: Megatron's `ParallelMLP` / `MLP`."""
+
+from mindspore import mint
+
+from mindspeed_ms import ops
+from mindspeed_ms.core.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear
+from mindspeed_ms.core.tensor_parallel.linear import cast
+from mindspeed_ms.core.tensor_parallel.random import checkpoint
+from mindspeed_ms.legacy.model.initializers import model_initializers
+from mindspeed_ms.legacy.model.module import Module
+
+_FAST_GELU = 1.702
+# hidden_act -> operator; "gelu" is decided by bias_gelu_fusion
+_OPERATORS = {
+    "swiglu": "swiglu",
+    "fused_swiglu": "swiglu",
+    "silu": "silu",
+    "relu": "relu",
+    "squared_relu": "squared_relu",
+    "fast_gelu": "fast_gelu",
+    "gelu_tanh": "gelu_tanh",
+    "gelu_erf": "gelu_erf",
+}
+
+
+def activation_name(config):
+    """The operator of `config.hidden_act`.
+
+    "gelu" is the tanh form where Megatron runs its fused kernel (`bias_gelu_fusion` and a bias), else the erf form.
+
+    Raises:
+        ValueError: an unknown activation.
+    """
+    if config.hidden_act == "gelu":
+        approximation = getattr(config, "gelu_approximation", None)
+        if approximation is None:
+            approximation = "tanh" if getattr(config, "bias_gelu_fusion", True) else "none"
+        return "gelu_tanh" if approximation == "tanh" else "gelu_erf"
+    if config.hidden_act not in _OPERATORS:
+        raise ValueError(f"hidden_act '{config.hidden_act}' is unknown, choose one of {['gelu', *_OPERATORS]}.")
+    return _OPERATORS[config.hidden_act]
+
+
+def apply_activation(x, bias, name):
+    """`activation(x + bias)` of one of the operators of `activation_name`."""
+    if name != "fast_gelu":
+        return ops.bias_activation(x, bias, name)
+    # x * sigmoid(1.702 x)
+    x = x if bias is None else x + bias
+    return ops.silu(x * _FAST_GELU) * (1.0 / _FAST_GELU)
+
+
+class ParallelMLP(Module):
+    """`projection(activation(mapping(x)))`; gated: `activation(gate) * up`, the two halves of the mapping's output.
+
+    Args:
+        config (TransformerConfig): sizes, `hidden_act`, `gated_linear_unit`, `mlp_has_bias` or `add_bias_linear`.
+        is_expert (bool): the block is one expert.
+
+    Input: hidden states `[s, b, h]` (`[s / tp, b, h]` under sequence parallelism). Outputs: the same shape, and the
+    projection's bias `[h]` or None, which the caller adds.
+    """
+
+    names_are_global = False
+
+    def __init__(self, config, is_expert=False):
+        super().__init__(config)
+        initial = model_initializers(config)
+        self.activation = activation_name(config)
+        self.gated = bool(getattr(config, "gated_linear_unit", False)) or self.activation == "swiglu"
+        has_bias = config.add_bias_linear or config.mlp_has_bias
+        self.mapping = ColumnParallelLinear(
+            config.hidden_size,
+            config.ffn_hidden_size * (2 if self.gated else 1),
+            config=config,
+            init_method=initial.block,
+            bias=has_bias,
+            bias_init=initial.bias,
+            gather_output=False,
+            skip_bias_add=True,
+            stride=2 if self.gated else 1,
+            is_expert=is_expert,
+            grouping="gate_up" if self.gated else None,
+        )
+        self.projection = RowParallelLinear(
+            config.ffn_hidden_size,
+            config.hidden_size,
+            config=config,
+            init_method=initial.output,
+            bias=has_bias,
+            bias_init=initial.bias,
+            input_is_parallel=True,
+            skip_bias_add=True,
+            is_expert=is_expert,
+        )
+        self.recompute_activation = False
+
+    def construct(self, hidden_states):
+        """See the class."""
+        intermediate, bias = self.mapping(hidden_states)
+        bias = cast(bias, intermediate.dtype)
+        if self.recompute_activation and self.training:
+            # The projection runs again too: it is what would keep the activated tensor.
+            return checkpoint(self._activate_and_project, False, intermediate, bias), self.projection.bias
+        return self._activate_and_project(intermediate, bias), self.projection.bias
+
+    def _activate_and_project(self, intermediate, bias):
+        return self.projection(self._activate(intermediate, bias))[0]
+
+    def _activate(self, x, bias):
+        if not self.gated or self.activation == "swiglu":
+            return apply_activation(x, bias, self.activation)
+        x = x if bias is None else x + bias
+        half = x.shape[-1] // 2
+        gate, up = mint.narrow(x, -1, 0, half).contiguous(), mint.narrow(x, -1, half, half)
+        return apply_activation(gate, None, self.activation) * up

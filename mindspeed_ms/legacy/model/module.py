@@ -1,0 +1,53 @@
+"""Base of all model cells. Source: Megatron's legacy `module.py`."""
+
+from mindspeed_ms.core import parallel_state
+from mindspeed_ms.core.tensor_parallel.cell import ParallelCell
+
+
+class Module(ParallelCell):
+    """A model or a part of one. Its parameters are initialised by their global names, see `ParallelCell`.
+
+    Args:
+        config (Optional[TransformerConfig]): kept as `self.config`.
+        share_embeddings_and_output_weights (bool): the head uses the word embeddings.
+
+    A model that ties its embeddings calls `initialize_word_embeddings()` at the end of its constructor; it must hold
+    its language model as `self.language_model` and know `self.pre_process` and `self.post_process`.
+    """
+
+    def __init__(self, config=None, share_embeddings_and_output_weights=True):
+        super().__init__()
+        self.config = config
+        self.share_embeddings_and_output_weights = share_embeddings_and_output_weights
+
+    def shared_embedding_or_output_weight(self):
+        """The tied weight `[v / tp, h]` that this stage holds.
+
+        Raises:
+            ValueError: the model is not tied, or the stage holds neither embedding nor head.
+        """
+        if not self.share_embeddings_and_output_weights:
+            raise ValueError("shared_embedding_or_output_weight needs share_embeddings_and_output_weights=True.")
+        if self.pre_process:
+            return self.language_model.embedding.word_embeddings.weight
+        if self.post_process:
+            return self.language_model.output_layer.weight
+        raise ValueError("this pipeline stage holds neither the word embeddings nor the head.")
+
+    def initialize_word_embeddings(self):
+        """Mark the tied weights of the first and last stage, whose gradients are summed over the embedding group.
+
+        Both copies start equal, since the head's copy is drawn by the name of the word embeddings.
+
+        Raises:
+            ValueError: the model is not tied.
+        """
+        if not self.share_embeddings_and_output_weights:
+            raise ValueError("initialize_word_embeddings needs share_embeddings_and_output_weights=True.")
+        if not (self.pre_process or self.post_process):
+            return
+        weight = self.shared_embedding_or_output_weight()
+        if self.pre_process and self.post_process:
+            # The head's fused gradient leaves a zero behind, to which the embedding's own gradient is added.
+            weight.zero_out_wgrad = True
+        weight.shared_embedding = parallel_state.get_pipeline_model_parallel_world_size() > 1

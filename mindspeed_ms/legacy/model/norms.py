@@ -1,0 +1,73 @@
+"""Normalisation layers."""
+
+from mindspeed_ms import ops
+from mindspeed_ms.core.tensor_parallel.cell import create_parameter
+from mindspeed_ms.core.tensor_parallel.layers import uses_sequence_parallel
+from mindspeed_ms.layout.sharding import Initializer, ParameterSharding
+from mindspeed_ms.legacy.model.module import Module
+
+
+class _Norm(Module):
+    names_are_global = False
+
+    def _parameter(self, hidden_size, initializer, config, params_dtype):
+        # Under sequence parallelism each rank sees a part of the sequence: the gradient is a partial sum.
+        return create_parameter(
+            ParameterSharding.replicated((hidden_size,)),
+            params_dtype or getattr(config, "params_dtype", "float32"),
+            initializer,
+            sequence_parallel=config is not None and uses_sequence_parallel(config),
+        )
+
+
+class LayerNorm(_Norm):
+    """`(x - mean) / sqrt(variance + eps) * gamma + beta` over the last dimension.
+
+    Args:
+        hidden_size (int): size of the last dimension.
+        eps (float): added to the variance.
+        config (Optional[TransformerConfig]): sequence parallelism and dtype.
+        scale (float): initial value of `gamma`.
+        params_dtype: dtype of the parameters; default config's.
+
+    Input and output: `[..., hidden_size]`, same dtype.
+    """
+
+    def __init__(self, hidden_size, eps=1e-5, config=None, scale=1.0, params_dtype=None):
+        super().__init__(config)
+        self.eps = eps
+        self.gamma = self._parameter(hidden_size, Initializer.constant(scale), config, params_dtype)
+        self.beta = self._parameter(hidden_size, Initializer.zeros(), config, params_dtype)
+
+    def construct(self, x):
+        """See the class."""
+        return ops.layer_norm(x, self.gamma, self.beta, self.eps)
+
+
+class RMSNorm(_Norm):
+    """`x / sqrt(mean(x^2) + eps) * weight` over the last dimension. Arguments as `LayerNorm`."""
+
+    def __init__(self, hidden_size, eps=1e-6, config=None, scale=1.0, params_dtype=None):
+        super().__init__(config)
+        self.eps = eps
+        self.weight = self._parameter(hidden_size, Initializer.constant(scale), config, params_dtype)
+
+    def construct(self, x):
+        """See the class."""
+        return ops.rms_norm(x, self.weight, self.eps)
+
+
+FusedRMSNorm = RMSNorm  # upstream's two names for one thing: `ops` always takes the fused operator
+
+_NORMS = {"LayerNorm": LayerNorm, "RMSNorm": RMSNorm, "FusedRMSNorm": FusedRMSNorm}
+
+
+def get_norm(config, scale=1.0):
+    """The norm that `config.normalization` names, over `hidden_size`, with `scale` as its initial weight.
+
+    Raises:
+        ValueError: an unknown name.
+    """
+    if config.normalization not in _NORMS:
+        raise ValueError(f"normalization '{config.normalization}' is unknown, choose one of {list(_NORMS)}.")
+    return _NORMS[config.normalization](config.hidden_size, eps=config.norm_epsilon, config=config, scale=scale)

@@ -1,0 +1,119 @@
+"""Rotary position embedding that honours position ids. Source: Megatron core, `rotary_pos_embedding.py`."""
+
+from collections import namedtuple
+
+import numpy as np
+from mindspore import Tensor, mint, nn
+
+from mindspeed_ms import ops
+
+RotaryTable = namedtuple("RotaryTable", "cos sin interleaved")
+"""cos and sin `[s, 1 or b, 1, rot]` in float32, and whether neighbouring elements form the rotated pairs."""
+
+
+class RotaryEmbedding(nn.Cell):
+    """Angles by which queries and keys are rotated.
+
+    Args:
+        kv_channels (int): size of a head.
+        rotary_percent (float): share of the head that is rotated; the rest passes through.
+        rotary_interleaved (bool): pairs are elements (0, 1), (2, 3), ... instead of the two halves.
+        seq_len_interpolation_factor (Optional[float]): positions are divided by it.
+        rotary_base (float): base of the frequencies.
+        max_position_embeddings (Optional[int]): bound of explicit position ids; grows with the sequence.
+
+    Inputs: `max_seq_len`, `offset` 0. Output: angles, float32 `[max_seq_len, 1, 1, rot]`.
+
+    Raises:
+        ValueError: a rotated share that is no even number of elements.
+    """
+
+    def __init__(
+        self,
+        kv_channels,
+        rotary_percent=1.0,
+        rotary_interleaved=False,
+        seq_len_interpolation_factor=None,
+        rotary_base=10000,
+        max_position_embeddings=None,
+    ):
+        super().__init__()
+        dimension = kv_channels if rotary_percent >= 1.0 else int(kv_channels * rotary_percent)
+        if dimension < 2 or dimension % 2:
+            raise ValueError(
+                f"rotary_percent {rotary_percent} of {kv_channels} head elements is {dimension}: an even number of at "
+                "least 2 is needed."
+            )
+        self.dimension = dimension
+        self.rotary_interleaved = rotary_interleaved
+        self.seq_len_interpolation_factor = seq_len_interpolation_factor
+        self.max_position_embeddings = max_position_embeddings or 0
+        exponents = np.arange(0, dimension, 2, dtype=np.float32) / np.float32(dimension)
+        self._inverse_frequencies = np.float32(1.0) / np.power(np.float32(rotary_base), exponents, dtype=np.float32)
+        self._tables = {}
+
+    def _angles(self, length, offset=0):
+        """float32 array `[length, rot]`; float32 products, as Megatron takes them."""
+        positions = np.arange(length, dtype=np.float32) + np.float32(offset)
+        if self.seq_len_interpolation_factor is not None:
+            positions = positions * np.float32(1.0 / self.seq_len_interpolation_factor)
+        half = np.outer(positions, self._inverse_frequencies).astype(np.float32)
+        if self.rotary_interleaved:
+            return np.repeat(half, 2, axis=1)
+        return np.concatenate((half, half), axis=1)
+
+    def construct(self, max_seq_len, offset=0):
+        """See the class."""
+        return Tensor.from_numpy(self._angles(max_seq_len, offset).reshape(max_seq_len, 1, 1, self.dimension))
+
+    def table(self, length, position_ids=None, offset=0):
+        """The `RotaryTable` of `length` tokens.
+
+        Args:
+            length (int): s.
+            position_ids (Optional[Tensor]): `[b, s]` position of each token; None counts from `offset`.
+            offset (int): first position.
+
+        Raises:
+            ValueError: a position outside [0, max(max_position_embeddings, s)).
+        """
+        if position_ids is None:
+            cos, sin = self._cached(length, offset)
+            shape = (length, 1, 1, self.dimension)
+            return RotaryTable(cos.reshape(shape), sin.reshape(shape), self.rotary_interleaved)
+        bound = max(self.max_position_embeddings, length)
+        ids = position_ids.swapaxes(0, 1).contiguous()
+        shape = (ids.shape[0], ids.shape[1], 1, self.dimension)
+        try:
+            cos, sin = (ops.embedding_lookup(part, ids).reshape(shape) for part in self._cached(bound, 0))
+        except ValueError as error:
+            raise ValueError(
+                f"position_ids must lie in [0, {bound}), the larger of max_position_embeddings and the sequence "
+                f"length: {error}"
+            ) from error
+        return RotaryTable(cos, sin, self.rotary_interleaved)
+
+    def _cached(self, length, offset):
+        """cos and sin `[length, rot]` as Tensors, made once."""
+        key = (length, offset)
+        if key not in self._tables:
+            angles = self._angles(length, offset)
+            self._tables[key] = Tensor.from_numpy(np.cos(angles)), Tensor.from_numpy(np.sin(angles))
+        return self._tables[key]
+
+
+def to_rotary_tables(rotary_pos_emb, interleaved=False):
+    """`RotaryTable`s of queries and keys from what a caller may pass: None, a table, angles, or a pair of either."""
+    if rotary_pos_emb is None or isinstance(rotary_pos_emb, RotaryTable):
+        return rotary_pos_emb, rotary_pos_emb
+    if isinstance(rotary_pos_emb, (tuple, list)):
+        query, key = rotary_pos_emb
+        return to_rotary_tables(query, interleaved)[0], to_rotary_tables(key, interleaved)[0]
+    angles = rotary_pos_emb.float()
+    table = RotaryTable(mint.cos(angles), mint.sin(angles), interleaved)
+    return table, table
+
+
+def apply_rotary_pos_emb(t, table):
+    """Rotate the heads of `t` `[s, b, n, d]`; None leaves it as it is."""
+    return t if table is None else ops.apply_rotary(t, table.cos, table.sin, table.interleaved)

@@ -1,0 +1,182 @@
+"""The layers of one pipeline stage. Source: Megatron's `ParallelTransformer` / `TransformerBlock`."""
+
+from mindspore import nn
+
+from mindspeed_ms.core import parallel_state
+from mindspeed_ms.core.tensor_parallel.layers import uses_sequence_parallel
+from mindspeed_ms.core.tensor_parallel.random import checkpoint
+from mindspeed_ms.layout.layer_lists import LayerRecompute
+from mindspeed_ms.layout.stages import recompute_from_config, stages_from_config
+from mindspeed_ms.legacy.model.attention_mask import expand_attention_mask
+from mindspeed_ms.legacy.model.enums import AttnMaskType, LayerType, to_enum
+from mindspeed_ms.legacy.model.module import Module
+from mindspeed_ms.legacy.model.norms import get_norm
+from mindspeed_ms.legacy.model.transformer_layer import ParallelTransformerLayer
+
+
+class LayerList(nn.Cell):
+    """Layers under their global numbers (from 0), so that state-dict keys are the same in every pipeline layout."""
+
+    def __init__(self, layers):
+        super().__init__()
+        self.numbers = list(layers)
+        for number, layer in layers.items():
+            self.insert_child_to_cell(str(number), layer)
+
+    def __len__(self):
+        return len(self.numbers)
+
+    def __iter__(self):
+        return (self._cells[str(number)] for number in self.numbers)
+
+    def __getitem__(self, index):
+        """The layer at a local position."""
+        return self._cells[str(self.numbers[index])]
+
+
+class ParallelTransformer(Module):
+    """The layers that this rank's stage (and current virtual chunk) holds, and the final norm on the last one.
+
+    Args:
+        config (TransformerConfig): the model; `layout.stages` decides which layers are here.
+        model_type (ModelType): kept for Megatron's signature.
+        layer_type (LayerType): `encoder`.
+        self_attn_mask_type (AttnMaskType): what a missing mask means.
+        post_norm (bool): norm after the last layer (with `use_final_norm`).
+        pre_process (bool): the stage starts the model; otherwise its input comes by `set_input_tensor`.
+        post_process (bool): the stage ends the model.
+        drop_path_rate (float): must be 0.
+
+    Inputs: hidden_states `[s, b, h]` (`[s / tp, b, h]` under sequence parallelism), attention_mask, rotary_pos_emb.
+    Output: the same shape.
+
+    Raises:
+        ValueError: the configuration's pipeline is not the initialised one, or recomputation does not fit the layers.
+    """
+
+    def __init__(
+        self,
+        config,
+        model_type=None,
+        layer_type=LayerType.encoder,
+        self_attn_mask_type=AttnMaskType.padding,
+        post_norm=True,
+        pre_process=False,
+        post_process=False,
+        drop_path_rate=0.0,
+    ):
+        super().__init__(config)
+        self.model_type = model_type
+        self.pre_process, self.post_process = pre_process, post_process
+        self.self_attn_mask_type = to_enum(AttnMaskType, self_attn_mask_type)
+        self.sequence_parallel = uses_sequence_parallel(config)
+        self.input_tensor = None
+        stages = stages_from_config(config)
+        stage, chunk = _place(stages)
+        numbers = stages.layers(stage, chunk)
+        self.layers = LayerList(
+            {
+                number: ParallelTransformerLayer(
+                    config, number + 1, layer_type, self.self_attn_mask_type, drop_path_rate
+                )
+                for number in numbers
+            }
+        )
+        self.has_final_norm = post_process and post_norm and config.use_final_norm
+        if self.has_final_norm:
+            self.final_norm = get_norm(config)
+        self._plan_recompute(config, stages, stage, chunk)
+
+    def set_input_tensor(self, input_tensor):
+        """Hidden states from the stage before, used by the next call."""
+        self.input_tensor = input_tensor
+
+    def construct(
+        self,
+        hidden_states,
+        attention_mask=None,
+        encoder_output=None,
+        enc_dec_attn_mask=None,
+        retriever_input=None,
+        retriever_output=None,
+        retriever_attn_mask=None,
+        inference_params=None,
+        rotary_pos_emb=None,
+    ):
+        """See the class."""
+        if any(value is not None for value in (encoder_output, enc_dec_attn_mask, retriever_input, retriever_output,
+                                               retriever_attn_mask, inference_params)):
+            raise ValueError("encoder, retriever and inference inputs must be None: this is a decoder-only model.")
+        if not self.pre_process and self.input_tensor is not None:
+            hidden_states = self.input_tensor
+        if hidden_states is None:
+            raise ValueError("this pipeline stage has no input: call set_input_tensor() before the model.")
+        if attention_mask is not None:
+            length = hidden_states.shape[0]
+            if self.sequence_parallel:
+                length *= parallel_state.get_tensor_model_parallel_world_size()
+            attention_mask = expand_attention_mask(
+                attention_mask, hidden_states.shape[1], length, length, self.self_attn_mask_type
+            )
+        for start, stop, is_recomputed in self.segments:
+            segment = self._segment(start, stop, attention_mask, rotary_pos_emb)
+            if is_recomputed and self.training:
+                hidden_states = checkpoint(segment, self.distribute_saved_activations, hidden_states)
+            else:
+                hidden_states = segment(hidden_states)
+        return self.final_norm(hidden_states) if self.has_final_norm else hidden_states
+
+    def _segment(self, start, stop, attention_mask, rotary_pos_emb):
+        """Layers `start` to `stop` (local positions) as a function of the hidden states."""
+
+        def run(hidden_states):
+            for index in range(start, stop):
+                hidden_states = self.layers[index](hidden_states, attention_mask, rotary_pos_emb=rotary_pos_emb)
+            return hidden_states
+
+        return run
+
+    def _plan_recompute(self, config, stages, stage, chunk):
+        """`segments`: runs of layers `(start, stop, recomputed)`; also marks the layers that recompute a part."""
+        self.distribute_saved_activations = bool(getattr(config, "distribute_saved_activations", False))
+        count = len(self.layers)
+        kinds = recompute_from_config(config, stages).of_chunk(stage, chunk)
+        if getattr(config, "recompute_granularity", None) == "selective":
+            kinds = [LayerRecompute(select=True)] * count
+        self.segments = _segments_of_lists(kinds)
+        if getattr(config, "recompute_granularity", None) == "full":
+            self.segments = _segments_of_method(config.recompute_method, config.recompute_num_layers or 1, count)
+        for layer, kind in zip(self.layers, kinds):
+            layer.attention.recompute_core_attention = kind.select and not config.use_flash_attention
+            layer.mlp.recompute_activation = kind.select and config.use_flash_attention
+
+
+def _place(stages):
+    """`(stage, chunk)` of this rank, checked against the stages of the configuration."""
+    size = parallel_state.get_pipeline_model_parallel_world_size()
+    chunks = parallel_state.get_virtual_pipeline_model_parallel_world_size() or 1
+    if (size, chunks) != (stages.pp, stages.vpp):
+        raise ValueError(
+            f"the configuration has {stages.pp} pipeline stages of {stages.vpp} chunks, but {size} stages of {chunks} "
+            "chunks were initialised: call set_parallel_context with the same parallel_config."
+        )
+    chunk = parallel_state.get_virtual_pipeline_model_parallel_rank() or 0
+    return parallel_state.get_pipeline_model_parallel_rank(), chunk
+
+
+def _segments_of_lists(kinds):
+    """One recomputed segment for each layer that is recomputed whole, and one plain segment for the rest."""
+    full = sum(kind.full for kind in kinds)
+    segments = [(index, index + 1, True) for index in range(full)]
+    return segments + ([(full, len(kinds), False)] if full < len(kinds) else [])
+
+
+def _segments_of_method(method, number, count):
+    """Segments of `recompute_granularity: full`: "uniform" groups of layers, or each of the first ("block")."""
+    if method == "uniform":
+        return [(start, min(start + number, count), True) for start in range(0, count, number)]
+    if method == "block":
+        number = min(number, count)
+        segments = [(index, index + 1, True) for index in range(number)]
+        return segments + ([(number, count, False)] if number < count else [])
+    raise ValueError(f"recompute_granularity 'full' needs recompute_method 'uniform' or 'block', but got {method!r}.")

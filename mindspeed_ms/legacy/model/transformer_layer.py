@@ -1,0 +1,109 @@
+"""One transformer layer. Source: Megatron's `ParallelTransformerLayer`."""
+
+from contextlib import nullcontext
+
+from mindspeed_ms import ops
+from mindspeed_ms.core.rng import get_rng_tracker
+from mindspeed_ms.core.tensor_parallel.layers import uses_sequence_parallel
+from mindspeed_ms.core.tensor_parallel.linear import cast
+from mindspeed_ms.legacy.model.attention import ParallelAttention
+from mindspeed_ms.legacy.model.enums import AttnMaskType, AttnType, LayerType, to_enum
+from mindspeed_ms.legacy.model.mlp import ParallelMLP
+from mindspeed_ms.legacy.model.module import Module
+from mindspeed_ms.legacy.model.norms import get_norm
+
+
+def hidden_rng_context(sequence_parallel):
+    """Where dropout of hidden states draws from: each rank's own state only when each holds another part of them."""
+    return get_rng_tracker().fork() if sequence_parallel else nullcontext()
+
+
+def draw_keep_mask(shape, probability, sequence_parallel):
+    """Keep mask for dropping hidden states with `probability`."""
+    with hidden_rng_context(sequence_parallel):
+        return get_rng_tracker().current.keep_mask(tuple(shape), 1.0 - probability)
+
+
+class ParallelTransformerLayer(Module):
+    """`x + dropout(attention(norm(x)))`, then the same with the feed-forward block.
+
+    With `use_sandwich_norm` another norm stands between each block's dropout and the addition; with
+    `apply_residual_connection_post_norm` the normed input is what the block's output is added to.
+
+    Args:
+        config (TransformerConfig): the model.
+        layer_number (int): global number, from 1.
+        layer_type (LayerType): `encoder`; the types with cross attention belong to models that are not built here.
+        self_attn_mask_type (AttnMaskType): what a missing mask means.
+        drop_path_rate (float): must be 0; stochastic depth is for vision models.
+
+    Inputs: hidden_states `[s, b, h]` (`[s / tp, b, h]` under sequence parallelism), attention_mask, rotary_pos_emb.
+    Output: the same shape, in the dtype of the residual stream.
+
+    Raises:
+        ValueError: another layer type, a drop path, experts.
+    """
+
+    names_are_global = False
+
+    def __init__(
+        self,
+        config,
+        layer_number,
+        layer_type=LayerType.encoder,
+        self_attn_mask_type=AttnMaskType.padding,
+        drop_path_rate=0.0,
+    ):
+        super().__init__(config)
+        if to_enum(LayerType, layer_type) != LayerType.encoder:
+            raise ValueError(f"layer_type {layer_type} is part of encoder-decoder models; use LayerType.encoder.")
+        if drop_path_rate:
+            raise ValueError(f"drop_path_rate {drop_path_rate} is stochastic depth of vision models; it must be 0.")
+        self.layer_number = layer_number
+        self.hidden_dropout = config.hidden_dropout
+        self.sequence_parallel = uses_sequence_parallel(config)
+        self.residual_post_norm = config.apply_residual_connection_post_norm
+        self.input_norm = get_norm(config)
+        self.attention = ParallelAttention(config, layer_number, AttnType.self_attn, self_attn_mask_type)
+        self.post_attention_norm = get_norm(config)
+        self.mlp = ParallelMLP(config)
+        self.sandwich = config.use_sandwich_norm
+        if self.sandwich:
+            self.attn_post_norm = get_norm(config, config.attn_post_norm_scale)
+            self.ffn_post_norm = get_norm(config, config.ffn_post_norm_scale)
+
+    def construct(
+        self,
+        hidden_states,
+        attention_mask=None,
+        encoder_output=None,
+        enc_dec_attn_mask=None,
+        retriever_input=None,
+        retriever_output=None,
+        retriever_attn_mask=None,
+        inference_params=None,
+        rotary_pos_emb=None,
+    ):
+        """See the class."""
+        if any(value is not None for value in (encoder_output, enc_dec_attn_mask, retriever_input, retriever_output,
+                                               retriever_attn_mask)):
+            raise ValueError("encoder and retriever inputs must be None: this layer attends to itself only.")
+        normed = self.input_norm(hidden_states)
+        output, bias = self.attention(normed, attention_mask, inference_params=inference_params,
+                                      rotary_pos_emb=rotary_pos_emb)
+        residual = normed if self.residual_post_norm else hidden_states
+        hidden_states = self._add(output, bias, residual, self.attn_post_norm if self.sandwich else None)
+        normed = self.post_attention_norm(hidden_states)
+        output, bias = self.mlp(normed)
+        residual = normed if self.residual_post_norm else hidden_states
+        return self._add(output, bias, residual, self.ffn_post_norm if self.sandwich else None)
+
+    def _add(self, output, bias, residual, post_norm):
+        """`residual + post_norm(dropout(output + bias))`."""
+        probability = self.hidden_dropout if self.training else 0.0
+        keep = draw_keep_mask(output.shape, probability, self.sequence_parallel) if probability > 0.0 else None
+        bias = cast(bias, output.dtype)
+        if post_norm is None:
+            return ops.bias_dropout_add(output, bias, residual, probability, keep)
+        output = output if bias is None else output + bias
+        return ops.residual_add(post_norm(ops.dropout(output, probability, keep)), residual)

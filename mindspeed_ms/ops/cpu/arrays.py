@@ -1,0 +1,101 @@
+"""Between Tensors and the float32 arrays that kernels work on."""
+import functools
+import math
+
+import mindspore as ms
+import numpy as np
+from mindspore import mint
+
+from mindspeed_ms.core import storage
+from mindspeed_ms.ops.cpu import threads
+from mindspeed_ms.ops.cpu.kernels import casts
+
+
+def float32_of(tensor):
+    """C-contiguous float32 array of a tensor's values: its own memory for a contiguous float32 tensor, else a copy.
+
+    Raises:
+        ValueError: the dtype is none of float32, float16, bfloat16.
+    """
+    array = storage.read_array(tensor)
+    if tensor.dtype == ms.float32:
+        return array if array.flags.c_contiguous else np.ascontiguousarray(array)
+    if tensor.dtype == ms.bfloat16:
+        array = np.ascontiguousarray(array)
+        wide = np.empty(array.shape, np.float32)
+        threads.run(casts.widen_bfloat16, array.size, array.size, array.reshape(-1), wide.reshape(-1))
+        return wide
+    if tensor.dtype == ms.float16:
+        return np.ascontiguousarray(array, np.float32)
+    raise ValueError(f"operators work on float32, float16 and bfloat16 tensors, got {tensor.dtype} of shape {tensor.shape}.")
+
+
+def tensor_of(array, dtype):
+    """Tensor of a float32 array, rounded to `dtype` (to nearest even); float32 shares the array's memory."""
+    if dtype == ms.float32:
+        return storage.from_array(array)
+    if dtype == ms.bfloat16:
+        bits = np.empty(array.shape, np.int16)
+        threads.run(casts.narrow_to_bfloat16, array.size, array.size, array.reshape(-1), bits.reshape(-1))
+        return storage.from_array(bits, ms.bfloat16)
+    if dtype == ms.float16:
+        with np.errstate(over="ignore"):  # float16 overflows to inf, which the loss scaler looks for
+            return storage.from_array(array.astype(np.float16))
+    raise ValueError(f"operators give float32, float16 and bfloat16 tensors, not {dtype}.")
+
+
+def integers_of(tensor):
+    """C-contiguous int64 array of an integer tensor."""
+    return np.ascontiguousarray(storage.read_array(tensor), np.int64)
+
+
+def bytes_of(mask):
+    """C-contiguous uint8 array of a bool or uint8 tensor."""
+    array = storage.read_array(mask)
+    if array.dtype == np.bool_:
+        array = array.view(np.uint8)
+    elif array.dtype != np.uint8:
+        raise ValueError(f"a mask of shape {mask.shape} has dtype {mask.dtype}: expected bool or uint8.")
+    return np.ascontiguousarray(array)
+
+
+_POOLED_ELEMENTS = 32768
+
+
+def empty(shape):
+    """Uninitialised float32 array.
+
+    Large ones come from MindSpore's memory pool: what numpy frees goes back to the operating system, and the page faults of
+    new memory cost several times the kernel that fills it.
+    """
+    shape = (shape,) if isinstance(shape, int) else tuple(shape)
+    if math.prod(shape) < _POOLED_ELEMENTS:
+        return np.empty(shape, np.float32)
+    return storage.read_array(mint.empty(shape, dtype=ms.float32))
+
+
+def rows_of(array):
+    """The array as [rows, last dimension]."""
+    return array.reshape(-1, array.shape[-1])
+
+
+def bits_of(tensor):
+    """C-contiguous array of a tensor's elements for kernels that only move them: float32, or int16 for half precisions."""
+    array = np.ascontiguousarray(storage.read_array(tensor))
+    return array.view(np.int16) if array.dtype == np.float16 else array
+
+
+def new_like(array, shape):
+    """Uninitialised array of the element type of `array`."""
+    return empty(shape) if array.dtype == np.float32 else np.empty(shape, array.dtype)
+
+
+@functools.lru_cache(maxsize=64)
+def zeros_vector(size):
+    """Shared float32 zeros [size]; never written."""
+    return np.zeros(size, np.float32)
+
+
+def tensor_of_bits(array, dtype):
+    """Tensor of `dtype` from elements moved as `bits_of` gave them."""
+    return storage.from_array(array.view(np.float16) if dtype == ms.float16 else array, dtype)

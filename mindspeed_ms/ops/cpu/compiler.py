@@ -1,0 +1,83 @@
+"""How CPU kernels are compiled: numba, without the interpreter lock, once per machine and version of the package.
+
+A kernel works on the rows (columns, elements) `start` to `stop` of its arrays; `threads.run` spreads it. All arrays are
+float32 unless a kernel says otherwise: half precisions are widened and narrowed outside, so each kernel has one
+specialisation. Compilation happens at the first call, never at import, so a process may fork after importing this.
+"""
+import hashlib
+import logging
+import os
+import pathlib
+import tempfile
+
+import numba
+
+import mindspeed_ms
+
+logger = logging.getLogger("mindspeed_ms")
+
+CACHE_ENVIRONMENT_VARIABLE = "NUMBA_CACHE_DIR"
+
+# contract (fused multiply-add) and nsz change no result by more than a rounding; reassociation only where asked for,
+# because range reductions and compensated sums depend on their order
+_EXACT_FLAGS = frozenset({"contract", "nsz"})
+_REDUCTION_FLAGS = _EXACT_FLAGS | {"reassoc"}
+
+
+def kernel(function):
+    """Compile `function` for the CPU and keep the machine code on disk."""
+    previous = numba.config.CACHE_DIR
+    numba.config.CACHE_DIR = _cache_directory()  # numba reads it while decorating
+    try:
+        return numba.njit(nogil=True, cache=True, fastmath=set(_EXACT_FLAGS), error_model="numpy")(function)
+    finally:
+        numba.config.CACHE_DIR = previous
+
+
+def inline(function):
+    """A function for use inside kernels, inlined by the compiler."""
+    return numba.njit(fastmath=set(_EXACT_FLAGS), error_model="numpy", forceinline=True)(function)
+
+
+def reduction(function):
+    """Like `inline`, for sums and maxima whose order does not matter, so that they run in vectors."""
+    return numba.njit(fastmath=set(_REDUCTION_FLAGS), error_model="numpy", forceinline=True)(function)
+
+
+def maximum_reduction(function):
+    """Like `reduction`, for maxima: NaN may be skipped."""
+    return numba.njit(fastmath=set(_REDUCTION_FLAGS | {"nnan"}), error_model="numpy", forceinline=True)(function)
+
+
+_chosen_directory = None
+
+
+def _cache_directory():
+    """NUMBA_CACHE_DIR if the user set it, else a directory of this version of the kernels in the user's cache."""
+    global _chosen_directory
+    if _chosen_directory is None:
+        _chosen_directory = os.environ.get(CACHE_ENVIRONMENT_VARIABLE) or _default_directory()
+    return _chosen_directory
+
+
+def _default_directory():
+    root = pathlib.Path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache")
+    directory = root / "mindspeed_ms" / "numba" / f"{getattr(mindspeed_ms, '__version__', 'source')}-{_sources_digest()}"
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        if os.access(directory, os.W_OK):
+            return str(directory)
+    except OSError:
+        pass
+    directory = tempfile.mkdtemp(prefix="mindspeed_ms-numba-")
+    logger.warning("the cache directory under %s cannot be written: CPU kernels are compiled anew in every process. "
+                   "Set %s to a writable directory.", root, CACHE_ENVIRONMENT_VARIABLE)
+    return directory
+
+
+def _sources_digest():
+    # numba notices changes of a kernel's own file only, not of the helpers inlined into it
+    digest = hashlib.sha256(numba.__version__.encode())
+    for path in sorted((pathlib.Path(__file__).parent / "kernels").glob("*.py")):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:12]

@@ -1,0 +1,64 @@
+"""Cross entropy over rows of logits [rows, v]."""
+import numpy as np
+
+from mindspeed_ms.ops.cpu.compiler import inline, kernel, maximum_reduction, reduction
+from mindspeed_ms.ops.cpu.kernels.math import exp
+
+
+@maximum_reduction
+def row_maximum(row):
+    """Largest element."""
+    largest = row[0]
+    for j in range(row.size):
+        largest = max(largest, row[j])
+    return largest
+
+
+@reduction
+def _sum(row):
+    total = 0.0
+    for j in range(row.size):
+        total += np.float64(row[j])
+    return total
+
+
+@inline
+def _exponentials(row, maximum, output):
+    for j in range(row.size):
+        output[j] = exp(row[j] - maximum)
+
+
+@kernel
+def local_maximum(start, stop, logits, maximum):
+    for i in range(start, stop):
+        maximum[i] = row_maximum(logits[i])
+
+
+@kernel
+def local_sums(start, stop, logits, maximum, target, vocab_start, smoothing, sum_exp, target_logit, logit_sum):
+    """See `ops.cross_entropy_local_sums`; logit_sum is written only with `smoothing`."""
+    scratch = np.empty(logits.shape[1], np.float32)
+    for i in range(start, stop):
+        shift = maximum[i]
+        _exponentials(logits[i], shift, scratch)
+        sum_exp[i] = np.float32(_sum(scratch))
+        column = target[i] - vocab_start
+        target_logit[i] = logits[i, column] - shift if 0 <= column < logits.shape[1] else np.float32(0)
+        if smoothing:
+            logit_sum[i] = np.float32(_sum(logits[i]) - np.float64(shift) * logits.shape[1])
+
+
+@kernel
+def gradient(start, stop, logits, maximum, sum_exp, target, vocab_start, grad_output, target_share, other_share, output):
+    """(softmax - target_share * onehot - other_share) * grad_output; output may be `logits`."""
+    other = np.float32(other_share)
+    for i in range(start, stop):
+        shift = maximum[i]
+        factor = grad_output[i] / sum_exp[i]
+        constant = other * grad_output[i]
+        row = logits[i]
+        for j in range(row.size):
+            output[i, j] = exp(row[j] - shift) * factor - constant
+        column = target[i] - vocab_start
+        if 0 <= column < row.size:
+            output[i, column] -= np.float32(target_share) * grad_output[i]

@@ -1,0 +1,89 @@
+"""Masked softmax over rows of scores [b * n * sq, sk].
+
+Row r belongs to query i = r % sq; its visible keys are i + lower <= j <= i + upper and, with a mask, mask[b or 0, i, j] == 0.
+"""
+import numpy as np
+
+from mindspeed_ms.ops.cpu.compiler import inline, kernel, reduction
+from mindspeed_ms.ops.cpu.kernels.loss import row_maximum
+from mindspeed_ms.ops.cpu.kernels.math import exp
+
+_ZERO = np.float32(0)
+_BLOCKED = np.float32(-3.0e38)
+
+
+@reduction
+def _sum(row):
+    total = 0.0
+    for j in range(row.size):
+        total += np.float64(row[j])
+    return total
+
+
+@reduction
+def _dot(a, b):
+    total = 0.0
+    for j in range(a.size):
+        total += np.float64(a[j]) * np.float64(b[j])
+    return total
+
+
+@inline
+def visible_range(i, keys, lower, upper):
+    """First visible key and the one after the last, for query i."""
+    first = min(max(i + lower, 0), keys)
+    last = min(max(i + upper + 1, first), keys)
+    return first, last
+
+
+@inline
+def _scale_row(source, mask, has_mask, scale, target):
+    if has_mask:
+        for j in range(source.size):
+            target[j] = _BLOCKED if mask[j] else source[j] * scale
+    else:
+        for j in range(source.size):
+            target[j] = source[j] * scale
+
+
+@kernel
+def softmax_forward(start, stop, scores, heads, queries, mask, has_mask, scale, lower, upper, output):
+    """`output` may be `scores`; mask is uint8 [b or 1, sq, sk]."""
+    keys = scores.shape[1]
+    factor = np.float32(scale)
+    for r in range(start, stop):
+        i = r % queries
+        b = r // (queries * heads) if mask.shape[0] > 1 else 0
+        first, last = visible_range(i, keys, lower, upper)
+        row = output[r, first:last]
+        output[r, :first] = _ZERO
+        output[r, last:] = _ZERO
+        if first == last:
+            continue
+        _scale_row(scores[r, first:last], mask[b, i % mask.shape[1], first:last], has_mask, factor, row)
+        largest = row_maximum(row)
+        if largest <= _BLOCKED:
+            row[:] = _ZERO
+            continue
+        for j in range(row.size):
+            row[j] = exp(row[j] - largest)
+        inverse = np.float32(1 / _sum(row))
+        for j in range(row.size):
+            row[j] *= inverse
+
+
+@kernel
+def softmax_backward(start, stop, output_grad, probabilities, queries, scale, lower, upper, input_grad):
+    """Gradient of the scores; `input_grad` may be `output_grad`."""
+    keys = probabilities.shape[1]
+    factor = np.float32(scale)
+    for r in range(start, stop):
+        first, last = visible_range(r % queries, keys, lower, upper)
+        p = probabilities[r, first:last]
+        g = output_grad[r, first:last]
+        dot = np.float32(_dot(p, g))
+        d = input_grad[r, first:last]
+        for j in range(p.size):
+            d[j] = p[j] * (g[j] - dot) * factor
+        input_grad[r, :first] = _ZERO
+        input_grad[r, last:] = _ZERO

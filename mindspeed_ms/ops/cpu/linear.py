@@ -1,0 +1,129 @@
+"""Matrix products by MindSpore's kernel, which reads transposed operands in place; half precisions pass through float32."""
+import functools
+
+import mindspore as ms
+from mindspore import ops
+
+from mindspeed_ms.core import storage
+from mindspeed_ms.core.autograd import Function
+from mindspeed_ms.ops.cpu import threads
+from mindspeed_ms.ops.cpu.arrays import empty, float32_of, rows_of, tensor_of
+from mindspeed_ms.ops.cpu.kernels import reductions
+from mindspeed_ms.ops.cpu.kernels.movement import add_bias
+from mindspeed_ms.ops.cpu.kernels.optimizer import add
+
+_product_primitive = functools.cache(ops.MatMul)
+_batch_product_primitive = functools.cache(ops.BatchMatMul)
+
+
+def _product(a, b, transpose_a, transpose_b):
+    """float32 array of the product of two float32 matrices or batches of matrices [n, ., .]."""
+    primitive = _product_primitive if a.ndim == 2 else _batch_product_primitive
+    result = primitive(transpose_a, transpose_b)(storage.from_array(a), storage.from_array(b))
+    return storage.read_array(result)
+
+
+def _check_linear(x, weight):
+    if weight.ndim != 2 or x.shape[-1] != weight.shape[1]:
+        raise ValueError(f"linear got an input of shape {x.shape} and a weight of shape {weight.shape}: "
+                         "expected [..., input_size] and [output_size, input_size].")
+    if x.dtype != weight.dtype:
+        raise ValueError(f"linear got an input of {x.dtype} and a weight of {weight.dtype}: expected one dtype.")
+
+
+def linear_forward(x, weight, bias=None):
+    """See `ops.linear_forward`."""
+    _check_linear(x, weight)
+    y = _product(rows_of(float32_of(x)), float32_of(weight), False, True)
+    if bias is not None:
+        threads.run(add_bias, len(y), y.size, y, float32_of(bias))
+    return tensor_of(y.reshape(*x.shape[:-1], weight.shape[0]), x.dtype)
+
+
+def linear_input_grad(output_grad, weight):
+    """See `ops.linear_input_grad`."""
+    result = _product(rows_of(float32_of(output_grad)), float32_of(weight), False, False)
+    return tensor_of(result.reshape(*output_grad.shape[:-1], weight.shape[1]), output_grad.dtype)
+
+
+def linear_weight_grad(output_grad, x, accumulate_into=None):
+    """See `ops.linear_weight_grad`."""
+    result = _product(rows_of(float32_of(output_grad)), rows_of(float32_of(x)), True, False)
+    if accumulate_into is None:
+        return tensor_of(result, x.dtype)
+    if accumulate_into.dtype != ms.float32:
+        storage.write(accumulate_into, tensor_of(result + float32_of(accumulate_into), accumulate_into.dtype))
+        return accumulate_into
+    target = storage.as_array(accumulate_into)
+    threads.run(add, target.size, target.size, target.reshape(-1), result.reshape(-1))
+    return accumulate_into
+
+
+def column_sums(values):
+    """Sums over the rows of a float32 array [rows, n]."""
+    sums = empty(values.shape[1])
+    threads.run(reductions.column_sums, values.shape[1], values.size, values, sums)
+    return sums
+
+
+def bias_grad(output_grad):
+    """See `ops.bias_grad`."""
+    return tensor_of(column_sums(rows_of(float32_of(output_grad))), output_grad.dtype)
+
+
+class _Linear(Function):
+    @staticmethod
+    def forward(ctx, x, weight, bias):
+        ctx.save_for_backward(x, weight)
+        ctx.bias_dtype = None if bias is None else bias.dtype
+        return linear_forward(x, weight, bias)
+
+    @staticmethod
+    def backward(ctx, output_grad):
+        x, weight = ctx.saved_tensors
+        needs_input, needs_weight, needs_bias = ctx.needs_input_grad[:3]
+        return (linear_input_grad(output_grad, weight) if needs_input else None,
+                linear_weight_grad(output_grad, x) if needs_weight else None,
+                bias_grad(output_grad) if ctx.bias_dtype is not None and needs_bias else None)
+
+
+def linear(x, weight, bias=None):
+    """See `ops.linear`."""
+    return _Linear.apply(x, weight, bias)
+
+
+def _batches_of(tensor):
+    array = float32_of(tensor)
+    return array if array.ndim == 2 else array.reshape(-1, *array.shape[-2:])
+
+
+class _MatMul(Function):
+    @staticmethod
+    def forward(ctx, a, b, transpose_a, transpose_b):
+        ctx.save_for_backward(a, b)
+        ctx.transposes = transpose_a, transpose_b
+        result = _product(_batches_of(a), _batches_of(b), transpose_a, transpose_b)
+        return tensor_of(result.reshape(*a.shape[:-2], *result.shape[-2:]), a.dtype)
+
+    @staticmethod
+    def backward(ctx, output_grad):
+        a, b = ctx.saved_tensors
+        transpose_a, transpose_b = ctx.transposes
+        left, right, g = _batches_of(a), _batches_of(b), _batches_of(output_grad)
+        left_grad = right_grad = None
+        if ctx.needs_input_grad[0]:
+            left_grad = _product(right, g, transpose_b, True) if transpose_a else _product(g, right, False, not transpose_b)
+            left_grad = tensor_of(left_grad.reshape(a.shape), a.dtype)
+        if ctx.needs_input_grad[1]:
+            right_grad = _product(g, left, True, transpose_a) if transpose_b else _product(left, g, not transpose_a, False)
+            right_grad = tensor_of(right_grad.reshape(b.shape), b.dtype)
+        return left_grad, right_grad, None, None
+
+
+def matmul(a, b, transpose_a=False, transpose_b=False):
+    """See `ops.matmul`."""
+    inner = a.shape[-2 if transpose_a else -1], b.shape[-1 if transpose_b else -2]
+    if a.ndim < 2 or a.shape[:-2] != b.shape[:-2] or inner[0] != inner[1]:
+        raise ValueError(f"matmul got shapes {a.shape} (transposed: {transpose_a}) and {b.shape} (transposed: {transpose_b}): "
+                         "expected equal leading dimensions and inner sizes.")
+    return _MatMul.apply(a, b, transpose_a, transpose_b)

@@ -1,0 +1,83 @@
+"""LayerNorm and RMSNorm as autograd Functions."""
+from mindspeed_ms.core.autograd import Function
+from mindspeed_ms.ops.cpu import threads
+from mindspeed_ms.ops.cpu.arrays import empty, float32_of, rows_of, tensor_of
+from mindspeed_ms.ops.cpu.kernels import normalization as kernels
+
+
+class _RMSNorm(Function):
+    @staticmethod
+    def forward(ctx, x, weight, eps):
+        values = rows_of(float32_of(x))
+        y, inverse_rms = empty(x.shape), empty(len(values))
+        threads.run(kernels.rms_norm_forward, len(values), values.size, values, float32_of(weight), float(eps), rows_of(y),
+                    inverse_rms)
+        ctx.save_for_backward(x, weight)
+        ctx.inverse_rms = inverse_rms
+        return tensor_of(y, x.dtype)
+
+    @staticmethod
+    def backward(ctx, output_grad):
+        x, weight = ctx.saved_tensors
+        g, values = rows_of(float32_of(output_grad)), rows_of(float32_of(x))
+        input_grad = weight_grad = None
+        if ctx.needs_input_grad[0]:
+            result = empty(x.shape)
+            threads.run(kernels.rms_norm_input_grad, len(g), 2 * g.size, g, values, float32_of(weight), ctx.inverse_rms,
+                        rows_of(result))
+            input_grad = tensor_of(result, x.dtype)
+        if ctx.needs_input_grad[1]:
+            result = empty(weight.shape)
+            threads.run(kernels.rms_norm_weight_grad, result.size, g.size, g, values, ctx.inverse_rms, result)
+            weight_grad = tensor_of(result, weight.dtype)
+        return input_grad, weight_grad, None
+
+
+class _LayerNorm(Function):
+    @staticmethod
+    def forward(ctx, x, gamma, beta, eps):
+        values = rows_of(float32_of(x))
+        y, means, inverse_deviations = empty(x.shape), empty(len(values)), empty(len(values))
+        threads.run(kernels.layer_norm_forward, len(values), 2 * values.size, values, float32_of(gamma), float32_of(beta),
+                    float(eps), rows_of(y), means, inverse_deviations)
+        ctx.save_for_backward(x, gamma)
+        ctx.statistics = means, inverse_deviations
+        ctx.beta_dtype = beta.dtype
+        return tensor_of(y, x.dtype)
+
+    @staticmethod
+    def backward(ctx, output_grad):
+        x, gamma = ctx.saved_tensors
+        g, values = rows_of(float32_of(output_grad)), rows_of(float32_of(x))
+        input_grad = gamma_grad = beta_grad = None
+        if ctx.needs_input_grad[0]:
+            result = empty(x.shape)
+            threads.run(kernels.layer_norm_input_grad, len(g), 2 * g.size, g, values, float32_of(gamma), *ctx.statistics,
+                        rows_of(result))
+            input_grad = tensor_of(result, x.dtype)
+        if ctx.needs_input_grad[1] or ctx.needs_input_grad[2]:
+            gamma_result, beta_result = empty(gamma.shape), empty(gamma.shape)
+            threads.run(kernels.layer_norm_parameter_grads, gamma_result.size, 2 * g.size, g, values, *ctx.statistics,
+                        gamma_result, beta_result)
+            gamma_grad = tensor_of(gamma_result, gamma.dtype)
+            beta_grad = tensor_of(beta_result, ctx.beta_dtype)
+        return input_grad, gamma_grad, beta_grad, None
+
+
+def rms_norm(x, weight, eps):
+    """See `ops.rms_norm`."""
+    _check_size(x, weight)
+    return _RMSNorm.apply(x, weight, eps)
+
+
+def layer_norm(x, gamma, beta, eps):
+    """See `ops.layer_norm`."""
+    _check_size(x, gamma)
+    _check_size(x, beta)
+    return _LayerNorm.apply(x, gamma, beta, eps)
+
+
+def _check_size(x, parameter):
+    if parameter.shape != (x.shape[-1],):
+        raise ValueError(f"a normalisation got an input of shape {x.shape} and a parameter of shape {parameter.shape}: "
+                         f"expected ({x.shape[-1]},).")

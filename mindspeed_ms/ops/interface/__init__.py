@@ -1,0 +1,1 @@
+"""Signatures and contracts of the operators; each calls the form chosen in `forms`."""

@@ -1,0 +1,57 @@
+"""Activations, alone and fused with the bias before them."""
+from mindspeed_ms.ops.forms import current_forms
+
+ACTIVATION_NAMES = ("gelu_tanh", "gelu_erf", "silu", "relu", "squared_relu", "swiglu")
+"""Names that `bias_activation` knows; "swiglu" halves the last dimension."""
+
+
+def bias_activation(x, bias, name):
+    """`activation(x + bias)`, differentiable, with nothing but `x` kept for the backward.
+
+    Args:
+        x (Tensor): [..., n].
+        bias (Tensor): [n] in the dtype of `x`, or None.
+        name (str): one of ACTIVATION_NAMES.
+
+    Returns:
+        Tensor [..., n], for "swiglu" [..., n / 2], dtype of `x`; computed in float32.
+
+    Raises:
+        ValueError: unknown name.
+    """
+    if name not in ACTIVATION_NAMES:
+        raise ValueError(f"activation {name!r} is unknown: expected one of {', '.join(ACTIVATION_NAMES)}.")
+    return current_forms().bias_activation(x, bias, name)
+
+
+def swiglu(x, dim=-1):
+    """`silu(gate) * up` of x = [gate; up] along the last dimension: [..., 2n] -> [..., n].
+
+    Raises:
+        ValueError: `dim` is not the last dimension.
+    """
+    if dim not in (-1, x.ndim - 1):
+        raise ValueError(f"swiglu got dim={dim} for a tensor of {x.ndim} dimensions: only the last one is supported.")
+    return bias_activation(x, None, "swiglu")
+
+
+def gelu(x, approximate="tanh"):
+    """Gaussian error linear unit; `approximate` is "tanh" (Megatron's default) or "none" (by erf)."""
+    if approximate not in ("tanh", "none"):
+        raise ValueError(f"gelu got approximate={approximate!r}: expected 'tanh' or 'none'.")
+    return bias_activation(x, None, "gelu_tanh" if approximate == "tanh" else "gelu_erf")
+
+
+def silu(x):
+    """`x * sigmoid(x)`."""
+    return bias_activation(x, None, "silu")
+
+
+def relu(x):
+    """`max(x, 0)`."""
+    return bias_activation(x, None, "relu")
+
+
+def squared_relu(x):
+    """`max(x, 0)^2`."""
+    return bias_activation(x, None, "squared_relu")

@@ -1,0 +1,105 @@
+"""Attention and what prepares its inputs."""
+from mindspeed_ms.ops.forms import current_forms
+
+UNLIMITED_TOKENS = 2147483647
+"""`pre_tokens` / `next_tokens` that limit nothing."""
+
+
+def apply_rotary(t, cos, sin, interleaved=False):
+    """Rotate pairs of the first `rot` elements of each head by its position's angle; differentiable in `t`.
+
+    Args:
+        t (Tensor): [s, b, n, d].
+        cos (Tensor), sin (Tensor): float32 [s, 1, 1, rot] or [s, b, 1, rot], rot <= d even; elements past rot pass through.
+        interleaved: pairs are (0, 1), (2, 3), ... instead of (0, rot/2), (1, rot/2 + 1), ...
+
+    Returns:
+        Tensor like `t`; computed in float32.
+    """
+    return current_forms().apply_rotary(t, cos, sin, interleaved)
+
+
+def split_query_key_value(mixed, groups, queries_per_group, head_size):
+    """Split the output of the fused qkv linear, laid out per group as [q ... q, k, v]; differentiable.
+
+    Args:
+        mixed (Tensor): [s, b, groups * (queries_per_group + 2) * head_size].
+
+    Returns:
+        query [s, b, groups * queries_per_group, head_size], key and value [s, b, groups, head_size], each contiguous.
+    """
+    return current_forms().split_query_key_value(mixed, groups, queries_per_group, head_size)
+
+
+def scaled_masked_softmax(scores, mask=None, scale=1.0, causal=False, pre_tokens=None, next_tokens=None):
+    """Softmax over the last dimension of `scores * scale` with masked positions at probability 0; differentiable.
+
+    Args:
+        scores (Tensor): [b, n, sq, sk].
+        mask (Tensor): bool or uint8 [b, 1, sq, sk], [1, 1, sq, sk] or [sq, sk], True = blocked; or None.
+        causal: key j is visible to query i only if j - (sk - sq) <= i.
+        pre_tokens, next_tokens: key j is visible to query i only if i - pre_tokens <= j <= i + next_tokens (None: no limit).
+
+    Returns:
+        Tensor like `scores`, computed in float32. A row with no visible key is all zero.
+    """
+    return current_forms().scaled_masked_softmax(scores, mask, scale, causal, pre_tokens, next_tokens)
+
+
+def core_attention(query, key, value, mask=None, scale=None, causal=False, dropout_p=0.0, dropout_mask=None,
+                   softmax_in_fp32=True, softmax_scale=1.0, pre_tokens=None, next_tokens=None):
+    """Plain attention with the [b, n, sq, sk] matrix in memory; differentiable in query, key and value.
+
+    scores = query . key * scale; probabilities = softmax(scores * softmax_scale) with masks; output = dropout(probabilities) . value
+
+    Args:
+        query (Tensor): [sq, b, n, d]; key, value (Tensor): [sk, b, groups, d], n a multiple of groups; query head h uses
+            group h // (n / groups).
+        mask, causal, pre_tokens, next_tokens: as in `scaled_masked_softmax`.
+        scale: None means 1 / sqrt(d).
+        dropout_p: probability of dropping; needs `dropout_mask`.
+        dropout_mask (Tensor): bool or uint8 [b, n, sq, sk], True = keep, from `core.rng`.
+        softmax_in_fp32: half-precision inputs: take the softmax of float32 scores (CPU always does).
+        softmax_scale: the layer number under query-key layer scaling, which keeps half-precision scores in range.
+
+    Returns:
+        Tensor [sq, b, n * d], dtype of `query`.
+
+    Raises:
+        ValueError: shapes that do not fit, or `dropout_p` > 0 without a mask.
+    """
+    return current_forms().core_attention(query, key, value, mask, scale, causal, dropout_p, dropout_mask,
+                                          softmax_in_fp32, softmax_scale, pre_tokens, next_tokens)
+
+
+def flash_attention(query, key, value, mask=None, scale=None, pre_tokens=UNLIMITED_TOKENS, next_tokens=UNLIMITED_TOKENS,
+                    sparse_mode=0, input_layout="SBH", keep_prob=1.0, dropout_seed=None):
+    """Attention that never holds an [sq, sk] matrix per head; differentiable in query, key and value.
+
+    CPU: blocks with an online softmax, recomputed in the backward. Ascend: `flash_attention_score` (half precisions only).
+
+    Args:
+        query, key, value (Tensor): [s, b, n or groups, d] as in `core_attention`, whatever `input_layout` says.
+        mask (Tensor): bool or uint8, True = blocked: [b, 1, sq, sk], [1, 1, sq, sk] or [sq, sk] in sparse modes 0 and 1;
+            ignored in modes 2 to 4, where the mode itself is the mask.
+        scale: None means 1 / sqrt(d).
+        pre_tokens, next_tokens: key j is visible to query i only if i - pre_tokens <= j <= i + next_tokens, in sparse mode 0
+            with a mask, and in mode 4 with i counted from the lower right corner (i + sk - sq).
+        sparse_mode: 0 mask and band, 1 mask only, 2 causal from the upper left, 3 causal from the lower right, 4 band.
+        input_layout: layout in which the Ascend operator is called: "SBH", "BNSD", "BSH" or "BSND".
+        keep_prob: 1 - dropout probability; below 1 needs `dropout_seed`.
+        dropout_seed (int): seed of this call's dropout pattern, drawn from `core.rng`.
+
+    Returns:
+        Tensor [sq, b, n * d], dtype of `query`.
+
+    Raises:
+        ValueError: unknown layout or sparse mode, shapes that do not fit, mode 1 without a mask, dropout without a seed.
+    """
+    return current_forms().flash_attention(query, key, value, mask, scale, pre_tokens, next_tokens, sparse_mode,
+                                           input_layout, keep_prob, dropout_seed)
+
+
+def swap_batch_and_sequence(t):
+    """[b, s, ...] -> contiguous [s, b, ...] and back; differentiable."""
+    return current_forms().swap_batch_and_sequence(t)

@@ -1,0 +1,70 @@
+"""Which samples each data-parallel rank reads for each micro-batch.
+
+Source: Megatron's pretraining samplers: consecutive blocks of a micro-batch per rank, data-parallel rank fastest, counted by
+`consumed_samples`. Here a pass over the data is followed by the next one.
+"""
+import numpy as np
+
+
+class PretrainingSampler:
+    """Sample indices in order.
+
+    Args:
+        total_samples (int): samples of the dataset.
+        consumed_samples (int): samples that earlier steps have used, over all data-parallel ranks.
+        micro_batch_size (int): samples of a micro-batch.
+        data_parallel_rank, data_parallel_size (int): this rank's place.
+        drop_last (bool): a pass ends with its last whole micro-batch over all ranks; else the next pass fills it up.
+
+    Raises:
+        ValueError: the dataset has fewer samples than one micro-batch over all ranks.
+    """
+
+    def __init__(self, total_samples, consumed_samples, micro_batch_size, data_parallel_rank, data_parallel_size,
+                 drop_last=True):
+        self.unit = micro_batch_size * data_parallel_size
+        self.total_samples = total_samples
+        self.consumed_samples = consumed_samples
+        self.micro_batch_size = micro_batch_size
+        self.data_parallel_rank = data_parallel_rank
+        if total_samples <= 0:
+            raise ValueError(f"the dataset has {total_samples} samples: expected at least one.")
+        if drop_last and total_samples < self.unit:
+            raise ValueError(f"the dataset has {total_samples} samples, fewer than micro batch size {micro_batch_size} x "
+                             f"data-parallel size {data_parallel_size} = {self.unit}: use more data, a smaller batch, or "
+                             "drop_remainder False.")
+        self.samples_per_epoch = total_samples // self.unit * self.unit if drop_last else total_samples
+
+    @property
+    def epoch(self):
+        """Passes that are complete."""
+        return self.consumed_samples // self.samples_per_epoch
+
+    def next_indices(self):
+        """Dataset indices (list[int]) of this rank's next micro-batch."""
+        first = self.consumed_samples + self.data_parallel_rank * self.micro_batch_size
+        self.consumed_samples += self.unit
+        return [self._index(position) for position in range(first, first + self.micro_batch_size)]
+
+    def _index(self, position):
+        return position % self.samples_per_epoch
+
+
+class PretrainingRandomSampler(PretrainingSampler):
+    """Sample indices in another random order on every pass, equal on all ranks.
+
+    Args:
+        seed (int): with the number of the pass it decides the order; other arguments as in `PretrainingSampler`.
+    """
+
+    def __init__(self, *args, seed=1234, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.seed = seed
+        self._order = (None, None)
+
+    def _index(self, position):
+        epoch, place = divmod(position, self.samples_per_epoch)
+        if self._order[0] != epoch:
+            generator = np.random.Generator(np.random.Philox(key=[self.seed, epoch]))
+            self._order = (epoch, generator.permutation(self.total_samples))
+        return int(self._order[1][place])

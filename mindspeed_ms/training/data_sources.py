@@ -1,0 +1,215 @@
+"""One interface to everything that can be handed in as training data, with epochs, resuming and broadcasting."""
+from collections import deque
+
+from mindspeed_ms.core import num_microbatches_calculator as calculator
+from mindspeed_ms.core import parallel_state
+from mindspeed_ms.training.data import PretrainingDataLoader, build_pretraining_data_loader, split_batch
+
+
+class DataExhausted(StopIteration):
+    """The data has no further batch: its last epoch is over, or it cannot be started again."""
+
+
+class BatchStream:
+    """Batches of a loader, over as many epochs as needed.
+
+    Args:
+        loader: a `PretrainingDataLoader`, a MindSpore dataset, or an iterable of dicts. An iterator that cannot be started
+            again gives one epoch.
+        max_epochs (Optional[int]): stop after so many.
+
+    Attributes:
+        epoch (int): epochs that are complete.
+        batches (int): batches taken from the current one.
+    """
+
+    def __init__(self, loader, max_epochs=None):
+        self.loader = loader
+        self.max_epochs = max_epochs
+        self.epoch = self.batches = 0
+        self._iterator = None
+        self._can_restart = not _is_one_shot(loader)
+
+    @property
+    def is_finite(self):
+        """Whether the stream may end."""
+        return self.max_epochs is not None or not self._can_restart
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        if self._iterator is None:
+            self._start_epoch()
+        try:
+            batch = next(self._iterator)
+        except StopIteration:
+            self._end_epoch()
+            return next(self)
+        self.batches += 1
+        return batch
+
+    def _start_epoch(self):
+        if self.max_epochs is not None and self.epoch >= self.max_epochs:
+            raise DataExhausted(f"all {self.max_epochs} epochs are over")
+        if self.epoch and not self._can_restart:
+            raise DataExhausted("the data loader is an iterator that cannot be started again; pass a list or an object whose "
+                                "__iter__ begins anew")
+        if hasattr(self.loader, "create_dict_iterator"):
+            self._iterator = self.loader.create_dict_iterator(num_epochs=1, output_numpy=True)
+        else:
+            self._iterator = iter(self.loader)
+
+    def _end_epoch(self):
+        if self.batches == 0:
+            raise ValueError("the training data is empty: the loader gave no batch.")
+        self.epoch, self.batches, self._iterator = self.epoch + 1, 0, None
+
+    def position(self):
+        """What `go_to` needs."""
+        return {"epoch": self.epoch, "batches": self.batches}
+
+    def go_to(self, position, consumed_samples):
+        """Go to a saved position by reading over what was used; `consumed_samples` serves loaders that know samples."""
+        del consumed_samples
+        self.epoch = position["epoch"] if self._can_restart else 0
+        self.batches, self._iterator = 0, None
+        for _ in range(position["batches"]):
+            next(self)
+
+
+class SampleStream(BatchStream):
+    """A `PretrainingDataLoader`, whose epochs are counted in samples."""
+
+    def __next__(self):
+        sampler = self.loader.sampler
+        if self.max_epochs is not None and sampler.epoch >= self.max_epochs:
+            raise DataExhausted(f"all {self.max_epochs} epochs are over")
+        if sampler.epoch != self.epoch:
+            self.epoch, self.batches = sampler.epoch, 0
+        self.batches += 1
+        return next(self.loader)
+
+    def go_to(self, position, consumed_samples):
+        """Go to `consumed_samples`, without reading."""
+        self.loader.set_consumed_samples(consumed_samples)
+        self.epoch, self.batches = self.loader.sampler.epoch, position["batches"]
+
+
+class BroadcastStream:
+    """Gives the batches of the group's first rank to all tensor-parallel ranks.
+
+    Args:
+        stream (Optional[BatchStream]): the batches, on the first rank; None on the others.
+    """
+
+    def __init__(self, stream):
+        self._stream = stream
+        self._group = parallel_state.get_tensor_model_parallel_group()
+        self.is_finite = self._share(stream.is_finite if stream is not None else None)
+        self.epoch = 0
+
+    def _share(self, value):
+        return self._group.broadcast_object(value, parallel_state.get_tensor_model_parallel_src_rank())
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        answer = None
+        if self._stream is not None:
+            try:
+                batch = next(self._stream)
+                answer = ("batch", batch, self._stream.epoch)
+            except (DataExhausted, ValueError, OSError) as error:
+                answer = ("error", error, 0)
+        kind, value, self.epoch = self._share(answer)
+        if kind == "error":
+            raise value
+        return value
+
+    def position(self):
+        """Position of the first rank's stream."""
+        return self._share(self._stream.position() if self._stream is not None else None)
+
+    def go_to(self, position, consumed_samples):
+        """Move the first rank's stream."""
+        if self._stream is not None:
+            self._stream.go_to(position, consumed_samples)
+
+
+class MicroBatches:
+    """Iterator of micro-batches: what `get_batch_func` (or the stream) gives, cut as needed.
+
+    Args:
+        stream: iterator of batches.
+        get_batch_func (Optional[Callable]): `(stream) -> dict`, the full local batch or one micro-batch.
+    """
+
+    def __init__(self, stream, get_batch_func=None):
+        self.stream = stream
+        self._get_batch = get_batch_func or next
+        self._waiting = deque()
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        if not self._waiting:
+            batch = self._get_batch(self.stream)
+            self._waiting.extend(split_batch(batch, calculator.get_micro_batch_size(), calculator.get_num_microbatches()))
+        return self._waiting.popleft()
+
+    def take(self, count):
+        """The next `count` micro-batches (list[dict])."""
+        return [next(self) for _ in range(count)]
+
+
+def make_stream(loader, all_config, max_epochs=None, name="train_data_loader"):
+    """The stream of batches of whatever was handed in.
+
+    Args:
+        loader: an iterable of dicts, a MindSpore dataset, samples by `__getitem__` and `__len__`, or None on ranks whose
+            tensor-parallel rank is not 0 (they get the first rank's batches).
+        all_config (AllConfig): batch sizes for samples by index.
+        max_epochs (Optional[int]): epochs after which the stream ends.
+
+    Raises:
+        ValueError: no data on tensor-parallel rank 0, or an object of another kind.
+    """
+    group = parallel_state.get_tensor_model_parallel_group()
+    present = group.all_gather_object(loader is not None) if group.size > 1 else [loader is not None]
+    if not present[0]:
+        raise ValueError(f"{name} is None on tensor-parallel rank 0: it must have the data (other tensor-parallel ranks may "
+                         "pass None).")
+    stream = None if loader is None else _stream_of(loader, all_config, max_epochs, name)
+    return stream if all(present) else BroadcastStream(stream if group.rank == 0 else None)
+
+
+def _stream_of(loader, all_config, max_epochs, name):
+    if isinstance(loader, PretrainingDataLoader):
+        return SampleStream(loader, max_epochs)
+    if hasattr(loader, "create_dict_iterator") or hasattr(loader, "__iter__"):
+        return BatchStream(loader, max_epochs)
+    if hasattr(loader, "__getitem__") and hasattr(loader, "__len__"):
+        return SampleStream(build_pretraining_data_loader(loader, 0, all_config), max_epochs)
+    raise ValueError(f"{name} is a {type(loader).__name__}: expected an iterable of dicts, a MindSpore dataset, or samples by "
+                     "__getitem__ and __len__.")
+
+
+def _is_one_shot(loader):
+    return hasattr(loader, "__next__") and not isinstance(loader, PretrainingDataLoader)
+
+
+def steps_per_epoch(loader):
+    """Steps of an epoch of this run, or None if the loader does not say how long it is."""
+    micro_batches = calculator.get_num_microbatches()
+    if isinstance(loader, PretrainingDataLoader):
+        return loader.sampler.samples_per_epoch // calculator.get_current_global_batch_size()
+    if hasattr(loader, "get_dataset_size"):
+        one_at_a_time = loader.get_batch_size() == calculator.get_micro_batch_size()
+        return loader.get_dataset_size() // (micro_batches if one_at_a_time else 1)
+    if isinstance(loader, (list, tuple)) and loader and isinstance(loader[0], dict):
+        rows = max((value.shape[0] for value in loader[0].values() if getattr(value, "shape", ())), default=1)
+        return len(loader) // (micro_batches if rows == calculator.get_micro_batch_size() else 1)
+    return None

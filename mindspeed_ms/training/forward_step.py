@@ -1,0 +1,87 @@
+"""The forward step of a model whose construct returns its loss."""
+import inspect
+from functools import lru_cache, partial
+
+import numpy as np
+from mindspore import Tensor
+
+from mindspeed_ms.core import autograd
+from mindspeed_ms.core.distributed.distributed_data_parallel import unwrap_model
+from mindspeed_ms.training.losses import MAIN_LOSS, TokenMean
+
+
+class BatchMismatchError(ValueError):
+    """A batch whose keys are not the arguments of the model's construct."""
+
+
+def make_forward_step(calculate_per_token_loss=False):
+    """The forward step that `pretrain` uses when it is given none: `model(**micro_batch)`.
+
+    Args:
+        calculate_per_token_loss (bool): hand sums over tokens to the backward.
+
+    Returns:
+        Callable: `(data_iterator, model) -> (output, loss_func)`.
+    """
+    def forward_step(data_iterator, model):
+        batch = next(data_iterator)
+        check_batch(batch, unwrap_model(model))
+        return model(**batch), partial(loss_function, count_tokens(batch), calculate_per_token_loss)
+    return forward_step
+
+
+def loss_function(tokens, per_token, output, non_loss_data=False):
+    """What is differentiated and what is reported of a micro-batch.
+
+    Args:
+        tokens (float): tokens that the model's mean loss is over.
+        per_token (bool): differentiate the sum over tokens.
+        output (Tensor or tuple): what the model returned; the loss is its first part.
+        non_loss_data (bool): return the output as it is.
+    """
+    if non_loss_data:
+        return output
+    loss = output[0] if isinstance(output, (tuple, list)) else output
+    if not isinstance(loss, Tensor) or loss.size != 1:
+        shape = getattr(loss, "shape", type(loss).__name__)
+        raise ValueError(f"the model returned {shape} as its loss: expected a scalar Tensor (or it first in a tuple). A model "
+                         "that returns logits needs labels in the batch, or a forward_step_func.")
+    reported = {MAIN_LOSS: TokenMean(autograd.detach(loss), tokens)}
+    return (loss * tokens, tokens, reported) if per_token else (loss, reported)
+
+
+def count_tokens(batch):
+    """Tokens that the loss is averaged over: the sum of `loss_mask`, else the elements of `labels` or the first entry."""
+    mask = batch.get("loss_mask")
+    if mask is not None:
+        mask = mask.asnumpy() if isinstance(mask, Tensor) else np.asarray(mask)
+        return float(mask.sum(dtype=np.float64))
+    for name in ("labels", "tokens", "input_ids"):
+        if batch.get(name) is not None:
+            return float(batch[name].size)
+    return float(next((value.size for value in batch.values() if hasattr(value, "size")), 1))
+
+
+def check_batch(batch, model):
+    """Compare a batch's keys with the arguments of the model's construct.
+
+    Raises:
+        BatchMismatchError: names the missing and the unknown keys and what construct takes.
+    """
+    required, known, takes_any = _construct_arguments(type(model))
+    missing = [name for name in required if name not in batch]
+    unknown = [] if takes_any else [name for name in batch if name not in known]
+    if missing or unknown:
+        parts = [f"lacks {', '.join(missing)}"] if missing else []
+        parts += [f"has unknown {', '.join(map(str, unknown))}"] if unknown else []
+        raise BatchMismatchError(
+            f"the batch {' and '.join(parts)}: {type(model).__name__}.construct takes ({', '.join(known)}). Let get_batch_func "
+            "return a dict with those names (None for what is not used).")
+
+
+@lru_cache(maxsize=64)
+def _construct_arguments(model_class):
+    parameters = list(inspect.signature(model_class.construct).parameters.values())[1:]
+    named = [item for item in parameters if item.kind in (item.POSITIONAL_OR_KEYWORD, item.KEYWORD_ONLY)]
+    return (tuple(item.name for item in named if item.default is item.empty), tuple(item.name for item in named),
+            any(item.kind is item.VAR_KEYWORD for item in parameters))

@@ -1,0 +1,124 @@
+"""The loss of a step as every rank reports it: one collective over the world, sums in float64 in rank order."""
+import math
+from dataclasses import dataclass, field
+
+import numpy as np
+from mindspore import Tensor
+
+from mindspeed_ms.core import comm, parallel_state
+
+MAIN_LOSS = "lm loss"
+
+
+@dataclass(frozen=True)
+class TokenMean:
+    """A micro-batch's mean loss over `tokens` tokens; `value` is a scalar Tensor that is read after the step."""
+    value: Tensor
+    tokens: float
+
+    def sum_and_count(self):
+        """(sum of the losses, number of tokens)."""
+        return float(self.value.asnumpy().reshape(-1)[0]) * self.tokens, self.tokens
+
+
+@dataclass(frozen=True)
+class StepLosses:
+    """What all ranks know of a step.
+
+    Attributes:
+        values (dict[str, float]): mean over all tokens (or micro-batches) of the step, by name.
+        tokens (float): tokens of the first of them.
+        not_finite (list[tuple[int, int]]): (global rank, micro-batch) of each loss that was NaN or infinite.
+        stop_requested (list[int]): ranks that want to end after this step.
+    """
+    values: dict
+    tokens: float = 0.0
+    not_finite: list = field(default_factory=list)
+    stop_requested: list = field(default_factory=list)
+
+    @property
+    def main(self):
+        """The first reported value; NaN if nothing was reported."""
+        return next(iter(self.values.values()), math.nan)
+
+
+class LossReducer:
+    """Brings the reported losses of all ranks together.
+
+    Every micro-batch reports a dict. Its values are a `TokenMean`, a pair (sum, count), or a number that is averaged over
+    micro-batches. The names are agreed on at the first use.
+    """
+
+    def __init__(self):
+        self._names = None
+
+    def reduce(self, reported, stop_requested=False):
+        """Combine.
+
+        Args:
+            reported (list[dict]): this rank's micro-batches.
+            stop_requested (bool): this rank wants to end.
+
+        Returns:
+            StepLosses: equal on all ranks.
+        """
+        local, not_finite = self._sum_locally(reported)
+        if self._names is None:
+            self._agree_on_names(local)
+        vector = [float(stop_requested), float(not_finite)]
+        for name in self._names:
+            vector += local.get(name, (0.0, 0.0)) if self._counts() else (0.0, 0.0)
+        gathered = self._gather(np.array(vector, np.float64))
+        sums = gathered[:, 2:].sum(axis=0)
+        values = {name: _ratio(sums[2 * place], sums[2 * place + 1]) for place, name in enumerate(self._names)}
+        return StepLosses(values, float(sums[1]) if len(sums) else 0.0,
+                          [(rank, int(row[1])) for rank, row in enumerate(gathered) if row[1] >= 0],
+                          [rank for rank, row in enumerate(gathered) if row[0]])
+
+    @staticmethod
+    def _sum_locally(reported):
+        local, not_finite = {}, -1
+        for number, losses in enumerate(reported):
+            for name, value in losses.items():
+                total, count = _sum_and_count(value)
+                if not math.isfinite(total) and not_finite < 0:
+                    not_finite = number
+                old = local.get(name, (0.0, 0.0))
+                local[name] = (old[0] + total, old[1] + count)
+        return local, not_finite
+
+    def _agree_on_names(self, local):
+        everyone = comm.world_group().all_gather_object(list(local))
+        self._names = list(dict.fromkeys(name for names in everyone for name in names))
+
+    @staticmethod
+    def _counts():
+        """Tensor- and context-parallel ranks repeat what their first rank reports."""
+        return parallel_state.get_tensor_model_parallel_rank() == 0 and parallel_state.get_context_parallel_rank() == 0
+
+    @staticmethod
+    def _gather(vector):
+        world = comm.world_group()
+        if world.size == 1:
+            return vector.reshape(1, -1)
+        return np.asarray(world.all_gather(vector)).reshape(world.size, -1)
+
+
+def _sum_and_count(value):
+    if isinstance(value, TokenMean):
+        return value.sum_and_count()
+    parts = value if isinstance(value, (tuple, list)) else np.ravel(_as_numpy(value))
+    array = [float(_as_numpy(part)) for part in parts]
+    if len(array) == 2:
+        return array[0], array[1]
+    if len(array) != 1:
+        raise ValueError(f"a reported loss has {len(array)} values: expected one, or a pair (sum, count).")
+    return array[0], 1.0
+
+
+def _as_numpy(value):
+    return value.asnumpy() if isinstance(value, Tensor) else value
+
+
+def _ratio(total, count):
+    return float(total / count) if count else 0.0

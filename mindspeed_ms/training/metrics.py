@@ -1,0 +1,245 @@
+"""What a person sees of a training: log lines, metrics.jsonl, TensorBoard, progress bar, the loss curve as a picture."""
+import json
+import math
+import os
+import sys
+import time
+from dataclasses import dataclass
+
+from mindspeed_ms.core import comm
+from mindspeed_ms.core.device import launch_environment
+from mindspeed_ms.core.logging import logger, set_progress_bar
+
+METRICS_FILE = "metrics.jsonl"
+LOSS_CURVE_FILE = "loss_curve.png"
+
+
+@dataclass
+class StepReport:
+    """The numbers of one step.
+
+    Attributes:
+        losses (dict[str, float]): reported losses; the first is the main one.
+        tokens (float): tokens of the step over all ranks.
+        finite_grads (bool): False: nothing was updated.
+        loss_scale, learning_rate (float), grad_norm (float): as used by the step.
+        num_zeros (Optional[int]): zero gradients, if they are counted.
+        params_norm (Optional[float]): norm of the weights, if it is asked for.
+        seconds (float): duration.
+    """
+    losses: dict
+    tokens: float
+    finite_grads: bool
+    loss_scale: float
+    learning_rate: float
+    grad_norm: float
+    num_zeros: int = None
+    params_norm: float = None
+    seconds: float = 0.0
+
+    @property
+    def loss(self):
+        """The main loss."""
+        return next(iter(self.losses.values()), math.nan)
+
+
+def format_log_line(report, train_state, total_iterations, milliseconds, tokens_per_second):
+    """The line of a step: upstream's fields in upstream's order, then ours."""
+    line = (f"Epoch: {train_state.epoch}, Step: {train_state.step_in_epoch}, Loss: {report.loss:.16f}, "
+            f"Finite_grads: {report.finite_grads}, Loss_scale: {report.loss_scale}, "
+            f"Learning_rate: {report.learning_rate:.16f}, Grad_norm: {report.grad_norm}, Time: {milliseconds:.2f} ms, "
+            f"Iteration: {train_state.iteration}/{total_iterations}, Consumed_samples: {train_state.consumed_train_samples}, "
+            f"Tokens_per_second: {tokens_per_second:.1f}")
+    for name, value in list(report.losses.items())[1:]:
+        line += f", {name}: {value:.6g}"
+    if report.num_zeros is not None:
+        line += f", Num_zeros: {report.num_zeros}"
+    if report.params_norm is not None:
+        line += f", Params_norm: {report.params_norm:.6g}"
+    if train_state.skipped_iterations:
+        line += f", Skipped_iterations: {train_state.skipped_iterations}"
+    return line
+
+
+class MetricsLogger:
+    """Reports steps and evaluations.
+
+    Every msrun worker has a log file of its own and gets all lines; otherwise rank 0 speaks alone. Files are rank 0's.
+
+    Args:
+        output_dir (str): where metrics.jsonl and the picture go.
+        total_iterations (int): length of the training.
+        log_interval (Optional[int]): steps between lines; None: every step.
+        writer: TensorBoard writer or None; tensorboard_log_interval (int): steps between its entries.
+        start_iteration (int): 0 for a new run: an older metrics.jsonl is put aside; else later lines of it are dropped.
+    """
+
+    def __init__(self, output_dir, total_iterations, log_interval=None, writer=None, tensorboard_log_interval=1,
+                 start_iteration=0):
+        self.output_dir = output_dir
+        self.total_iterations = total_iterations
+        self.log_interval = log_interval or 1
+        self.writer = writer
+        self.tensorboard_log_interval = tensorboard_log_interval
+        self.is_main = comm.get_rank() == 0
+        self.speaks = self.is_main or launch_environment().launcher == "msrun"
+        self._seconds, self._tokens, self._steps = 0.0, 0.0, 0
+        self._progress = None
+        self._file = None
+        if self.is_main:
+            os.makedirs(output_dir, exist_ok=True)
+            path = os.path.join(output_dir, METRICS_FILE)
+            _prepare_metrics_file(path, start_iteration)
+            self._file = open(path, "a", encoding="utf-8", buffering=1)
+            self._progress = _progress_bar(total_iterations, start_iteration)
+            set_progress_bar(self._progress)
+
+    def log_step(self, report, train_state):
+        """Report a step that has just ended."""
+        self._seconds += report.seconds
+        self._tokens += report.tokens
+        self._steps += 1
+        if self._progress is not None:
+            self._progress.set_postfix_str(f"loss {report.loss:.4f}", refresh=False)
+            self._progress.update(1)
+        if self.writer is not None and train_state.iteration % self.tensorboard_log_interval == 0:
+            self._write_tensorboard(_step_values(report), train_state.iteration)
+        if train_state.iteration % self.log_interval and train_state.iteration != self.total_iterations:
+            return
+        milliseconds = self._seconds / self._steps * 1000.0
+        tokens_per_second = self._tokens / self._seconds if self._seconds else 0.0
+        self._seconds, self._tokens, self._steps = 0.0, 0.0, 0
+        if self.speaks:
+            logger.info("%s", format_log_line(report, train_state, self.total_iterations, milliseconds, tokens_per_second))
+        self._write({"iteration": train_state.iteration, "epoch": train_state.epoch, "step": train_state.step_in_epoch,
+                     **_step_values(report), "finite_grads": report.finite_grads, "time_ms": milliseconds,
+                     "tokens_per_second": tokens_per_second, "consumed_samples": train_state.consumed_train_samples,
+                     "skipped_iterations": train_state.skipped_iterations})
+
+    def log_evaluation(self, name, losses, train_state):
+        """Report an evaluation: `losses` (dict[str, float]) on the data called `name` ("valid" or "test")."""
+        loss = next(iter(losses.values()), math.nan)
+        values = {f"{name}_loss": loss, f"{name}_perplexity": math.exp(min(20.0, loss)) if math.isfinite(loss) else loss}
+        values.update({f"{name}_{key}": value for key, value in list(losses.items())[1:]})
+        if self.speaks:
+            logger.info("%s at iteration %d: %s", name, train_state.iteration,
+                        ", ".join(f"{key}: {value:.16g}" for key, value in values.items()))
+        if self.writer is not None:
+            self._write_tensorboard(values, train_state.iteration)
+        self._write({"iteration": train_state.iteration, **values})
+
+    def log_values(self, values, iteration):
+        """Add numbers of the caller's own (dict[str, float]) to metrics.jsonl and TensorBoard."""
+        if self.writer is not None:
+            self._write_tensorboard(values, iteration)
+        self._write({"iteration": iteration, **values})
+
+    def _write(self, values):
+        if self._file is not None:
+            self._file.write(json.dumps({key: _json_number(value) for key, value in values.items()}) + "\n")
+
+    def _write_tensorboard(self, values, iteration):
+        for name, value in values.items():
+            if isinstance(value, (int, float)) and value is not None:
+                self.writer.add_scalar(name.replace("_", "-"), value, iteration)
+
+    def close(self):
+        """End the bar, write the picture of the loss curve, close the files."""
+        if self._progress is not None:
+            set_progress_bar(None)
+            self._progress.close()
+        if self.writer is not None:
+            self.writer.flush()
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+            draw_loss_curve(os.path.join(self.output_dir, METRICS_FILE), os.path.join(self.output_dir, LOSS_CURVE_FILE))
+
+
+def _step_values(report):
+    values = {"loss": report.loss, "learning_rate": report.learning_rate, "grad_norm": report.grad_norm,
+              "loss_scale": report.loss_scale}
+    values.update(list(report.losses.items())[1:])
+    for name in ("num_zeros", "params_norm"):
+        if getattr(report, name) is not None:
+            values[name] = getattr(report, name)
+    return values
+
+
+def _json_number(value):
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _prepare_metrics_file(path, start_iteration):
+    """Leave in an existing file only what belongs to the run that goes on; put a finished run's file aside."""
+    if not os.path.exists(path):
+        return
+    if start_iteration == 0:
+        stamp = time.strftime("%Y%m%d-%H%M%S", time.localtime(os.path.getmtime(path)))
+        os.replace(path, f"{path[:-len('.jsonl')]}.{stamp}.jsonl")
+        return
+    kept = [line for line in read_metrics(path) if line["iteration"] <= start_iteration]
+    with open(f"{path}.tmp", "w", encoding="utf-8") as file:
+        file.writelines(json.dumps(line) + "\n" for line in kept)
+    os.replace(f"{path}.tmp", path)
+
+
+def read_metrics(path):
+    """All complete lines of a metrics.jsonl (list[dict])."""
+    lines = []
+    with open(path, encoding="utf-8") as file:
+        for text in file:
+            try:
+                lines.append(json.loads(text))
+            except json.JSONDecodeError:
+                continue  # a process that was killed leaves half a line
+    return [line for line in lines if isinstance(line, dict) and "iteration" in line]
+
+
+def _progress_bar(total_iterations, start_iteration):
+    if not sys.stderr.isatty():
+        return None
+    from tqdm import tqdm
+    return tqdm(total=total_iterations, initial=start_iteration, unit="step", dynamic_ncols=True)
+
+
+def draw_loss_curve(metrics_path, picture_path):
+    """Draw training and evaluation losses of a metrics.jsonl into a PNG; nothing if it has none, or without matplotlib."""
+    curves = {name: [(line["iteration"], line[name]) for line in read_metrics(metrics_path)
+                     if isinstance(line.get(name), (int, float))] for name in ("loss", "valid_loss", "test_loss")}
+    if not any(curves.values()):
+        return
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError:
+        logger.warning("the loss curve was not drawn: matplotlib is not installed (pip install matplotlib). The numbers are in "
+                       "%s.", metrics_path)
+        return
+    figure = Figure(figsize=(8, 5), dpi=120, layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot(xlabel="iteration", ylabel="loss per token (nat)", title="Training")
+    for name, points in curves.items():
+        if points:
+            axes.plot(*zip(*points), label=name.replace("_", " "), marker="o" if len(points) < 30 else None, markersize=3,
+                      linewidth=1.2)
+    axes.grid(alpha=0.3)
+    axes.legend()
+    figure.savefig(picture_path)
+    logger.info("loss curve: %s", picture_path)
+
+
+def make_tensorboard_writer(folder, queue_size=1000):
+    """A TensorBoard writer on rank 0.
+
+    Raises:
+        RuntimeError: no library that can write event files is installed.
+    """
+    for module in ("tensorboardX", "torch.utils.tensorboard"):
+        try:
+            writer_class = getattr(__import__(module, fromlist=["SummaryWriter"]), "SummaryWriter")
+        except ImportError:
+            continue
+        return writer_class(folder, max_queue=queue_size)
+    raise RuntimeError(f"tensorboard_dir is {folder!r}, but nothing here can write TensorBoard files: pip install tensorboardX, "
+                       "or leave tensorboard_dir out (the same numbers are in metrics.jsonl).")

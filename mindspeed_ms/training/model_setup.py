@@ -1,0 +1,123 @@
+"""From the configuration to model chunks, optimizer and schedule."""
+from dataclasses import dataclass
+
+from mindspore import nn
+
+from mindspeed_ms.core import parallel_state
+from mindspeed_ms.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
+from mindspeed_ms.core.logging import logger
+from mindspeed_ms.core.optimizer import OptimizerConfig, OptimizerParamScheduler, get_megatron_optimizer
+from mindspeed_ms.training.data import global_batch_size
+
+
+def get_model(model_provider_func, all_config):
+    """Build this rank's model chunks and move their parameters into buffers.
+
+    Args:
+        model_provider_func (Callable): `(pre_process, post_process) -> nn.Cell`.
+        all_config (AllConfig): read: training_config for the buffers.
+
+    Returns:
+        list[DistributedDataParallel]
+    """
+    cell = model_provider_func(pre_process=parallel_state.is_pipeline_first_stage(),
+                               post_process=parallel_state.is_pipeline_last_stage())
+    if not isinstance(cell, nn.Cell):
+        raise ValueError(f"model_provider_func returned a {type(cell).__name__}: expected a mindspore.nn.Cell.")
+    if all_config.parallel_config.pipeline_model_parallel_size == 1:
+        parameters = sum(param.size for param in cell.get_parameters())
+        if parallel_state.get_data_parallel_rank(with_context_parallel=True) == 0:
+            logger.info("parameters on tensor-parallel rank %d: %d", parallel_state.get_tensor_model_parallel_rank(), parameters)
+    delayed = all_config.training_config.delay_grad_reduce and not parallel_state.is_pipeline_first_stage(ignore_virtual=True)
+    config = ModelSettings.of(all_config)
+    return [DistributedDataParallel(config, get_ddp_config(all_config), cell, disable_bucketing=delayed)]
+
+
+@dataclass(frozen=True)
+class ModelSettings:
+    """What data parallelism and gradient finalisation read of a model's configuration."""
+    sequence_parallel: bool = False
+    gradient_accumulation_fusion: bool = False
+    calculate_per_token_loss: bool = False
+
+    @classmethod
+    def of(cls, all_config):
+        """The settings of an AllConfig."""
+        parallel = all_config.parallel_config
+        return cls(parallel.sequence_parallel, parallel.gradient_accumulation_fusion,
+                   all_config.training_config.calculate_per_token_loss)
+
+
+def get_ddp_config(all_config):
+    """DistributedDataParallelConfig of an AllConfig."""
+    training = all_config.training_config
+    return DistributedDataParallelConfig(
+        grad_reduce_in_fp32=training.accumulate_allreduce_grads_in_fp32,
+        overlap_grad_reduce=training.overlap_grad_reduce or all_config.parallel_config.overlap_grad_reduce,
+        use_distributed_optimizer=training.use_distributed_optimizer,
+        bucket_size=training.bucket_size,
+        average_in_collective=training.average_in_collective,
+        check_for_nan_in_grad=training.check_for_nan_in_grad,
+        enable_mem_align=training.enable_mem_align)
+
+
+def get_optimizer_config(all_config):
+    """OptimizerConfig (Megatron core's names) of an AllConfig."""
+    optimizer, training = all_config.optimizer_config, all_config.training_config
+    clip_type, clip_grad = optimizer.clip_grad_type, optimizer.clip_grad
+    if training.grad_clip_kwargs:
+        clip_type = training.grad_clip_kwargs.get("grad_clip_type", clip_type)
+        clip_grad = training.grad_clip_kwargs.get("clip_value", clip_grad)
+    endings = optimizer.no_weight_decay_params
+    values = {
+        "optimizer": optimizer.optimizer_type, "lr": optimizer.learning_rate, "min_lr": optimizer.min_lr,
+        "decoupled_lr": optimizer.decoupled_lr, "decoupled_min_lr": optimizer.decoupled_min_lr,
+        "weight_decay": optimizer.weight_decay,
+        "no_weight_decay_params": None if not endings or endings == ["Default_Setup"] else list(endings),
+        "fp16": training.fp16, "bf16": training.bf16, "loss_scale": training.loss_scale,
+        "initial_loss_scale": training.loss_scale_value, "min_loss_scale": training.min_loss_scale,
+        "loss_scale_factor": training.loss_scale_factor, "loss_scale_window": training.loss_scale_window,
+        "hysteresis": training.hysteresis, "adam_beta1": optimizer.betas[0], "adam_beta2": optimizer.betas[1],
+        "adam_eps": optimizer.eps, "sgd_momentum": optimizer.sgd_momentum, "clip_grad": clip_grad,
+        "grad_clip_type": clip_type, "log_num_zeros_in_grad": training.log_num_zeros_in_grad,
+    }
+    optional = ("initial_loss_scale", "loss_scale_factor", "loss_scale_window")
+    return OptimizerConfig(**{name: value for name, value in values.items() if value is not None or name not in optional})
+
+
+def get_optimizer(all_config, model, no_weight_decay_cond=None, scale_lr_cond=None, lr_mult=1.0):
+    """The optimizer of these model chunks; see `get_megatron_optimizer`."""
+    return get_megatron_optimizer(get_optimizer_config(all_config), model, no_weight_decay_cond, scale_lr_cond, lr_mult)
+
+
+def get_optimizer_param_scheduler(optimizer, all_config, training_iters):
+    """The schedule of learning rate and weight decay, counted in samples.
+
+    Args:
+        optimizer (MegatronOptimizer): whose groups it sets.
+        all_config (AllConfig): optimizer_config.
+        training_iters (int): steps of the run.
+    """
+    settings, batch = all_config.optimizer_config, global_batch_size(all_config)
+    decay_steps = _in_samples(settings.lr_decay_samples, settings.lr_decay_iters or training_iters, batch)
+    if settings.lr_warmup_fraction is not None:
+        warmup_steps = settings.lr_warmup_fraction * decay_steps
+    else:
+        warmup_steps = settings.lr_warmup_samples or settings.lr_warmup_iters * batch
+    wsd_steps = None
+    if settings.lr_decay_style == "WSD":
+        wsd_steps = _in_samples(settings.lr_wsd_decay_samples, settings.lr_wsd_decay_iters, batch)
+    return OptimizerParamScheduler(
+        optimizer, init_lr=settings.lr_warmup_init, max_lr=settings.learning_rate, min_lr=settings.min_lr,
+        lr_warmup_steps=warmup_steps, lr_decay_steps=decay_steps, lr_decay_style=settings.lr_decay_style,
+        start_wd=settings.start_weight_decay, end_wd=settings.end_weight_decay, wd_incr_steps=training_iters * batch,
+        wd_incr_style=settings.weight_decay_incr_style,
+        use_checkpoint_opt_param_scheduler=settings.use_checkpoint_opt_param_scheduler,
+        override_opt_param_scheduler=settings.override_opt_param_scheduler, wsd_decay_steps=wsd_steps,
+        lr_wsd_decay_style=settings.lr_wsd_decay_style)
+
+
+def _in_samples(samples, iterations, batch):
+    if samples:
+        return samples
+    return iterations * batch if iterations else None

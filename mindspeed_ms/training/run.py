@@ -1,0 +1,176 @@
+"""What a training consists of, and its set-up, loading and saving."""
+import os
+import time
+from dataclasses import dataclass, field
+from typing import Any, Callable, Optional
+
+from mindspeed_ms.core import comm, parallel_state
+from mindspeed_ms.core import num_microbatches_calculator as calculator
+from mindspeed_ms.core.logging import logger
+from mindspeed_ms.training import checkpointing
+from mindspeed_ms.training.data import build_pretraining_data_loader, get_train_valid_test_num_samples, global_batch_size
+from mindspeed_ms.training.data_sources import MicroBatches, make_stream, steps_per_epoch
+from mindspeed_ms.training.train_state import TrainState
+
+
+@dataclass
+class TrainingRun:
+    """The parts of a training.
+
+    Attributes:
+        all_config (AllConfig): the configuration.
+        training_iters (int): steps of the whole training.
+        train_state (TrainState): where it stands.
+        train_stream, train_data, valid_data, test_data: batches, and iterators of micro-batches (None: no such data).
+        model, optimizer, opt_param_scheduler, step: see their classes.
+        forward_step_func (Callable): of every micro-batch.
+        draws_ahead (bool): the micro-batches of a step are read before it starts.
+        metrics (MetricsLogger): reports.
+        last_saved (Optional[int]): iteration of the newest checkpoint of this run.
+    """
+    all_config: Any
+    training_iters: int = 0
+    train_state: TrainState = field(default_factory=TrainState)
+    train_stream: Any = None
+    train_data: Any = None
+    valid_data: Any = None
+    test_data: Any = None
+    model: list = field(default_factory=list)
+    optimizer: Any = None
+    opt_param_scheduler: Any = None
+    step: Any = None
+    forward_step_func: Optional[Callable] = None
+    process_non_loss_data_func: Optional[Callable] = None
+    draws_ahead: bool = True
+    metrics: Any = None
+    last_saved: Optional[int] = None
+    start_time: float = field(default_factory=time.monotonic)
+
+    def data(self):
+        """Iterators of micro-batches whose position belongs to a checkpoint."""
+        present = {"train": self.train_data, "valid": self.valid_data}
+        return {name: data for name, data in present.items() if data is not None}
+
+    def save(self):
+        """Write a checkpoint of the present iteration, unless there is one or saving is switched off."""
+        settings = self.all_config.training_config
+        if not settings.save_enabled or self.last_saved == self.train_state.iteration:
+            return
+        checkpointing.save_checkpoint(
+            settings.output_dir, self.train_state, self.model,
+            None if settings.no_save_optim else self.optimizer,
+            None if settings.no_save_optim else self.opt_param_scheduler,
+            {name: data.stream.position() for name, data in self.data().items()},
+            settings.keep_checkpoint_max, not settings.no_save_rng)
+        self.last_saved = self.train_state.iteration
+
+
+def init_batch_sizes(all_config):
+    """Set up the number of micro-batches of a step."""
+    settings = all_config.dataset_config
+    calculator.init_num_microbatches_calculator(
+        comm.get_rank(), settings.rampup_batch_size, global_batch_size(all_config), settings.batch_size,
+        parallel_state.get_data_parallel_world_size(), settings.decrease_batch_size_if_needed)
+
+
+def build_data(run, datasets_provider, train_loader, valid_loader, test_loader, get_batch_func):
+    """Make the streams of training, evaluation and test data of a run, and the length of the training.
+
+    A loader that is given goes before the provider's dataset of that kind.
+    """
+    all_config = run.all_config
+    loaders = [train_loader, valid_loader, test_loader]
+    if datasets_provider is not None:
+        datasets = _provide(datasets_provider, all_config)
+        loaders = [loader if loader is not None else build_pretraining_data_loader(dataset, 0, all_config)
+                   for loader, dataset in zip(loaders, datasets)]
+    run.training_iters = resolve_training_iters(all_config, loaders[0])
+    run.train_stream = make_stream(loaders[0], all_config, all_config.training_config.epochs)
+    run.train_data = MicroBatches(run.train_stream, get_batch_func)
+    run.valid_data, run.test_data = (
+        MicroBatches(make_stream(loader, all_config, name=name), get_batch_func) if _anyone_has(loader) else None
+        for loader, name in zip(loaders[1:], ("valid_data_loader", "test_data_loader")))
+
+
+def _provide(datasets_provider, all_config):
+    if not any(get_train_valid_test_num_samples(all_config)[:1]):
+        raise ValueError("train_valid_test_datasets_provider needs the number of samples: set training_iters (--train-iters) or "
+                         "train_samples (--train-samples).")
+    datasets = datasets_provider(get_train_valid_test_num_samples(all_config))
+    if not isinstance(datasets, (tuple, list)) or len(datasets) != 3:
+        raise ValueError("train_valid_test_datasets_provider must return three datasets (training, validation, test; None for "
+                         f"one that does not exist), but returned {type(datasets).__name__}.")
+    return datasets
+
+
+def _anyone_has(loader):
+    group = parallel_state.get_tensor_model_parallel_group()
+    return any(group.all_gather_object(loader is not None)) if group.size > 1 else loader is not None
+
+
+def resolve_training_iters(all_config, loader):
+    """Steps of the training: training_iters, else from train_samples, else from epochs and the length of the data.
+
+    Raises:
+        ValueError: none of them is set, or the data does not say how long it is.
+    """
+    training, dataset = all_config.training_config, all_config.dataset_config
+    iterations = training.training_iters or dataset.train_samples // global_batch_size(all_config)
+    if iterations:
+        return iterations
+    if not training.epochs:
+        raise ValueError("there is nothing to train: training_iters is 0 and neither train_samples nor epochs is set. Set "
+                         "training_iters (--train-iters).")
+    lengths = [length for length in comm.world_group().all_gather_object(
+        steps_per_epoch(loader) if loader is not None else None) if length is not None]
+    if not lengths:
+        raise ValueError(f"epochs is {training.epochs}, but the training data does not say how many steps an epoch has: set "
+                         "training_iters (--train-iters) too.")
+    return training.epochs * min(lengths)
+
+
+def load(run):
+    """Load weights, or a whole training with `resume_training`; does nothing if the configuration names no checkpoint.
+
+    Raises:
+        CheckpointError: the named checkpoint does not exist or does not fit.
+    """
+    settings = run.all_config.training_config
+    folder = settings.load_checkpoint or (settings.output_dir if settings.resume_training else "")
+    if not folder:
+        _warn_of_older_checkpoints(settings.output_dir)
+        return
+    if not settings.load_checkpoint and checkpointing.latest_iteration(folder) is None:
+        if settings.exit_on_missing_checkpoint:
+            raise checkpointing.CheckpointError(f"{folder} holds no checkpoint to resume from (exit_on_missing_checkpoint).")
+        logger.info("resume_training: %s holds no checkpoint yet, the training starts from the beginning", folder)
+        return
+    state = checkpointing.read_checkpoint(folder, settings.ckpt_step)
+    resumes = settings.resume_training and not settings.finetune
+    with_optimizer = resumes and not settings.no_load_optim
+    checkpointing.restore(state, run.model, run.optimizer if with_optimizer else None,
+                          run.opt_param_scheduler if with_optimizer else None, settings.load_strict,
+                          load_rng=resumes and not settings.no_load_rng)
+    if not with_optimizer:
+        run.optimizer.reload_model_params()
+    if not resumes:
+        logger.info("loaded the weights of %s", folder)
+        return
+    run.train_state = TrainState.from_dict(state["train_state"])
+    if not with_optimizer:
+        run.opt_param_scheduler.step(run.train_state.consumed_train_samples)
+    if os.path.abspath(folder) == os.path.abspath(settings.output_dir):
+        run.last_saved = run.train_state.iteration
+    if not settings.new_dataset:
+        consumed = {"train": run.train_state.consumed_train_samples, "valid": run.train_state.consumed_valid_samples}
+        for name, data in run.data().items():
+            position = (state["data_position"] or {}).get(name, {"epoch": 0, "batches": 0})
+            data.stream.go_to(position, consumed[name])
+    logger.info("resumed from %s at iteration %d", folder, run.train_state.iteration)
+
+
+def _warn_of_older_checkpoints(folder):
+    newest = checkpointing.latest_iteration(folder)
+    if newest is not None and comm.get_rank() == 0:
+        logger.warning("%s holds checkpoints of an earlier training (up to iteration %d); resume_training (--resume-training) "
+                       "would continue it, this run starts anew and replaces them as it goes", folder, newest)

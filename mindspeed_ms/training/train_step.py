@@ -1,0 +1,84 @@
+"""One step: all micro-batches forward and backward, reduction, check of the loss, update."""
+import math
+import time
+
+from mindspeed_ms.core import num_microbatches_calculator as calculator
+from mindspeed_ms.core.distributed import finalize_model_grads
+from mindspeed_ms.core.pipeline_parallel import get_forward_backward_func
+from mindspeed_ms.core.pipeline_parallel.schedules import ScheduleOptions
+from mindspeed_ms.training.losses import LossReducer
+from mindspeed_ms.training.metrics import StepReport
+
+
+class NonFiniteLossError(RuntimeError):
+    """A loss was NaN or infinite; the weights are those before the step."""
+
+
+class TrainOneStep:
+    """Runs steps of a model.
+
+    Gradients are those of the mean over micro-batches and data-parallel ranks of each micro-batch's mean loss, or with
+    `calculate_per_token_loss` of the mean over all tokens. The *reported* loss is always the mean over all tokens.
+
+    Args:
+        model (list[DistributedDataParallel]): the chunks.
+        optimizer (MegatronOptimizer), opt_param_scheduler (OptimizerParamScheduler): of the model.
+        forward_step_func (Callable): `(data_iterator, model) -> (output, loss_func)`.
+        calculate_per_token_loss (bool): see above.
+        check_for_nan_in_loss (bool): raise when a loss is not finite.
+        log_params_norm (bool): report the norm of the weights.
+    """
+
+    def __init__(self, model, optimizer, opt_param_scheduler, forward_step_func, calculate_per_token_loss=False,
+                 check_for_nan_in_loss=True, log_params_norm=False):
+        self.model = model
+        self.optimizer = optimizer
+        self.opt_param_scheduler = opt_param_scheduler
+        self.forward_step_func = forward_step_func
+        self.check_for_nan_in_loss = check_for_nan_in_loss
+        self.log_params_norm = log_params_norm
+        self.options = ScheduleOptions(calculate_per_token_loss, optimizer.get_loss_scale, finalize_model_grads)
+        self.reducer = LossReducer()
+
+    def __call__(self, data_iterator, iteration, stop_requested=False):
+        """Run one step.
+
+        Args:
+            data_iterator: micro-batches.
+            iteration (int): number of the step, for messages.
+            stop_requested (bool): this rank wants to end after it.
+
+        Returns:
+            (StepReport, bool): the numbers, and whether any rank wants to end.
+
+        Raises:
+            NonFiniteLossError: on all ranks, before anything is updated.
+        """
+        start = time.perf_counter()
+        self.optimizer.zero_grad()
+        reported = get_forward_backward_func()(
+            forward_step_func=self.forward_step_func, data_iterator=data_iterator, model=self.model,
+            num_microbatches=calculator.get_num_microbatches(), options=self.options)
+        losses = self.reducer.reduce(reported, stop_requested)
+        if losses.not_finite and self.check_for_nan_in_loss:
+            raise NonFiniteLossError(_describe(losses, iteration))
+        loss_scale, learning_rate = self.optimizer.get_loss_scale(), _learning_rate(self.optimizer)
+        success, grad_norm, num_zeros = self.optimizer.step()
+        if success:
+            self.opt_param_scheduler.step(calculator.get_current_global_batch_size())
+        params_norm = self.optimizer.get_params_norm() if self.log_params_norm else None
+        report = StepReport(losses.values, losses.tokens, success, loss_scale, learning_rate, grad_norm, num_zeros, params_norm,
+                            time.perf_counter() - start)
+        return report, bool(losses.stop_requested)
+
+
+def _learning_rate(optimizer):
+    rates = [group["lr"] for group in optimizer.param_groups if not group["is_decoupled_lr"]]
+    return max(rates or [group["lr"] for group in optimizer.param_groups], default=math.nan)
+
+
+def _describe(losses, iteration):
+    places = ", ".join(f"rank {rank} (micro-batch {number})" for rank, number in losses.not_finite[:8])
+    return (f"the loss of iteration {iteration} is NaN or infinite on {places}; nothing was updated. Look at that batch, lower the "
+            "learning rate, or set check_for_nan_in_loss False (--no-check-for-nan-in-loss-and-grad) to leave such steps out "
+            "and go on.")

@@ -1,0 +1,31 @@
+"""Fixtures for all tests. This process runs no MindSpore operator: tests that need MindSpore run in forked worlds."""
+import pytest
+
+from mindspeed_ms.core.comm.world import World, close_nursery
+
+
+class WorldFactory:
+    """`world(size)` gives the session's world of that size: `world(2)(function, *arguments)` returns a result per rank."""
+
+    def __init__(self):
+        self._worlds = {}
+
+    def __call__(self, size):
+        if size not in self._worlds:
+            self._worlds[size] = World(size)
+        return self._worlds[size]
+
+    def close(self):
+        """End all worlds."""
+        for made in self._worlds.values():
+            made.close()
+        self._worlds.clear()
+
+
+@pytest.fixture(scope="session")
+def world():
+    """Factory of forked worlds, one per size, shared by all tests."""
+    factory = WorldFactory()
+    yield factory
+    factory.close()
+    close_nursery()

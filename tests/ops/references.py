@@ -1,0 +1,93 @@
+"""float64 numpy references of the operators."""
+import math
+
+import numpy as np
+
+
+def erf(x):
+    """Error function, elementwise."""
+    return np.vectorize(math.erf)(x)
+
+
+def sigmoid(x):
+    """Logistic function."""
+    return 1 / (1 + np.exp(-x))
+
+
+def activation(name):
+    """Activation of that name."""
+    def swiglu(x):
+        gate, up = np.split(x, 2, -1)
+        return gate * sigmoid(gate) * up
+
+    return {
+        "gelu_tanh": lambda x: 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x ** 3))),
+        "gelu_erf": lambda x: 0.5 * x * (1 + erf(x / math.sqrt(2))),
+        "silu": lambda x: x * sigmoid(x),
+        "relu": lambda x: np.maximum(x, 0),
+        "squared_relu": lambda x: np.maximum(x, 0) ** 2,
+        "swiglu": swiglu,
+    }[name]
+
+
+def layer_norm(x, gamma, beta, eps=1e-5):
+    """LayerNorm over the last dimension."""
+    centred = x - x.mean(-1, keepdims=True)
+    return centred / np.sqrt((centred ** 2).mean(-1, keepdims=True) + eps) * gamma + beta
+
+
+def rms_norm(x, weight, eps=1e-6):
+    """RMSNorm over the last dimension."""
+    return x / np.sqrt((x ** 2).mean(-1, keepdims=True) + eps) * weight
+
+
+def rotary(t, cos, sin, interleaved=False):
+    """Rotary embedding of t [s, b, n, d]."""
+    rot = cos.shape[-1]
+    x, rest = t[..., :rot], t[..., rot:]
+    if interleaved:
+        turned = np.stack([-x[..., 1::2], x[..., ::2]], -1).reshape(x.shape)
+    else:
+        turned = np.concatenate([-x[..., rot // 2:], x[..., :rot // 2]], -1)
+    return np.concatenate([x * cos + turned * sin, rest], -1)
+
+
+def band(queries, keys, lower, upper):
+    """True where key j is outside i + lower <= j <= i + upper."""
+    distance = np.arange(keys)[None, :] - np.arange(queries)[:, None]
+    return (distance < lower) | (distance > upper)
+
+
+def softmax(scores, blocked):
+    """Softmax over the last dimension; rows without a visible key are zero."""
+    scores = np.where(blocked, -np.inf, scores)
+    largest = scores.max(-1, keepdims=True)
+    e = np.where(blocked, 0.0, np.exp(scores - np.where(np.isfinite(largest), largest, 0.0)))
+    total = e.sum(-1, keepdims=True)
+    return e / np.where(total > 0, total, 1.0)
+
+
+def attention(query, key, value, blocked, scale, keep=None):
+    """Attention of query [sq, b, n, d], key and value [sk, b, groups, d] -> [sq, b, n * d]; keep [b, n, sq, sk] is scaled."""
+    repeat = query.shape[2] // key.shape[2]
+    key, value = np.repeat(key, repeat, 2), np.repeat(value, repeat, 2)
+    p = softmax(np.einsum("ibnd,jbnd->bnij", query, key) * scale, blocked)
+    p = p if keep is None else p * keep
+    out = np.einsum("bnij,jbnd->ibnd", p, value)
+    return out.reshape(*out.shape[:2], -1)
+
+
+def attention_gradients(query, key, value, blocked, scale, output_grad, keep=None):
+    """Gradients of `attention`."""
+    groups, repeat = key.shape[2], query.shape[2] // key.shape[2]
+    wide_key, wide_value = np.repeat(key, repeat, 2), np.repeat(value, repeat, 2)
+    p = softmax(np.einsum("ibnd,jbnd->bnij", query, wide_key) * scale, blocked)
+    keep = np.ones_like(p) if keep is None else keep
+    g = output_grad.reshape(query.shape)
+    value_grad = np.einsum("bnij,ibnd->jbnd", p * keep, g)
+    dp = np.einsum("ibnd,jbnd->bnij", g, wide_value) * keep
+    ds = p * (dp - (p * dp).sum(-1, keepdims=True)) * scale
+    query_grad = np.einsum("bnij,jbnd->ibnd", ds, wide_key)
+    key_grad = np.einsum("bnij,ibnd->jbnd", ds, query)
+    shape = (*key.shape[:2], groups, repeat, key.shape[3])
+    return query_grad, key_grad.reshape(shape).sum(3), value_grad.reshape(shape).sum(3)

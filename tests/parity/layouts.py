@@ -1,0 +1,43 @@
+"""The layouts that recordings are tried in, and whether this package already has what a recording needs."""
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A name, the world size and the Megatron flags of a parallel layout."""
+    name: str
+    world: int
+    flags: tuple
+
+
+LAYOUTS = {layout.name: layout for layout in (
+    Layout("tp1", 1, ()),
+    Layout("tp2", 2, ("--tensor-model-parallel-size", "2")),
+    Layout("tp2sp", 2, ("--tensor-model-parallel-size", "2", "--sequence-parallel")),
+    Layout("dp2", 2, ()),
+    Layout("tp2dp2", 4, ("--tensor-model-parallel-size", "2")),
+    Layout("tp4", 4, ("--tensor-model-parallel-size", "4")),
+    Layout("tp4sp", 4, ("--tensor-model-parallel-size", "4", "--sequence-parallel")),
+)}
+
+LATER_FLAGS = ("--pipeline-model-parallel-size", "--context-parallel-size", "--num-experts", "--recompute-granularity",
+               "--recompute-activations", "--use-distributed-optimizer", "--bf16", "--fp16")
+"""Flags of features that this package refuses for now; recordings with them are not collected."""
+
+
+def is_available(recording):
+    """Whether every feature of a recording exists here."""
+    return not any(flag in recording.flags for flag in LATER_FLAGS)
+
+
+def tensor_parallel_limit(recording):
+    """The largest tensor-parallel size that the recording's heads and key/value groups divide by."""
+    groups = recording.flag("--num-query-groups") if "--group-query-attention" in recording.flags else None
+    return int(groups or recording.flag("--num-attention-heads"))
+
+
+def padded_vocabulary(recording, tensor_parallel_size):
+    """Rows of the embedding: NullTokenizer's vocabulary and end-of-document, padded as Megatron does."""
+    multiple = int(recording.flag("--make-vocab-size-divisible-by", 128)) * tensor_parallel_size
+    size = int(recording.flag("--vocab-size")) + 1
+    return -(-size // multiple) * multiple

@@ -1,0 +1,82 @@
+"""Megatron core's parameter names (local spec, one rank) and ours; shapes and layouts are the same."""
+import re
+
+_FIXED = {
+    "embedding.word_embeddings.weight": "language_model.embedding.word_embeddings.weight",
+    "embedding.position_embeddings.weight": "language_model.embedding.position_embeddings.weight",
+    "output_layer.weight": "language_model.output_layer.weight",
+}
+_LAYER_PARTS = {
+    "input_layernorm": "input_norm",
+    "pre_mlp_layernorm": "post_attention_norm",
+    "self_attention.linear_qkv": "attention.qkv_proj",
+    "self_attention.linear_proj": "attention.out_proj",
+    "mlp.linear_fc1": "mlp.mapping",
+    "mlp.linear_fc2": "mlp.projection",
+}
+_LAYER_NORM_ENDS = {"weight": "gamma", "bias": "beta"}
+
+
+_LEGACY_PARTS = {
+    "input_norm": "input_layernorm",
+    "post_attention_norm": "pre_mlp_layernorm",
+    "self_attention.query_key_value": "self_attention.linear_qkv",
+    "self_attention.dense": "self_attention.linear_proj",
+    "mlp.dense_h_to_4h": "mlp.linear_fc1",
+    "mlp.dense_4h_to_h": "mlp.linear_fc2",
+}
+
+
+def core_name(name):
+    """Megatron core's name of a parameter of Megatron's legacy classes; other names stay."""
+    if not name.startswith("language_model."):
+        return name
+    name = name.removeprefix("language_model.").replace("encoder.final_norm", "decoder.final_layernorm")
+    match = re.fullmatch(r"encoder\.(layers\.\d+)\.(.*)\.(weight|bias)", name)
+    if match is None:
+        return name
+    return f"decoder.{match.group(1)}.{_LEGACY_PARTS[match.group(2)]}.{match.group(3)}"
+
+
+def megatron_name(name):
+    """Megatron core's name of our parameter `name`: the inverse of `our_name`."""
+    fixed = {ours: core for core, ours in _FIXED.items()}
+    if name in fixed:
+        return fixed[name]
+    stem, end = name.rsplit(".", 1)
+    end = {"gamma": "weight", "beta": "bias"}.get(end, end)
+    if stem == "language_model.encoder.final_norm":
+        return f"decoder.final_layernorm.{end}"
+    match = re.fullmatch(r"language_model\.encoder\.(layers\.\d+)\.(.*)", stem)
+    parts = {ours: core for core, ours in _LAYER_PARTS.items()}
+    return f"decoder.{match.group(1)}.{parts[match.group(2)]}.{end}"
+
+
+def our_name(name, layer_norm):
+    """State-dict key of the parameter that Megatron core calls `name`.
+
+    Args:
+        name (str): such as "decoder.layers.0.mlp.linear_fc1.weight".
+        layer_norm (bool): the model normalises by LayerNorm, whose parameters are `gamma` and `beta` here.
+
+    Raises:
+        KeyError: the name is not one of a dense GPT.
+    """
+    name = core_name(name)
+    if name in _FIXED:
+        return _FIXED[name]
+    match = re.fullmatch(r"decoder\.(layers\.\d+|final_layernorm)\.?(.*)\.?(weight|bias)", name)
+    if match is None:
+        raise KeyError(name)
+    place, part, end = match.group(1), match.group(2).rstrip("."), match.group(3)
+    is_norm = place == "final_layernorm" or part.endswith("layernorm")
+    end = _LAYER_NORM_ENDS[end] if is_norm and layer_norm else end
+    if place == "final_layernorm":
+        return f"language_model.encoder.final_norm.{end}"
+    return f"language_model.encoder.{place}.{_LAYER_PARTS[part]}.{end}"
+
+
+def our_names(names):
+    """`{Megatron's name: ours}` of all parameters of one model."""
+    layer_norm = any(name.endswith("norm.bias") for name in names)
+    return {name: our_name(name, layer_norm) for name in names}

@@ -1,0 +1,22 @@
+"""Recorded multi-process runs of Megatron-LM: the same flags, on as many ranks, give the same curve."""
+import numpy as np
+import pytest
+
+from tests.parity import recordings, runner
+from tests.parity.layouts import is_available, padded_vocabulary
+
+DISTRIBUTED = [name for name in recordings.available("dist_") if is_available(recordings.load(name))]
+
+
+@pytest.mark.parametrize("name", DISTRIBUTED)
+def test_equals_megatron(world, name):
+    """Loss within 1e-5 and gradient norm within 2e-5 per step on every rank."""
+    recording = recordings.load(name)
+    single = recordings.load(f"single_{recording.variant}")
+    size = int(recording.flag("--tensor-model-parallel-size", 1))
+    extra = ["--padded-vocab-size", str(padded_vocabulary(recording, size))]
+    weights = runner.our_arrays(single.arrays("w0")) if single.path is not None else None
+    for result in world(recording.world)(runner.run, recording.flags, extra, single.batches, weights):
+        for key, tolerance in (("loss", 1e-5), ("grad_norm", 2e-5)):
+            assert np.abs(np.array(result[key]) / recording.figures[key] - 1).max() < tolerance
+        np.testing.assert_allclose(result["lr"], recording.figures["lr"], rtol=1e-12, atol=1e-15)

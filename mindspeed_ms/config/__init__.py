@@ -6,6 +6,7 @@ Imports no MindSpore.
 from mindspeed_ms.config.arguments import argument_parser
 from mindspeed_ms.config.availability import require_available
 from mindspeed_ms.config.errors import ConfigError, Problem
+from mindspeed_ms.config.printing import page
 from mindspeed_ms.config.readers import init_configs_from_args, init_configs_from_dict, init_configs_from_yaml
 from mindspeed_ms.config.resolve import fit_to_world
 from mindspeed_ms.config.schema import (
@@ -23,8 +24,24 @@ from mindspeed_ms.config.schema import (
 )
 
 __all__ = [
-    "AllConfig", "ConfigError", "DatasetConfig", "FlashAttentionConfig", "GeneralConfig", "LoraConfig", "MoEConfig",
-    "ModelParallelConfig", "OptimizerConfig", "Problem", "RopeScalingConfig", "TrainingConfig", "TransformerConfig",
-    "argument_parser", "fit_to_world", "init_configs_from_args", "init_configs_from_dict", "init_configs_from_yaml",
+    "AllConfig",
+    "ConfigError",
+    "DatasetConfig",
+    "FlashAttentionConfig",
+    "GeneralConfig",
+    "LoraConfig",
+    "MoEConfig",
+    "ModelParallelConfig",
+    "OptimizerConfig",
+    "Problem",
+    "RopeScalingConfig",
+    "TrainingConfig",
+    "TransformerConfig",
+    "argument_parser",
+    "fit_to_world",
+    "init_configs_from_args",
+    "init_configs_from_dict",
+    "init_configs_from_yaml",
+    "page",
     "require_available",
 ]

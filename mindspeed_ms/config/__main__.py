@@ -21,6 +21,7 @@ def check(words):
     from mindspeed_ms.config.arguments import argument_parser
     from mindspeed_ms.config.readers import init_configs_from_args
     from mindspeed_ms.config.report import report
+
     first = next((index for index, word in enumerate(words) if word.startswith("-")), len(words))
     parser = argument_parser()
     parser.prog = "python -m mindspeed_ms.config check FILE..."
@@ -34,6 +35,7 @@ def check(words):
 def explain(words):
     """Print what is known about each option."""
     from mindspeed_ms.config.explain import explain as text_of
+
     if not words:
         raise ConfigError([_problem("explain needs the name of an option")])
     print("\n\n".join(text_of(word) for word in words))
@@ -42,6 +44,7 @@ def explain(words):
 def schema(words):
     """Write the JSON schema to a file, or print it."""
     from mindspeed_ms.config.json_schema import build_schema
+
     text = json.dumps(build_schema(), ensure_ascii=False, indent=1) + "\n"
     _write(words[0] if words else None, text)
 
@@ -49,6 +52,7 @@ def schema(words):
 def convert(words):
     """Turn a launch script into yaml; the fate of each flag goes to stderr and into the yaml's head."""
     from mindspeed_ms.config.convert import convert_script
+
     if not words:
         raise ConfigError([_problem("convert needs a launch script")])
     result = convert_script(words[0])
@@ -59,6 +63,7 @@ def convert(words):
 def docs(words):
     """Write the reference pages; with --check only compare them."""
     from mindspeed_ms.config.docs import write_pages
+
     folder = next((word for word in words if not word.startswith("-")), "docs")
     stale = write_pages(folder, only_check="--check" in words)
     if stale and "--check" in words:
@@ -68,6 +73,7 @@ def docs(words):
 
 def _problem(text):
     from mindspeed_ms.config.errors import Problem
+
     return Problem("", text)
 
 

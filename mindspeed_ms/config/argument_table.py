@@ -5,16 +5,42 @@ Argparse, the reference pages, ``explain`` and the readers all come from these r
 
 from functools import lru_cache
 
-from mindspeed_ms.config.rows import checkpoint, data, experts_lora, model, optimizer, other, parallel, training
+from mindspeed_ms.config.rows import checkpoint, data, experts_lora, grouped, model, optimizer, parallel, training
 from mindspeed_ms.config.rows.row import IGNORED, LIST, OFF, ON, REFUSED, SAME, SWITCH, VALUE, WORKS, Row
 from mindspeed_ms.config.schema import SECTIONS
 from mindspeed_ms.config.sections.base import nested_section
 
-__all__ = ["IGNORED", "LIST", "OFF", "ON", "REFUSED", "SAME", "SWITCH", "TABLE", "VALUE", "WORKS", "Row", "all_paths", "row_at",
-           "row_of_flag", "row_of_name", "rows_with_path"]
+__all__ = [
+    "IGNORED",
+    "LIST",
+    "OFF",
+    "ON",
+    "REFUSED",
+    "SAME",
+    "SWITCH",
+    "TABLE",
+    "VALUE",
+    "WORKS",
+    "Row",
+    "all_flags",
+    "all_paths",
+    "row_at",
+    "row_of_flag",
+    "row_of_name",
+    "rows_with_path",
+]
 
-TABLE = (*model.ROWS, *training.ROWS, *checkpoint.ROWS, *data.ROWS, *optimizer.ROWS, *parallel.ROWS, *experts_lora.ROWS, *other.ROWS)
-RUNTIME_NAMES = other.RUNTIME_NAMES
+TABLE = (
+    *model.ROWS,
+    *training.ROWS,
+    *checkpoint.ROWS,
+    *data.ROWS,
+    *optimizer.ROWS,
+    *parallel.ROWS,
+    *experts_lora.ROWS,
+    *grouped.ROWS,
+)
+RUNTIME_NAMES = grouped.RUNTIME_NAMES
 
 
 @lru_cache

@@ -5,6 +5,7 @@ import argparse
 from mindspeed_ms.config import argument_table
 from mindspeed_ms.config.argument_table import IGNORED, LIST, OFF, ON, REFUSED, SWITCH, TABLE
 from mindspeed_ms.config.errors import Problem, did_you_mean
+from mindspeed_ms.config.rows.row import field_info
 from mindspeed_ms.config.settings import COMMAND_LINE, MEGATRON_DEFAULT, Settings
 from mindspeed_ms.config.values import read_bool, read_dtype
 from mindspeed_ms.config.yaml_loader import plain_value
@@ -24,7 +25,10 @@ class ArgumentParser(argparse.ArgumentParser):
         result, rest = self.parse_known_args(args, namespace)
         if rest:
             known = list(self._option_string_actions)
-            hints = [f"{word}{did_you_mean(word.split('=')[0], known)}" if word.startswith("--") else word for word in rest]
+            hints = [
+                f"{word}{did_you_mean(word.split('=')[0], known, cutoff=0.75)}" if word.startswith("--") else word
+                for word in rest
+            ]
             self.error("unknown arguments: " + "; ".join(hints))
         return result
 
@@ -35,6 +39,7 @@ class ArgumentParser(argparse.ArgumentParser):
     def parse_known_args(self, args=None, namespace=None):
         """As argparse, and records the typed options."""
         import sys
+
         words = sys.argv[1:] if args is None else list(args)
         result, rest = super().parse_known_args(words, namespace)
         actions = (self._option_string_actions.get(str(word).split("=")[0]) for word in words)
@@ -54,8 +59,12 @@ def argument_parser(extra_args_provider=None, defaults=None):
         ArgumentParser: its Namespace has ``typed_options``.
     """
     parser = ArgumentParser(description="Megatron arguments of mindspeed_ms", allow_abbrev=False)
-    parser.add_argument("--config", nargs="+", metavar="FILE",
-                        help="yaml files (nested sections or the 38BV3 trio), later ones win; typed flags win over all")
+    parser.add_argument(
+        "--config",
+        nargs="+",
+        metavar="FILE",
+        help="yaml files (nested sections or the 38BV3 trio), later ones win; typed flags win over all",
+    )
     groups = {}
     for row in TABLE:
         title = row.section or row.status
@@ -166,7 +175,8 @@ def settings_of_arguments(args, below=None):
 
     Args:
         args (argparse.Namespace): of our parser, of Megatron's, or made by hand.
-        below (Settings | None): settings of yaml files: only what was typed lies over them, and untyped defaults are the guide's.
+        below (Settings | None): settings of yaml files: only what was typed lies over them, and defaults are
+            the guide's.
 
     Returns:
         Settings: with the problems and notices found.
@@ -218,14 +228,24 @@ def _plain(value):
 
 def _add_defaults(settings, view):
     for row in TABLE:
-        if row.status != "works" or not row.path or not (row.flags or row.off_flags):
+        if row.status != "works" or not row.path or not (row.flags or row.off_flags) or not _is_needed(row, view):
             continue
         value = view.get(row.name)
-        if value is None or (row.convert is None and value == row.guide_default):
+        if value is None:
             continue
         changes = row.convert(value, view) if row.convert else {row.path: value}
         for path, item in changes.items():
-            settings.add(path, item, _flag(row.name, value), MEGATRON_DEFAULT)
+            info = field_info(path)
+            if info.is_required() or item != info.get_default(call_default_factory=True):
+                settings.add(path, item, _flag(row.name, value), MEGATRON_DEFAULT)
+
+
+def _is_needed(row, view):
+    for need in row.needs:
+        name, _, wanted = need.partition("=")
+        if (wanted and view.get(name) == wanted) or (not wanted and view.is_typed(name) and view.get(name)):
+            return True
+    return not row.needs
 
 
 def _add_typed(settings, view, row, given):
@@ -239,8 +259,11 @@ def _add_typed(settings, view, row, given):
         before = given.get(path)
         clash = before is not None and before[1] != item and path != "optimizer_config.betas"
         if clash and row.path == path and not _refines(before[1], item):
-            settings.problems.append(Problem(flag, f"contradicts {before[0]}, which sets {path} to {before[1]!r}; keep one", item,
-                                             view.place))
+            settings.problems.append(
+                Problem(
+                    flag, f"contradicts {before[0]}, which sets {path} to {before[1]!r}; keep one", item, view.place
+                )
+            )
         if row.path == path:
             given[path] = (flag, item)
         settings.add(path, item, flag, view.place)
@@ -252,7 +275,7 @@ def _refines(before, after):
 
 
 def _judge(settings, row, flag, value, place):
-    if not _differs(value, row) and value is not None or value is None:
+    if (not _differs(value, row) and value is not None) or value is None:
         return
     if row.status == IGNORED:
         settings.notices.append(f"{flag}: ignored, {row.reason}")
@@ -262,14 +285,18 @@ def _judge(settings, row, flag, value, place):
 
 def _add_unknown(settings, values):
     recorded = values.get("typed_options") is not None
-    unknown = [name for name in values if argument_table.row_of_name(name) is None and name not in argument_table.RUNTIME_NAMES]
+    unknown = [
+        name for name in values if argument_table.row_of_name(name) is None and name not in argument_table.RUNTIME_NAMES
+    ]
     for name in unknown:
         hint = "" if recorded else did_you_mean(name, [row.name for row in TABLE if row.path], cutoff=0.87)
         if hint:
             settings.problems.append(Problem(name, f"is no argument.{hint}", values[name], "arguments"))
     rest = [name for name in unknown if not recorded]
     if rest and not settings.problems:
-        settings.notices.append("arguments that the configuration does not know, left to your own code: " + ", ".join(sorted(rest)))
+        settings.notices.append(
+            "arguments that the configuration does not know, left to your own code: " + ", ".join(sorted(rest))
+        )
 
 
 def _add_feed_forward_size(settings):

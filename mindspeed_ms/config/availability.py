@@ -10,31 +10,48 @@ class Missing:
     """A feature that does not run yet.
 
     Args:
-        path: config path that asks for it.
+        path: config path that asks for it, with any value but the guide's default.
         feature: what it is called in the message.
-        above: largest value that runs, for sizes; None if only the default does.
+        parts: prefixes of the paths that belong to the feature and have no effect without it.
     """
 
     path: str
     feature: str
-    above: int | None = None
+    parts: tuple = ()
 
-    def asked(self, value):
-        """True if ``value`` asks for the feature."""
-        if self.above is not None:
-            return value is not None and value > self.above
-        return bool(value)
+    def asked(self, all_config):
+        """True if ``all_config`` asks for the feature."""
+        section, name = self.path.split(".")
+        holder = getattr(all_config, section)
+        if holder is None:
+            return False
+        settings = all_config.settings
+        only_megatron = settings is not None and self.path in settings.by_path and not settings.was_set(self.path)
+        default = type(holder).own_fields()[name].get_default(call_default_factory=True)
+        return getattr(holder, name) != default and not only_megatron
 
 
 # a feature that comes takes its line out
 NOT_YET = (
-    Missing("parallel_config.pipeline_model_parallel_size", "pipeline parallelism", above=1),
-    Missing("parallel_config.context_parallel_size", "context parallelism", above=1),
-    Missing("parallel_config.expert_model_parallel_size", "expert parallelism", above=1),
-    Missing("moe_config.num_experts", "a mixture of experts", above=1),
-    Missing("lora_config.use_lora", "low-rank adapters"),
+    Missing(
+        "parallel_config.pipeline_model_parallel_size",
+        "pipeline parallelism",
+        parts=(
+            "parallel_config.overlap_p2p_comm",
+            "parallel_config.deallocate_pipeline_outputs",
+            "parallel_config.recv_dtype",
+        ),
+    ),
+    Missing("parallel_config.context_parallel_size", "context parallelism"),
+    Missing("parallel_config.expert_model_parallel_size", "expert parallelism"),
+    Missing("moe_config.num_experts", "a mixture of experts", parts=("moe_config.",)),
+    Missing("lora_config.use_lora", "low-rank adapters", parts=("lora_config.",)),
     Missing("training_config.use_distributed_optimizer", "the distributed optimizer"),
-    Missing("parallel_config.zero_level", "ZeRO sharding"),
+    Missing(
+        "parallel_config.zero_level",
+        "ZeRO sharding",
+        parts=("parallel_config.zero_shard_size", "optimizer_config.zero_config"),
+    ),
     Missing("optimizer_config.optimizer_cpu_offload", "optimizer state on the host"),
     Missing("optimizer_config.reuse_fp32_param", "shared storage of bf16 and fp32 parameters"),
     Missing("model_config.recompute_granularity", "recomputation"),
@@ -43,25 +60,34 @@ NOT_YET = (
     Missing("parallel_config.select_comm_recompute", "recomputation of communication"),
     Missing("parallel_config.noop_layers", "no-op layers"),
     Missing("parallel_config.variable_seq_lengths", "batches of different length"),
-    Missing("model_config.rope_scaling", "scaling of rotary frequencies"),
+    Missing("model_config.rope_scaling", "scaling of rotary frequencies", parts=("model_config.rope_scaling.",)),
     Missing("model_config.qk_layernorm", "norms of queries and keys"),
-    Missing("training_config.profile", "profiling"),
+    Missing("training_config.profile", "profiling", parts=("training_config.profile_",)),
     Missing("training_config.async_save", "asynchronous saving"),
     Missing("training_config.non_persistent_save_interval", "checkpoints that replace each other"),
-    Missing("training_config.best_metric_comparison", "keeping the best checkpoint"),
+    Missing(
+        "training_config.best_metric_comparison", "keeping the best checkpoint", parts=("training_config.eval_metric",)
+    ),
     Missing("training_config.use_checkpoint_args", "taking the model's shape from a checkpoint"),
+    Missing("optimizer_config.overlap_param_gather", "gathering parameters during the forward pass"),
+    Missing("optimizer_config.overlap_param_gather_with_optimizer_step", "gathering parameters during the update"),
+    Missing("training_config.grad_reduce_in_bf16", "reducing gradients in bf16"),
+    Missing("training_config.loss_reduction", "a loss that is summed"),
+    Missing("training_config.ckpt_format", "upstream's checkpoint formats"),
+    Missing("training_config.crc_check", "check sums of checkpoints"),
+    Missing("training_config.empty_unused_memory_level", "freeing cached memory"),
+    Missing("training_config.log_throughput", "logging TFLOP/s"),
+    Missing("dataset_config.mock_data", "made-up data"),
 )
 
 
 def missing_features(all_config):
     """The lines of the table that ``all_config`` asks for: list of (Missing, value)."""
-    found = []
-    for entry in NOT_YET:
-        section, field = entry.path.split(".")
-        holder = getattr(all_config, section)
-        if holder is not None and entry.asked(getattr(holder, field)):
-            found.append((entry, getattr(holder, field)))
-    return found
+    return [
+        (entry, getattr(getattr(all_config, entry.path.split(".")[0]), entry.path.split(".")[1]))
+        for entry in NOT_YET
+        if entry.asked(all_config)
+    ]
 
 
 def require_available(all_config):
@@ -73,8 +99,10 @@ def require_available(all_config):
     Raises:
         ConfigError: every feature that is asked for and does not run yet.
     """
-    problems = [Problem(entry.path, f"{entry.feature} is not available yet; leave it at its default", value)
-                for entry, value in missing_features(all_config)]
+    problems = [
+        Problem(entry.path, f"{entry.feature} is not available yet; leave it at its default", value)
+        for entry, value in missing_features(all_config)
+    ]
     if all_config.model_config is None:
         problems.append(Problem("model_config", "is missing: give the model's size"))
     if problems:

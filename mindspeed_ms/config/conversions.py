@@ -12,18 +12,20 @@ _LOG_LEVELS = {10: "debug", 20: "info", 30: "warning", 40: "error"}
 
 def activation(name):
     """A flag that stands for one activation."""
+
     def convert(value, view):
         del view
         return {"model_config.hidden_act": name} if value else {}
+
     return convert
 
 
 def num_query_groups(value, view):
     """Counts only with --group-query-attention, where Megatron's default is 1."""
     if view.get("group_query_attention"):
-        return {"model_config.num_query_groups": 1 if value is None else value}
+        return {"model_config.num_query_groups": value}
     heads = view.get("num_attention_heads")
-    if value is None or value in (1, heads) and not view.is_typed("num_query_groups"):
+    if value is None or (value in (1, heads) and not view.is_typed("num_query_groups")):
         return {}
     return {"model_config.num_query_groups": value}
 
@@ -63,6 +65,7 @@ def rope_scaling_value(key):
             view.problem(name, "has no effect without --use-rope-scaling or --rope-scaling-type")
             return {}
         return {path: value}
+
     return convert
 
 
@@ -72,6 +75,7 @@ def only_typed(path):
 
     def convert(value, view):
         return {path: value} if view.is_typed(name) else {}
+
     return convert
 
 
@@ -95,7 +99,10 @@ def fused_rmsnorm(value, view):
 def transformer_impl(value, view):
     """There is one implementation of the layers."""
     if value == "transformer_engine":
-        view.notice("transformer_impl", "transformer_engine is NVIDIA's kernel library; the layers here have one implementation, local")
+        view.notice(
+            "transformer_impl",
+            "transformer_engine is NVIDIA's kernel library; the layers here have one implementation, local",
+        )
         return {}
     return {"model_config.transformer_impl": value} if value is not None else {}
 
@@ -113,9 +120,11 @@ def encoder_num_layers(value, view):
 
 def minus_one_is_none(path):
     """-1 stands for "not set"."""
+
     def convert(value, view):
         del view
         return {path: None if value == -1 else value}
+
     return convert
 
 
@@ -129,7 +138,9 @@ def distributed_backend(value, view):
     """nccl and gloo are what Megatron has; the device decides here. Our own names work too."""
     if value in (None, "nccl", "gloo"):
         if view.is_typed("distributed_backend"):
-            view.notice("distributed_backend", f"{value} is not used: hccl on Ascend, shared memory on CPU (see --comm-backend)")
+            view.notice(
+                "distributed_backend", f"{value} is not used: hccl on Ascend, shared memory on CPU (see --comm-backend)"
+            )
         return {}
     return {"parallel_config.communication_backend": value}
 
@@ -188,8 +199,11 @@ def ckpt_format(value, view):
     """Megatron's formats stand for "ours"; ckpt and safetensors are upstream's."""
     if value in ("torch", "torch_dist", "torch_dcp", "zarr"):
         if view.is_typed("ckpt_format"):
-            view.notice("ckpt_format", f"{value} is Megatron's; checkpoints are written in our own format, and the converter "
-                        "reads and writes Megatron's")
+            view.notice(
+                "ckpt_format",
+                f"{value} is Megatron's; checkpoints are written in our own format, and the converter "
+                "reads and writes Megatron's",
+            )
         return {}
     return {"training_config.ckpt_format": value} if value is not None else {}
 
@@ -223,12 +237,14 @@ def slow_tokenizer(value, view):
 
 def beta(index):
     """One of Adam's two decay rates."""
+
     def convert(value, view):
         if value is None:
             return {}
         betas = list(view.settings.value("optimizer_config.betas", [0.9, 0.999]))
         betas[index] = value
         return {"optimizer_config.betas": betas}
+
     return convert
 
 

@@ -11,7 +11,7 @@ class Problem:
     """One thing that is wrong with a configuration.
 
     Args:
-        key: key path (``model_config.hidden_size``) or flag (``--hidden-size``) it is about; "" if it is about no single key.
+        key: key path (``model_config.hidden_size``) or flag (``--hidden-size``) it is about; "" if none.
         message: what is expected, and what to do instead.
         value: the value that was found; left out of the text if not given.
         place: file and line ("model.yaml:12"), or "command line", or "".
@@ -55,11 +55,11 @@ class ConfigError(ValueError):
 def shorten(value, limit=120):
     """repr of a value, cut in the middle if it is long."""
     text = repr(value)
-    return text if len(text) <= limit else f"{text[:limit - 20]} ... {text[-15:]}"
+    return text if len(text) <= limit else f"{text[: limit - 20]} ... {text[-15:]}"
 
 
 def did_you_mean(word, known, cutoff=0.6):
-    """" Did you mean 'x'?" for the known word nearest to ``word``, or "" if none is near."""
+    """ " Did you mean 'x'?" for the known word nearest to ``word``, or "" if none is near."""
     nearest = nearest_word(word, known, cutoff)
     return f" Did you mean {nearest!r}?" if nearest else ""
 

@@ -33,7 +33,7 @@ def explain(key):
     if not rows and not trio:
         known = [*(name for row in TABLE for name in (*row.all_names, row.path)), *TRIO, *SECTION_KEYS]
         raise ConfigError(Problem(key, f"is no option.{did_you_mean(key, known)}"))
-    parts = [_row_text(row) for row in dict.fromkeys(rows)]
+    parts = [_row_text(row) for row in rows]
     parts += [_trio_text(name) for name in trio]
     return "\n\n".join(parts)
 
@@ -47,7 +47,10 @@ def _row_text(row):
     flags = ", ".join((*row.flags, *row.off_flags))
     lines.append(f"  flags: {flags or 'none'}")
     lines.append(f"  takes: {row.expects}")
-    lines.append(f"  default: {default_text(row.guide_default)} in yaml; {default_text(row.megatron_default)} from Megatron arguments")
+    lines.append(
+        f"  default: {default_text(row.guide_default)} in yaml; {default_text(row.megatron_default)} from "
+        "Megatron arguments"
+    )
     derived = row.info.json_schema_extra.get("derived") if row.info is not None else ""
     if derived:
         lines.append(f"  unset: {derived}")
@@ -60,7 +63,7 @@ def _row_text(row):
 
 
 def status_text(row):
-    """"works", or why not."""
+    """ "works", or why not."""
     later = [entry.feature for entry in NOT_YET if entry.path == row.path]
     if later:
         return f"checked, but {later[0]} is not available yet"

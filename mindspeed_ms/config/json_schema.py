@@ -17,20 +17,34 @@ def build_schema():
         properties[name] = _trio_schema(tree[name], name)
     # model_config holds the nested fields or the trio's llm
     definitions["model_config"]["properties"]["llm"] = _trio_schema(tree["model_config"]["llm"], "model_config.llm")
-    return {"$schema": "http://json-schema.org/draft-07/schema#", "title": "mindspeed_ms configuration", "type": "object",
-            "properties": properties, "additionalProperties": False, "$defs": definitions}
+    return {
+        "$schema": "http://json-schema.org/draft-07/schema#",
+        "title": "mindspeed_ms configuration",
+        "type": "object",
+        "properties": properties,
+        "additionalProperties": False,
+        "$defs": definitions,
+    }
 
 
 def section_schema(kind, definitions):
     """JSON schema of one section without the links to others."""
     raw = kind.model_json_schema(mode="validation")
-    definitions.update({name: _clean(value) for name, value in raw.get("$defs", {}).items() if name not in _class_names()})
+    definitions.update(
+        {name: _clean(value) for name, value in raw.get("$defs", {}).items() if name not in _class_names()}
+    )
     fields = kind.own_fields()
     properties = {name: _property(value, fields[name]) for name, value in raw["properties"].items() if name in fields}
     for spelling, field in kind.spellings.items():
-        properties[spelling] = {**properties[field], "description": f"The same as {field}. {properties[field].get('description', '')}"}
+        properties[spelling] = {
+            **properties[field],
+            "description": f"The same as {field}. {properties[field].get('description', '')}",
+        }
     for group, names in kind.groups.items():
-        properties[group] = {"type": ["object", "null"], "properties": {key: properties[field] for key, field in names.items()}}
+        properties[group] = {
+            "type": ["object", "null"],
+            "properties": {key: properties[field] for key, field in names.items()},
+        }
     return {"type": ["object", "null"], "properties": properties, "additionalProperties": False}
 
 

@@ -6,8 +6,6 @@ from mindspeed_ms.config.errors import shorten
 from mindspeed_ms.config.sections.base import Section
 from mindspeed_ms.config.yaml_loader import plain_value
 
-SCHEMA_LINE = "# yaml-language-server: $schema={}"
-
 
 class _Dumper(yaml.SafeDumper):
     """Quotes every string that would read back as something else."""
@@ -18,12 +16,17 @@ def _string(dumper, text):
     return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="'" if quoted and "\n" not in text else None)
 
 
+def _list(dumper, items):
+    return dumper.represent_sequence("tag:yaml.org,2002:seq", items, flow_style=True)
+
+
 _Dumper.add_representer(str, _string)
+_Dumper.add_representer(list, _list)
 
 
 def dump_yaml(data):
-    """Yaml text of plain data; short lists and mappings stay on one line."""
-    return yaml.dump(data, Dumper=_Dumper, sort_keys=False, allow_unicode=True, default_flow_style=None, width=120)
+    """Yaml text of plain data: one setting per line, lists on one line."""
+    return yaml.dump(data, Dumper=_Dumper, sort_keys=False, allow_unicode=True, default_flow_style=False, width=1000)
 
 
 def written_settings(section):
@@ -80,19 +83,25 @@ def page(all_config):
     """
     origins = dict(all_config.provenance)
     if not origins:
-        origins = {f"{name}.{field}": "program" for name, section in all_config.sections().items()
-                   for field in type(section).own_fields() if field in section.model_fields_set}
+        origins = {
+            f"{name}.{field}": "program"
+            for name, section in all_config.sections().items()
+            for field in type(section).own_fields()
+            if field in section.model_fields_set
+        }
     lines = []
     for name, section in all_config.sections().items():
-        rows = [(path[len(name) + 1:], origin) for path, origin in origins.items() if path.startswith(name + ".")]
+        rows = [(path[len(name) + 1 :], origin) for path, origin in origins.items() if path.startswith(name + ".")]
         if not rows:
             continue
         lines.append(name)
         lines += [f"  {field:<42} {shorten(_value(section, field), 60):<30} {origin}" for field, origin in rows]
     count = sum(len(type(section).own_fields()) for section in all_config.sections().values())
     set_count = len({".".join(path.split(".")[:2]) for path in origins})
-    lines.append(f"{count - set_count} other settings have the guide's default; "
-                 "`python -m mindspeed_ms.config explain KEY` tells about any of them")
+    lines.append(
+        f"{count - set_count} other settings have the guide's default; "
+        "`python -m mindspeed_ms.config explain KEY` tells about any of them"
+    )
     lines += [f"note: {notice}" for notice in all_config.notices]
     return "\n".join(lines)
 

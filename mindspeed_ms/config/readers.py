@@ -46,8 +46,8 @@ def init_configs_from_args(args, config_classes=None):
     """Read Megatron arguments, and the yaml files of ``--config`` below them.
 
     Args:
-        args (argparse.Namespace): of :func:`mindspeed_ms.config.argument_parser` or of Megatron's own parser; not changed.
-            Names it lacks count as not given.
+        args (argparse.Namespace): of :func:`mindspeed_ms.config.argument_parser` or of Megatron's own;
+            not changed. Names it lacks count as not given.
         config_classes (list | None): classes to return instead of an AllConfig.
 
     Returns:
@@ -58,6 +58,7 @@ def init_configs_from_args(args, config_classes=None):
     """
     from mindspeed_ms.config.arguments import settings_of_arguments
     from mindspeed_ms.config.resolve import environment_world_size
+
     if not isinstance(args, argparse.Namespace):
         raise ConfigError(Problem("args", "expects an argparse.Namespace", args))
     files = getattr(args, "config", None) or []
@@ -72,6 +73,7 @@ def init_configs_from_args(args, config_classes=None):
 def settings_of_documents(documents):
     """Settings of several documents laid over each other, the last one on top."""
     from mindspeed_ms.config.trio import is_trio, trio_settings
+
     settings = Settings()
     for document in documents:
         if is_trio(document.data):
@@ -84,6 +86,7 @@ def settings_of_documents(documents):
 def _finish(settings, config_classes):
     from mindspeed_ms.config.checks import check_all
     from mindspeed_ms.config.resolve import complete, derive_sizes
+
     wanted = [] if config_classes is None else list(config_classes)
     names = [getattr(kind, "config_name", None) for kind in wanted]
     unknown = [kind for kind, name in zip(wanted, names) if name not in SECTIONS]

@@ -30,24 +30,39 @@ def report(all_config):
 
 def _layout_lines(all_config):
     parallel, dataset = all_config.parallel_config, all_config.dataset_config
-    sizes = {"tp": parallel.tensor_model_parallel_size, "pp": parallel.pipeline_model_parallel_size,
-             "cp": parallel.context_parallel_size, "ep": parallel.expert_model_parallel_size,
-             "vpp": parallel.virtual_pipeline_model_parallel_size or 1}
+    sizes = {
+        "tp": parallel.tensor_model_parallel_size,
+        "pp": parallel.pipeline_model_parallel_size,
+        "cp": parallel.context_parallel_size,
+        "ep": parallel.expert_model_parallel_size,
+        "vpp": parallel.virtual_pipeline_model_parallel_size or 1,
+    }
     if not parallel.world_size:
         unit = sizes["tp"] * sizes["pp"] * sizes["cp"]
-        return [" ".join(f"{name}{size}" for name, size in sizes.items()),
-                f"the world size is not known: add --world N, a multiple of {unit}"]
+        return [
+            " ".join(f"{name}{size}" for name, size in sizes.items()),
+            f"the world size is not known: add --world N, a multiple of {unit}",
+        ]
     from mindspeed_ms.layout.ranks import WorldLayout
+
     world = WorldLayout.from_config(all_config, parallel.world_size)
-    lines = [f"{parallel.world_size} ranks: dp{world.dp} " + " ".join(f"{name}{size}" for name, size in sizes.items())
-             + f", order {parallel.order}",
-             f"batch: {dataset.global_batch_size} samples = {dataset.batch_size} per micro-batch * {dataset.micro_batch_num} "
-             f"micro-batches * {world.dp} data parallel ranks"]
+    lines = [
+        f"{parallel.world_size} ranks: dp{world.dp} "
+        + " ".join(f"{name}{size}" for name, size in sizes.items())
+        + f", order {parallel.order}",
+        (
+            f"batch: {dataset.global_batch_size} samples = {dataset.batch_size} per micro-batch * "
+            f"{dataset.micro_batch_num} "
+            f"micro-batches * {world.dp} data parallel ranks"
+        ),
+    ]
     for kind in _GROUPS:
         groups = world.groups(kind)
         if len(groups[0]) > 1:
             shown = " ".join(str(_short(group)) for group in groups[:2])
-            lines.append(f"{kind:<10} {len(groups):>4} groups of {len(groups[0])}: {shown}{' ...' if len(groups) > 2 else ''}")
+            lines.append(
+                f"{kind:<10} {len(groups):>4} groups of {len(groups[0])}: {shown}{' ...' if len(groups) > 2 else ''}"
+            )
     return lines
 
 
@@ -60,6 +75,7 @@ def _short(group):
 
 def _stage_lines(all_config):
     from mindspeed_ms.layout.stages import stages_from_config
+
     stages = stages_from_config(all_config)
     return [f"layers per stage: {'/'.join(map(str, stages.stage_totals))}", *stages.table().splitlines()]
 
@@ -69,23 +85,28 @@ def _parameter_lines(all_config):
 
     from mindspeed_ms.layout.parameters import count_parameters, describe_parameters
     from mindspeed_ms.layout.ranks import WorldLayout
+
     model, parallel = all_config.model_config, all_config.parallel_config
     total = count_parameters(all_config)
     lines = [f"{total:,} parameters, kept in {model.params_dtype}, computed in {model.compute_dtype}"]
     size = parallel.tensor_model_parallel_size * parallel.pipeline_model_parallel_size * parallel.context_parallel_size
     world = WorldLayout.from_config(all_config, parallel.world_size or _smallest_world(parallel, size))
-    tensor_ranks = [world.dense.rank_at(tp=0, pp=stage, dp=0, cp=0) for stage in range(parallel.pipeline_model_parallel_size)]
+    tensor_ranks = [
+        world.dense.rank_at(tp=0, pp=stage, dp=0, cp=0) for stage in range(parallel.pipeline_model_parallel_size)
+    ]
     for stage, rank in enumerate(tensor_ranks):
         count = sum(prod(entry.sharding.local_shape) for entry in describe_parameters(all_config, world, rank))
         lines.append(f"stage {stage}: {count:,} on each of its ranks")
-    unit = model.make_vocab_size_divisible_by * parallel.tensor_model_parallel_size
-    if model.vocab_size % unit:
-        lines.append(f"vocabulary {model.vocab_size}, as given; padding would make it "
-                     f"{padded_vocab_size(model.vocab_size, model.make_vocab_size_divisible_by, parallel.tensor_model_parallel_size)}")
+    padded = padded_vocab_size(
+        model.vocab_size, model.make_vocab_size_divisible_by, parallel.tensor_model_parallel_size
+    )
+    if model.vocab_size != padded:
+        lines.append(f"vocabulary {model.vocab_size}, as given; padding would make it {padded}")
     return lines
 
 
 def _smallest_world(parallel, size):
     from math import lcm
+
     tensor = parallel.expert_tensor_parallel_size or parallel.tensor_model_parallel_size
     return lcm(size, tensor * parallel.expert_model_parallel_size * parallel.pipeline_model_parallel_size)

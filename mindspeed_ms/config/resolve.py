@@ -43,7 +43,9 @@ def _vocab_size(settings):
     setting = settings.by_path[path]
     settings.add("model_config.vocab_size", padded, setting.key, setting.place)
     if padded != size:
-        settings.notices.append(f"vocabulary padded from {size} to {padded} (a multiple of make_vocab_size_divisible_by * tp)")
+        settings.notices.append(
+            f"vocabulary padded from {size} to {padded} (a multiple of make_vocab_size_divisible_by * tp)"
+        )
 
 
 def _fused_rmsnorm(settings):
@@ -55,8 +57,11 @@ def _fused_rmsnorm(settings):
     if kind == "RMSNorm":
         settings.add(path, "FusedRMSNorm", switch.key, switch.place)
     elif kind != "FusedRMSNorm":
-        settings.problems.append(Problem(switch.key, f"fuses rmsnorm, but the norm is {kind}; take rmsnorm out of the list",
-                                         place=switch.place))
+        settings.problems.append(
+            Problem(
+                switch.key, f"fuses rmsnorm, but the norm is {kind}; take rmsnorm out of the list", place=switch.place
+            )
+        )
 
 
 def _second_place(settings, path, main):
@@ -64,8 +69,14 @@ def _second_place(settings, path, main):
     if setting is None or setting.value is None:
         return
     if other is not None and other.value != setting.value and settings.was_set(main):
-        settings.problems.append(Problem(setting.key, f"contradicts {other.key} = {other.value!r}, which is the same setting; "
-                                         "keep one", setting.value, setting.place))
+        settings.problems.append(
+            Problem(
+                setting.key,
+                f"contradicts {other.key} = {other.value!r}, which is the same setting; keep one",
+                setting.value,
+                setting.place,
+            )
+        )
     settings.add(main, setting.value, setting.key, setting.place)
 
 
@@ -85,14 +96,16 @@ def derive_sizes(all_config):
         all_config (AllConfig): checked; changed in place.
     """
     from mindspeed_ms.config.checks.pipeline import virtual_size
+
     parallel, dataset, model = all_config.parallel_config, all_config.dataset_config, all_config.model_config
     chunks = virtual_size(parallel, model.num_layers if model is not None else None)
     if chunks > 1:
         parallel.fill(virtual_pipeline_model_parallel_size=chunks)
     if not parallel.world_size:
         return
-    size = parallel.world_size // (parallel.tensor_model_parallel_size * parallel.pipeline_model_parallel_size
-                                   * parallel.context_parallel_size)
+    size = parallel.world_size // (
+        parallel.tensor_model_parallel_size * parallel.pipeline_model_parallel_size * parallel.context_parallel_size
+    )
     parallel.fill(data_parallel_size=size)
     if "global_batch_size" in dataset.model_fields_set and dataset.global_batch_size:
         dataset.fill(micro_batch_num=dataset.global_batch_size // (dataset.batch_size * size))
@@ -112,10 +125,16 @@ def fit_to_world(all_config, world_size):
         ConfigError: if it was made for another number, or any rule is broken.
     """
     from mindspeed_ms.config.checks import check_all
+
     known = all_config.parallel_config.world_size
     if known not in (None, world_size):
-        raise ConfigError(Problem("parallel_config.world_size", f"but {world_size} ranks were started; start {known} or leave it out",
-                                  known))
+        raise ConfigError(
+            Problem(
+                "parallel_config.world_size",
+                f"but {world_size} ranks were started; start {known} or leave it out",
+                known,
+            )
+        )
     all_config.parallel_config.fill(world_size=world_size)
     try:
         check_all(all_config, all_config.settings or settings_of_config(all_config))

@@ -14,13 +14,34 @@ from mindspeed_ms.config.sections.parallel import ModelParallelConfig
 from mindspeed_ms.config.sections.training import TrainingConfig
 
 __all__ = [
-    "AllConfig", "DatasetConfig", "FlashAttentionConfig", "GeneralConfig", "LoraConfig", "MoEConfig", "ModelParallelConfig",
-    "OptimizerConfig", "RopeScalingConfig", "SECTIONS", "Section", "TrainingConfig", "TransformerConfig",
+    "SECTIONS",
+    "AllConfig",
+    "DatasetConfig",
+    "FlashAttentionConfig",
+    "GeneralConfig",
+    "LoraConfig",
+    "MoEConfig",
+    "ModelParallelConfig",
+    "OptimizerConfig",
+    "RopeScalingConfig",
+    "Section",
+    "TrainingConfig",
+    "TransformerConfig",
 ]
 
 # in the order in which they are built: each needs only those before it
-SECTIONS = {section.config_name: section for section in (
-    ModelParallelConfig, DatasetConfig, LoraConfig, MoEConfig, TrainingConfig, OptimizerConfig, TransformerConfig)}
+SECTIONS = {
+    section.config_name: section
+    for section in (
+        ModelParallelConfig,
+        DatasetConfig,
+        LoraConfig,
+        MoEConfig,
+        TrainingConfig,
+        OptimizerConfig,
+        TransformerConfig,
+    )
+}
 
 
 class GeneralConfig(dict):
@@ -55,10 +76,16 @@ class AllConfig:
     config_name = "all_config"
 
     def __init__(self, **sections):
-        problems = [Problem(name, f"is no section; there are {', '.join(SECTIONS)}.{did_you_mean(name, SECTIONS)}")
-                    for name in sections if name not in (*SECTIONS, "general_config")]
-        problems += [Problem(name, f"expects a {kind.__name__}", sections[name]) for name, kind in SECTIONS.items()
-                     if sections.get(name) is not None and not isinstance(sections[name], kind)]
+        problems = [
+            Problem(name, f"is no section; there are {', '.join(SECTIONS)}.{did_you_mean(name, SECTIONS)}")
+            for name in sections
+            if name not in (*SECTIONS, "general_config")
+        ]
+        problems += [
+            Problem(name, f"expects a {kind.__name__}", sections[name])
+            for name, kind in SECTIONS.items()
+            if sections.get(name) is not None and not isinstance(sections[name], kind)
+        ]
         if problems:
             raise ConfigError(problems)
         given = {name: section for name, section in sections.items() if section is not None}
@@ -97,6 +124,7 @@ class AllConfig:
     def to_yaml(self, path=None):
         """Yaml text of every setting (written to ``path`` too if given); it reads back to an equal AllConfig."""
         from mindspeed_ms.config.printing import to_yaml
+
         return to_yaml(self, path)
 
     def __eq__(self, other):
@@ -109,6 +137,7 @@ class AllConfig:
 
     def __str__(self):
         from mindspeed_ms.config.printing import settings_text
+
         return settings_text(self)
 
 

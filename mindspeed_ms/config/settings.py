@@ -73,7 +73,7 @@ class Settings:
         while path:
             setting = self.by_path.get(path)
             if setting is not None:
-                key = setting.key + problem.key[len(path):]
+                key = setting.key + problem.key[len(path) :]
                 return Problem(key, problem.message, problem.value, setting.place)
             path = path.rpartition(".")[0]
         return problem
@@ -95,8 +95,9 @@ def nested_settings(data, places=None, place=""):
             settings.general.update(section or {})
         elif name not in SECTIONS:
             known = [*SECTIONS, "general_config"]
-            settings.problems.append(Problem(name, f"is no section; there are {', '.join(known)}."
-                                             f"{did_you_mean(name, known)}", place=where))
+            settings.problems.append(
+                Problem(name, f"is no section; there are {', '.join(known)}.{did_you_mean(name, known)}", place=where)
+            )
         elif section is not None and not isinstance(section, dict):
             settings.problems.append(Problem(name, "expects a mapping of settings", section, where))
         else:
@@ -121,8 +122,14 @@ def add_section(settings, name, section, keys, place_of):
             where = (*keys, *inner)
             path, written = f"{name}.{field}", ".".join(where)
             if path in seen and seen[path][1] != item:
-                settings.problems.append(Problem(written, f"was also given as {seen[path][0]} = {seen[path][1]!r}; keep one of them",
-                                                 item, place_of(where)))
+                settings.problems.append(
+                    Problem(
+                        written,
+                        f"was also given as {seen[path][0]} = {seen[path][1]!r}; keep one of them",
+                        item,
+                        place_of(where),
+                    )
+                )
             seen[path] = (written, item)
             settings.add(path, item, written, place_of(where))
 
@@ -195,8 +202,12 @@ def _elsewhere(problem, section):
     if "is no setting of" not in problem.message or "Did you mean" in problem.message:
         return problem
     word = problem.key.rpartition(".")[2]
-    known = {field: name for name, kind in SECTIONS.items() if name != section
-             for field in (*kind.own_fields(), *kind.spellings)}
+    known = {
+        field: name
+        for name, kind in SECTIONS.items()
+        if name != section
+        for field in (*kind.own_fields(), *kind.spellings)
+    }
     field = nearest_word(word, known, cutoff=0.8)
     if field is None:
         return problem

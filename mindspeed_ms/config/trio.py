@@ -4,7 +4,11 @@ from mindspeed_ms.config.errors import Problem, did_you_mean
 from mindspeed_ms.config.settings import Settings, add_section, nested_settings
 from mindspeed_ms.config.trio_table import FUSED_RMSNORM, SECTION_KEYS, SPELLINGS, TRIO
 
-_FOLDERS = {".".join(words[:size]) for words in (key.split(".") for key in (*TRIO, *SECTION_KEYS)) for size in range(1, len(words))}
+_FOLDERS = {
+    ".".join(words[:size])
+    for words in (key.split(".") for key in (*TRIO, *SECTION_KEYS))
+    for size in range(1, len(words))
+}
 _TOP = ("train_config", "accelerate_config")
 
 
@@ -57,9 +61,15 @@ class _TrioReader:
         elif path in TRIO:
             self.leaf(keys, TRIO[path], value)
         elif path not in _FOLDERS:
-            siblings = {key[len(path.rpartition(".")[0]) + 1:].split(".")[0] for key in (*TRIO, *SECTION_KEYS)
-                        if key.startswith(path.rpartition(".")[0] + ".")}
-            self.complain(keys, f"is no key of the trio; there are {', '.join(sorted(siblings))}.{did_you_mean(keys[-1], siblings)}")
+            siblings = {
+                key[len(path.rpartition(".")[0]) + 1 :].split(".")[0]
+                for key in (*TRIO, *SECTION_KEYS)
+                if key.startswith(path.rpartition(".")[0] + ".")
+            }
+            self.complain(
+                keys,
+                f"is no key of the trio; there are {', '.join(sorted(siblings))}.{did_you_mean(keys[-1], siblings)}",
+            )
         elif isinstance(value, dict):
             for name, item in value.items():
                 self.walk((*keys, str(name)), item)
@@ -94,8 +104,14 @@ class _TrioReader:
         before = self.settings.by_path.get(path)
         if before is not None and before.value != value:
             what = "the fused rmsnorm" if path == FUSED_RMSNORM else path
-            self.settings.problems.append(Problem(key, f"sets {what} to {value!r}, but {before.key} sets it to {before.value!r}; "
-                                                  "keep one", value, place))
+            self.settings.problems.append(
+                Problem(
+                    key,
+                    f"sets {what} to {value!r}, but {before.key} sets it to {before.value!r}; keep one",
+                    value,
+                    place,
+                )
+            )
         self.settings.add(path, value, key, place)
 
     def complain(self, keys, message, *value):

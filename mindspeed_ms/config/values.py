@@ -64,7 +64,7 @@ def read_float(value):
 
 
 def read_dtype(value):
-    """"float32", "float16" or "bfloat16" from their usual spellings or from a dtype of MindSpore, numpy or torch.
+    """ "float32", "float16" or "bfloat16" from their usual spellings or from a dtype of MindSpore, numpy or torch.
 
     Raises:
         ValueError: if it is another type.
@@ -105,9 +105,9 @@ def read_list(value):
             value = [item.strip() for item in text[1:-1].split(",") if item.strip()]
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         value = [value]
-    if not isinstance(value, (list, tuple)):
-        raise ValueError("not a list")
-    return [read_list(item) if isinstance(item, (list, tuple)) else item for item in value]
+    if isinstance(value, (list, tuple)):
+        return [read_list(item) if isinstance(item, (list, tuple)) else item for item in value]
+    raise ValueError("not a list")
 
 
 def read_words(value):
@@ -118,9 +118,9 @@ def read_words(value):
     """
     if isinstance(value, str):
         return value.replace(",", " ").split()
-    if not isinstance(value, (list, tuple)):
-        raise ValueError("not a list")
-    return [item if isinstance(item, str) else str(item) for item in value]
+    if isinstance(value, (list, tuple)):
+        return [item if isinstance(item, str) else str(item) for item in value]
+    raise ValueError("not a list")
 
 
 def read_layer_list(value):
@@ -202,7 +202,9 @@ NotNegative = number(ge=0)
 Probability = number(ge=0, le=1)
 Str = _kind(str, read_str, "a string")
 Dtype = _kind(str, read_dtype, "one of float32, float16, bfloat16", {"type": "string", "enum": list(DTYPE_NAMES)})
-LayerList = _kind(list, read_layer_list, "a list of integers, or one such list per stage, all of one length", _LIST_OR_TEXT)
+LayerList = _kind(
+    list, read_layer_list, "a list of integers, or one such list per stage, all of one length", _LIST_OR_TEXT
+)
 IntList = _kind(list[int], read_int_list, "a list of integers", _LIST_OR_TEXT)
 FloatList = _kind(list[float], read_float_list, "a list of numbers", _LIST_OR_TEXT)
 StrList = _kind(list[str], read_words, "a list of words", _LIST_OR_TEXT)

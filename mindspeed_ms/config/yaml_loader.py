@@ -40,7 +40,8 @@ def load_yaml(path):
         Document.
 
     Raises:
-        ConfigError: for a wrong name, broken yaml, duplicate keys, unset environment variables, a top level that is no mapping.
+        ConfigError: for a wrong name, broken yaml, duplicate keys, unset environment variables, a top
+            level that is no mapping.
         FileNotFoundError: if there is no such file.
     """
     path = os.fspath(path) if hasattr(path, "__fspath__") else path
@@ -62,6 +63,8 @@ def parse_yaml(text, name="yaml"):
         mark = getattr(error, "problem_mark", None)
         line = f":{mark.line + 1}" if mark else ""
         hint = getattr(error, "problem", None) or str(error)
+        if mark and "${" in text.splitlines()[min(mark.line, text.count("\n") - 1)]:
+            hint += "; inside { } and [ ] put quotes around ${...}"
         raise ConfigError(Problem("", f"is no valid yaml: {hint}", place=f"{name}{line}")) from None
     if node is None:
         return Document(name, {})
@@ -134,8 +137,12 @@ class _Reader:
     def environment(self, match, node, path):
         value = os.environ.get(match.group(1), match.group(2))
         if value is None:
-            self.complain(node, path, f"needs the environment variable {match.group(1)}, which is not set; "
-                                      f"set it, or write ${{{match.group(1)}:-default}}")
+            self.complain(
+                node,
+                path,
+                f"needs the environment variable {match.group(1)}, which is not set; "
+                f"set it, or write ${{{match.group(1)}:-default}}",
+            )
             return ""
         return value
 

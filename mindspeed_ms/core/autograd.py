@@ -154,6 +154,20 @@ def saved_tensors_hooks(pack, unpack):
     return ms.saved_tensors_hooks(pack, unpack)
 
 
+def recorded_operators(tensor):
+    """Names of the operators that the backward of `tensor` will run, each node of its graph once, leaves left out."""
+    names, seen, waiting = [], set(), [tensor._grad_node]
+    while waiting:
+        node = waiting.pop()
+        if node is None or str(node) in seen:  # nodes are wrapped anew at each look; their text has a sequence number
+            continue
+        seen.add(str(node))
+        waiting.extend(following for following, _ in node.next_functions)
+        if node.next_functions:
+            names.append(str(node).strip("<>").split(",")[0])
+    return names
+
+
 def deallocate_output(tensor):
     """Free the data of a graph output that was sent away, keeping its graph for the backward.
 

@@ -55,9 +55,9 @@ class RampupBatchsizeNumMicroBatchesCalculator:
         difference = global_batch_size - start_global_batch_size
         if ramup_samples < 0 or difference < 0 or difference % batch_size_increment:
             raise ValueError(
-                f"rampup_batch_size is [{start_global_batch_size}, {batch_size_increment}, {ramup_samples}] with a global "
-                f"batch of {global_batch_size}: expected steps of {batch_size_increment} to lead from the first exactly to "
-                "the last, over a number of samples that is not negative.")
+                f"rampup_batch_size is [{start_global_batch_size}, {batch_size_increment}, {ramup_samples}] with a "
+                f"global batch of {global_batch_size}: expected steps of {batch_size_increment} to lead from the first "
+                "exactly to the last, over a number of samples that is not negative.")
         for size in range(start_global_batch_size, global_batch_size + 1, batch_size_increment):
             check_batch_sizes(size, micro_batch_size, data_parallel_size)
         self.global_batch_size = global_batch_size
@@ -87,13 +87,13 @@ def check_batch_sizes(global_batch_size, micro_batch_size, data_parallel_size):
     """Raise ValueError unless the global batch is a positive multiple of micro-batch times data-parallel ranks."""
     unit = micro_batch_size * data_parallel_size
     if unit <= 0:
-        raise ValueError(f"micro batch size is {micro_batch_size} and data-parallel size {data_parallel_size}: expected "
-                         "positive numbers.")
+        raise ValueError(f"micro batch size is {micro_batch_size} and data-parallel size {data_parallel_size}: "
+                         "expected positive numbers.")
     if global_batch_size <= 0 or global_batch_size % unit:
         below = global_batch_size // unit * unit
         nearest = f"{below} or {below + unit}" if below > 0 else f"{unit}"
-        raise ValueError(f"global batch size {global_batch_size} is not a multiple of micro batch size {micro_batch_size} x "
-                         f"data-parallel size {data_parallel_size} = {unit}: use {nearest}.")
+        raise ValueError(f"global batch size {global_batch_size} is not a multiple of micro batch size "
+                         f"{micro_batch_size} x data-parallel size {data_parallel_size} = {unit}: use {nearest}.")
 
 
 def init_num_microbatches_calculator(rank, rampup_batch_size, global_batch_size, micro_batch_size, data_parallel_size,
@@ -116,8 +116,8 @@ def init_num_microbatches_calculator(rank, rampup_batch_size, global_batch_size,
         _calculator = ConstantNumMicroBatchesCalculator(global_batch_size, micro_batch_size, data_parallel_size)
     else:
         if len(rampup_batch_size) != 3:
-            raise ValueError(f"rampup_batch_size is {list(rampup_batch_size)}: expected three numbers, start, increment and "
-                             "samples.")
+            raise ValueError(f"rampup_batch_size is {list(rampup_batch_size)}: expected three numbers, start, "
+                             "increment and samples.")
         start, increment, samples = (int(value) for value in rampup_batch_size)
         _calculator = RampupBatchsizeNumMicroBatchesCalculator(global_batch_size, micro_batch_size, data_parallel_size,
                                                                start, increment, samples)
@@ -134,8 +134,8 @@ def destroy_num_microbatches_calculator():
 
 def _current():
     if _calculator is None:
-        raise RuntimeError("the number of micro-batches is not known yet: call init_num_microbatches_calculator() first "
-                           "(pretrain does).")
+        raise RuntimeError("the number of micro-batches is not known yet: call init_num_microbatches_calculator() "
+                           "first (pretrain does).")
     return _calculator
 
 

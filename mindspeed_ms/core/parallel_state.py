@@ -5,7 +5,7 @@ that one of its members asks for it. Source: Megatron core, `parallel_state.py` 
 """
 
 from mindspeed_ms.core import comm
-from mindspeed_ms.core.expert_parallel_state import *  # noqa: F401,F403  (the expert and combined groups' getters)
+from mindspeed_ms.core.expert_parallel_state import *  # noqa: F403  (the expert and combined groups' getters)
 from mindspeed_ms.core.parallel_grid import (  # noqa: F401  (some are public through this module)
     ParallelGrid,
     check_virtual_pipeline,
@@ -190,9 +190,9 @@ def set_virtual_pipeline_model_parallel_world_size(world_size):
 
 def is_pipeline_first_stage(ignore_virtual=False):
     """Whether this stage (and, unless ignored, the current chunk) holds the start of the model."""
-    if not ignore_virtual and get_virtual_pipeline_model_parallel_world_size() is not None:
-        if get_virtual_pipeline_model_parallel_rank() != 0:
-            return False
+    chunks = get_virtual_pipeline_model_parallel_world_size()
+    if not ignore_virtual and chunks is not None and get_virtual_pipeline_model_parallel_rank() != 0:
+        return False
     return get_pipeline_model_parallel_rank() == 0
 
 

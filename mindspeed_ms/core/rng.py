@@ -182,7 +182,8 @@ def initial_values(name, sharding, kind, value, seed, dtype="float32"):
     if kind == "zeros":
         return ops.zeros(shape, dtype)
     if kind == "ones" or kind == "constant":
-        return ops.full(shape, 1.0 if kind == "ones" else float(value), dtype=dtype)
+        # by a cast: filling has no bfloat16 form on CPU
+        return ops.full(shape, 1.0 if kind == "ones" else float(value), dtype=ms.float32).astype(dtype)
     if kind != "normal":
         raise ValueError(f"initialisation {kind!r} of {name} is unknown: expected normal, constant, zeros or ones.")
     tensor = Tensor.from_numpy(normal_values(name, sharding, float(value), seed))

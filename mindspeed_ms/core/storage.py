@@ -17,6 +17,8 @@ _NUMPY_DTYPES = {"float32": np.float32, "float16": np.float16, "float64": np.flo
                  "bfloat16": np_bfloat16}  # MindSpore's extension dtype: arithmetic goes through its int16 bits
 _ARRAY_KINDS = {to_dtype(name): np.dtype(np.int16 if name == "bfloat16" else kind) for name, kind in _NUMPY_DTYPES.items()}
 
+_ALIGNMENT = 64
+
 
 class FlatBuffer:
     """`numel` elements of one dtype in one piece of memory, zero at first, handed out in slices that share it."""
@@ -26,7 +28,7 @@ class FlatBuffer:
         self.dtype = to_dtype(dtype)
         self._on_host = device_target() == "CPU"
         if self._on_host:
-            self._array = np.zeros(self.numel, _NUMPY_DTYPES[dtype_name(self.dtype)])
+            self._array = _aligned_zeros(self.numel, np.dtype(_NUMPY_DTYPES[dtype_name(self.dtype)]))
             self.tensor = Tensor.from_numpy(self._array)
         else:
             self._array = None
@@ -64,6 +66,13 @@ class _Memory:
         strides = None if tensor.is_contiguous() else tuple(kind.itemsize * stride for stride in tensor.stride())
         self.__array_interface__ = {"version": 3, "data": (tensor._data_ptr(), False), "typestr": kind.str,
                                     "shape": tensor.shape, "strides": strides}
+
+
+def _aligned_zeros(numel, dtype):
+    """Zeros that start at a multiple of 64 bytes: kernels sum in an order that depends on it, runs must be bit-equal."""
+    memory = np.zeros(numel * dtype.itemsize + _ALIGNMENT, np.uint8)
+    start = -memory.ctypes.data % _ALIGNMENT
+    return memory[start:start + numel * dtype.itemsize].view(dtype)
 
 
 def as_array(tensor):

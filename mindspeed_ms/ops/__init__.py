@@ -46,13 +46,14 @@ from mindspeed_ms.ops.interface.optimizer import (
     sgd_step,
     sum_of_squares,
 )
+from mindspeed_ms.ops.npu import npu_fusion_attention, npu_rms_norm, npu_rotary_position_embedding
 
 __all__ = [
     "ACTIVATION_NAMES", "INPUT_LAYOUTS", "UNLIMITED_TOKENS", "adamw_step", "add_into", "all_finite", "apply_rotary",
     "batch_matmul", "bias_activation", "bias_dropout_add", "bias_grad", "core_attention", "count_zeros",
     "cross_entropy_gradient", "cross_entropy_local_max", "cross_entropy_local_sums", "current_forms", "dropout",
     "embedding_lookup", "flash_attention", "gelu", "layer_norm", "linear", "linear_forward", "linear_input_grad",
-    "linear_weight_grad", "matmul", "relu", "residual_add", "rms_norm", "scale_in_place", "scaled_masked_softmax",
+    "linear_weight_grad", "matmul", "npu_fusion_attention", "npu_rms_norm", "npu_rotary_position_embedding", "relu", "residual_add", "rms_norm", "scale_in_place", "scaled_masked_softmax",
     "sgd_step", "silu", "split_query_key_value", "squared_relu", "sum_of_squares", "swap_batch_and_sequence", "swiglu",
     "use_forms",
 ]

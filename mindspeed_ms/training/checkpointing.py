@@ -4,7 +4,8 @@
     output_dir/iter_0000010/model_TT_PPP.npz          weights, optimizer, schedule (tensor rank TT, pipeline rank PPP)
     output_dir/iter_0000010/rank_00000.npz            random states, position in the data
 
-A folder is written under a temporary name and renamed when every rank has finished, so a checkpoint is complete or absent.
+A folder is written under a temporary name and renamed when every rank has finished, so a checkpoint is complete or
+absent.
 """
 import os
 import random
@@ -31,7 +32,8 @@ def save_checkpoint(folder, train_state, model, optimizer=None, opt_param_schedu
         folder (str): where the checkpoints of this run are.
         train_state (TrainState): iteration and counters.
         model (list[DistributedDataParallel]): this rank's chunks.
-        optimizer (Optional[MegatronOptimizer]), opt_param_scheduler (Optional[OptimizerParamScheduler]): None: left out.
+        optimizer (Optional[MegatronOptimizer]): None: left out.
+        opt_param_scheduler (Optional[OptimizerParamScheduler]): None: left out.
         data_position: where this rank's data stands.
         keep_checkpoint_max (Optional[int]): older checkpoints beyond this number are deleted once this one is complete.
         save_rng (bool): with random states.
@@ -130,8 +132,8 @@ def read_checkpoint(folder, iteration=None):
         iteration (Optional[int]): which; None: the newest.
 
     Returns:
-        dict: model, optimizer, opt_param_scheduler, train_state, rng, data_position; the last two None if this rank's file is
-        absent (more data-parallel ranks than when it was saved).
+        dict: model, optimizer, opt_param_scheduler, train_state, rng, data_position; the last two None if this
+            rank's file is absent (more data-parallel ranks than when it was saved).
 
     Raises:
         CheckpointError: none there, damaged, or of another layout.
@@ -163,8 +165,9 @@ def _existing_model_file(path):
     layout = _layout()
     count = layout["tensor"] * layout["pipeline"]
     if model_file_name() not in present or len(present) != count:
-        raise CheckpointError(f"{path} was saved by {len(present)} tensor x pipeline ranks ({', '.join(present[:4])}), this run "
-                              f"has {count} (tensor {layout['tensor']}, pipeline {layout['pipeline']}): use the same sizes.")
+        raise CheckpointError(f"{path} was saved by {len(present)} tensor x pipeline ranks ({', '.join(present[:4])}), "
+                              f"this run has {count} (tensor {layout['tensor']}, pipeline {layout['pipeline']}): use "
+                              "the same sizes.")
     return model_file_name()
 
 
@@ -177,7 +180,8 @@ def restore(state, model, optimizer=None, opt_param_scheduler=None, strict=True,
     load_parameters(model, state["model"], strict)
     if optimizer is not None:
         if state["optimizer"] is None:
-            raise CheckpointError("the checkpoint has no optimizer state: set no_load_optim to start the optimizer afresh.")
+            raise CheckpointError("the checkpoint has no optimizer state: set no_load_optim to start the optimizer "
+                                  "afresh.")
         optimizer.load_state_dict(state["optimizer"])
         if opt_param_scheduler is not None:
             opt_param_scheduler.load_state_dict(state["opt_param_scheduler"])

@@ -96,8 +96,8 @@ def collate(samples):
     for name in first:
         arrays = [host_array(sample[name]) for sample in samples]
         if len({array.shape for array in arrays}) > 1:
-            raise ValueError(f"entry {name!r} has shapes {sorted({array.shape for array in arrays})} in one micro-batch: "
-                             "expected equal ones.")
+            raise ValueError(f"entry {name!r} has shapes {sorted({array.shape for array in arrays})} in one "
+                             "micro-batch: expected equal ones.")
         batch[name] = np.stack(arrays)
     return batch
 
@@ -112,8 +112,8 @@ def split_batch(batch, micro_batch_size, num_microbatches):
     """Cut a batch into micro-batches along its first dimension.
 
     Args:
-        batch (dict): arrays or Tensors of `micro_batch_size` rows (one micro-batch) or `num_microbatches` times as many (all
-            of a step); an entry with one row, a number or None goes to each of them.
+        batch (dict): arrays or Tensors of `micro_batch_size` rows (one micro-batch) or `num_microbatches` times as many
+            (all of a step); an entry with one row, a number or None goes to each of them.
 
     Returns:
         list[dict]: Tensors.
@@ -122,13 +122,15 @@ def split_batch(batch, micro_batch_size, num_microbatches):
         ValueError: not a dict, or another number of rows.
     """
     if not isinstance(batch, dict):
-        raise ValueError(f"a batch is a {type(batch).__name__}: expected a dict keyed by the names of the model's construct.")
+        raise ValueError(f"a batch is a {type(batch).__name__}: expected a dict keyed by the names of the model's "
+                         "construct.")
     rows = max((value.shape[0] for value in batch.values() if _has_rows(value)), default=1)
     if rows == micro_batch_size:
         return [{name: to_tensor(value) for name, value in batch.items()}]
     if rows != micro_batch_size * num_microbatches:
-        expected = f"{micro_batch_size * num_microbatches} (micro batch {micro_batch_size} x {num_microbatches} micro-batches)"
-        raise ValueError(f"a batch has {rows} rows: expected {expected}, or {micro_batch_size} for one micro-batch at a time.")
+        raise ValueError(f"a batch has {rows} rows: expected {micro_batch_size * num_microbatches} (micro batch "
+                         f"{micro_batch_size} x {num_microbatches} micro-batches), or {micro_batch_size} for one "
+                         "micro-batch at a time.")
     return [{name: to_tensor(_rows_of(name, value, rows, number * micro_batch_size, micro_batch_size))
              for name, value in batch.items()} for number in range(num_microbatches)]
 
@@ -141,8 +143,8 @@ def _rows_of(name, value, rows, start, count):
     if not _has_rows(value) or value.shape[0] == 1 != rows:
         return value
     if value.shape[0] != rows:
-        raise ValueError(f"entry {name!r} of a batch has {value.shape[0]} rows where others have {rows}: expected the same "
-                         "number, or 1 for an entry that all samples share.")
+        raise ValueError(f"entry {name!r} of a batch has {value.shape[0]} rows where others have {rows}: expected the "
+                         "same number, or 1 for an entry that all samples share.")
     return value[start:start + count]
 
 

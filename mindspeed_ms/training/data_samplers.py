@@ -1,7 +1,7 @@
 """Which samples each data-parallel rank reads for each micro-batch.
 
-Source: Megatron's pretraining samplers: consecutive blocks of a micro-batch per rank, data-parallel rank fastest, counted by
-`consumed_samples`. Here a pass over the data is followed by the next one.
+Source: Megatron's pretraining samplers: consecutive blocks of a micro-batch per rank, data-parallel rank fastest,
+counted by `consumed_samples`. Here a pass over the data is followed by the next one.
 """
 import numpy as np
 
@@ -30,9 +30,9 @@ class PretrainingSampler:
         if total_samples <= 0:
             raise ValueError(f"the dataset has {total_samples} samples: expected at least one.")
         if drop_last and total_samples < self.unit:
-            raise ValueError(f"the dataset has {total_samples} samples, fewer than micro batch size {micro_batch_size} x "
-                             f"data-parallel size {data_parallel_size} = {self.unit}: use more data, a smaller batch, or "
-                             "drop_remainder False.")
+            raise ValueError(f"the dataset has {total_samples} samples, fewer than micro batch size {micro_batch_size} "
+                             f"x data-parallel size {data_parallel_size} = {self.unit}: use more data, a smaller "
+                             "batch, or drop_remainder False.")
         self.samples_per_epoch = total_samples // self.unit * self.unit if drop_last else total_samples
 
     @property

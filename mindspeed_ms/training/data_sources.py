@@ -14,8 +14,8 @@ class BatchStream:
     """Batches of a loader, over as many epochs as needed.
 
     Args:
-        loader: a `PretrainingDataLoader`, a MindSpore dataset, or an iterable of dicts. An iterator that cannot be started
-            again gives one epoch.
+        loader: a `PretrainingDataLoader`, a MindSpore dataset, or an iterable of dicts. An iterator that cannot be
+            started again gives one epoch.
         max_epochs (Optional[int]): stop after so many.
 
     Attributes:
@@ -53,8 +53,8 @@ class BatchStream:
         if self.max_epochs is not None and self.epoch >= self.max_epochs:
             raise DataExhausted(f"all {self.max_epochs} epochs are over")
         if self.epoch and not self._can_restart:
-            raise DataExhausted("the data loader is an iterator that cannot be started again; pass a list or an object whose "
-                                "__iter__ begins anew")
+            raise DataExhausted("the data loader is an iterator that cannot be started again; pass a list or an "
+                                "object whose __iter__ begins anew")
         if hasattr(self.loader, "create_dict_iterator"):
             self._iterator = self.loader.create_dict_iterator(num_epochs=1, output_numpy=True)
         else:
@@ -157,7 +157,8 @@ class MicroBatches:
     def __next__(self):
         if not self._waiting:
             batch = self._get_batch(self.stream)
-            self._waiting.extend(split_batch(batch, calculator.get_micro_batch_size(), calculator.get_num_microbatches()))
+            self._waiting.extend(split_batch(batch, calculator.get_micro_batch_size(),
+                                             calculator.get_num_microbatches()))
         return self._waiting.popleft()
 
     def take(self, count):
@@ -169,8 +170,8 @@ def make_stream(loader, all_config, max_epochs=None, name="train_data_loader"):
     """The stream of batches of whatever was handed in.
 
     Args:
-        loader: an iterable of dicts, a MindSpore dataset, samples by `__getitem__` and `__len__`, or None on ranks whose
-            tensor-parallel rank is not 0 (they get the first rank's batches).
+        loader: an iterable of dicts, a MindSpore dataset, samples by `__getitem__` and `__len__`, or None on ranks
+            whose tensor-parallel rank is not 0 (they get the first rank's batches).
         all_config (AllConfig): batch sizes for samples by index.
         max_epochs (Optional[int]): epochs after which the stream ends.
 
@@ -180,21 +181,28 @@ def make_stream(loader, all_config, max_epochs=None, name="train_data_loader"):
     group = parallel_state.get_tensor_model_parallel_group()
     present = group.all_gather_object(loader is not None) if group.size > 1 else [loader is not None]
     if not present[0]:
-        raise ValueError(f"{name} is None on tensor-parallel rank 0: it must have the data (other tensor-parallel ranks may "
-                         "pass None).")
-    stream = None if loader is None else _stream_of(loader, all_config, max_epochs, name)
+        raise ValueError(f"{name} is None on tensor-parallel rank 0: it must have the data (other tensor-parallel "
+                         "ranks may pass None).")
+    stream = None if loader is None else _stream_of(as_loader(loader, all_config), max_epochs, name)
     return stream if all(present) else BroadcastStream(stream if group.rank == 0 else None)
 
 
-def _stream_of(loader, all_config, max_epochs, name):
+def as_loader(loader, all_config):
+    """Samples by `__getitem__` and `__len__` get a `PretrainingDataLoader`; everything else stays what it is."""
+    if loader is None or hasattr(loader, "create_dict_iterator") or hasattr(loader, "__iter__"):
+        return loader
+    if hasattr(loader, "__getitem__") and hasattr(loader, "__len__"):
+        return build_pretraining_data_loader(loader, 0, all_config)
+    return loader
+
+
+def _stream_of(loader, max_epochs, name):
     if isinstance(loader, PretrainingDataLoader):
         return SampleStream(loader, max_epochs)
     if hasattr(loader, "create_dict_iterator") or hasattr(loader, "__iter__"):
         return BatchStream(loader, max_epochs)
-    if hasattr(loader, "__getitem__") and hasattr(loader, "__len__"):
-        return SampleStream(build_pretraining_data_loader(loader, 0, all_config), max_epochs)
-    raise ValueError(f"{name} is a {type(loader).__name__}: expected an iterable of dicts, a MindSpore dataset, or samples by "
-                     "__getitem__ and __len__.")
+    raise ValueError(f"{name} is a {type(loader).__name__}: expected an iterable of dicts, a MindSpore dataset, or "
+                     "samples by __getitem__ and __len__.")
 
 
 def _is_one_shot(loader):

@@ -15,8 +15,8 @@ def evaluate(forward_step_func, data_iterator, model, eval_iters, process_non_lo
         process_non_loss_data_func (Optional[Callable]): if given, one more global batch is run for its data.
 
     Returns:
-        (losses, non_loss_data): dict[str, float], equal on all ranks; list of what the loss function returned for non-loss
-        data, one entry per micro-batch, or None.
+        (losses, non_loss_data): dict[str, float], equal on all ranks; list of what the loss function returned for
+            non-loss data, one entry per micro-batch, or None.
     """
     forward_backward_func = get_forward_backward_func()
     reducer, reported, non_loss_data = LossReducer(), [], None

@@ -44,14 +44,14 @@ def loss_function(tokens, per_token, output, non_loss_data=False):
     loss = output[0] if isinstance(output, (tuple, list)) else output
     if not isinstance(loss, Tensor) or loss.size != 1:
         shape = getattr(loss, "shape", type(loss).__name__)
-        raise ValueError(f"the model returned {shape} as its loss: expected a scalar Tensor (or it first in a tuple). A model "
-                         "that returns logits needs labels in the batch, or a forward_step_func.")
+        raise ValueError(f"the model returned {shape} as its loss: expected a scalar Tensor (or it first in a tuple). "
+                         "A model that returns logits needs labels in the batch, or a forward_step_func.")
     reported = {MAIN_LOSS: TokenMean(autograd.detach(loss), tokens)}
     return (loss * tokens, tokens, reported) if per_token else (loss, reported)
 
 
 def count_tokens(batch):
-    """Tokens that the loss is averaged over: the sum of `loss_mask`, else the elements of `labels` or the first entry."""
+    """Tokens that the loss is averaged over: the sum of `loss_mask`, else the elements of `labels` or `tokens`."""
     mask = batch.get("loss_mask")
     if mask is not None:
         mask = mask.asnumpy() if isinstance(mask, Tensor) else np.asarray(mask)
@@ -75,8 +75,8 @@ def check_batch(batch, model):
         parts = [f"lacks {', '.join(missing)}"] if missing else []
         parts += [f"has unknown {', '.join(map(str, unknown))}"] if unknown else []
         raise BatchMismatchError(
-            f"the batch {' and '.join(parts)}: {type(model).__name__}.construct takes ({', '.join(known)}). Let get_batch_func "
-            "return a dict with those names (None for what is not used).")
+            f"the batch {' and '.join(parts)}: {type(model).__name__}.construct takes ({', '.join(known)}). Let "
+            "get_batch_func return a dict with those names (None for what is not used).")
 
 
 @lru_cache(maxsize=64)

@@ -19,8 +19,8 @@ def get_args():
         RuntimeError: `initialize_megatron` was not called.
     """
     if _args is None:
-        raise RuntimeError("there are no arguments yet: call initialize_megatron() first. A run that is configured by yaml "
-                           "alone has none; use its all_config.")
+        raise RuntimeError("there are no arguments yet: call initialize_megatron() first. A run that is configured by "
+                           "yaml alone has none; use its all_config.")
     return _args
 
 

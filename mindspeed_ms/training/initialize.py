@@ -9,8 +9,8 @@ __all__ = ["initialize_megatron"]
 def initialize_megatron(extra_args_provider=None, args_defaults=None, ignore_unknown_args=False, argv=None):
     """Parse the command line and make it available through `get_args()`.
 
-    Device, communication and seeds follow in `set_parallel_context` and `set_seed`, or in `pretrain`, so that a script may
-    set its own MindSpore context in between.
+    Device, communication and seeds follow in `set_parallel_context` and `set_seed`, or in `pretrain`, so that a script
+    may set its own MindSpore context in between.
 
     Args:
         extra_args_provider (Optional[Callable]): `(parser) -> parser` adds a script's own arguments.

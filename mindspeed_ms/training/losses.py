@@ -45,8 +45,8 @@ class StepLosses:
 class LossReducer:
     """Brings the reported losses of all ranks together.
 
-    Every micro-batch reports a dict. Its values are a `TokenMean`, a pair (sum, count), or a number that is averaged over
-    micro-batches. The names are agreed on at the first use.
+    Every micro-batch reports a dict. Its values are a `TokenMean`, a pair (sum, count), or a number that is averaged
+    over micro-batches. The names are agreed on at the first use.
     """
 
     def __init__(self):

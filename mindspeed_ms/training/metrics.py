@@ -1,4 +1,4 @@
-"""What a person sees of a training: log lines, metrics.jsonl, TensorBoard, progress bar, the loss curve as a picture."""
+"""What a person sees of a training: log lines, metrics.jsonl, TensorBoard, progress bar, a picture of the losses."""
 import json
 import math
 import os
@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from mindspeed_ms.core import comm
 from mindspeed_ms.core.device import launch_environment
 from mindspeed_ms.core.logging import logger, set_progress_bar
+from mindspeed_ms.training.tensorboard import TensorboardEvents
 
 METRICS_FILE = "metrics.jsonl"
 LOSS_CURVE_FILE = "loss_curve.png"
@@ -22,7 +23,7 @@ class StepReport:
         losses (dict[str, float]): reported losses; the first is the main one.
         tokens (float): tokens of the step over all ranks.
         finite_grads (bool): False: nothing was updated.
-        loss_scale, learning_rate (float), grad_norm (float): as used by the step.
+        loss_scale, learning_rate, grad_norm (float): as used by the step.
         num_zeros (Optional[int]): zero gradients, if they are counted.
         params_norm (Optional[float]): norm of the weights, if it is asked for.
         seconds (float): duration.
@@ -47,8 +48,9 @@ def format_log_line(report, train_state, total_iterations, milliseconds, tokens_
     """The line of a step: upstream's fields in upstream's order, then ours."""
     line = (f"Epoch: {train_state.epoch}, Step: {train_state.step_in_epoch}, Loss: {report.loss:.16f}, "
             f"Finite_grads: {report.finite_grads}, Loss_scale: {report.loss_scale}, "
-            f"Learning_rate: {report.learning_rate:.16f}, Grad_norm: {report.grad_norm}, Time: {milliseconds:.2f} ms, "
-            f"Iteration: {train_state.iteration}/{total_iterations}, Consumed_samples: {train_state.consumed_train_samples}, "
+            f"Learning_rate: {report.learning_rate:.16f}, Grad_norm: {report.grad_norm}, "
+            f"Time: {milliseconds:.2f} ms, Iteration: {train_state.iteration}/{total_iterations}, "
+            f"Consumed_samples: {train_state.consumed_train_samples}, "
             f"Tokens_per_second: {tokens_per_second:.1f}")
     for name, value in list(report.losses.items())[1:]:
         line += f", {name}: {value:.6g}"
@@ -70,17 +72,15 @@ class MetricsLogger:
         output_dir (str): where metrics.jsonl and the picture go.
         total_iterations (int): length of the training.
         log_interval (Optional[int]): steps between lines; None: every step.
-        writer: TensorBoard writer or None; tensorboard_log_interval (int): steps between its entries.
+        events (Optional[TensorboardEvents]): where TensorBoard's entries go.
         start_iteration (int): 0 for a new run: an older metrics.jsonl is put aside; else later lines of it are dropped.
     """
 
-    def __init__(self, output_dir, total_iterations, log_interval=None, writer=None, tensorboard_log_interval=1,
-                 start_iteration=0):
+    def __init__(self, output_dir, total_iterations, log_interval=None, events=None, start_iteration=0):
         self.output_dir = output_dir
         self.total_iterations = total_iterations
         self.log_interval = log_interval or 1
-        self.writer = writer
-        self.tensorboard_log_interval = tensorboard_log_interval
+        self.events = events or TensorboardEvents()
         self.is_main = comm.get_rank() == 0
         self.speaks = self.is_main or launch_environment().launcher == "msrun"
         self._seconds, self._tokens, self._steps = 0.0, 0.0, 0
@@ -90,7 +90,7 @@ class MetricsLogger:
             os.makedirs(output_dir, exist_ok=True)
             path = os.path.join(output_dir, METRICS_FILE)
             _prepare_metrics_file(path, start_iteration)
-            self._file = open(path, "a", encoding="utf-8", buffering=1)
+            self._file = open(path, "a", encoding="utf-8", buffering=1)  # noqa: SIM115 - open until close()
             self._progress = _progress_bar(total_iterations, start_iteration)
             set_progress_bar(self._progress)
 
@@ -102,15 +102,15 @@ class MetricsLogger:
         if self._progress is not None:
             self._progress.set_postfix_str(f"loss {report.loss:.4f}", refresh=False)
             self._progress.update(1)
-        if self.writer is not None and train_state.iteration % self.tensorboard_log_interval == 0:
-            self._write_tensorboard(_step_values(report), train_state.iteration)
+        self.events.write_step({**_step_values(report), "time_ms": report.seconds * 1000.0}, train_state.iteration)
         if train_state.iteration % self.log_interval and train_state.iteration != self.total_iterations:
             return
         milliseconds = self._seconds / self._steps * 1000.0
         tokens_per_second = self._tokens / self._seconds if self._seconds else 0.0
         self._seconds, self._tokens, self._steps = 0.0, 0.0, 0
         if self.speaks:
-            logger.info("%s", format_log_line(report, train_state, self.total_iterations, milliseconds, tokens_per_second))
+            logger.info("%s", format_log_line(report, train_state, self.total_iterations, milliseconds,
+                                              tokens_per_second))
         self._write({"iteration": train_state.iteration, "epoch": train_state.epoch, "step": train_state.step_in_epoch,
                      **_step_values(report), "finite_grads": report.finite_grads, "time_ms": milliseconds,
                      "tokens_per_second": tokens_per_second, "consumed_samples": train_state.consumed_train_samples,
@@ -119,37 +119,30 @@ class MetricsLogger:
     def log_evaluation(self, name, losses, train_state):
         """Report an evaluation: `losses` (dict[str, float]) on the data called `name` ("valid" or "test")."""
         loss = next(iter(losses.values()), math.nan)
-        values = {f"{name}_loss": loss, f"{name}_perplexity": math.exp(min(20.0, loss)) if math.isfinite(loss) else loss}
+        values = {f"{name}_loss": loss, f"{name}_perplexity": math.exp(min(20.0,
+                                                                           loss)) if math.isfinite(loss) else loss}
         values.update({f"{name}_{key}": value for key, value in list(losses.items())[1:]})
         if self.speaks:
             logger.info("%s at iteration %d: %s", name, train_state.iteration,
                         ", ".join(f"{key}: {value:.16g}" for key, value in values.items()))
-        if self.writer is not None:
-            self._write_tensorboard(values, train_state.iteration)
+        self.events.write(values, train_state.iteration)
         self._write({"iteration": train_state.iteration, **values})
 
     def log_values(self, values, iteration):
         """Add numbers of the caller's own (dict[str, float]) to metrics.jsonl and TensorBoard."""
-        if self.writer is not None:
-            self._write_tensorboard(values, iteration)
+        self.events.write(values, iteration)
         self._write({"iteration": iteration, **values})
 
     def _write(self, values):
         if self._file is not None:
             self._file.write(json.dumps({key: _json_number(value) for key, value in values.items()}) + "\n")
 
-    def _write_tensorboard(self, values, iteration):
-        for name, value in values.items():
-            if isinstance(value, (int, float)) and value is not None:
-                self.writer.add_scalar(name.replace("_", "-"), value, iteration)
-
     def close(self):
         """End the bar, write the picture of the loss curve, close the files."""
         if self._progress is not None:
             set_progress_bar(None)
             self._progress.close()
-        if self.writer is not None:
-            self.writer.flush()
+        self.events.flush()
         if self._file is not None:
             self._file.close()
             self._file = None
@@ -204,7 +197,7 @@ def _progress_bar(total_iterations, start_iteration):
 
 
 def draw_loss_curve(metrics_path, picture_path):
-    """Draw training and evaluation losses of a metrics.jsonl into a PNG; nothing if it has none, or without matplotlib."""
+    """Draw the losses of a metrics.jsonl into a PNG; nothing if it has none, a warning without matplotlib."""
     curves = {name: [(line["iteration"], line[name]) for line in read_metrics(metrics_path)
                      if isinstance(line.get(name), (int, float))] for name in ("loss", "valid_loss", "test_loss")}
     if not any(curves.values()):
@@ -213,33 +206,17 @@ def draw_loss_curve(metrics_path, picture_path):
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError:
-        logger.warning("the loss curve was not drawn: matplotlib is not installed (pip install matplotlib). The numbers are in "
-                       "%s.", metrics_path)
+        logger.warning("the loss curve was not drawn: matplotlib is not installed (pip install matplotlib). The "
+                       "numbers are in %s.", metrics_path)
         return
     figure = Figure(figsize=(8, 5), dpi=120, layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot(xlabel="iteration", ylabel="loss per token (nat)", title="Training")
     for name, points in curves.items():
         if points:
-            axes.plot(*zip(*points), label=name.replace("_", " "), marker="o" if len(points) < 30 else None, markersize=3,
-                      linewidth=1.2)
+            axes.plot(*zip(*points), label=name.replace("_", " "), marker="o" if len(points) < 30 else None,
+                      markersize=3, linewidth=1.2)
     axes.grid(alpha=0.3)
     axes.legend()
     figure.savefig(picture_path)
     logger.info("loss curve: %s", picture_path)
-
-
-def make_tensorboard_writer(folder, queue_size=1000):
-    """A TensorBoard writer on rank 0.
-
-    Raises:
-        RuntimeError: no library that can write event files is installed.
-    """
-    for module in ("tensorboardX", "torch.utils.tensorboard"):
-        try:
-            writer_class = getattr(__import__(module, fromlist=["SummaryWriter"]), "SummaryWriter")
-        except ImportError:
-            continue
-        return writer_class(folder, max_queue=queue_size)
-    raise RuntimeError(f"tensorboard_dir is {folder!r}, but nothing here can write TensorBoard files: pip install tensorboardX, "
-                       "or leave tensorboard_dir out (the same numbers are in metrics.jsonl).")

@@ -27,10 +27,11 @@ def get_model(model_provider_func, all_config):
     if all_config.parallel_config.pipeline_model_parallel_size == 1:
         parameters = sum(param.size for param in cell.get_parameters())
         if parallel_state.get_data_parallel_rank(with_context_parallel=True) == 0:
-            logger.info("parameters on tensor-parallel rank %d: %d", parallel_state.get_tensor_model_parallel_rank(), parameters)
-    delayed = all_config.training_config.delay_grad_reduce and not parallel_state.is_pipeline_first_stage(ignore_virtual=True)
-    config = ModelSettings.of(all_config)
-    return [DistributedDataParallel(config, get_ddp_config(all_config), cell, disable_bucketing=delayed)]
+            logger.info("parameters on tensor-parallel rank %d: %d", parallel_state.get_tensor_model_parallel_rank(),
+                        parameters)
+    later_stage = not parallel_state.is_pipeline_first_stage(ignore_virtual=True)
+    return [DistributedDataParallel(ModelSettings.of(all_config), get_ddp_config(all_config), cell,
+                                    disable_bucketing=all_config.training_config.delay_grad_reduce and later_stage)]
 
 
 @dataclass(frozen=True)
@@ -82,7 +83,8 @@ def get_optimizer_config(all_config):
         "grad_clip_type": clip_type, "log_num_zeros_in_grad": training.log_num_zeros_in_grad,
     }
     optional = ("initial_loss_scale", "loss_scale_factor", "loss_scale_window")
-    return OptimizerConfig(**{name: value for name, value in values.items() if value is not None or name not in optional})
+    return OptimizerConfig(**{name: value for name,
+                              value in values.items() if value is not None or name not in optional})
 
 
 def get_optimizer(all_config, model, no_weight_decay_cond=None, scale_lr_cond=None, lr_mult=1.0):

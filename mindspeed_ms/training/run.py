@@ -1,15 +1,20 @@
 """What a training consists of, and its set-up, loading and saving."""
 import os
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Callable, Optional
+from typing import Any
 
 from mindspeed_ms.core import comm, parallel_state
 from mindspeed_ms.core import num_microbatches_calculator as calculator
 from mindspeed_ms.core.logging import logger
 from mindspeed_ms.training import checkpointing
-from mindspeed_ms.training.data import build_pretraining_data_loader, get_train_valid_test_num_samples, global_batch_size
-from mindspeed_ms.training.data_sources import MicroBatches, make_stream, steps_per_epoch
+from mindspeed_ms.training.data import (
+    build_pretraining_data_loader,
+    get_train_valid_test_num_samples,
+    global_batch_size,
+)
+from mindspeed_ms.training.data_sources import MicroBatches, as_loader, make_stream, steps_per_epoch
 from mindspeed_ms.training.train_state import TrainState
 
 
@@ -39,11 +44,11 @@ class TrainingRun:
     optimizer: Any = None
     opt_param_scheduler: Any = None
     step: Any = None
-    forward_step_func: Optional[Callable] = None
-    process_non_loss_data_func: Optional[Callable] = None
+    forward_step_func: Callable | None = None
+    process_non_loss_data_func: Callable | None = None
     draws_ahead: bool = True
     metrics: Any = None
-    last_saved: Optional[int] = None
+    last_saved: int | None = None
     start_time: float = field(default_factory=time.monotonic)
 
     def data(self):
@@ -84,6 +89,7 @@ def build_data(run, datasets_provider, train_loader, valid_loader, test_loader, 
         datasets = _provide(datasets_provider, all_config)
         loaders = [loader if loader is not None else build_pretraining_data_loader(dataset, 0, all_config)
                    for loader, dataset in zip(loaders, datasets)]
+    loaders = [as_loader(loader, all_config) for loader in loaders]
     run.training_iters = resolve_training_iters(all_config, loaders[0])
     run.train_stream = make_stream(loaders[0], all_config, all_config.training_config.epochs)
     run.train_data = MicroBatches(run.train_stream, get_batch_func)
@@ -94,12 +100,12 @@ def build_data(run, datasets_provider, train_loader, valid_loader, test_loader, 
 
 def _provide(datasets_provider, all_config):
     if not any(get_train_valid_test_num_samples(all_config)[:1]):
-        raise ValueError("train_valid_test_datasets_provider needs the number of samples: set training_iters (--train-iters) or "
-                         "train_samples (--train-samples).")
+        raise ValueError("train_valid_test_datasets_provider needs the number of samples: set training_iters "
+                         "(--train-iters) or train_samples (--train-samples).")
     datasets = datasets_provider(get_train_valid_test_num_samples(all_config))
     if not isinstance(datasets, (tuple, list)) or len(datasets) != 3:
-        raise ValueError("train_valid_test_datasets_provider must return three datasets (training, validation, test; None for "
-                         f"one that does not exist), but returned {type(datasets).__name__}.")
+        raise ValueError("train_valid_test_datasets_provider must return three datasets (training, validation, test; "
+                         f"None for one that does not exist), but returned {type(datasets).__name__}.")
     return datasets
 
 
@@ -115,18 +121,31 @@ def resolve_training_iters(all_config, loader):
         ValueError: none of them is set, or the data does not say how long it is.
     """
     training, dataset = all_config.training_config, all_config.dataset_config
-    iterations = training.training_iters or dataset.train_samples // global_batch_size(all_config)
+    iterations = training.training_iters or _iterations_of_samples(dataset.train_samples, dataset.rampup_batch_size)
     if iterations:
         return iterations
     if not training.epochs:
-        raise ValueError("there is nothing to train: training_iters is 0 and neither train_samples nor epochs is set. Set "
-                         "training_iters (--train-iters).")
+        raise ValueError("there is nothing to train: training_iters is 0 and neither train_samples nor epochs is set. "
+                         "Set training_iters (--train-iters).")
     lengths = [length for length in comm.world_group().all_gather_object(
         steps_per_epoch(loader) if loader is not None else None) if length is not None]
     if not lengths:
-        raise ValueError(f"epochs is {training.epochs}, but the training data does not say how many steps an epoch has: set "
-                         "training_iters (--train-iters) too.")
+        raise ValueError(f"epochs is {training.epochs}, but the training data does not say how many steps an epoch "
+                         "has: set training_iters (--train-iters) too.")
     return training.epochs * min(lengths)
+
+
+def _iterations_of_samples(samples, rampup_batch_size):
+    """Steps that use `samples` samples, through a ramp-up and without a last partial batch (Megatron's rule)."""
+    consumed = iterations = 0
+    while rampup_batch_size and samples and consumed <= rampup_batch_size[2]:
+        calculator.update_num_microbatches(consumed)
+        consumed += calculator.get_current_global_batch_size()
+        iterations += 1
+    calculator.update_num_microbatches(consumed)
+    iterations += max(0, samples - consumed) // calculator.get_current_global_batch_size()
+    calculator.update_num_microbatches(0)
+    return iterations
 
 
 def load(run):
@@ -136,17 +155,11 @@ def load(run):
         CheckpointError: the named checkpoint does not exist or does not fit.
     """
     settings = run.all_config.training_config
-    folder = settings.load_checkpoint or (settings.output_dir if settings.resume_training else "")
-    if not folder:
-        _warn_of_older_checkpoints(settings.output_dir)
-        return
-    if not settings.load_checkpoint and checkpointing.latest_iteration(folder) is None:
-        if settings.exit_on_missing_checkpoint:
-            raise checkpointing.CheckpointError(f"{folder} holds no checkpoint to resume from (exit_on_missing_checkpoint).")
-        logger.info("resume_training: %s holds no checkpoint yet, the training starts from the beginning", folder)
+    folder = _folder_to_load(settings)
+    if folder is None:
         return
     state = checkpointing.read_checkpoint(folder, settings.ckpt_step)
-    resumes = settings.resume_training and not settings.finetune
+    resumes = settings.resume_training and not settings.finetune and folder != settings.pretrained_checkpoint
     with_optimizer = resumes and not settings.no_load_optim
     checkpointing.restore(state, run.model, run.optimizer if with_optimizer else None,
                           run.opt_param_scheduler if with_optimizer else None, settings.load_strict,
@@ -169,8 +182,26 @@ def load(run):
     logger.info("resumed from %s at iteration %d", folder, run.train_state.iteration)
 
 
+def _folder_to_load(settings):
+    """load_checkpoint; else, to resume, output_dir if it has a checkpoint; else pretrained_checkpoint; or None."""
+    if settings.load_checkpoint:
+        return settings.load_checkpoint
+    if settings.resume_training:
+        if checkpointing.latest_iteration(settings.output_dir) is not None:
+            return settings.output_dir
+        if settings.exit_on_missing_checkpoint:
+            raise checkpointing.CheckpointError(f"{settings.output_dir} holds no checkpoint to resume from "
+                                                "(exit_on_missing_checkpoint).")
+        logger.info("resume_training: %s holds no checkpoint yet, the training starts from the beginning",
+                    settings.output_dir)
+    else:
+        _warn_of_older_checkpoints(settings.output_dir)
+    return settings.pretrained_checkpoint
+
+
 def _warn_of_older_checkpoints(folder):
     newest = checkpointing.latest_iteration(folder)
     if newest is not None and comm.get_rank() == 0:
-        logger.warning("%s holds checkpoints of an earlier training (up to iteration %d); resume_training (--resume-training) "
-                       "would continue it, this run starts anew and replaces them as it goes", folder, newest)
+        logger.warning("%s holds checkpoints of an earlier training (up to iteration %d); resume_training "
+                       "(--resume-training) would continue it, this run starts anew and replaces them as it goes",
+                       folder, newest)

@@ -22,7 +22,8 @@ class TrainOneStep:
 
     Args:
         model (list[DistributedDataParallel]): the chunks.
-        optimizer (MegatronOptimizer), opt_param_scheduler (OptimizerParamScheduler): of the model.
+        optimizer (MegatronOptimizer): of the model.
+        opt_param_scheduler (OptimizerParamScheduler): of the optimizer.
         forward_step_func (Callable): `(data_iterator, model) -> (output, loss_func)`.
         calculate_per_token_loss (bool): see above.
         check_for_nan_in_loss (bool): raise when a loss is not finite.
@@ -67,8 +68,8 @@ class TrainOneStep:
         if success:
             self.opt_param_scheduler.step(calculator.get_current_global_batch_size())
         params_norm = self.optimizer.get_params_norm() if self.log_params_norm else None
-        report = StepReport(losses.values, losses.tokens, success, loss_scale, learning_rate, grad_norm, num_zeros, params_norm,
-                            time.perf_counter() - start)
+        report = StepReport(losses.values, losses.tokens, success, loss_scale, learning_rate, grad_norm, num_zeros,
+                            params_norm, time.perf_counter() - start)
         return report, bool(losses.stop_requested)
 
 
@@ -79,6 +80,6 @@ def _learning_rate(optimizer):
 
 def _describe(losses, iteration):
     places = ", ".join(f"rank {rank} (micro-batch {number})" for rank, number in losses.not_finite[:8])
-    return (f"the loss of iteration {iteration} is NaN or infinite on {places}; nothing was updated. Look at that batch, lower the "
-            "learning rate, or set check_for_nan_in_loss False (--no-check-for-nan-in-loss-and-grad) to leave such steps out "
-            "and go on.")
+    return (f"the loss of iteration {iteration} is NaN or infinite on {places}; nothing was updated. Look at that "
+            "batch, lower the learning rate, or set check_for_nan_in_loss False (--no-check-for-nan-in-loss-and-grad) "
+            "to leave such steps out and go on.")

@@ -1,4 +1,4 @@
-"""pretrain: from the configuration to a trained model. Source of names and order: Megatron's training.py, upstream, the guide."""
+"""pretrain: from the configuration to a trained model. Names and order: Megatron's training.py, upstream, the guide."""
 import time
 
 from mindspeed_ms.config import fit_to_world, require_available
@@ -9,13 +9,20 @@ from mindspeed_ms.core.logging import logger, setup_logging
 from mindspeed_ms.training.data_sources import DataExhausted
 from mindspeed_ms.training.evaluation import evaluate
 from mindspeed_ms.training.forward_step import make_forward_step
-from mindspeed_ms.training.global_vars import (get_all_config, get_tensorboard_writer, has_args, set_all_config,
-                                               set_tensorboard_writer)
+from mindspeed_ms.training.global_vars import (
+    get_all_config,
+    get_tensorboard_writer,
+    has_args,
+    set_all_config,
+    set_tensorboard_writer,
+)
+from mindspeed_ms.training.housekeeping import GarbageCollection, check_weights_across_data_parallel_ranks
 from mindspeed_ms.training.initialize import initialize_megatron
-from mindspeed_ms.training.metrics import MetricsLogger, make_tensorboard_writer
+from mindspeed_ms.training.metrics import MetricsLogger
 from mindspeed_ms.training.model_setup import get_model, get_optimizer, get_optimizer_param_scheduler
 from mindspeed_ms.training.run import TrainingRun, build_data, init_batch_sizes, load
 from mindspeed_ms.training.signals import SignalHandler
+from mindspeed_ms.training.tensorboard import TensorboardEvents, make_tensorboard_writer
 from mindspeed_ms.training.train_step import TrainOneStep
 from mindspeed_ms.training.utils import is_last_rank, set_parallel_context, set_seed
 
@@ -28,22 +35,22 @@ def pretrain(train_valid_test_datasets_provider, model_provider_func, model_type
     """Train a model.
 
     Args:
-        train_valid_test_datasets_provider (Optional[Callable]): `((train, valid, test) numbers of samples) -> three datasets`,
-            each None or with `__len__` and `__getitem__` (dicts of arrays).
+        train_valid_test_datasets_provider (Optional[Callable]): `((train, valid, test) numbers of samples) -> three
+            datasets`, each None or with `__len__` and `__getitem__` (dicts of arrays).
         model_provider_func (Callable): `(pre_process, post_process) -> nn.Cell`.
         model_type: Megatron's ModelType; None and `encoder_or_decoder` are the decoder models that exist here.
-        forward_step_func (Optional[Callable]): `(data_iterator, model) -> (output, loss_func)` as in Megatron; None: the model
-            returns its loss and is called with the entries of the batch, `model(**micro_batch)`.
+        forward_step_func (Optional[Callable]): `(data_iterator, model) -> (output, loss_func)` as in Megatron; None:
+            the model returns its loss and is called with the entries of the batch, `model(**micro_batch)`.
         process_non_loss_data_func (Optional[Callable]): `(data, iteration, writer)`, called on the last rank after each
             evaluation with what the loss function returns for `non_loss_data=True` (default: the model's output).
-        extra_args_provider (Optional[Callable]): `(parser) -> parser` with the script's own arguments, if the command line was
-            not parsed before.
+        extra_args_provider (Optional[Callable]): `(parser) -> parser` with the script's own arguments, if the command
+            line was not parsed before.
         args_defaults (Optional[dict]): defaults of arguments, if the command line was not parsed before.
         all_config (Optional[AllConfig]): the configuration; None: that of the command line.
-        train_data_loader: batches: an iterable of dicts, a MindSpore dataset, or samples by index; goes before the provider's
-            training data. None on ranks with a tensor-parallel rank above 0: they get the batches of rank 0.
-        get_batch_func (Optional[Callable]): `(data_iterator) -> dict` keyed by the names of the model's construct: the full
-            local batch, or one micro-batch; None: batches are used as they are.
+        train_data_loader: batches: an iterable of dicts, a MindSpore dataset, or samples by index; goes before the
+            provider's training data. None on ranks with a tensor-parallel rank above 0: they get the batches of rank 0.
+        get_batch_func (Optional[Callable]): `(data_iterator) -> dict` keyed by the names of the model's construct: the
+            full local batch, or one micro-batch; None: batches are used as they are.
         valid_data_loader, test_data_loader: like train_data_loader, for evaluations.
 
     Returns:
@@ -66,14 +73,16 @@ def pretrain(train_valid_test_datasets_provider, model_provider_func, model_type
         set_seed(all_config.training_config.seed)
     init_batch_sizes(all_config)
     run = TrainingRun(all_config, process_non_loss_data_func=process_non_loss_data_func)
-    build_data(run, train_valid_test_datasets_provider, train_data_loader, valid_data_loader, test_data_loader, get_batch_func)
+    build_data(run, train_valid_test_datasets_provider, train_data_loader, valid_data_loader, test_data_loader,
+               get_batch_func)
     _build_model(run, model_provider_func, forward_step_func)
     load(run)
     if all_config.training_config.skip_train:
         return _only_evaluate(run)
     if run.train_state.iteration >= run.training_iters:
-        logger.info("the training is complete: iteration %d of %d was reached before, nothing is left to do. Raise --train-iters "
-                    "(training_config.training_iters) to go on.", run.train_state.iteration, run.training_iters)
+        logger.info("the training is complete: iteration %d of %d was reached before, nothing is left to do. Raise "
+                    "--train-iters (training_config.training_iters) to go on.",
+                    run.train_state.iteration, run.training_iters)
         return run
     _open_metrics(run)
     try:
@@ -93,11 +102,12 @@ def _resolve_config(all_config, extra_args_provider, args_defaults):
 
 def _check_arguments(model_provider_func, model_type):
     if not callable(model_provider_func):
-        raise ValueError(f"model_provider_func is {model_provider_func!r}: expected a function (pre_process, post_process) that "
-                         "returns the model.")
+        raise ValueError(f"model_provider_func is {model_provider_func!r}: expected a function (pre_process, "
+                         "post_process) that returns the model.")
     name = getattr(model_type, "name", model_type)
     if name is not None and name != "encoder_or_decoder":
-        raise ValueError(f"model_type is {name!r}: only decoder models exist here, expected encoder_or_decoder or None.")
+        raise ValueError(f"model_type is {name!r}: only decoder models exist here, expected encoder_or_decoder or "
+                         "None.")
 
 
 def _build_model(run, model_provider_func, forward_step_func):
@@ -117,8 +127,9 @@ def _open_metrics(run):
     training = run.all_config.training_config
     if training.tensorboard_dir and comm.get_rank() == 0 and get_tensorboard_writer() is None:
         set_tensorboard_writer(make_tensorboard_writer(training.tensorboard_dir, training.tensorboard_queue_size))
-    run.metrics = MetricsLogger(training.output_dir, run.training_iters, training.log_interval, get_tensorboard_writer(),
-                                training.tensorboard_log_interval, run.train_state.iteration)
+    events = TensorboardEvents(get_tensorboard_writer(), training)
+    run.metrics = MetricsLogger(training.output_dir, run.training_iters, training.log_interval, events,
+                                run.train_state.iteration)
 
 
 def _only_evaluate(run):
@@ -140,7 +151,8 @@ def train(run):
     """
     settings, state = run.all_config.training_config, run.train_state
     finite = any(comm.world_group().all_gather_object(bool(run.train_stream.is_finite)))
-    with SignalHandler(settings.exit_signal_handler) as signals:
+    with SignalHandler(settings.exit_signal_handler) as signals, \
+            GarbageCollection(settings.manual_gc, settings.manual_gc_interval) as garbage:
         while state.iteration < run.training_iters:
             calculator.update_num_microbatches(state.consumed_train_samples)
             data, exhausted = _data_of_step(run, finite)
@@ -151,7 +163,8 @@ def train(run):
             report, stop = _run_step(run, data, stop)
             _count(run, report)
             run.metrics.log_step(report, state)
-            _evaluate_if_due(run)
+            _check_weights_if_due(run)
+            garbage.after_step(state.iteration, _evaluate_if_due(run))
             if settings.save_interval and state.iteration % settings.save_interval == 0:
                 run.save()
             due = settings.exit_interval and state.iteration % settings.exit_interval == 0
@@ -190,9 +203,9 @@ def _run_step(run, data, stop):
 def _end_without_data(run, reason):
     if run.all_config.training_config.epochs is None:
         run.save()
-        raise RuntimeError(f"the training data ran out after iteration {run.train_state.iteration} of {run.training_iters}: "
-                           f"{reason}. The state was saved; give more data or set training_iters (--train-iters) to "
-                           f"{run.train_state.iteration}.")
+        raise RuntimeError(f"the training data ran out after iteration {run.train_state.iteration} of "
+                           f"{run.training_iters}: {reason}. The state was saved; give more data or set training_iters "
+                           f"(--train-iters) to {run.train_state.iteration}.")
     logger.info("%s after iteration %d", reason, run.train_state.iteration)
 
 
@@ -210,11 +223,19 @@ def _time_is_over(run):
     return minutes is not None and time.monotonic() - run.start_time > 60.0 * minutes
 
 
+def _check_weights_if_due(run):
+    interval = run.all_config.training_config.check_weight_hash_across_dp_replicas_interval
+    if interval and run.train_state.iteration % interval == 0:
+        check_weights_across_data_parallel_ranks(run.model, run.train_state.iteration)
+
+
 def _evaluate_if_due(run):
     interval = run.all_config.training_config.eval_interval
-    if interval and run.valid_data is not None and run.train_state.iteration % interval == 0:
-        evaluate_and_print_results("valid", run, run.valid_data)
-        run.train_state.consumed_valid_samples += _evaluation_samples(run)
+    if not interval or run.valid_data is None or run.train_state.iteration % interval:
+        return False
+    evaluate_and_print_results("valid", run, run.valid_data)
+    run.train_state.consumed_valid_samples += _evaluation_samples(run)
+    return True
 
 
 def _evaluation_samples(run):
@@ -233,7 +254,7 @@ def _final_evaluations(run, always=False):
 
 
 def evaluate_and_print_results(name, run, data):
-    """Evaluate `data` (called `name` in reports) for `eval_iters` global batches; returns the losses (dict[str, float])."""
+    """Evaluate `data` (called `name` in reports) for `eval_iters` global batches; returns the losses by name."""
     iterations = run.all_config.training_config.eval_iters
     if not iterations:
         return {}

@@ -20,15 +20,16 @@ def set_parallel_context(parallel_config):
     Calling it again with the same layout changes nothing.
 
     Args:
-        parallel_config (ModelParallelConfig): sizes of tensor, pipeline, virtual pipeline, context and expert parallelism,
-            order of the axes, communication backend.
+        parallel_config (ModelParallelConfig): sizes of tensor, pipeline, virtual pipeline, context and expert
+            parallelism, order of the axes, communication backend.
 
     Raises:
         ValueError: the world does not fit, or another layout is in force.
     """
     setup_logging()
     if not comm.is_initialized():
-        comm.init(backend=parallel_config.communication_backend, timeout=60.0 * parallel_config.distributed_timeout_minutes)
+        comm.init(backend=parallel_config.communication_backend,
+                  timeout=60.0 * parallel_config.distributed_timeout_minutes)
     initialize_device()
     sizes = {
         "tensor_model_parallel_size": parallel_config.tensor_model_parallel_size,

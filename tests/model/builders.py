@@ -1,4 +1,4 @@
-"""Configurations and models of the tests; everything that runs in a rank of a forked world is here or beside its test."""
+"""Configurations and models of the tests; what runs in a rank of a forked world is here or beside its test."""
 
 SIZES = {"vocab_size": 128, "num_layers": 4, "hidden_size": 64, "num_attention_heads": 4, "ffn_hidden_size": 128,
          "seq_length": 32}
@@ -59,6 +59,7 @@ def fill(model, values):
     """Give each parameter its part of a dict of whole numpy arrays, by name."""
     import numpy as np
     from mindspore import Tensor
+
     from mindspeed_ms.core import storage
     for name, parameter in model.parameters_and_names():
         local = np.ascontiguousarray(parameter.sharding.split(values[name]), dtype=np.float32)

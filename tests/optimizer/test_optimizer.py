@@ -259,7 +259,8 @@ def test_overflow_on_one_rank_is_skipped_by_all(world):
     first, second = world(2)(overflow_on_one_rank)
     assert [row[:4] for row in first] == [row[:4] for row in second] == [
         (True, 16.0, 1, False), (False, 8.0, 1, True), (True, 8.0, 2, False), (True, 16.0, 3, False)]
-    expected = math.sqrt(sum((value.astype(np.float16).astype(float) ** 2).sum() for value in gradients(0, 0, 0.5).values()))
+    expected = math.sqrt(sum((value.astype(np.float16).astype(float) ** 2).sum() for value in gradients(0, 0,
+                                                                                                        0.5).values()))
     assert first[0][4] == pytest.approx(expected, rel=1e-3)
 
 
@@ -277,7 +278,8 @@ def test_clip_by_value(world):
 
 def save_and_restore(dtype):
     """Two steps, saved, two more; restored into a new optimizer, the same two again."""
-    options = {"dtype": getattr(ms, dtype), "bf16": dtype == "bfloat16", "ddp": {"grad_reduce_in_fp32": True}, "clip_grad": 1.0}
+    options = {"dtype": getattr(ms, dtype), "bf16": dtype == "bfloat16", "ddp": {"grad_reduce_in_fp32": True},
+               "clip_grad": 1.0}
     chunk, optimizer = make(**options)
     for step in range(2):
         take_step(chunk, optimizer, [gradients(step)])

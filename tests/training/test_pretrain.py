@@ -21,8 +21,8 @@ def run_pretrain(folder, loader=None, config=None, **arguments):
     all_config = tiny.make_config(folder, **(config or {}))
     set_parallel_context(all_config.parallel_config)
     set_seed(all_config.training_config.seed)
-    run = pretrain(arguments.pop("provider", None), tiny.model_provider, None, all_config=all_config, train_data_loader=loader,
-                   **arguments)
+    run = pretrain(arguments.pop("provider", None), tiny.model_provider, None, all_config=all_config,
+                   train_data_loader=loader, **arguments)
     comm.world_group().barrier()
     lines = [line for line in read_metrics(folder) if "loss" in line]
     return [line["loss"] for line in lines], [line["grad_norm"] for line in lines], tiny.weights_of(run)

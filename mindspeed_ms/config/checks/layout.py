@@ -30,7 +30,9 @@ def order_names_the_axes(context):
     """The order string."""
     words = context.parallel.order.split("-")
     if sorted(words) not in (sorted(_AXES), sorted(set(_AXES) - {"ep"})):
-        yield context.problem(f"{_P}.order", f"expects each of {', '.join(_AXES)} once, joined by -, such as tp-cp-ep-dp-pp")
+        yield context.problem(
+            f"{_P}.order", f"expects each of {', '.join(_AXES)} once, joined by -, such as tp-cp-ep-dp-pp"
+        )
 
 
 @rule
@@ -49,8 +51,11 @@ def query_groups_divide_heads(context):
     if model.group_query_attention:
         yield from divides(context, f"{_M}.num_attention_heads", path)
     elif context.was_set(path) and model.num_query_groups != model.num_attention_heads:
-        yield context.problem(path, "has no effect without group_query_attention; switch that on, or leave this out",
-                              f"{_M}.group_query_attention")
+        yield context.problem(
+            path,
+            "has no effect without group_query_attention; switch that on, or leave this out",
+            f"{_M}.group_query_attention",
+        )
 
 
 @rule
@@ -63,7 +68,9 @@ def tensor_parallel_divides(context):
         yield from divides(context, f"{_M}.num_query_groups", _TP)
     if context.moe.num_experts == 1:
         yield from divides(context, f"{_M}.ffn_hidden_size", _TP)
-    yield from divides(context, f"{_M}.vocab_size", _TP, "; pad it, or set make_vocab_size_divisible_by and the unpadded size")
+    yield from divides(
+        context, f"{_M}.vocab_size", _TP, "; pad it, or set make_vocab_size_divisible_by and the unpadded size"
+    )
     if context.model.parallel_position_embedding:
         yield from divides(context, f"{_M}.max_position_embeddings", _TP)
 
@@ -74,11 +81,15 @@ def sequence_parallel_needs_tensor_parallel(context):
     if not context.parallel.sequence_parallel:
         return
     if context.parallel.tensor_model_parallel_size == 1:
-        yield context.problem(f"{_P}.sequence_parallel", "needs a tensor parallel size above 1; switch it off or raise that", _TP)
+        yield context.problem(
+            f"{_P}.sequence_parallel", "needs a tensor parallel size above 1; switch it off or raise that", _TP
+        )
     elif context.model:
         per_rank = context.model.seq_length // context.parallel.context_parallel_size
         if per_rank % context.parallel.tensor_model_parallel_size:
-            yield context.problem(f"{_M}.seq_length", "must be a multiple of tp * cp under sequence parallelism", _TP, _CP)
+            yield context.problem(
+                f"{_M}.seq_length", "must be a multiple of tp * cp under sequence parallelism", _TP, _CP
+            )
 
 
 @rule
@@ -89,7 +100,9 @@ def context_parallel_divides(context):
         return
     pieces = parallel.context_parallel_size * (1 if parallel.context_parallel_algo == "ulysses_cp_algo" else 2)
     if model.seq_length % pieces:
-        yield context.problem(f"{_M}.seq_length", f"must be a multiple of {pieces} for {parallel.context_parallel_algo}", _CP)
+        yield context.problem(
+            f"{_M}.seq_length", f"must be a multiple of {pieces} for {parallel.context_parallel_algo}", _CP
+        )
 
 
 @rule
@@ -97,7 +110,11 @@ def ulysses_degree_fits(context):
     """heads % (tp * ulysses), and the degree of the hybrid algorithm."""
     parallel, model = context.parallel, context.model
     path = f"{_P}.ulysses_degree_in_cp"
-    size, degree, algorithm = parallel.context_parallel_size, parallel.ulysses_degree_in_cp, parallel.context_parallel_algo
+    size, degree, algorithm = (
+        parallel.context_parallel_size,
+        parallel.ulysses_degree_in_cp,
+        parallel.context_parallel_algo,
+    )
     if size == 1 or algorithm == "megatron_cp_algo":
         return
     if algorithm == "hybrid_cp_algo":
@@ -108,8 +125,12 @@ def ulysses_degree_fits(context):
             yield context.problem(path, "must divide context_parallel_size and leave a ring of at least 2", _CP)
     degree = size if algorithm == "ulysses_cp_algo" else degree
     if model and model.num_attention_heads % (parallel.tensor_model_parallel_size * degree):
-        yield context.problem(f"{_M}.num_attention_heads", f"must be a multiple of tp * ulysses degree = "
-                              f"{parallel.tensor_model_parallel_size * degree}", _TP, _CP)
+        yield context.problem(
+            f"{_M}.num_attention_heads",
+            f"must be a multiple of tp * ulysses degree = {parallel.tensor_model_parallel_size * degree}",
+            _TP,
+            _CP,
+        )
 
 
 @rule
@@ -117,8 +138,11 @@ def ulysses_degree_is_used(context):
     """The degree belongs to the hybrid algorithm."""
     parallel = context.parallel
     if parallel.ulysses_degree_in_cp is not None and parallel.context_parallel_algo != "hybrid_cp_algo":
-        yield context.problem(f"{_P}.ulysses_degree_in_cp", "has an effect with hybrid_cp_algo only; leave it out",
-                              f"{_P}.context_parallel_algo")
+        yield context.problem(
+            f"{_P}.ulysses_degree_in_cp",
+            "has an effect with hybrid_cp_algo only; leave it out",
+            f"{_P}.context_parallel_algo",
+        )
 
 
 @rule
@@ -132,7 +156,9 @@ def experts_fit(context):
         return
     yield from divides(context, "moe_config.num_experts", ep)
     if moe.moe_router_topk > moe.num_experts:
-        yield context.problem("moe_config.moe_router_topk", "must not be above the number of experts", "moe_config.num_experts")
+        yield context.problem(
+            "moe_config.moe_router_topk", "must not be above the number of experts", "moe_config.num_experts"
+        )
     if parallel.tensor_model_parallel_size > 1 and not parallel.sequence_parallel:
         yield context.problem(f"{_P}.sequence_parallel", "must be on when experts meet tensor parallelism", _TP)
     if moe.moe_pad_expert_input_to_capacity and moe.moe_expert_capacity_factor is None:
@@ -145,8 +171,12 @@ def _expert_world(context):
     tensor = parallel.expert_tensor_parallel_size or parallel.tensor_model_parallel_size
     size = tensor * parallel.expert_model_parallel_size * parallel.pipeline_model_parallel_size
     if context.world and context.world % size:
-        yield context.problem(f"{_P}.world_size", f"needs a multiple of {size} ranks = expert tp * ep * pp",
-                              f"{_P}.expert_model_parallel_size", f"{_P}.pipeline_model_parallel_size")
+        yield context.problem(
+            f"{_P}.world_size",
+            f"needs a multiple of {size} ranks = expert tp * ep * pp",
+            f"{_P}.expert_model_parallel_size",
+            f"{_P}.pipeline_model_parallel_size",
+        )
     width = context.moe.moe_ffn_hidden_size or (context.model.ffn_hidden_size if context.model else tensor)
     if width % tensor:
         path = "moe_config.moe_ffn_hidden_size" if context.moe.moe_ffn_hidden_size else f"{_M}.ffn_hidden_size"
@@ -157,4 +187,6 @@ def _expert_world(context):
 def expert_numbers_agree(context):
     """model_config.num_experts is the same setting."""
     if context.model and context.model.num_experts not in (None, context.moe.num_experts):
-        yield context.problem(f"{_M}.num_experts", "contradicts moe_config.num_experts; keep one", "moe_config.num_experts")
+        yield context.problem(
+            f"{_M}.num_experts", "contradicts moe_config.num_experts; keep one", "moe_config.num_experts"
+        )

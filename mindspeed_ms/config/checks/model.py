@@ -32,10 +32,15 @@ def positions_fit(context):
     kind, path = model.position_embedding_type, f"{_M}.position_embedding_type"
     learned = kind == "learned_absolute"
     if learned and model.seq_length > model.max_position_embeddings:
-        yield context.problem(f"{_M}.seq_length", "must not be above max_position_embeddings", f"{_M}.max_position_embeddings")
+        yield context.problem(
+            f"{_M}.seq_length", "must not be above max_position_embeddings", f"{_M}.max_position_embeddings"
+        )
     if not model.add_position_embedding and kind != "rope":
-        yield context.problem(f"{_M}.add_position_embedding", f"False has an effect with rope only; {row_at(f'{_M}.add_position_embedding').reason}",
-                              path)
+        yield context.problem(
+            f"{_M}.add_position_embedding",
+            f"False has an effect with rope only; {row_at(f'{_M}.add_position_embedding').reason}",
+            path,
+        )
     if model.parallel_position_embedding and not learned:
         yield context.problem(f"{_M}.parallel_position_embedding", "needs learned positions", path)
     if kind == "rope":
@@ -45,20 +50,28 @@ def positions_fit(context):
         if model[name] and context.was_set(f"{_M}.{name}"):
             yield context.problem(f"{_M}.{name}", "needs position_embedding_type rope", path)
     if model.use_rotary_position_embeddings:
-        yield context.problem(f"{_M}.use_rotary_position_embeddings", "contradicts position_embedding_type; keep one", path)
+        yield context.problem(
+            f"{_M}.use_rotary_position_embeddings", "contradicts position_embedding_type; keep one", path
+        )
 
 
 def _rotary(context, model):
     if model.rotary_interleaved and model.apply_rope_fusion:
         if context.was_set(f"{_M}.apply_rope_fusion"):
-            yield context.problem(f"{_M}.rotary_interleaved", "does not work with apply_rope_fusion; switch that off",
-                                  f"{_M}.apply_rope_fusion")
+            yield context.problem(
+                f"{_M}.rotary_interleaved",
+                "does not work with apply_rope_fusion; switch that off",
+                f"{_M}.apply_rope_fusion",
+            )
         else:
             model.fill(apply_rope_fusion=False)
     width = int(model.kv_channels * model.rotary_percent)
     if width % 2 or width == 0:
-        yield context.problem(f"{_M}.rotary_percent", f"rotates {width} of {model.kv_channels} elements of a head; expects an even number",
-                              f"{_M}.kv_channels")
+        yield context.problem(
+            f"{_M}.rotary_percent",
+            f"rotates {width} of {model.kv_channels} elements of a head; expects an even number",
+            f"{_M}.kv_channels",
+        )
 
 
 @rule
@@ -90,7 +103,9 @@ def attention_dropout_agrees(context):
     if not model or model.fa_config.keep_prob is None:
         return
     if abs(model.fa_config.keep_prob - (1.0 - model.attention_dropout)) > 1e-9:
-        yield context.problem(f"{_M}.fa_config.keep_prob", "must be 1 - attention_dropout; leave it out", f"{_M}.attention_dropout")
+        yield context.problem(
+            f"{_M}.fa_config.keep_prob", "must be 1 - attention_dropout; leave it out", f"{_M}.attention_dropout"
+        )
 
 
 @rule
@@ -98,7 +113,9 @@ def initialisers_are_known(context):
     """init_method and bias_init: names or numbers."""
     for name in ("init_method", "bias_init"):
         value = context.model[name] if context.model else "normal"
-        if value not in ("normal", "zeros", "ones") and (isinstance(value, bool) or not isinstance(value, (int, float))):
+        if value not in ("normal", "zeros", "ones") and (
+            isinstance(value, bool) or not isinstance(value, (int, float))
+        ):
             yield context.problem(f"{_M}.{name}", "expects normal, zeros, ones or a number")
 
 
@@ -125,11 +142,18 @@ def recompute_settings_fit(context):
             yield context.problem(number, "must not be above the number of layers", f"{_M}.num_layers")
     if model.distribute_saved_activations:
         if context.parallel.tensor_model_parallel_size == 1 or model.recompute_granularity != "full":
-            yield context.problem(f"{_M}.distribute_saved_activations", "needs tensor parallelism and recompute_granularity: full",
-                                  "parallel_config.tensor_model_parallel_size", granularity)
+            yield context.problem(
+                f"{_M}.distribute_saved_activations",
+                "needs tensor parallelism and recompute_granularity: full",
+                "parallel_config.tensor_model_parallel_size",
+                granularity,
+            )
         elif context.parallel.sequence_parallel:
-            yield context.problem(f"{_M}.distribute_saved_activations", "and sequence parallelism do the same; keep one",
-                                  "parallel_config.sequence_parallel")
+            yield context.problem(
+                f"{_M}.distribute_saved_activations",
+                "and sequence parallelism do the same; keep one",
+                "parallel_config.sequence_parallel",
+            )
 
 
 @rule

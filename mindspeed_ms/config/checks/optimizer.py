@@ -23,17 +23,24 @@ def learning_rates_in_order(context):
 def warm_up_ends_before_decay(context):
     """warm-up < decay, in iterations or in samples."""
     optimizer = context.optimizer
-    pairs = (("lr_warmup_iters", "lr_decay_iters", f"{_T}.training_iters", context.training.training_iters),
-             ("lr_warmup_samples", "lr_decay_samples", f"{_D}.train_samples", context.dataset.train_samples))
+    pairs = (
+        ("lr_warmup_iters", "lr_decay_iters", f"{_T}.training_iters", context.training.training_iters),
+        ("lr_warmup_samples", "lr_decay_samples", f"{_D}.train_samples", context.dataset.train_samples),
+    )
     for warm_up, decay, length_path, length in pairs:
         end = optimizer[decay] or length
         if optimizer[warm_up] and end and optimizer[warm_up] >= end:
-            yield context.problem(f"{_O}.{warm_up}", f"must end before the decay does, at {end}",
-                                  f"{_O}.{decay}" if optimizer[decay] else length_path)
+            yield context.problem(
+                f"{_O}.{warm_up}",
+                f"must end before the decay does, at {end}",
+                f"{_O}.{decay}" if optimizer[decay] else length_path,
+            )
     if optimizer.lr_warmup_fraction is not None:
         for name in ("lr_warmup_iters", "lr_warmup_samples"):
             if optimizer[name]:
-                yield context.problem(f"{_O}.lr_warmup_fraction", f"and {name} both give the warm-up; keep one", f"{_O}.{name}")
+                yield context.problem(
+                    f"{_O}.lr_warmup_fraction", f"and {name} both give the warm-up; keep one", f"{_O}.{name}"
+                )
         if optimizer.lr_warmup_fraction >= 1:
             yield context.problem(f"{_O}.lr_warmup_fraction", "must end before the decay does; expects a number < 1")
 
@@ -55,7 +62,9 @@ def last_part_of_wsd(context):
     optimizer = context.optimizer
     given = optimizer.lr_wsd_decay_iters or optimizer.lr_wsd_decay_samples
     if optimizer.lr_decay_style == "WSD" and not given:
-        yield context.problem(f"{_O}.lr_decay_style", "needs lr_wsd_decay_iters (or lr_wsd_decay_samples), the length of the last part")
+        yield context.problem(
+            f"{_O}.lr_decay_style", "needs lr_wsd_decay_iters (or lr_wsd_decay_samples), the length of the last part"
+        )
     if given and optimizer.lr_decay_style != "WSD":
         name = "lr_wsd_decay_iters" if optimizer.lr_wsd_decay_iters else "lr_wsd_decay_samples"
         yield context.problem(f"{_O}.{name}", "has an effect with lr_decay_style WSD only", f"{_O}.lr_decay_style")
@@ -82,8 +91,12 @@ def weight_decay_has_one_course(context):
     if optimizer.weight_decay_incr_style == "constant":
         for path in (start, end):
             if context.was_set(path) and context.value(path) != optimizer.weight_decay:
-                yield context.problem(path, "differs from weight_decay though weight_decay_incr_style is constant",
-                                      f"{_O}.weight_decay", f"{_O}.weight_decay_incr_style")
+                yield context.problem(
+                    path,
+                    "differs from weight_decay though weight_decay_incr_style is constant",
+                    f"{_O}.weight_decay",
+                    f"{_O}.weight_decay_incr_style",
+                )
         return
     if not context.was_set(end) and not context.was_set(f"{_O}.weight_decay"):
         yield context.problem(end, "must be given for a weight decay that changes", f"{_O}.weight_decay_incr_style")

@@ -22,7 +22,9 @@ def virtual_size(parallel, num_layers):
         return parallel.virtual_pipeline_model_parallel_size
     if rows or not parallel.num_layers_per_virtual_pipeline_stage or not num_layers:
         return 1
-    return max(1, num_layers // (parallel.pipeline_model_parallel_size * parallel.num_layers_per_virtual_pipeline_stage))
+    return max(
+        1, num_layers // (parallel.pipeline_model_parallel_size * parallel.num_layers_per_virtual_pipeline_stage)
+    )
 
 
 @rule
@@ -36,8 +38,9 @@ def layer_list_fits(context):
     if any(count <= 0 for count in counts):
         yield context.problem(_LIST, "expects numbers of layers above 0; noop_layers makes layers pass through")
     if context.model and sum(counts) != context.model.num_layers:
-        yield context.problem(_LIST, f"has the sum {sum(counts)}, but the model has {context.model.num_layers} layers",
-                              f"{_M}.num_layers")
+        yield context.problem(
+            _LIST, f"has the sum {sum(counts)}, but the model has {context.model.num_layers} layers", f"{_M}.num_layers"
+        )
     yield from _list_shape(context, rows, nested)
 
 
@@ -50,7 +53,9 @@ def _list_shape(context, rows, nested):
         if len(rows) not in allowed:
             yield context.problem(_LIST, f"expects one number for each of the {stages} pipeline stages", _PP)
         if chunks not in (None, 1):
-            yield context.problem(_LIST, f"expects {stages} rows (stages) of {chunks} numbers (chunks) under virtual pipeline", _VPP)
+            yield context.problem(
+                _LIST, f"expects {stages} rows (stages) of {chunks} numbers (chunks) under virtual pipeline", _VPP
+            )
         return
     upstream = parallel.num_layer_list_order == "vpp_pp"
     found = (len(rows[0]), len(rows)) if upstream else (len(rows), len(rows[0]))
@@ -59,8 +64,13 @@ def _list_shape(context, rows, nested):
         other = "pp_vpp" if upstream else "vpp_pp"
         swapped = found[1] in allowed and chunks in (None, found[0])
         hint = f"; it fits with num_layer_list_order: {other}" if swapped else ""
-        yield context.problem(_LIST, f"expects {stages} stages{f' with {chunks} chunks each' if chunks else ''} ({meaning}), "
-                              f"found {found[0]} stages with {found[1]} chunks{hint}", _PP, _VPP)
+        yield context.problem(
+            _LIST,
+            f"expects {stages} stages{f' with {chunks} chunks each' if chunks else ''} ({meaning}), "
+            f"found {found[0]} stages with {found[1]} chunks{hint}",
+            _PP,
+            _VPP,
+        )
 
 
 @rule
@@ -71,9 +81,11 @@ def layer_list_reading_is_clear(context):
         return ()
     turned = [list(column) for column in zip(*rows, strict=True)]
     if len(rows) == len(rows[0]) == parallel.pipeline_model_parallel_size and turned != rows:
-        context.notice(f"{context.name(_LIST)}: rows are read as pipeline stages, so stages hold "
-                       f"{[sum(row) for row in rows]} layers; upstream reads rows as chunks, which gives "
-                       f"{[sum(row) for row in turned]}. Say num_layer_list_order: pp_vpp (as here) or vpp_pp (upstream)")
+        context.notice(
+            f"{context.name(_LIST)}: rows are read as pipeline stages, so stages hold "
+            f"{[sum(row) for row in rows]} layers; upstream reads rows as chunks, which gives "
+            f"{[sum(row) for row in turned]}. Say num_layer_list_order: pp_vpp (as here) or vpp_pp (upstream)"
+        )
     return ()
 
 
@@ -97,11 +109,20 @@ def layers_spread_over_chunks(context):
         return
     chunks = parallel.virtual_pipeline_model_parallel_size
     if per and model.num_layers % (stages * per):
-        yield context.problem(f"{_M}.num_layers", f"must be a multiple of pp * layers per virtual stage = {stages * per}; "
-                              "or give num_layer_list", _PP, _PER)
+        yield context.problem(
+            f"{_M}.num_layers",
+            f"must be a multiple of pp * layers per virtual stage = {stages * per}; or give num_layer_list",
+            _PP,
+            _PER,
+        )
     elif per and chunks and model.num_layers != stages * per * chunks:
-        yield context.problem(_VPP, f"expects {model.num_layers // (stages * per)} = num_layers / pp / layers per virtual stage",
-                              f"{_M}.num_layers", _PP, _PER)
+        yield context.problem(
+            _VPP,
+            f"expects {model.num_layers // (stages * per)} = num_layers / pp / layers per virtual stage",
+            f"{_M}.num_layers",
+            _PP,
+            _PER,
+        )
     if model.num_layers < stages * virtual_size(parallel, model.num_layers):
         yield context.problem(f"{_M}.num_layers", "is less than one layer for each stage and chunk", _PP, _VPP)
 
@@ -115,10 +136,14 @@ def micro_batches_fit_interleaving(context):
         return
     group = parallel.microbatch_group_size_per_virtual_pipeline_stage
     if group is not None and group < stages:
-        yield context.problem(f"{_P}.microbatch_group_size_per_virtual_pipeline_stage", f"must be at least pp = {stages}", _PP)
+        yield context.problem(
+            f"{_P}.microbatch_group_size_per_virtual_pipeline_stage", f"must be at least pp = {stages}", _PP
+        )
     count, key = number_of_micro_batches(context)
     if group is None and count and count % stages:
-        yield context.problem(key, f"gives {count} micro-batches; the interleaved schedule needs a multiple of pp = {stages}", _PP)
+        yield context.problem(
+            key, f"gives {count} micro-batches; the interleaved schedule needs a multiple of pp = {stages}", _PP
+        )
 
 
 def number_of_micro_batches(context):
@@ -158,11 +183,17 @@ def recompute_lists_fit(context):
         if any(count < 0 for count in counts):
             yield context.problem(f"{_P}.{name}", "expects numbers of layers from 0")
     if lists and context.model and context.model.recompute_granularity:
-        yield context.problem(f"{_P}.{lists[0]}", "and recompute_granularity both choose what is recomputed; keep one",
-                              f"{_M}.recompute_granularity")
+        yield context.problem(
+            f"{_P}.{lists[0]}",
+            "and recompute_granularity both choose what is recomputed; keep one",
+            f"{_M}.recompute_granularity",
+        )
     if context.parallel.select_comm_recompute and not context.parallel.sequence_parallel:
-        yield context.problem(f"{_P}.select_comm_recompute", "repeats the gather of sequence parallelism, which is off",
-                              f"{_P}.sequence_parallel")
+        yield context.problem(
+            f"{_P}.select_comm_recompute",
+            "repeats the gather of sequence parallelism, which is off",
+            f"{_P}.sequence_parallel",
+        )
 
 
 @last_rule
@@ -174,6 +205,7 @@ def layout_can_be_built(context):
         return
     from mindspeed_ms.layout.errors import LayoutError
     from mindspeed_ms.layout.stages import recompute_from_config, stages_from_config
+
     path = _LIST if parallel.num_layer_list else _PP
     try:
         stages = stages_from_config(context.all_config)

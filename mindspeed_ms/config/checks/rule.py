@@ -51,7 +51,7 @@ class Context:
         return value
 
     def problem(self, path, message, *others):
-        """A Problem with the value at ``path``; ``others`` are further paths, named with their values behind the message."""
+        """A Problem with the value at ``path``; ``others`` are further paths, named behind the message."""
         rest = ", ".join(f"{self.name(other)} = {self.value(other)!r}" for other in others)
         return Problem(path, f"{message} ({rest})" if rest else message, self.value(path))
 
@@ -69,7 +69,9 @@ class Context:
     def model_parallel_size(self):
         """tp * pp * cp."""
         parallel = self.parallel
-        return parallel.tensor_model_parallel_size * parallel.pipeline_model_parallel_size * parallel.context_parallel_size
+        return (
+            parallel.tensor_model_parallel_size * parallel.pipeline_model_parallel_size * parallel.context_parallel_size
+        )
 
     @property
     def data_parallel_size(self):

@@ -5,9 +5,22 @@ import os
 from mindspeed_ms.config.checks.rule import rule
 
 _T, _D, _P, _O = "training_config", "dataset_config", "parallel_config", "optimizer_config"
-_NEEDS_DDP = ("overlap_grad_reduce", "delay_grad_reduce", "check_for_nan_in_grad", "bucket_size", "average_in_collective",
-              "grad_reduce_in_bf16", "enable_mem_align")
-_ZERO_KEYS = ("param_resident", "allreduce_after_grad_accumulation", "grad_allreduce_op", "opt_parallel_group", "cpu_offload")
+_NEEDS_DDP = (
+    "overlap_grad_reduce",
+    "delay_grad_reduce",
+    "check_for_nan_in_grad",
+    "bucket_size",
+    "average_in_collective",
+    "grad_reduce_in_bf16",
+    "enable_mem_align",
+)
+_ZERO_KEYS = (
+    "param_resident",
+    "allreduce_after_grad_accumulation",
+    "grad_allreduce_op",
+    "opt_parallel_group",
+    "cpu_offload",
+)
 
 
 @rule
@@ -21,11 +34,23 @@ def global_batch_fits(context):
     if dataset.global_batch_size % unit:
         below = dataset.global_batch_size // unit * unit
         nearest = f"{below} or {below + unit}" if below else f"{unit}"
-        yield context.problem(path, f"must be a multiple of {unit} = micro-batch size * data parallel size; nearest: {nearest}",
-                              f"{_D}.batch_size", f"{_P}.data_parallel_size")
-    elif size and context.was_set(f"{_D}.micro_batch_num") and dataset.global_batch_size != unit * dataset.micro_batch_num:
-        yield context.problem(path, f"contradicts micro_batch_num: {unit} * {dataset.micro_batch_num} = {unit * dataset.micro_batch_num}; "
-                              "give one of them", f"{_D}.micro_batch_num")
+        yield context.problem(
+            path,
+            f"must be a multiple of {unit} = micro-batch size {dataset.batch_size} * data parallel size "
+            f"{size or 'N (at least 1)'}; nearest: {nearest}",
+            f"{_D}.batch_size",
+        )
+    elif (
+        size
+        and context.was_set(f"{_D}.micro_batch_num")
+        and dataset.global_batch_size != unit * dataset.micro_batch_num
+    ):
+        yield context.problem(
+            path,
+            f"contradicts micro_batch_num: {unit} * {dataset.micro_batch_num} = {unit * dataset.micro_batch_num}; "
+            "give one of them",
+            f"{_D}.micro_batch_num",
+        )
 
 
 @rule
@@ -46,17 +71,24 @@ def ramp_up_fits(context):
         yield context.problem(path, "must reach global_batch_size in whole steps", f"{_D}.global_batch_size")
     unit = dataset.batch_size * (context.data_parallel_size or 1)
     if not dataset.decrease_batch_size_if_needed and (start % unit or step % unit):
-        yield context.problem(path, f"expects start and increment to be multiples of {unit} = micro-batch size * data parallel size",
-                              f"{_D}.batch_size")
+        yield context.problem(
+            path,
+            f"expects start and increment to be multiples of {unit} = micro-batch size * data parallel size",
+            f"{_D}.batch_size",
+        )
 
 
 @rule
 def length_is_clear(context):
     """Iterations or samples, not both."""
     if context.training.training_iters and context.dataset.train_samples:
-        yield context.problem(f"{_T}.training_iters", "and train_samples both give the length; keep one", f"{_D}.train_samples")
+        yield context.problem(
+            f"{_T}.training_iters", "and train_samples both give the length; keep one", f"{_D}.train_samples"
+        )
     if context.dataset.rampup_batch_size and context.training.training_iters:
-        yield context.problem(f"{_D}.rampup_batch_size", "needs train_samples, since steps differ in size", f"{_T}.training_iters")
+        yield context.problem(
+            f"{_D}.rampup_batch_size", "needs train_samples, since steps differ in size", f"{_T}.training_iters"
+        )
 
 
 @rule
@@ -71,7 +103,9 @@ def one_half_type(context):
         return
     switch = f"{_T}.{'bf16' if training.bf16 else 'fp16'}"
     if model.compute_dtype != half:
-        yield context.problem("model_config.compute_dtype", f"contradicts the switch; expects {half}, or switch that off", switch)
+        yield context.problem(
+            "model_config.compute_dtype", f"contradicts the switch; expects {half}, or switch that off", switch
+        )
     if model.params_dtype not in (half, "float32"):
         yield context.problem("model_config.params_dtype", f"contradicts the switch; expects {half} or float32", switch)
 
@@ -83,13 +117,31 @@ def half_switches_need_half(context):
     if not model:
         return
     if model.fp16_lm_cross_entropy and model.compute_dtype != "float16":
-        yield context.problem("model_config.fp16_lm_cross_entropy", "needs float16 computation", "model_config.compute_dtype")
-    if model.fp32_residual_connection and model.compute_dtype == "float32" and context.was_set("model_config.fp32_residual_connection"):
-        yield context.problem("model_config.fp32_residual_connection", "needs fp16 or bf16; in fp32 the residual is fp32 already",
-                              "model_config.compute_dtype")
+        yield context.problem(
+            "model_config.fp16_lm_cross_entropy", "needs float16 computation", "model_config.compute_dtype"
+        )
+    if (
+        model.fp32_residual_connection
+        and model.compute_dtype == "float32"
+        and context.was_set("model_config.fp32_residual_connection")
+    ):
+        yield context.problem(
+            "model_config.fp32_residual_connection",
+            "needs fp16 or bf16; in fp32 the residual is fp32 already",
+            "model_config.compute_dtype",
+        )
+    if model.attention_softmax_in_fp32 != (model.softmax_compute_dtype == "float32") and (
+        model.attention_softmax_in_fp32 or model.compute_dtype != "float32"
+    ):
+        yield context.problem(
+            "model_config.softmax_compute_dtype",
+            "contradicts attention_softmax_in_fp32; keep one",
+            "model_config.attention_softmax_in_fp32",
+        )
     if model.residual_connection_dtype not in ("float32", model.compute_dtype):
-        yield context.problem("model_config.residual_connection_dtype", "expects float32 or compute_dtype",
-                              "model_config.compute_dtype")
+        yield context.problem(
+            "model_config.residual_connection_dtype", "expects float32 or compute_dtype", "model_config.compute_dtype"
+        )
 
 
 @rule
@@ -110,12 +162,17 @@ def gradients_in_one_type(context):
     """fp32 accumulation and bf16 reduction contradict each other; say what bf16 without fp32 accumulation means."""
     training = context.training
     if training.grad_reduce_in_bf16 and training.accumulate_allreduce_grads_in_fp32:
-        yield context.problem(f"{_T}.grad_reduce_in_bf16", "contradicts accumulate_allreduce_grads_in_fp32; keep one",
-                              f"{_T}.accumulate_allreduce_grads_in_fp32")
+        yield context.problem(
+            f"{_T}.grad_reduce_in_bf16",
+            "contradicts accumulate_allreduce_grads_in_fp32; keep one",
+            f"{_T}.accumulate_allreduce_grads_in_fp32",
+        )
     low = context.model is not None and context.model.params_dtype == "bfloat16"
     if low and not training.accumulate_allreduce_grads_in_fp32 and not training.grad_reduce_in_bf16:
-        context.notice("accumulate_allreduce_grads_in_fp32 is False: gradients of bf16 parameters are summed in bf16; "
-                       "Megatron sums them in fp32 (set it to True for that)")
+        context.notice(
+            "accumulate_allreduce_grads_in_fp32 is False: gradients of bf16 parameters are summed in bf16; "
+            "Megatron sums them in fp32 (set it to True for that)"
+        )
 
 
 @rule
@@ -144,11 +201,15 @@ def overlaps_need_their_base(context):
         yield context.problem(f"{_T}.delay_grad_reduce", "needs overlap_grad_reduce", f"{_T}.overlap_grad_reduce")
     sharded = training.use_distributed_optimizer or context.parallel.zero_level
     if optimizer.overlap_param_gather and not sharded:
-        yield context.problem(f"{_O}.overlap_param_gather", "needs use_distributed_optimizer or zero_level",
-                              f"{_T}.use_distributed_optimizer")
+        yield context.problem(
+            f"{_O}.overlap_param_gather",
+            "needs use_distributed_optimizer or zero_level",
+            f"{_T}.use_distributed_optimizer",
+        )
     if optimizer.overlap_param_gather_with_optimizer_step and not optimizer.overlap_param_gather:
-        yield context.problem(f"{_O}.overlap_param_gather_with_optimizer_step", "needs overlap_param_gather",
-                              f"{_O}.overlap_param_gather")
+        yield context.problem(
+            f"{_O}.overlap_param_gather_with_optimizer_step", "needs overlap_param_gather", f"{_O}.overlap_param_gather"
+        )
 
 
 @rule
@@ -196,14 +257,16 @@ def split_is_numbers(context):
     split = context.dataset.split
     if split is None:
         return
-    words = [word for word in split.replace("/", ",").split(",")]
+    words = split.replace("/", ",").split(",")
     try:
         shares = [float(word) for word in words]
     except ValueError:
         yield context.problem(f"{_D}.split", "expects up to three numbers joined by commas, such as 949,50,1")
         return
     if len(shares) > 3 or min(shares) < 0 or sum(shares) <= 0:
-        yield context.problem(f"{_D}.split", "expects up to three numbers from 0, at least one above 0, such as 949,50,1")
+        yield context.problem(
+            f"{_D}.split", "expects up to three numbers from 0, at least one above 0, such as 949,50,1"
+        )
 
 
 @rule
@@ -240,18 +303,13 @@ def _is_number(word):
 
 
 @rule
-def layout_of_data(context):
-    """Inside the model everything is [s, b, h]."""
-    if context.dataset.data_layout != "SBH":
-        yield context.problem(f"{_D}.data_layout", "expects SBH: hidden states are [s, b, h] inside, batches [b, s] outside; leave it out")
-
-
-@rule
 def profile_steps_fit(context):
     """Profile start and end, and the file of the dynamic profiler."""
     training = context.training
     if training.profile_step_start > training.profile_step_end:
-        yield context.problem(f"{_T}.profile_step_start", "must not be after profile_step_end", f"{_T}.profile_step_end")
+        yield context.problem(
+            f"{_T}.profile_step_start", "must not be after profile_step_end", f"{_T}.profile_step_end"
+        )
     file = training.profile_dynamic_profiler_config_path
     if file and not os.path.exists(file):
         yield context.problem(f"{_T}.profile_dynamic_profiler_config_path", "is no existing file")

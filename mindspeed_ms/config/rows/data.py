@@ -1,7 +1,7 @@
 """Rows of ``dataset_config``."""
 
 from mindspeed_ms.config import conversions
-from mindspeed_ms.config.rows.row import LIST, OFF, ON, SWITCH, row
+from mindspeed_ms.config.rows.row import LIST, OFF, ON, SWITCH, ignored, refused, row
 
 
 def _data(name, field=None, **details):
@@ -11,13 +11,16 @@ def _data(name, field=None, **details):
 ROWS = (
     _data("micro_batch_size", "batch_size", seen="data"),
     _data("micro_batch_num", seen="data"),
-    _data("global_batch_size", seen="data",
-          reason="without it and micro_batch_num a step has one micro-batch per data parallel rank",
-          reason_zh="与micro_batch_num都未设时，每步每个数据并行rank一个微批"),
+    _data(
+        "global_batch_size",
+        seen="data",
+        reason="without it and micro_batch_num a step has one micro-batch per data parallel rank",
+        reason_zh="与micro_batch_num都未设时，每步每个数据并行rank一个微批",
+    ),
     _data("rampup_batch_size", form=LIST, seen="log"),
     _data("decrease_batch_size_if_needed", seen="log"),
     _data("train_samples", megatron=None, seen="log"),
-    _data("dataset_dir", seen="data"),
+    _data("dataset_dir", seen="log", **ignored("data is named by data_path and its kin", "数据由data_path等指定")),
     _data("data_path", form=LIST, seen="data"),
     _data("train_data_path", form=LIST, seen="data"),
     _data("valid_data_path", form=LIST, seen="data"),
@@ -29,10 +32,25 @@ ROWS = (
     _data("num_workers", seen="memory"),
     _data("dataloader_type", seen="data"),
     _data("shuffle", form=SWITCH, seen="data"),
-    row("no_shuffle", "dataset_config.shuffle", form=ON, convert=conversions.no_shuffle, megatron=None, seen="data",
-        english="The same as shuffle False.", chinese="等同shuffle: False。"),
+    row(
+        "no_shuffle",
+        "dataset_config.shuffle",
+        form=ON,
+        convert=conversions.no_shuffle,
+        megatron=None,
+        seen="data",
+        english="The same as shuffle False.",
+        chinese="等同shuffle: False。",
+    ),
     _data("drop_remainder", form=SWITCH, seen="data"),
-    _data("data_layout", seen="error"),
+    _data(
+        "data_layout",
+        seen="error",
+        **refused(
+            "hidden states are [s, b, h] (SBH) inside the model, batches are [b, s] outside",
+            "模型内部隐藏状态为[s, b, h]（SBH），外部批次为[b, s]",
+        ),
+    ),
     _data("reset_attention_mask", seen="output"),
     _data("reset_position_ids", seen="output"),
     _data("eod_mask_loss", seen="optimizer"),
@@ -43,12 +61,23 @@ ROWS = (
     _data("tokenizer_model", seen="data"),
     _data("tokenizer_name_or_path", seen="data"),
     _data("use_fast_tokenizer", form=SWITCH, seen="data"),
-    row("tokenizer_not_use_fast", "dataset_config.use_fast_tokenizer", form=ON, convert=conversions.slow_tokenizer, megatron=None,
-        seen="data", english="The same as use_fast_tokenizer False.", chinese="等同use_fast_tokenizer: False。"),
+    row(
+        "tokenizer_not_use_fast",
+        "dataset_config.use_fast_tokenizer",
+        form=ON,
+        convert=conversions.slow_tokenizer,
+        megatron=None,
+        seen="data",
+        english="The same as use_fast_tokenizer False.",
+        chinese="等同use_fast_tokenizer: False。",
+    ),
     _data("vocab_file", seen="data"),
     _data("merge_file", seen="data"),
-    _data("vocab_size", seen="parameters",
-          reason="without padded_vocab_size it is padded to a multiple of make_vocab_size_divisible_by * tp",
-          reason_zh="未设padded_vocab_size时填充到make_vocab_size_divisible_by乘tp的倍数"),
+    _data(
+        "vocab_size",
+        seen="parameters",
+        reason="without padded_vocab_size it is padded to a multiple of make_vocab_size_divisible_by * tp",
+        reason_zh="未设padded_vocab_size时填充到make_vocab_size_divisible_by乘tp的倍数",
+    ),
     _data("vocab_extra_ids", seen="parameters"),
 )

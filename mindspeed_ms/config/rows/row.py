@@ -1,7 +1,7 @@
 """What one row of the argument table is, and short ways to write rows."""
 
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 
 from mindspeed_ms.config.schema import SECTIONS
 from mindspeed_ms.config.sections.base import choices, expectation, nested_section
@@ -22,14 +22,15 @@ class Row:
         path: config path that it sets, "" if none.
         flags: option strings; the first one is the usual one.
         off_flags: option strings that set it to False.
-        form: VALUE (one value), LIST (several), ON / OFF (a flag without value that sets True / False), SWITCH (a flag with
-            an optional True or False).
+        form: VALUE (one value), LIST (several), ON / OFF (a flag without value that sets True / False), SWITCH (with an
+            optional True or False).
         names: further names in a Namespace.
         megatron: Megatron's default; SAME if it is the guide's. None stands for "not given".
         convert: ``convert(value, view) -> {path: value}``; None sets ``path`` to the value.
         status: WORKS, IGNORED or REFUSED; the last two concern values other than the default.
         reason, reason_zh: why it is ignored or refused, or what differs from Megatron.
-        accepted: values that are never ignored or refused.
+        needs: Megatron's default is only taken over if one of these was given ("name", or "name=value"): else it has no
+            effect.
         seen: what one observes when it changes.
         english, chinese: help, if there is no field to take it from.
     """
@@ -45,7 +46,7 @@ class Row:
     status: str = WORKS
     reason: str = ""
     reason_zh: str = ""
-    accepted: tuple = ()
+    needs: tuple = ()
     seen: str = ""
     english: str = ""
     chinese: str = ""
@@ -104,7 +105,7 @@ class Row:
         return (self.name, *self.names)
 
 
-@lru_cache(maxsize=None)
+@cache
 def field_info(path):
     """The pydantic FieldInfo at ``section.field`` or ``section.field.key``; None if there is no such field."""
     section, *fields = path.split(".")

@@ -4,6 +4,7 @@ from mindspeed_ms.config import conversions
 from mindspeed_ms.config.rows.row import OFF, ON, SWITCH, ignored, row, yaml_only
 
 _NO_GRAPH = ("nothing is compiled to graphs here", "本框架不编译图")
+_SCALING = ("fp16", "initial_loss_scale", "loss_scale_factor", "loss_scale_window")
 
 
 def _training(name, field=None, **details):
@@ -21,18 +22,34 @@ ROWS = (
     _training("eval_metric", seen="file"),
     _training("exit_interval", seen="log"),
     _training("exit_duration_in_mins", seen="log"),
-    _training("exit_signal_handler", megatron=False, convert=conversions.only_typed("training_config.exit_signal_handler"), seen="file"),
+    _training(
+        "exit_signal_handler",
+        megatron=False,
+        convert=conversions.only_typed("training_config.exit_signal_handler"),
+        seen="file",
+    ),
     _training("skip_train", seen="log"),
     _training("fp16", seen="output", convert=conversions.fp16),
     _training("bf16", seen="output", convert=conversions.bf16),
     _training("loss_scale", seen="log"),
-    _training("initial_loss_scale", "loss_scale_value", also=("--loss-scale-value",), megatron=2.0 ** 32, seen="log"),
-    _training("loss_scale_factor", megatron=2.0, seen="log"),
-    _training("loss_scale_window", megatron=1000, seen="log"),
+    _training(
+        "initial_loss_scale",
+        "loss_scale_value",
+        also=("--loss-scale-value",),
+        megatron=2.0**32,
+        needs=_SCALING,
+        seen="log",
+    ),
+    _training("loss_scale_factor", megatron=2.0, needs=_SCALING, seen="log"),
+    _training("loss_scale_window", megatron=1000, needs=_SCALING, seen="log"),
     _training("min_loss_scale", seen="log"),
-    _training("hysteresis", seen="log",
-              reason="upstream maps it to the growth factor; here it is Megatron's hysteresis, loss_scale_factor is the factor",
-              reason_zh="上游误映射为缩放倍数；此处为Megatron的hysteresis，倍数为loss_scale_factor"),
+    _training(
+        "hysteresis",
+        seen="log",
+        reason="upstream maps it to the growth factor; here it is Megatron's hysteresis, loss_scale_factor is "
+        "the factor",
+        reason_zh="上游误映射为缩放倍数；此处为Megatron的hysteresis，倍数为loss_scale_factor",
+    ),
     _training("loss_reduction", seen="optimizer"),
     _training("calculate_per_token_loss", seen="optimizer"),
     yaml_only("training_config.loss_func_kwargs", seen="error"),
@@ -48,8 +65,16 @@ ROWS = (
     _training("enable_mem_align", off="--disable-mem-align", seen="memory"),
     _training("check_for_nan_in_grad", form=ON, seen="error"),
     _training("check_for_nan_in_loss", form=ON, seen="error"),
-    row("check_for_nan_in_loss_and_grad", "training_config.check_for_nan_in_loss", form=OFF, convert=conversions.check_for_nan,
-        megatron=True, seen="error", english="Stop if loss or gradient is not finite.", chinese="损失或梯度非有限时停止。"),
+    row(
+        "check_for_nan_in_loss_and_grad",
+        "training_config.check_for_nan_in_loss",
+        form=OFF,
+        convert=conversions.check_for_nan,
+        megatron=True,
+        seen="error",
+        english="Stop if loss or gradient is not finite.",
+        chinese="损失或梯度非有限时停止。",
+    ),
     _training("check_weight_hash_across_dp_replicas_interval", seen="error"),
     _training("empty_unused_memory_level", seen="memory"),
     _training("manual_gc", seen="memory"),
@@ -69,7 +94,14 @@ ROWS = (
     _training("tensorboard_log_interval", seen="file"),
     _training("tensorboard_queue_size", seen="file"),
     _training("log_level", seen="log"),
-    row("logging_level", "training_config.log_level", convert=conversions.logging_level, megatron=None, seen="log",
-        english="Python's number of the log level (20 is info).", chinese="Python日志级别的数值（20为info）。"),
+    row(
+        "logging_level",
+        "training_config.log_level",
+        convert=conversions.logging_level,
+        megatron=None,
+        seen="log",
+        english="Python's number of the log level (20 is info).",
+        chinese="Python日志级别的数值（20为info）。",
+    ),
     _training("device", "device_target", also=("--device-target",), seen="operators"),
 )

@@ -2,7 +2,7 @@
 
 from contextlib import contextmanager
 from contextvars import ContextVar
-from functools import lru_cache
+from functools import cache
 from typing import Annotated, Any, ClassVar, Literal, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -15,8 +15,8 @@ def field(default, english, chinese, derived=""):
     """A field of a section.
 
     Args:
-        default: the guide's default (nested yaml and constructors); ``...`` if there is none. Lists and dicts are copied,
-            a class is called.
+        default: the guide's default (nested yaml and constructors); ``...`` if there is none. Lists and
+            dicts are copied, a class is called.
         english (str): one line of help.
         chinese (str): the same in Chinese.
         derived (str): how a None is filled in when the section is built; "" if it is not.
@@ -41,7 +41,7 @@ def is_link(info):
     return isinstance(info.json_schema_extra, dict) and bool(info.json_schema_extra.get("link"))
 
 
-@lru_cache(maxsize=None)
+@cache
 def _own_fields(section):
     return {name: info for name, info in section.model_fields.items() if not is_link(info)}
 
@@ -72,7 +72,9 @@ class MissingField(AttributeError):
         self.section, self.field = section, name
 
     def __str__(self):
-        return f"{self.section.__name__} has no field {self.field!r}.{did_you_mean(self.field, self.section.model_fields)}"
+        return (
+            f"{self.section.__name__} has no field {self.field!r}.{did_you_mean(self.field, self.section.model_fields)}"
+        )
 
 
 class Section(BaseModel):
@@ -82,8 +84,9 @@ class Section(BaseModel):
         ConfigError: at construction and at every assignment, naming each wrong key, its value and what is expected.
     """
 
-    model_config = ConfigDict(extra="forbid", validate_assignment=True, protected_namespaces=(),
-                              arbitrary_types_allowed=True)
+    model_config = ConfigDict(
+        extra="forbid", validate_assignment=True, protected_namespaces=(), arbitrary_types_allowed=True
+    )
     config_name: ClassVar[str] = ""
     # second spelling -> field
     spellings: ClassVar[dict[str, str]] = {}
@@ -96,7 +99,9 @@ class Section(BaseModel):
         try:
             super().__init__(**values)
         except ValidationError as error:
-            problems += [problem for item in error.errors(include_url=False) for problem in _problems_of(item, type(self))]
+            problems += [
+                problem for item in error.errors(include_url=False) for problem in _problems_of(item, type(self))
+            ]
         if problems:
             raise ConfigError(problems) from None
         self.derive()
@@ -109,7 +114,9 @@ class Section(BaseModel):
         try:
             super().__setattr__(name, value)
         except ValidationError as error:
-            problems = [problem for item in error.errors(include_url=False) for problem in _problems_of(item, type(self))]
+            problems = [
+                problem for item in error.errors(include_url=False) for problem in _problems_of(item, type(self))
+            ]
             raise ConfigError([problem.under(self.config_name) for problem in problems]) from None
 
     def __getattr__(self, name):
@@ -135,7 +142,9 @@ class Section(BaseModel):
                 if target is None:
                     problems.append(Problem(f"{group}.{name}", f"expects one of {', '.join(names)}", value))
                 elif values.get(target, value) != value:
-                    problems.append(Problem(f"{group}.{name}", f"was also given as {target} = {values[target]!r}", value))
+                    problems.append(
+                        Problem(f"{group}.{name}", f"was also given as {target} = {values[target]!r}", value)
+                    )
                 else:
                     values[target] = value
         return values
@@ -146,7 +155,9 @@ class Section(BaseModel):
         for name, value in values.items():
             target = cls.spellings.get(name, name)
             if target in result and result[target] != value:
-                problems.append(Problem(name, f"was also given as {target} = {result[target]!r}; keep one of them", value))
+                problems.append(
+                    Problem(name, f"was also given as {target} = {result[target]!r}; keep one of them", value)
+                )
             result[target] = value
         return result
 
@@ -198,8 +209,14 @@ def _kinds(annotation):
 
 def nested_section(info):
     """The Section class that the pydantic field ``info`` holds, or None."""
-    return next((part for part in (info.annotation, *get_args(info.annotation))
-                 if isinstance(part, type) and issubclass(part, Section)), None)
+    return next(
+        (
+            part
+            for part in (info.annotation, *get_args(info.annotation))
+            if isinstance(part, type) and issubclass(part, Section)
+        ),
+        None,
+    )
 
 
 def _problems_of(item, section):

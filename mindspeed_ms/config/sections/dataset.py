@@ -5,8 +5,15 @@ from typing import ClassVar
 from mindspeed_ms.config.sections.base import Section, field
 from mindspeed_ms.config.values import Bool, Count, Int, IntList, PositiveInt, Str, StrList, one_of
 
-TOKENIZERS = ("PretrainedFromHF", "HuggingFaceTokenizer", "GPT2BPETokenizer", "SentencePieceTokenizer",
-              "GPTSentencePieceTokenizer", "Llama2Tokenizer", "NullTokenizer")
+TOKENIZERS = (
+    "PretrainedFromHF",
+    "HuggingFaceTokenizer",
+    "GPT2BPETokenizer",
+    "SentencePieceTokenizer",
+    "GPTSentencePieceTokenizer",
+    "Llama2Tokenizer",
+    "NullTokenizer",
+)
 
 
 class DatasetConfig(Section):
@@ -15,37 +22,67 @@ class DatasetConfig(Section):
     config_name: ClassVar[str] = "dataset_config"
     spellings: ClassVar[dict[str, str]] = {"micro_batch_size": "batch_size"}
 
-    batch_size: PositiveInt = field(1, "Samples per micro-batch and data parallel rank.", "每个数据并行rank的微批样本数。")
-    micro_batch_num: PositiveInt = field(1, "Micro-batches per step.", "每步的微批数。", derived="global_batch_size / (batch_size * data_parallel_size), if that is set")
+    batch_size: PositiveInt = field(
+        1, "Samples per micro-batch and data parallel rank.", "每个数据并行rank的微批样本数。"
+    )
+    micro_batch_num: PositiveInt = field(
+        1,
+        "Micro-batches per step.",
+        "每步的微批数。",
+        derived="global_batch_size / (batch_size * data_parallel_size), if that is set",
+    )
     global_batch_size: PositiveInt | None = field(
-        None, "Samples per step over all ranks.", "每步全部rank的样本数。", derived="batch_size * micro_batch_num * data_parallel_size")
+        None,
+        "Samples per step over all ranks.",
+        "每步全部rank的样本数。",
+        derived="batch_size * micro_batch_num * data_parallel_size",
+    )
     rampup_batch_size: IntList | None = field(
-        None, "[start, increment, samples]: the global batch grows from start over so many samples.", "[起始, 增量, 样本数]：全局批次在若干样本内逐步增大。")
+        None,
+        "[start, increment, samples]: the global batch grows from start over so many samples.",
+        "[起始, 增量, 样本数]：全局批次在若干样本内逐步增大。",
+    )
     decrease_batch_size_if_needed: Bool = field(
-        False, "Round the ramped batch down to a valid one.", "批次爬升时向下取到合法值。")
+        False, "Round the ramped batch down to a valid one.", "批次爬升时向下取到合法值。"
+    )
     train_samples: Count = field(0, "Train this many samples instead of iterations.", "按样本数而不是迭代数训练。")
 
     dataset_dir: Str = field("./dataset", "Folder of raw data for the examples.", "示例所用原始数据的目录。")
     data_path: StrList | None = field(
-        None, "Data prefixes, optionally each after a weight: [weight, prefix, ...].", "数据前缀，可各带权重：[权重, 前缀, ...]。")
+        None,
+        "Data prefixes, optionally each after a weight: [weight, prefix, ...].",
+        "数据前缀，可各带权重：[权重, 前缀, ...]。",
+    )
     train_data_path: StrList | None = field(None, "Data prefixes of the training split.", "训练集的数据前缀。")
     valid_data_path: StrList | None = field(None, "Data prefixes of the validation split.", "验证集的数据前缀。")
     test_data_path: StrList | None = field(None, "Data prefixes of the test split.", "测试集的数据前缀。")
-    split: Str | None = field(None, "Shares of train, validation and test, such as 949,50,1.", "训练、验证、测试的比例，如949,50,1。")
+    split: Str | None = field(
+        None, "Shares of train, validation and test, such as 949,50,1.", "训练、验证、测试的比例，如949,50,1。"
+    )
     data_cache_path: Str | None = field(None, "Folder for built indices.", "索引缓存目录。")
     mock_data: Bool = field(False, "Made-up data instead of files.", "使用模拟数据。")
     mmap_bin_files: Bool = field(True, "Map data files into memory.", "以内存映射方式读数据文件。")
     num_workers: Count = field(2, "Reader processes.", "读数据的进程数。")
     dataloader_type: one_of("single", "cyclic", "external") | None = field(
-        None, "Pass once, cycle with shuffling, or the caller's own loader.", "单遍、循环打乱或外部加载器。", derived="single")
+        None,
+        "Pass once, cycle with shuffling, or the caller's own loader.",
+        "单遍、循环打乱或外部加载器。",
+        derived="single",
+    )
     shuffle: Bool = field(False, "Shuffle Python datasets that are handed in.", "打乱传入的Python数据集。")
-    drop_remainder: Bool = field(True, "Drop samples at the end that do not fill a batch.", "丢弃不足一个批次的剩余样本。")
-    data_layout: one_of("BSH", "SBH") = field("SBH", "Layout of hidden states inside the model.", "模型内部隐藏状态的排布。")
+    drop_remainder: Bool = field(
+        True, "Drop samples at the end that do not fill a batch.", "丢弃不足一个批次的剩余样本。"
+    )
+    data_layout: one_of("BSH", "SBH") = field(
+        "SBH", "Layout of hidden states inside the model.", "模型内部隐藏状态的排布。"
+    )
 
     reset_attention_mask: Bool = field(False, "No attention across documents.", "文档之间互不可见。")
     reset_position_ids: Bool = field(False, "Positions start again at each document.", "每个文档重新计位置。")
     eod_mask_loss: Bool = field(False, "No loss on end-of-document tokens.", "文档结束符不计损失。")
-    create_attention_mask_in_dataloader: Bool = field(True, "The loader makes attention masks.", "由数据加载器生成注意力掩码。")
+    create_attention_mask_in_dataloader: Bool = field(
+        True, "The loader makes attention masks.", "由数据加载器生成注意力掩码。"
+    )
     pad_token_id: Int | None = field(None, "Token that fills up samples; it has no loss.", "填充token，不计损失。")
     eos_token_id: Count = field(0, "Token that ends a document.", "文档结束token。")
 

@@ -16,6 +16,10 @@ class LoraConfig(Section):
     lora_alpha: PositiveInt = field(32, "Adapters are scaled by alpha / rank.", "适配器按alpha/rank缩放。")
     lora_dropout: number(ge=0, lt=1) = field(0.0, "Dropout before the adapters.", "适配器之前的dropout。")
     target_cells: list[Free] | None = field(
-        None, "Which layers get adapters: [{'target_cells': [pattern, ...]}, {'cell': name, 'rank': .., 'alpha': ..}, ...].",
-        "哪些层加适配器：[{'target_cells': [模式, ...]}, {'cell': 名称, 'rank': .., 'alpha': ..}, ...]。")
-    lora_module: dict | None = field(None, "Found adapters per layer; filled when the model is built.", "各层的适配器，建模时填入。")
+        None,
+        "Which layers get adapters: [{'target_cells': [pattern, ...]}, {'cell': name, 'rank': .., 'alpha': ..}, ...].",
+        "哪些层加适配器：[{'target_cells': [模式, ...]}, {'cell': 名称, 'rank': .., 'alpha': ..}, ...]。",
+    )
+    lora_module: dict | None = field(
+        None, "Found adapters per layer; filled when the model is built.", "各层的适配器，建模时填入。"
+    )

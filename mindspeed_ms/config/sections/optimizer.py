@@ -2,12 +2,19 @@
 
 from typing import ClassVar
 
-from mindspeed_ms.config.errors import Problem
 from mindspeed_ms.config.sections.base import Section, field, link
 from mindspeed_ms.config.sections.parallel import ModelParallelConfig
 from mindspeed_ms.config.sections.training import clip_problems
 from mindspeed_ms.config.values import (
-    Bool, Count, FloatList, NotNegative, PositiveFloat, PositiveInt, StrList, number, one_of,
+    Bool,
+    Count,
+    FloatList,
+    NotNegative,
+    PositiveFloat,
+    PositiveInt,
+    StrList,
+    number,
+    one_of,
 )
 
 OPTIMIZERS = ("AdamWeightDecay", "adam", "Adam", "AdamW", "mint.AdamW", "SpeedAdamW", "AdamWZeRO", "sgd", "SGD")
@@ -21,49 +28,84 @@ class OptimizerConfig(Section):
     spellings: ClassVar[dict[str, str]] = {"optimizer": "optimizer_type", "lr": "learning_rate", "adam_eps": "eps"}
 
     optimizer_type: one_of(*OPTIMIZERS) = field(
-        "AdamWeightDecay", "Optimizer; all Adam names are Megatron's AdamW.", "优化器；所有Adam名称都是Megatron的AdamW。")
+        "AdamWeightDecay",
+        "Optimizer; all Adam names are Megatron's AdamW.",
+        "优化器；所有Adam名称都是Megatron的AdamW。",
+    )
     betas: FloatList = field([0.9, 0.999], "Adam's decay rates of the two moments.", "Adam一阶、二阶矩的衰减率。")
     eps: PositiveFloat = field(1e-8, "Adam's epsilon, outside the root.", "Adam的epsilon，位于根号之外。")
     sgd_momentum: number(ge=0, lt=1) = field(0.9, "Momentum of SGD.", "SGD的动量。")
     learning_rate: PositiveFloat = field(1e-3, "Highest learning rate.", "最大学习率。")
     decoupled_lr: PositiveFloat | None = field(None, "Learning rate of embedding and head.", "词嵌入和输出头的学习率。")
-    decoupled_min_lr: NotNegative | None = field(None, "Lowest learning rate of embedding and head.", "词嵌入和输出头的最小学习率。")
+    decoupled_min_lr: NotNegative | None = field(
+        None, "Lowest learning rate of embedding and head.", "词嵌入和输出头的最小学习率。"
+    )
     min_lr: NotNegative = field(0.0, "Lowest learning rate after decay.", "衰减后的最小学习率。")
     lr_decay_style: one_of(*DECAY_STYLES) = field("constant", "Shape of the decay.", "学习率衰减方式。")
-    lr_decay_iters: PositiveInt | None = field(None, "Steps over which it decays; null takes all.", "衰减的步数，空表示全程。")
+    lr_decay_iters: PositiveInt | None = field(
+        None, "Steps over which it decays; null takes all.", "衰减的步数，空表示全程。"
+    )
     lr_decay_samples: PositiveInt | None = field(None, "Samples over which it decays.", "衰减的样本数。")
     lr_warmup_iters: Count = field(0, "Steps of linear warm-up.", "线性预热的步数。")
     lr_warmup_samples: Count = field(0, "Samples of linear warm-up.", "线性预热的样本数。")
-    lr_warmup_fraction: number(ge=0, le=1) | None = field(None, "Warm-up as a share of the decay.", "预热占衰减长度的比例。")
+    lr_warmup_fraction: number(ge=0, le=1) | None = field(
+        None, "Warm-up as a share of the decay.", "预热占衰减长度的比例。"
+    )
     lr_warmup_init: NotNegative = field(0.0, "Learning rate at the start of the warm-up.", "预热起点的学习率。")
     lr_wsd_decay_style: one_of("linear", "cosine", "exponential", "minus_sqrt") = field(
-        "linear", "Shape of the last part of WSD.", "WSD末段的衰减方式。")
+        "linear", "Shape of the last part of WSD.", "WSD末段的衰减方式。"
+    )
     lr_wsd_decay_iters: PositiveInt | None = field(None, "Steps of the last part of WSD.", "WSD末段的步数。")
     lr_wsd_decay_samples: PositiveInt | None = field(None, "Samples of the last part of WSD.", "WSD末段的样本数。")
     learning_rate_scheduler_kwargs: dict | None = field(None, "Upstream's older schedulers.", "上游的旧调度器。")
     use_checkpoint_opt_param_scheduler: Bool = field(
-        True, "When resuming, schedules come from the checkpoint.", "续训时调度器取检查点中的设置。")
+        True, "When resuming, schedules come from the checkpoint.", "续训时调度器取检查点中的设置。"
+    )
     override_opt_param_scheduler: Bool = field(
-        False, "When resuming, schedules come from this configuration.", "续训时调度器取本配置的设置。")
+        False, "When resuming, schedules come from this configuration.", "续训时调度器取本配置的设置。"
+    )
 
     weight_decay: NotNegative = field(0.0, "Weight decay.", "权重衰减。")
-    start_weight_decay: NotNegative | None = field(None, "Weight decay at the start.", "起始权重衰减。", derived="weight_decay if constant, else 0.0")
-    end_weight_decay: NotNegative | None = field(None, "Weight decay at the end.", "结束权重衰减。", derived="weight_decay")
+    start_weight_decay: NotNegative | None = field(
+        None, "Weight decay at the start.", "起始权重衰减。", derived="weight_decay if constant, else 0.0"
+    )
+    end_weight_decay: NotNegative | None = field(
+        None, "Weight decay at the end.", "结束权重衰减。", derived="weight_decay"
+    )
     weight_decay_incr_style: one_of("constant", "linear", "cosine") = field(
-        "constant", "How weight decay goes from start to end.", "权重衰减从起始到结束的变化方式。")
+        "constant", "How weight decay goes from start to end.", "权重衰减从起始到结束的变化方式。"
+    )
     weight_decay_kwargs: dict | None = field(None, "Upstream's older form.", "上游的旧形式。")
     no_weight_decay_params: StrList | None = field(
-        None, "Parameters without weight decay; null: biases and one-dimensional ones.", "不做权重衰减的参数，空表示偏置和一维参数。", derived="[Default_Setup]")
-    clip_grad: NotNegative = field(0.0, "Gradients are clipped to this global norm; 0 for none.", "梯度裁剪的全局范数，0表示不裁剪。")
+        None,
+        "Parameters without weight decay; null: biases and one-dimensional ones.",
+        "不做权重衰减的参数，空表示偏置和一维参数。",
+    )
+    clip_grad: NotNegative = field(
+        0.0, "Gradients are clipped to this global norm; 0 for none.", "梯度裁剪的全局范数，0表示不裁剪。"
+    )
     clip_grad_type: one_of("ClipGlobalNorm", "GradClipByValue") = field(
-        "ClipGlobalNorm", "What clip_grad limits: the global norm, or each element.", "clip_grad限制的对象：全局范数或每个元素。")
+        "ClipGlobalNorm",
+        "What clip_grad limits: the global norm, or each element.",
+        "clip_grad限制的对象：全局范数或每个元素。",
+    )
 
-    overlap_param_gather: Bool = field(False, "Gather parameters while the forward pass runs.", "前向计算的同时聚合参数。")
-    overlap_param_gather_with_optimizer_step: Bool = field(False, "Gather parameters while the optimizer steps.", "优化器更新的同时聚合参数。")
-    zero_config: dict | None = field(None, "Settings of ZeRO: param_resident, cpu_offload, ...", "ZeRO设置：param_resident、cpu_offload等。")
+    overlap_param_gather: Bool = field(
+        False, "Gather parameters while the forward pass runs.", "前向计算的同时聚合参数。"
+    )
+    overlap_param_gather_with_optimizer_step: Bool = field(
+        False, "Gather parameters while the optimizer steps.", "优化器更新的同时聚合参数。"
+    )
+    zero_config: dict | None = field(
+        None, "Settings of ZeRO: param_resident, cpu_offload, ...", "ZeRO设置：param_resident、cpu_offload等。"
+    )
     optimizer_cpu_offload: Bool = field(False, "Keep optimizer state on the host.", "优化器状态放在主机内存。")
-    use_precision_aware_optimizer: Bool = field(False, "Optimizer state in other data types.", "优化器状态使用其他数据类型。")
-    reuse_fp32_param: Bool = field(False, "bf16 weights and master weights share memory.", "bf16权重与fp32主权重共用内存。")
+    use_precision_aware_optimizer: Bool = field(
+        False, "Optimizer state in other data types.", "优化器状态使用其他数据类型。"
+    )
+    reuse_fp32_param: Bool = field(
+        False, "bf16 weights and master weights share memory.", "bf16权重与fp32主权重共用内存。"
+    )
 
     parallel_config: ModelParallelConfig = link(ModelParallelConfig)
 
@@ -93,8 +135,8 @@ class OptimizerConfig(Section):
             self.fill(start_weight_decay=self.weight_decay if constant else 0.0)
         if self.end_weight_decay is None:
             self.fill(end_weight_decay=self.weight_decay)
-        if self.no_weight_decay_params is None:
-            self.fill(no_weight_decay_params=["Default_Setup"])
+        if self.no_weight_decay_params == ["Default_Setup"]:  # upstream's word for the default
+            self.fill(no_weight_decay_params=None)
 
     @property
     def is_adam(self):

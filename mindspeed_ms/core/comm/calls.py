@@ -4,6 +4,7 @@ import traceback
 
 import numpy as np
 
+from mindspeed_ms.core.comm.errors import MismatchError
 from mindspeed_ms.core.comm.interface import REDUCTIONS
 from mindspeed_ms.core.comm.payload import DTYPE_NAMES, DTYPE_NUMBERS
 
@@ -81,6 +82,43 @@ def describe(words):
         elif detail != _NO_DETAIL:
             inside.insert(0, f"from rank {detail}")
     return f"{name}({', '.join(inside)}), call {sequence}"
+
+
+def describe_message(words):
+    """Header of a message in words, such as `float32 [4, 8], message 3`."""
+    return describe(words).removeprefix("message(").replace("), call", ", message")
+
+
+def describe_mismatch(group, headers):
+    """Text for different headers of a group's ranks, that of rank i at `headers[i]`."""
+    callers = {}
+    for index in range(group.size):
+        callers.setdefault(describe(headers[index]), []).append(group.ranks[index])
+    parts = [f"{'rank' if len(ranks) == 1 else 'ranks'} {', '.join(map(str, ranks))} called {text}"
+             for text, ranks in callers.items()]
+    return f"different calls met on group {group.name}: {'; '.join(parts)}"
+
+
+def describe_stacks(group, stacks):
+    """Text for the callers' stacks (uint8 arrays); None: they were not asked for."""
+    if stacks is None:
+        return f". Set {DEBUG_ENVIRONMENT_VARIABLE}=1 to see where each was called."
+    return "".join(f"\n---- rank {group.ranks[index]} called from\n"
+                   + stacks[index].tobytes().rstrip(b"\0").decode(errors="replace") for index in range(group.size))
+
+
+def check_matching_splits(group, splits):
+    """Refuse an all_to_all in which a rank expects other rows than are sent to it; every rank sees the same.
+
+    Args:
+        splits (np.ndarray): `[rank, 2, size]`: rows for each rank, rows from each rank.
+    """
+    if np.array_equal(splits[:, 0], splits[:, 1].T):
+        return
+    sender, receiver = np.argwhere(splits[:, 0] != splits[:, 1].T)[0]
+    raise MismatchError(
+        f"different splits met in all_to_all on group {group.name}: rank {group.ranks[sender]} sends "
+        f"{splits[sender, 0, receiver]} rows to rank {group.ranks[receiver]}, which expects {splits[receiver, 1, sender]}.")
 
 
 def caller_stack(limit):

@@ -38,7 +38,7 @@ class HostProcessGroup(ProcessGroup):
     complete.
     """
 
-    def _all_reduce(self, tensor, op, out=None):
+    def _all_reduce(self, tensor, op, out, async_op):
         if out is None:
             array, dtype = payload.read(tensor, "all_reduce", self)
             result = payload.empty(array.shape, dtype)
@@ -49,7 +49,7 @@ class HostProcessGroup(ProcessGroup):
         operation = self._start_all_reduce(call, array.reshape(-1), result.reshape(-1))
         return Result(operation, _result(tensor, out, result, dtype))
 
-    def _all_gather(self, tensor, out=None):
+    def _all_gather(self, tensor, out, async_op):
         array, dtype = payload.read(tensor, "all_gather", self)
         result = self._output(out, (array.shape[0] * self.size, *array.shape[1:]), dtype, "all_gather_into")
         if out is not None and payload.overlaps_elsewhere(array, result, self.rank * array.nbytes):
@@ -58,7 +58,7 @@ class HostProcessGroup(ProcessGroup):
         operation = self._start_all_gather(call, array.reshape(-1), result.reshape(-1))
         return Result(operation, _result(tensor, out, result, dtype))
 
-    def _reduce_scatter(self, tensor, op, out=None):
+    def _reduce_scatter(self, tensor, op, out, async_op):
         array, dtype = payload.read(tensor, "reduce_scatter", self)
         result = self._output(out, (array.shape[0] // self.size, *array.shape[1:]), dtype, "reduce_scatter_into")
         if out is not None and payload.overlaps_elsewhere(result, array, self.rank * result.nbytes):
@@ -67,7 +67,7 @@ class HostProcessGroup(ProcessGroup):
         operation = self._start_reduce_scatter(call, array.reshape(-1), result.reshape(-1))
         return Result(operation, _result(tensor, out, result, dtype))
 
-    def _all_to_all(self, tensor, output_splits, input_splits):
+    def _all_to_all(self, tensor, output_splits, input_splits, async_op):
         array, dtype = payload.read(tensor, "all_to_all", self)
         result = payload.empty((sum(output_splits), *array.shape[1:]), dtype)
         row = array.itemsize * int(np.prod(array.shape[1:], dtype=np.int64))
@@ -75,7 +75,7 @@ class HostProcessGroup(ProcessGroup):
         operation = self._start_all_to_all(call, array.reshape(-1), result.reshape(-1), row)
         return Result(operation, _result(tensor, None, result, dtype))
 
-    def _broadcast(self, tensor, source, out=None):
+    def _broadcast(self, tensor, source, out, async_op):
         if out is None:
             array, dtype = payload.read(tensor, "broadcast", self)
             result = array.copy() if self.ranks[self.rank] == source else payload.empty(array.shape, dtype)
@@ -95,10 +95,10 @@ class HostProcessGroup(ProcessGroup):
             raise MismatchError(f"{operation} on group {self.name}: out is {found}, the tensor is {dtype}; expected the same.")
         return array
 
-    def _isend(self, tensor, peer, blocking=False):
+    def _isend(self, tensor, peer, async_op=True):
         array, dtype = payload.read(tensor, "send", self)
         call = Call("message", dtype, array.shape, None, array.nbytes)
-        return self._start_send(call, array.reshape(-1), peer, blocking)
+        return self._start_send(call, array.reshape(-1), peer, async_op)
 
     def _irecv(self, shape, dtype, peer):
         name, as_numpy = payload.requested_dtype(dtype)

@@ -4,7 +4,7 @@ Tensors are MindSpore tensors, contiguous or not; numpy arrays are taken as well
 new tensors that own their memory. Collectives work along axis 0. Reductions run in rank order, so a result depends on
 neither timing nor backend: float32, float64 and integers are combined as `((r0 + r1) + r2) + ...` in their own type
 (integers wrap); bfloat16 and float16 are accumulated in float32 in that order and rounded once at the end; bool is
-combined logically (sum and max: or, prod and min: and).
+combined logically (sum and max: or, prod and min: and). (hccl reduces in its own order, fixed if HCCL_DETERMINISTIC=true.)
 
 An asynchronous call returns a `Handle` before it is complete. Its tensors must be left alone until `wait()` returned.
 Handles of one group complete in the order in which their calls were made; while a rank waits for one, those of all its
@@ -100,21 +100,21 @@ class ProcessGroup(ABC):
         check_reduction(op, "all_reduce", self)
         if self.size == 1:
             return _given(tensor, async_op)
-        return _finish(self._all_reduce(tensor, op), async_op)
+        return _finish(self._all_reduce(tensor, op, None, async_op), async_op)
 
     def all_reduce_in_place(self, tensor, op="sum", async_op=False):
         """As `all_reduce`, the result overwriting `tensor`, which must own its memory (no view); returns `tensor`."""
         check_reduction(op, "all_reduce_in_place", self)
         if self.size == 1:
             return _given(tensor, async_op)
-        return _finish(self._all_reduce(tensor, op, out=tensor), async_op)
+        return _finish(self._all_reduce(tensor, op, tensor, async_op), async_op)
 
     def all_gather(self, tensor, async_op=False):
         """Join the tensors `[n, ...]` of all ranks to `[n * size, ...]`, in rank order."""
         check_has_axis(tensor, "all_gather", self)
         if self.size == 1:
             return _given(tensor, async_op)
-        return _finish(self._all_gather(tensor), async_op)
+        return _finish(self._all_gather(tensor, None, async_op), async_op)
 
     def all_gather_into(self, out, tensor, async_op=False):
         """As `all_gather`, into `out` `[n * size, ...]`, which must own its memory; `tensor` may be this rank's part of it."""
@@ -122,7 +122,7 @@ class ProcessGroup(ABC):
         check_count(out, _elements(tensor) * self.size, "all_gather_into", "out", self)
         if self.size == 1:
             return _given(self._copy_into(out, tensor), async_op)
-        return _finish(self._all_gather(tensor, out=out), async_op)
+        return _finish(self._all_gather(tensor, out, async_op), async_op)
 
     def reduce_scatter(self, tensor, op="sum", async_op=False):
         """Combine the tensors `[n * size, ...]` of all ranks and return this rank's part `[n, ...]`."""
@@ -130,7 +130,7 @@ class ProcessGroup(ABC):
         check_divisible(tensor, "reduce_scatter", self)
         if self.size == 1:
             return _given(tensor, async_op)
-        return _finish(self._reduce_scatter(tensor, op), async_op)
+        return _finish(self._reduce_scatter(tensor, op, None, async_op), async_op)
 
     def reduce_scatter_into(self, out, tensor, op="sum", async_op=False):
         """As `reduce_scatter`, into `out` `[n, ...]`, which must own its memory; it may be this rank's part of `tensor`."""
@@ -139,7 +139,7 @@ class ProcessGroup(ABC):
         check_count(out, _elements(tensor) // self.size, "reduce_scatter_into", "out", self)
         if self.size == 1:
             return _given(self._copy_into(out, tensor), async_op)
-        return _finish(self._reduce_scatter(tensor, op, out=out), async_op)
+        return _finish(self._reduce_scatter(tensor, op, out, async_op), async_op)
 
     def all_to_all(self, tensor, output_splits=None, input_splits=None, async_op=False):
         """Send part i of `tensor` to rank i of the group; return the parts received, joined in rank order.
@@ -155,21 +155,21 @@ class ProcessGroup(ABC):
         input_splits, output_splits = check_splits(tensor, input_splits, output_splits, self)
         if self.size == 1:
             return _given(tensor, async_op)
-        return _finish(self._all_to_all(tensor, output_splits, input_splits), async_op)
+        return _finish(self._all_to_all(tensor, output_splits, input_splits, async_op), async_op)
 
     def broadcast(self, tensor, source, async_op=False):
         """Return the tensor of the global rank `source`; the others pass one of the same shape and dtype, which is not read."""
         self.index_of(source, "broadcast")
         if self.size == 1:
             return _given(tensor, async_op)
-        return _finish(self._broadcast(tensor, source), async_op)
+        return _finish(self._broadcast(tensor, source, None, async_op), async_op)
 
     def broadcast_in_place(self, tensor, source, async_op=False):
         """As `broadcast`, overwriting `tensor`, which must own its memory; returns `tensor`."""
         self.index_of(source, "broadcast_in_place")
         if self.size == 1:
             return _given(tensor, async_op)
-        return _finish(self._broadcast(tensor, source, out=tensor), async_op)
+        return _finish(self._broadcast(tensor, source, tensor, async_op), async_op)
 
     @abstractmethod
     def barrier(self):
@@ -179,7 +179,7 @@ class ProcessGroup(ABC):
 
     def send(self, tensor, destination):
         """Send to the global rank `destination`. Returns when `tensor` may be changed, possibly before it has arrived."""
-        self._isend(tensor, self.peer_index(destination, "send"), blocking=True).wait()
+        self._isend(tensor, self.peer_index(destination, "send"), async_op=False).wait()
 
     def recv(self, shape, dtype, source):
         """Return the next tensor from the global rank `source`; shape and dtype must be those sent."""
@@ -218,33 +218,35 @@ class ProcessGroup(ABC):
 
     # ---- for backends -------------------------------------------------------------------------------------------------
 
-    @abstractmethod
-    def _all_reduce(self, tensor, op, out=None):
-        """Start; return a Handle. `out` None: a new tensor."""
+    # Each starts the call and returns a Handle; `async_op` False: it is waited for at once. `out` None: a new tensor.
 
     @abstractmethod
-    def _all_gather(self, tensor, out=None):
-        """Start; return a Handle."""
+    def _all_reduce(self, tensor, op, out, async_op):
+        """See `all_reduce`."""
 
     @abstractmethod
-    def _reduce_scatter(self, tensor, op, out=None):
-        """Start; return a Handle."""
+    def _all_gather(self, tensor, out, async_op):
+        """See `all_gather`."""
 
     @abstractmethod
-    def _all_to_all(self, tensor, output_splits, input_splits):
-        """Start; return a Handle."""
+    def _reduce_scatter(self, tensor, op, out, async_op):
+        """See `reduce_scatter`."""
 
     @abstractmethod
-    def _broadcast(self, tensor, source, out=None):
-        """Start; return a Handle. `source` is a global rank."""
+    def _all_to_all(self, tensor, output_splits, input_splits, async_op):
+        """See `all_to_all`."""
 
     @abstractmethod
-    def _isend(self, tensor, peer, blocking=False):
-        """Start; return a Handle. `peer` is an index in the group; blocking: the caller waits at once."""
+    def _broadcast(self, tensor, source, out, async_op):
+        """See `broadcast`."""
+
+    @abstractmethod
+    def _isend(self, tensor, peer, async_op=True):
+        """See `isend`; `peer` is an index in the group."""
 
     @abstractmethod
     def _irecv(self, shape, dtype, peer):
-        """Start; return a Handle."""
+        """See `irecv`."""
 
     def _batch(self, operations):
         """Start every operation; return one Handle for all."""
@@ -296,7 +298,8 @@ class GatheredHandle(Handle):
 
     def is_completed(self):
         """True if all are."""
-        return all([handle.is_completed() for handle in self._handles])
+        states = [handle.is_completed() for handle in self._handles]  # asking lets each go on
+        return all(states)
 
 
 def _given(result, async_op):

@@ -68,13 +68,13 @@ def wrap(array, name, as_numpy):
     return Tensor.from_numpy(array)
 
 
-def requested_dtype(dtype, as_numpy_too=True):
+def requested_dtype(dtype):
     """Name of the dtype given to `recv`, and whether it is numpy's, so that a numpy array is wanted."""
     if isinstance(dtype, np.dtype) or (isinstance(dtype, type) and issubclass(dtype, np.generic)):
         name = np.dtype(dtype).name
         if name not in DTYPE_NUMBERS:
             raise CommError(f"recv: dtype {name} cannot be sent; expected one of {', '.join(DTYPE_NAMES)}.")
-        return name, as_numpy_too
+        return name, True
     from mindspeed_ms.core.device import dtype_name
     return dtype_name(dtype), False
 
@@ -82,7 +82,7 @@ def requested_dtype(dtype, as_numpy_too=True):
 def copy_into(out, tensor, group):
     """Overwrite `out` with the values of `tensor` of the same dtype (any device); returns `out`."""
     if isinstance(out, np.ndarray):
-        np.copyto(out.reshape(-1), read(tensor, "copy", group)[0].reshape(-1))
+        np.copyto(writable(out, "copy", group)[0].reshape(-1), read(tensor, "copy", group)[0].reshape(-1))
         return out
     from mindspeed_ms.core import storage
     storage.write(out, tensor)

@@ -156,8 +156,8 @@ class SharedMemoryGroup(HostProcessGroup):
     def _start_all_to_all(self, call, source, out, row):
         return self._start(call, self._exchange, source, out, row)
 
-    def _start_send(self, call, data, peer, blocking):
-        return self.messages.start_send(call, data, peer, blocking)
+    def _start_send(self, call, data, peer, async_op):
+        return self.messages.start_send(call, data, peer, async_op)
 
     def _start_recv(self, call, out, peer):
         return self.messages.start_recv(call, out, peer)
@@ -224,20 +224,8 @@ class SharedMemoryGroup(HostProcessGroup):
 
     def _mismatch(self, round_):
         slot = round_ % ROUNDS
-        callers = {}
-        for index in range(self.size):
-            callers.setdefault(calls.describe(self.region.headers[slot, index]), []).append(self.ranks[index])
-        parts = [f"{'rank' if len(ranks) == 1 else 'ranks'} {', '.join(map(str, ranks))} called {text}"
-                 for text, ranks in callers.items()]
-        text = f"different calls met on group {self.name}: {'; '.join(parts)}"
-        return MismatchError(text + self._stacks(slot))
-
-    def _stacks(self, slot):
-        if not self._debug:
-            return f". Set {calls.DEBUG_ENVIRONMENT_VARIABLE}=1 to see where each was called."
-        return "".join(f"\n---- rank {self.ranks[index]} called from\n"
-                       + self.region.stacks[slot, index].tobytes().rstrip(b"\0").decode(errors="replace")
-                       for index in range(self.size))
+        stacks = self.region.stacks[slot] if self._debug else None
+        return MismatchError(calls.describe_mismatch(self, self.region.headers[slot]) + calls.describe_stacks(self, stacks))
 
     # ---- the calls ----------------------------------------------------------------------------------------------------
 
@@ -360,15 +348,8 @@ class SharedMemoryGroup(HostProcessGroup):
 
     def _plan_exchange(self, round_, row):
         splits = self.region.splits[round_ % ROUNDS].copy()
-        if not np.array_equal(splits[:, 0], splits[:, 1].T):
-            raise self._splits_mismatch(splits)
+        calls.check_matching_splits(self, splits)
         return _ExchangePlan(splits[:, 0] * row, self.rank)
-
-    def _splits_mismatch(self, splits):
-        sender, receiver = np.argwhere(splits[:, 0] != splits[:, 1].T)[0]
-        return MismatchError(
-            f"different splits met in all_to_all on group {self.name}: rank {self.ranks[sender]} sends "
-            f"{splits[sender, 0, receiver]} rows to rank {self.ranks[receiver]}, which expects {splits[receiver, 1, sender]}.")
 
 
 class _ExchangePlan:

@@ -9,21 +9,47 @@ index of the first that is not.
 """
 import fcntl
 import os
+import tempfile
 from contextlib import contextmanager
 from pathlib import Path
 
-_cache_home = os.environ.get("XDG_CACHE_HOME") or os.path.join(Path.home(), ".cache")
-os.environ.setdefault("NUMBA_CACHE_DIR", os.path.join(_cache_home, "mindspeed_ms", "numba"))
-
+import numba
 import numpy as np
 from llvmlite import ir
-from numba import carray, njit, types
+from numba import carray, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
 LINE = 128  # two cache lines of x86, one or two of aarch64: neighbours are fetched in pairs
 BLOCK = 2048  # elements combined at a time, so that partial results stay in the first-level cache
 SUM, MAX, MIN, PROD = range(4)
+
+
+def _cache_directory():
+    """NUMBA_CACHE_DIR if it is set, else in the user's cache; a directory of this process where neither can be written."""
+    chosen = os.environ.get("NUMBA_CACHE_DIR")
+    root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    directory = Path(chosen) if chosen else root / "mindspeed_ms" / "numba" / "comm"
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        if os.access(directory, os.W_OK):
+            return directory
+    except OSError:
+        pass
+    return Path(tempfile.mkdtemp(prefix="mindspeed_ms-numba-"))
+
+
+_CACHE_DIRECTORY = _cache_directory()
+
+
+def kernel(function):
+    """Compile at the first call, without any freedom in floating-point arithmetic; keep the machine code on disk."""
+    previous = numba.config.CACHE_DIR
+    numba.config.CACHE_DIR = str(_CACHE_DIRECTORY)  # numba reads it while decorating
+    try:
+        return numba.njit(cache=True)(function)
+    finally:
+        numba.config.CACHE_DIR = previous
 
 
 @intrinsic
@@ -84,13 +110,13 @@ def pointer_to(typing_context, address):
     return types.voidptr(types.int64), generate
 
 
-@njit(cache=True)
+@kernel
 def full_fence():
     """Fence for callers in Python."""
     fence()
 
 
-@njit(cache=True)
+@kernel
 def read_counter(address):
     """Value of a counter."""
     value = load(address)
@@ -98,7 +124,7 @@ def read_counter(address):
     return value
 
 
-@njit(cache=True)
+@kernel
 def write_counter(address, value):
     """Set a counter; what was written before is visible to whoever sees the new value."""
     fence()
@@ -106,7 +132,7 @@ def write_counter(address, value):
     fence()
 
 
-@njit(cache=True)
+@kernel
 def wait_all(counters, count, value, spins):
     """Wait until `count` counters have reached `value`, yielding the processor at most `spins` times."""
     index = 0
@@ -120,7 +146,7 @@ def wait_all(counters, count, value, spins):
     return index
 
 
-@njit(cache=True)
+@kernel
 def wait_one(counter, value, spins):
     """Wait until one counter has reached `value`; True if it has."""
     for _ in range(spins + 1):
@@ -131,7 +157,7 @@ def wait_one(counter, value, spins):
     return False
 
 
-@njit(cache=True)
+@kernel
 def publish(destination, source, count, counter, value):
     """Copy bytes, then set a counter."""
     if count:
@@ -141,7 +167,7 @@ def publish(destination, source, count, counter, value):
     fence()
 
 
-@njit(cache=True)
+@kernel
 def differing(headers, stride, count, words, mine):
     """First rank whose header of `words` int64 differs from that of rank `mine`, -1 if none."""
     own = carray(pointer_to(headers + mine * stride), (words,), np.int64)
@@ -153,14 +179,14 @@ def differing(headers, stride, count, words, mine):
     return -1
 
 
-@njit(cache=True)
+@kernel
 def collect(destination, destination_stride, source, source_stride, count, size):
     """Copy `size` bytes from each of `count` places."""
     for rank in range(count):
         copy_bytes(destination + rank * destination_stride, source + rank * source_stride, size)
 
 
-@njit(cache=True)
+@kernel
 def collect_parts(destination, source, stride, count, part, total):
     """Join `count` parts of `part` bytes (the last ones may be short or empty) of `total` bytes, each from its own place."""
     for rank in range(count):
@@ -169,7 +195,7 @@ def collect_parts(destination, source, stride, count, part, total):
         copy_bytes(destination + start, source + rank * stride + start, end - start)
 
 
-@njit(cache=True)
+@kernel
 def combine(out, source, stride, count, op):
     """out[i] = op over ranks r, in rank order, of the i-th element at `source + r * stride`; the type is that of `out`."""
     for start in range(0, out.size, BLOCK):
@@ -195,14 +221,14 @@ def combine(out, source, stride, count, op):
                     block[i] = block[i] * other[i]
 
 
-@njit(cache=True)
+@kernel
 def _widen(destination, source, length):
     """bfloat16 bits to float32 bits."""
     for i in range(length):
         destination[i] = np.uint32(source[i]) << np.uint32(16)
 
 
-@njit(cache=True)
+@kernel
 def combine_bfloat16(out, source, stride, count, op):
     """As `combine` for bfloat16 bits (`out` uint16): accumulated in float32, rounded once to nearest even."""
     total = np.empty(BLOCK, np.float32)
@@ -255,13 +281,6 @@ def warm_up():
 
 @contextmanager
 def _compiling_alone():
-    directory = Path(os.environ["NUMBA_CACHE_DIR"])
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-        lock = open(directory / "mindspeed_ms.lock", "w", encoding="utf-8")
-    except OSError:  # no cache to be had: everyone compiles for himself
-        yield
-        return
-    with lock:
+    with open(_CACHE_DIRECTORY / "lock", "w", encoding="utf-8") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield

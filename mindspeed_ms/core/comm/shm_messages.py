@@ -37,14 +37,8 @@ class Message(Operation):
     def description(self):
         """The message, its peer and its group in words."""
         direction = "to" if self.kind == "send" else "from"
-        inside = describe_message(self.call.words())
+        inside = calls.describe_message(self.call.words())
         return f"{self.kind}({inside}) {direction} rank {self.group.ranks[self.peer]} on group {self.group.name}"
-
-
-def describe_message(words):
-    """Header of a message in words, such as `float32 [4, 8], message 3`."""
-    text = calls.describe(words)
-    return text.removeprefix("message(").replace("), call", ", message")
 
 
 class Messages:
@@ -91,11 +85,11 @@ class Messages:
 
     # ---- starting -----------------------------------------------------------------------------------------------------
 
-    def start_send(self, call, data, peer, blocking):
+    def start_send(self, call, data, peer, async_op):
         """Send to the rank with index `peer`; returns its handle."""
         self._region.reserve_ring(peer)
         message = self._start(call, "send", peer, data, self._send)
-        if blocking and not message.done:
+        if not async_op and not message.done:
             return self._wait_or_keep(message)
         return message
 
@@ -183,7 +177,7 @@ class Messages:
         if sent[:COMPARED_WORDS].tolist() == expected[:COMPARED_WORDS]:
             return
         text = (f"different messages met on group {group.name}: rank {group.ranks[message.peer]} sends "
-                f"{describe_message(sent)}; rank {group.ranks[group.rank]} expects {describe_message(expected)}")
+                f"{calls.describe_message(sent)}; rank {group.ranks[group.rank]} expects {calls.describe_message(expected)}")
         if region.ring_stacks is not None:
             stack = region.ring_stacks[message.peer, group.rank, slot].tobytes().rstrip(b"\0").decode(errors="replace")
             text += f"\n---- sent from\n{stack}"

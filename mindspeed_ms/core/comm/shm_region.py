@@ -13,7 +13,7 @@ import os
 
 import numpy as np
 
-from mindspeed_ms.core.comm.errors import CommError
+from mindspeed_ms.core.comm.errors import CommError, SharedMemoryError
 from mindspeed_ms.core.comm.shm_files import SharedFile
 from mindspeed_ms.core.comm.shm_kernels import LINE
 
@@ -54,7 +54,11 @@ class Region:
         self.ring_slot_bytes = max(_PAGE, self.slot_bytes // 2) if size <= 16 else 64 << 10
         self._lay_out(debug)
         self._file = SharedFile(path, self._bytes, purpose=purpose)
-        self._file.reserve(0, self._reserved)
+        try:
+            self._file.reserve(0, self._reserved)
+        except SharedMemoryError:
+            self._file.close()
+            raise
         bytes_ = np.frombuffer(self._file.memory, np.uint8)
         self._bytes_view = bytes_
         self._base = bytes_.ctypes.data

@@ -66,9 +66,10 @@ def run(task, rank, size):
 
 def start_rank(rank, size, unique_id):
     """Give this process its place, start the device and communication."""
-    from mindspeed_ms.core import comm, device
+    from mindspeed_ms.core import autograd, comm, device
     device.set_launch_environment(device.LaunchEnvironment(rank, size, rank, size, unique_id, "world"))
     device.initialize_device()
+    autograd.enable_tape()  # a failed kernel of the task before has switched it off
     comm.init()
 
 

@@ -1,7 +1,7 @@
 """Where each parameter lies in a flat buffer; plain numbers, no tensors.
 
-Source: Megatron core's `_ParamAndGradBuffer`: parameters in reverse order, so that the first gradients of a backward fill the
-first bucket; a bucket ends when it has reached its size.
+Source: Megatron core's `_ParamAndGradBuffer`: parameters in reverse order, so that the first gradients of a backward
+fill the first bucket; a bucket ends when it has reached its size.
 """
 import math
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class ParameterRange:
-    """Elements `start` to `stop` of the buffer hold the parameter number `index` (of the order given), in bucket `bucket`."""
+    """Elements `start` to `stop` of the buffer hold parameter number `index` (in module order), in bucket `bucket`."""
     index: int
     start: int
     stop: int
@@ -72,8 +72,8 @@ def plan_buffer(sizes, bucket_size=None, parameter_alignment=1, bucket_alignment
 def alignments(data_parallel_size, element_size, use_distributed_optimizer, enable_mem_align):
     """(parameter_alignment, bucket_alignment) in elements.
 
-    The distributed optimizer's rules are those of Megatron's checkpoints: parameters at multiples of 64 elements, buckets at
-    multiples of lcm(data-parallel size, 128). `enable_mem_align` adds 512 bytes per parameter and per shard.
+    The distributed optimizer's rules are those of Megatron's checkpoints: parameters at multiples of 64 elements,
+    buckets at multiples of lcm(data-parallel size, 128). `enable_mem_align` adds 512 bytes per parameter and per shard.
     """
     parameter, bucket = (64, math.lcm(data_parallel_size, 128)) if use_distributed_optimizer else (1, 1)
     if enable_mem_align:

@@ -15,8 +15,9 @@ logger = logging.getLogger("mindspeed_ms")
 class DistributedDataParallel(nn.Cell):
     """Wraps a model chunk: calls go through, gradients go to buffers. Source: Megatron core, upstream.
 
-    After each backward a hook adds the parameter's gradient to `param.main_grad` and clears it. `finish_grad_sync` leaves
-    the average over the data-parallel group there. Also without data parallelism: the optimizer works on the buffers.
+    After each backward a hook adds the parameter's gradient to `param.main_grad` and clears it. `finish_grad_sync`
+    leaves the average over the data-parallel group there. Also without data parallelism: the optimizer works on the
+    buffers.
 
     Args:
         config: the model's configuration; read: `gradient_accumulation_fusion` and `calculate_per_token_loss`
@@ -58,7 +59,8 @@ class DistributedDataParallel(nn.Cell):
             if param.requires_grad:
                 kinds.setdefault((param.dtype, self._grad_dtype(param), is_expert(param)), []).append((name, param))
         if not kinds:
-            raise ValueError(f"{type(self.module).__name__} has no parameter that requires a gradient: nothing to train.")
+            raise ValueError(f"{type(self.module).__name__} has no parameter that requires a gradient: nothing to "
+                             "train.")
         factor = 1.0 if getattr(self.config, "calculate_per_token_loss", False) else 1.0 / self._data_group.size
         return [ParamAndGradBuffer(self.ddp_config, param_dtype, grad_dtype, named_params,
                                    parallel_state.get_expert_data_parallel_group() if expert else self._data_group,

@@ -1,6 +1,5 @@
 """Options of data parallelism."""
 from dataclasses import dataclass
-from typing import Optional
 
 
 @dataclass
@@ -9,7 +8,7 @@ class DistributedDataParallelConfig:
 
     Attributes:
         grad_reduce_in_fp32 (bool): accumulate and reduce gradients in float32 whatever the parameters' dtype is.
-        overlap_grad_reduce (bool): start the reduction of a bucket as soon as its last gradient of the step has arrived.
+        overlap_grad_reduce (bool): start the reduction of a bucket as soon as its last gradient has arrived.
         use_distributed_optimizer (bool): shard the optimizer; adds the padding that its shards need.
         bucket_size (Optional[int]): elements of a bucket; None: max(40e6, 1e6 * data-parallel size) with
             `overlap_grad_reduce`, one bucket without.
@@ -20,7 +19,7 @@ class DistributedDataParallelConfig:
     grad_reduce_in_fp32: bool = False
     overlap_grad_reduce: bool = False
     use_distributed_optimizer: bool = False
-    bucket_size: Optional[int] = None
+    bucket_size: int | None = None
     average_in_collective: bool = False
     check_for_nan_in_grad: bool = False
     enable_mem_align: bool = False

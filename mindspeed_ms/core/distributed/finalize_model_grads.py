@@ -1,7 +1,7 @@
 """What happens to the gradients after the last backward of a step, by the parameters' attributes and never by name.
 
-Source: Megatron core, `finalize_model_grads.py`, in the same order: data-parallel reduction, sums over tensor-parallel ranks
-that saw different tokens, tied embeddings, division by the number of tokens.
+Source: Megatron core, `finalize_model_grads.py`, in the same order: data-parallel reduction, sums over tensor-parallel
+ranks that saw different tokens, tied embeddings, division by the number of tokens.
 """
 import numpy as np
 
@@ -14,8 +14,8 @@ def finalize_model_grads(model, num_tokens=None):
 
     Args:
         model (list[DistributedDataParallel]): this rank's model chunks.
-        num_tokens (Optional[float]): with `calculate_per_token_loss`, the tokens that this rank's gradients are summed over;
-            all gradients are divided by the number in the whole global batch.
+        num_tokens (Optional[float]): with `calculate_per_token_loss`, the tokens that this rank's gradients are summed
+            over; all gradients are divided by the number in the whole global batch.
     """
     for chunk in model:
         chunk.finish_grad_sync()

@@ -1,7 +1,7 @@
 """Flat memory for parameters and gradients, and the reduction of gradients bucket by bucket.
 
-Source: Megatron core, `param_and_grad_buffer.py`. Parameters and gradients of one kind have the same offsets, so an optimizer
-works on ranges of both at once, and a shard of a bucket is a range too.
+Source: Megatron core, `param_and_grad_buffer.py`. Parameters and gradients of one kind have the same offsets, so an
+optimizer works on ranges of both at once, and a shard of a bucket is a range too.
 """
 import logging
 import math
@@ -78,9 +78,10 @@ class Bucket:
                      if not math.isfinite(ops.sum_of_squares(param.main_grad))]
             group = self.buffer.data_parallel_group
             raise RuntimeError(
-                f"rank {group.ranks[group.rank]} found NaN or infinity in its local gradients of {', '.join(names[:5])}"
-                f"{' and others' if len(names) > 5 else ''} before the data-parallel reduction (check_for_nan_in_grad). "
-                "Lower the learning rate or the loss scale, or look at this iteration's batch.")
+                f"rank {group.ranks[group.rank]} found NaN or infinity in its local gradients of "
+                f"{', '.join(names[:5])}{' and others' if len(names) > 5 else ''} before the data-parallel reduction "
+                "(check_for_nan_in_grad). Lower the learning rate or the loss scale, or look at this iteration's "
+                "batch.")
 
 
 class ParamAndGradBuffer:
@@ -112,13 +113,13 @@ class ParamAndGradBuffer:
         parameter_alignment, bucket_alignment = alignments(
             data_parallel_group.size, dtype_size(param_dtype), ddp_config.use_distributed_optimizer,
             ddp_config.enable_mem_align)
-        self.layout = plan_buffer([param.size for param in self.params], bucket_size, parameter_alignment, bucket_alignment,
-                                  alone)
+        self.layout = plan_buffer([param.size for param in self.params], bucket_size, parameter_alignment,
+                                  bucket_alignment, alone)
         self.param_buffer = storage.FlatBuffer(self.layout.numel, param_dtype)
         self.grad_buffer = storage.FlatBuffer(self.layout.numel, grad_dtype)
         self._move_parameters()
         self.buckets = [self._make_bucket(index) for index in range(len(self.layout.buckets))]
-        self._bucket_of = {id(self.params[placed.index]): self.buckets[placed.bucket] for placed in self.layout.parameters}
+        self._bucket_of = {id(param): bucket for bucket in self.buckets for param in bucket.params}
         logger.debug("buffer of %d %s parameters with %s gradients: %d elements (%d padding) in %d buckets",
                      len(self.params), dtype_name(param_dtype), dtype_name(grad_dtype), self.layout.numel,
                      self.layout.numel - self.layout.numel_unpadded, len(self.buckets))

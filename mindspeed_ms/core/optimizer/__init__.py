@@ -14,7 +14,8 @@ def get_megatron_optimizer(config, model_chunks, no_weight_decay_cond=None, scal
     Args:
         config (OptimizerConfig): options.
         model_chunks (list[DistributedDataParallel]): this rank's chunks.
-        no_weight_decay_cond (Optional[Callable[[str, Parameter], bool]]): replaces the rule which parameters do not decay.
+        no_weight_decay_cond (Optional[Callable[[str, Parameter], bool]]): replaces the rule which parameters do not
+            decay.
         scale_lr_cond (Optional[Callable[[str, Parameter], bool]]): parameters whose rate is multiplied by `lr_mult`.
         lr_mult (float): see `scale_lr_cond`.
 

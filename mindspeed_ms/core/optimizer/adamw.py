@@ -22,7 +22,8 @@ class AdamW:
         _check_betas(beta1, beta2, eps)
         self.beta1, self.beta2, self.eps = beta1, beta2, eps
         self.step_count = 0
-        self.state = {name: [storage.FlatBuffer(shard.numel, ms.float32) for shard in shards] for name in self.STATE_NAMES}
+        self.state = {name: [storage.FlatBuffer(shard.numel,
+                                                ms.float32) for shard in shards] for name in self.STATE_NAMES}
         self._runs = [(run.key, shard.slice_main(run.start, run.stop), exp_avg.slice(run.start, run.stop),
                        exp_avg_sq.slice(run.start, run.stop), shard.slice_grad(run.start, run.stop))
                       for shard, exp_avg, exp_avg_sq in zip(shards, self.state["exp_avg"], self.state["exp_avg_sq"])
@@ -38,8 +39,9 @@ class AdamW:
         self.step_count += 1
         for group, param, exp_avg, exp_avg_sq, grad in self._runs:
             settings = param_groups[group]
-            ops.adamw_step(param, exp_avg, exp_avg_sq, grad, learning_rate=settings["lr"], beta1=self.beta1, beta2=self.beta2,
-                           eps=self.eps, weight_decay=settings["weight_decay"], step=self.step_count, grad_scale=grad_scale)
+            ops.adamw_step(param, exp_avg, exp_avg_sq, grad, learning_rate=settings["lr"], beta1=self.beta1,
+                           beta2=self.beta2, eps=self.eps, weight_decay=settings["weight_decay"], step=self.step_count,
+                           grad_scale=grad_scale)
 
     @property
     def nbytes(self):

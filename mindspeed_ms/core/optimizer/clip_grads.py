@@ -1,7 +1,7 @@
 """The global gradient norm, counted once over all layouts, and clipping.
 
-Source: Megatron core, `clip_grads.py`. A parameter that is copied over tensor-parallel ranks counts on the first of them, a
-tied embedding on the first pipeline stage. Squares are summed in float64, over ranks in rank order.
+Source: Megatron core, `clip_grads.py`. A parameter that is copied over tensor-parallel ranks counts on the first of
+them, a tied embedding on the first pipeline stage. Squares are summed in float64, over ranks in rank order.
 """
 import math
 

@@ -1,7 +1,7 @@
 """Loss scales for half precision.
 
-Source: Megatron core, `grad_scaler.py`. Here the scale is a Python float: it multiplies the seed of the backward, and its
-inverse goes into the optimizer's update, so no pass over the gradients is needed.
+Source: Megatron core, `grad_scaler.py`. Here the scale is a Python float: it multiplies the seed of the backward, and
+its inverse goes into the optimizer's update, so no pass over the gradients is needed.
 """
 
 

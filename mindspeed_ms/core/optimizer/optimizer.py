@@ -1,7 +1,7 @@
 """The optimizer of a model whose parameters and gradients lie in flat buffers.
 
-Source: Megatron core, `optimizer.py`: names and order of a step (unscale, look for infinities, norm, clip, update, round the
-masters). Unscaling and clipping are one factor inside the update, the norm is one pass.
+Source: Megatron core, `optimizer.py`: names and order of a step (unscale, look for infinities, norm, clip, update,
+round the masters). Unscaling and clipping are one factor inside the update, the norm is one pass.
 """
 import math
 
@@ -29,12 +29,14 @@ class MegatronOptimizer:
         found_inf (bool): the last step met an infinite or NaN gradient and changed nothing.
     """
 
-    def __init__(self, config, model_chunks, no_weight_decay_cond=None, scale_lr_cond=None, lr_mult=1.0, grad_scaler=None):
+    def __init__(self, config, model_chunks, no_weight_decay_cond=None, scale_lr_cond=None, lr_mult=1.0,
+                 grad_scaler=None):
         self.config = config
         self.model_chunks = list(model_chunks)
         self.grad_scaler = grad_scaler
         self.found_inf = False
-        named_params = [(name, param) for chunk in self.model_chunks for name, param in chunk.module.parameters_and_names()
+        named_params = [(name, param) for chunk in self.model_chunks for name,
+                        param in chunk.module.parameters_and_names()
                         if param.requires_grad]
         self.param_groups = get_param_groups(named_params, config, no_weight_decay_cond, scale_lr_cond, lr_mult)
         group_of = {id(param): number for number, group in enumerate(self.param_groups) for param in group["params"]}
@@ -77,8 +79,8 @@ class MegatronOptimizer:
         """Update once from the gradients in the buffers.
 
         Returns:
-            (success, grad_norm, num_zeros): `success` is False if a gradient was infinite or NaN; nothing was changed then.
-            `grad_norm` is the norm before clipping. `num_zeros` is None unless `log_num_zeros_in_grad`.
+            (success, grad_norm, num_zeros): `success` is False if a gradient was infinite or NaN; then nothing was
+            changed. `grad_norm` is the norm before clipping. `num_zeros` is None unless `log_num_zeros_in_grad`.
         """
         inverse_scale = 1.0 / self.get_loss_scale()
         grad_norm = self.statistics.norm() * inverse_scale
@@ -108,8 +110,8 @@ class MegatronOptimizer:
     def parameter_states(self):
         """Yield (name, state) of every parameter held here.
 
-        `state` maps exp_avg, exp_avg_sq (momentum_buffer for SGD) and, with masters, fp32_param to float32 Tensors over the
-        optimizer's own memory, in the parameter's shape: reading saves them, `storage.write` restores them.
+        `state` maps exp_avg, exp_avg_sq (momentum_buffer for SGD) and, with masters, fp32_param to float32 Tensors over
+        the optimizer's own memory, in the parameter's shape: reading saves them, `storage.write` restores them.
         """
         for index, shard in enumerate(self.shards):
             for piece in shard.pieces:
@@ -143,8 +145,9 @@ class MegatronOptimizer:
                 source = saved.get(name, {}).get(key)
                 if source is None or tuple(source.shape) != tuple(tensor.shape):
                     found = "nothing" if source is None else f"shape {tuple(source.shape)}"
-                    raise ValueError(f"optimizer state {key} of {name}: expected shape {tuple(tensor.shape)}, found {found}. "
-                                     "The checkpoint is of another model or optimizer; no_load_optim starts afresh.")
+                    raise ValueError(f"optimizer state {key} of {name}: expected shape {tuple(tensor.shape)}, found "
+                                     f"{found}. The checkpoint is of another model or optimizer; no_load_optim starts "
+                                     "afresh.")
                 storage.write(tensor, source)
         self.update.step_count = int(state_dict["step"])
         for group, settings in zip(self.param_groups, state_dict["param_groups"]):

@@ -1,6 +1,5 @@
 """Options of the optimizer, under Megatron core's names."""
 from dataclasses import dataclass, field
-from typing import Optional
 
 ADAM_NAMES = ("adam", "adamw", "adamweightdecay", "mint.adamw", "speedadamw", "adamwzero")
 """Names that mean Megatron's AdamW, in lower case: the guide's, upstream's and Megatron's own."""
@@ -17,26 +16,27 @@ class OptimizerConfig:
         lr, min_lr (float): rates that a scheduler moves between.
         decoupled_lr, decoupled_min_lr (Optional[float]): the same for embedding and output layer.
         weight_decay (float): decoupled decay (adam), L2 (sgd).
-        no_weight_decay_params (Optional[list[str]]): endings of the names without decay; None: Megatron's rule (biases and
-            everything with one dimension).
+        no_weight_decay_params (Optional[list[str]]): endings of the names without decay; None: Megatron's rule (biases
+            and everything with one dimension).
         fp16, bf16 (bool): the parameters are half precision and get float32 masters.
         loss_scale (Optional[float]): a fixed loss scale; None: with fp16 a dynamic one.
-        initial_loss_scale, min_loss_scale, loss_scale_factor (float), loss_scale_window, hysteresis (int): the dynamic one.
+        initial_loss_scale, min_loss_scale, loss_scale_factor (float), loss_scale_window, hysteresis (int): the dynamic
+            one.
         adam_beta1, adam_beta2, adam_eps, sgd_momentum (float): of the update.
         clip_grad (float): the norm (or value) to clip to; 0 for none.
         grad_clip_type (str): ClipGlobalNorm or GradClipByValue.
         log_num_zeros_in_grad (bool): count the zero gradients of each step.
     """
     optimizer: str = "adam"
-    lr: Optional[float] = None
-    min_lr: Optional[float] = None
-    decoupled_lr: Optional[float] = None
-    decoupled_min_lr: Optional[float] = None
+    lr: float | None = None
+    min_lr: float | None = None
+    decoupled_lr: float | None = None
+    decoupled_min_lr: float | None = None
     weight_decay: float = 0.01
-    no_weight_decay_params: Optional[list] = field(default=None)
+    no_weight_decay_params: list | None = field(default=None)
     fp16: bool = False
     bf16: bool = False
-    loss_scale: Optional[float] = None
+    loss_scale: float | None = None
     initial_loss_scale: float = 2.0 ** 32
     min_loss_scale: float = 1.0
     loss_scale_factor: float = 2.0
@@ -52,12 +52,14 @@ class OptimizerConfig:
 
     def __post_init__(self):
         if self.kind() is None:
-            raise ValueError(f"optimizer is {self.optimizer!r}: expected adam (also AdamWeightDecay, mint.AdamW, SpeedAdamW, "
-                             "AdamWZeRO) or sgd.")
+            raise ValueError(f"optimizer is {self.optimizer!r}: expected adam (also AdamWeightDecay, mint.AdamW, "
+                             "SpeedAdamW, AdamWZeRO) or sgd.")
         if self.grad_clip_type not in GRAD_CLIP_TYPES:
-            raise ValueError(f"grad_clip_type is {self.grad_clip_type!r}: expected one of {', '.join(GRAD_CLIP_TYPES)}.")
+            raise ValueError(f"grad_clip_type is {self.grad_clip_type!r}: expected one of "
+                             f"{', '.join(GRAD_CLIP_TYPES)}.")
         if self.clip_grad < 0.0:
-            raise ValueError(f"clip_grad is {self.clip_grad}: expected a number that is not negative; 0 switches it off.")
+            raise ValueError(f"clip_grad is {self.clip_grad}: expected a number that is not negative; 0 switches it "
+                             "off.")
 
     def kind(self):
         """ "adam", "sgd", or None for an unknown name."""

@@ -24,12 +24,18 @@ def get_param_groups(named_params, config, no_weight_decay_cond=None, scale_lr_c
     _check_endings(named_params, config.no_weight_decay_params)
     groups = {}
     for name, param in named_params:
-        no_decay = no_weight_decay_cond(name, param) if no_weight_decay_cond else has_no_weight_decay(name, param, config)
+        no_decay = no_weight_decay_cond(name, param) if no_weight_decay_cond else has_no_weight_decay(name, param,
+                                                                                                      config)
         scaled = bool(scale_lr_cond(name, param)) if scale_lr_cond else False
-        decoupled = config.decoupled_lr is not None and bool(getattr(param, "is_embedding_or_output_parameter", False))
+        decoupled = config.decoupled_lr is not None and is_embedding_or_output(param)
         key = (0.0 if no_decay else 1.0, lr_mult if scaled else 1.0, is_expert(param), decoupled)
         groups.setdefault(key, []).append((name, param))
     return [_make_group(key, members, config) for key, members in groups.items()]
+
+
+def is_embedding_or_output(param):
+    """Whether a parameter is the word embedding or the output layer: its layer says so."""
+    return bool(getattr(param, "is_embedding_or_output_parameter", False)) or getattr(param, "grouping", None) == "vocab"
 
 
 def has_no_weight_decay(name, param, config):

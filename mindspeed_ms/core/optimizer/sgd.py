@@ -23,7 +23,8 @@ class SGD:
         self.momentum = momentum
         self.step_count = 0
         self.STATE_NAMES = ("momentum_buffer",) if momentum else ()
-        self.state = {name: [storage.FlatBuffer(shard.numel, ms.float32) for shard in shards] for name in self.STATE_NAMES}
+        self.state = {name: [storage.FlatBuffer(shard.numel,
+                                                ms.float32) for shard in shards] for name in self.STATE_NAMES}
         self._runs = [(run.key, shard.slice_main(run.start, run.stop), self._momentum_slice(index, run),
                        shard.slice_grad(run.start, run.stop))
                       for index, shard in enumerate(shards) for run in shard.runs]

@@ -42,7 +42,8 @@ class Run:
 class OptimizerShard:
     """Elements `start` to `stop` of a `ParamAndGradBuffer`.
 
-    Without the distributed optimizer the one shard of a buffer is the whole of it; with it, a rank has one of each bucket.
+    Without the distributed optimizer the one shard of a buffer is the whole of it; with it, a rank has one of each
+    bucket.
 
     Args:
         buffer (ParamAndGradBuffer): where the parameters and gradients are.

@@ -2,9 +2,9 @@
 
 The loss is never multiplied on the tape: loss scale and 1/micro-batches go into the gradient that seeds the backward.
 """
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Callable, Optional
 
 import numpy as np
 from mindspore import Tensor
@@ -17,15 +17,15 @@ class ScheduleOptions:
     """What a schedule needs to know of the run.
 
     Attributes:
-        calculate_per_token_loss (bool): the loss functions return sums over tokens; gradients are divided by the number of
-            tokens of the global batch at the end instead of by micro-batches.
+        calculate_per_token_loss (bool): the loss functions return sums over tokens; gradients are divided by the number
+            of tokens of the global batch at the end instead of by micro-batches.
         grad_scale_func (Optional[Callable[[], float]]): the loss scale.
-        finalize_model_grads_func (Optional[Callable]): called with (model chunks, number of tokens or None) after the last
-            backward.
+        finalize_model_grads_func (Optional[Callable]): called with (model chunks, number of tokens or None) after the
+            last backward.
     """
     calculate_per_token_loss: bool = False
-    grad_scale_func: Optional[Callable[[], float]] = None
-    finalize_model_grads_func: Optional[Callable] = None
+    grad_scale_func: Callable[[], float] | None = None
+    finalize_model_grads_func: Callable | None = None
 
 
 def get_forward_backward_func():
@@ -91,8 +91,8 @@ def forward_step(forward_step_func, data_iterator, model, collected, collect_non
         return None, None
     result = loss_func(output)
     if not isinstance(result, tuple) or len(result) not in (2, 3):
-        raise ValueError(f"the loss function returned {type(result).__name__}: expected (loss, reported) or (loss, number of "
-                         "tokens, reported).")
+        raise ValueError(f"the loss function returned {type(result).__name__}: expected (loss, reported) or (loss, "
+                         "number of tokens, reported).")
     collected.append(result[-1])
     tokens = _as_float(result[1]) if len(result) == 3 else None
     return result[0], tokens
@@ -108,8 +108,8 @@ def _seed(options, tokens, num_microbatches):
     scale = options.grad_scale_func() if options.grad_scale_func is not None else 1.0
     if options.calculate_per_token_loss:
         if tokens is None:
-            raise ValueError("calculate_per_token_loss is set: the loss function must return (sum of losses, number of tokens, "
-                             "reported).")
+            raise ValueError("calculate_per_token_loss is set: the loss function must return (sum of losses, number "
+                             "of tokens, reported).")
         return scale
     # three values mean a sum over tokens: the mean over the micro-batch is what is differentiated
     return scale / ((tokens or 1.0) if tokens is not None else 1.0) / num_microbatches

@@ -20,6 +20,8 @@ from mindspeed_ms.core.tensor_parallel.mappings import (
 from mindspeed_ms.core.tensor_parallel.utils import VocabUtility, divide
 from mindspeed_ms.layout.sharding import ParameterSharding
 
+_ZERO = Zero()
+
 
 def parallel_config_of(config):
     """The parallel section of a TransformerConfig, or the given ModelParallelConfig itself."""
@@ -146,7 +148,7 @@ class ColumnParallelLinear(_ParallelLinear):
     def __init__(self, input_size, output_size, *, config, init_method, bias=True, gather_output=False, stride=1,
                  keep_master_weight_for_test=False, skip_bias_add=False, skip_weight_param_allocation=False,
                  embedding_activation_buffer=None, grad_output_buffer=None, is_expert=False, tp_comm_buffer_name=None,
-                 disable_grad_reduce=False, bias_init=Zero(), param_init_dtype=None, compute_dtype=None,
+                 disable_grad_reduce=False, bias_init=_ZERO, param_init_dtype=None, compute_dtype=None,
                  transpose_b=True, grouping=None):
         super().__init__(input_size, output_size, config, is_expert, stride, tp_comm_buffer_name, param_init_dtype,
                          compute_dtype, transpose_b, axis=0)
@@ -216,7 +218,7 @@ class RowParallelLinear(_ParallelLinear):
 
     def __init__(self, input_size, output_size, *, config, init_method, bias, input_is_parallel, skip_bias_add=True,
                  stride=1, keep_master_weight_for_test=False, is_expert=False, tp_comm_buffer_name=None,
-                 bias_init=Zero(), param_init_dtype=None, compute_dtype=None, transpose_b=True):
+                 bias_init=_ZERO, param_init_dtype=None, compute_dtype=None, transpose_b=True):
         super().__init__(input_size, output_size, config, is_expert, stride, tp_comm_buffer_name, param_init_dtype,
                          compute_dtype, transpose_b, axis=1)
         if self.sequence_parallel and not input_is_parallel:

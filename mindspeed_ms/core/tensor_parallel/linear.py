@@ -79,7 +79,7 @@ def _weight_gradient(ctx, grad_output, total_input):
     return mint.broadcast_to(_zero(weight.dtype), weight.shape)
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def _zero(dtype):
     return mint.zeros((1, 1), dtype=dtype)
 

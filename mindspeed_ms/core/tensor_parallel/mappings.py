@@ -46,9 +46,9 @@ def _split_along_last_dim(tensor, group):
 def _stack_to_last_dim(stacked, shape, count):
     """`[count * n, ..., k]`, the parts of each rank below each other, to `[n, ..., count * k]`."""
     dimensions = len(shape)
-    stacked = stacked.reshape((count,) + tuple(shape))
-    order = tuple(range(1, dimensions)) + (0, dimensions)
-    return mint.permute(stacked, order).reshape(tuple(shape[:-1]) + (count * shape[-1],))
+    stacked = stacked.reshape((count, *tuple(shape)))
+    order = (*tuple(range(1, dimensions)), 0, dimensions)
+    return mint.permute(stacked, order).reshape((*tuple(shape[:-1]), count * shape[-1]))
 
 
 def _last_dim_to_stack(tensor, count):
@@ -56,9 +56,9 @@ def _last_dim_to_stack(tensor, count):
     shape = tuple(tensor.shape)
     part = divide(shape[-1], count, "the last dimension of the tensor", "the size of the group")
     dimensions = len(shape)
-    split = tensor.reshape(shape[:-1] + (count, part))
-    order = (dimensions - 1,) + tuple(range(dimensions - 1)) + (dimensions,)
-    return mint.permute(split, order).reshape((count * shape[0],) + shape[1:-1] + (part,))
+    split = tensor.reshape((*shape[:-1], count, part))
+    order = (dimensions - 1, *tuple(range(dimensions - 1)), dimensions)
+    return mint.permute(split, order).reshape((count * shape[0], *shape[1:-1], part))
 
 
 def _gather_along_last_dim(tensor, group):
@@ -73,7 +73,7 @@ def _pad_first_dim(tensor, length):
     missing = length - tensor.shape[0]
     if missing == 0:
         return tensor
-    padding = mint.zeros((missing,) + tuple(tensor.shape[1:]), dtype=tensor.dtype)
+    padding = mint.zeros((missing, *tuple(tensor.shape[1:])), dtype=tensor.dtype)
     return mint.cat((tensor, padding), dim=0)
 
 

@@ -96,9 +96,8 @@ class CheckpointFunction(Function):
         outputs = (outputs,) if isinstance(outputs, Tensor) else tuple(outputs)
         pairs = [(out, grad) for out, grad in zip(outputs, grads) if isinstance(out, Tensor) and requires_grad(out)]
         backward([out for out, _ in pairs], [grad for _, grad in pairs])
-        return (None, None) + tuple(
-            tensor_grad(arg) if needs_grad else None for arg, needs_grad in zip(args, ctx.needs_grad)
-        )
+        input_grads = [tensor_grad(arg) if needs_grad else None for arg, needs_grad in zip(args, ctx.needs_grad)]
+        return (None, None, *input_grads)
 
 
 def checkpoint(function, distribute_saved_activations, *args):

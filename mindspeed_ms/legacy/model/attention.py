@@ -260,10 +260,10 @@ class ParallelAttention(Module):
         mixed, _ = self.kv_proj(encoder_output)
         # per head [k, v]
         key, value = _split_pairs(mixed, self.groups, self.head_size)
-        return query.reshape(query.shape[:2] + (self.groups, self.head_size)), key, value
+        return query.reshape((*query.shape[:2], self.groups, self.head_size)), key, value
 
 
 def _split_pairs(mixed, heads, head_size):
     """`[s, b, heads * 2 * d]` to two `[s, b, heads, d]`."""
-    pairs = mixed.reshape(mixed.shape[:2] + (heads, 2, head_size))
+    pairs = mixed.reshape((*mixed.shape[:2], heads, 2, head_size))
     return pairs[:, :, :, 0].contiguous(), pairs[:, :, :, 1].contiguous()

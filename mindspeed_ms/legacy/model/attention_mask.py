@@ -34,9 +34,9 @@ def expand_attention_mask(mask, batch, query_length, key_length, mask_type):
     if mask is None:
         return None
     shape = tuple(mask.shape)
-    if len(shape) == 4 and shape[2:] == (query_length, key_length) and mask.dtype in _READY:
-        if shape[0] in (1, batch) and shape[1] == 1:
-            return mask
+    is_whole = len(shape) == 4 and shape[0] in (1, batch) and shape[1:] == (1, query_length, key_length)
+    if is_whole and mask.dtype in _READY:
+        return mask
     four = _four_dimensional(shape, batch, query_length, key_length, mask_type)
     if four is None:
         raise ValueError(
@@ -55,12 +55,10 @@ def _four_dimensional(shape, batch, query_length, key_length, mask_type):
     """`shape` with the missing axes of size 1, or None when it does not fit."""
     is_padding = mask_type in (AttnMaskType.padding, AttnMaskType.padding_causal)
     if len(shape) == 2:
-        if is_padding and shape == (batch, key_length):
-            shape = (batch, 1, 1, key_length)
-        else:
-            shape = (1, 1) + shape
+        blocks_keys = is_padding and shape == (batch, key_length)
+        shape = (batch, 1, 1, key_length) if blocks_keys else (1, 1, *shape)
     elif len(shape) == 3:
-        shape = (shape[0], 1) + shape[1:]
+        shape = (shape[0], 1, *shape[1:])
     if len(shape) != 4 or shape[0] not in (1, batch) or shape[1] != 1:
         return None
     if shape[2] not in (1, query_length) or shape[3] != key_length:

@@ -73,6 +73,7 @@ class Embedding(Module):
                 self.position_embeddings = VocabParallelEmbedding(
                     max_sequence_length, hidden_size, init_method=std, config=config
                 )
+                self.position_embeddings.weight.grouping = None  # rows are positions
             else:
                 self.position_embeddings = ReplicatedEmbedding(max_sequence_length, hidden_size, std, config)
         if num_tokentypes > 0:

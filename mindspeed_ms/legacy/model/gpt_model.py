@@ -7,8 +7,8 @@ from mindspeed_ms.legacy.model.enums import AttnMaskType
 from mindspeed_ms.legacy.model.eos_mask import EosMask
 from mindspeed_ms.legacy.model.language_model import get_language_model
 from mindspeed_ms.legacy.model.lm_logits import ParallelLMLogits
-from mindspeed_ms.legacy.model.module import Module
 from mindspeed_ms.legacy.model.loss_func import LossWithMask
+from mindspeed_ms.legacy.model.module import Module
 
 
 def post_language_model_processing(

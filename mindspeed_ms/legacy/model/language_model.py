@@ -2,6 +2,8 @@
 
 from mindspeed_ms.core import parallel_state
 from mindspeed_ms.core.tensor_parallel.layers import ColumnParallelLinear, uses_sequence_parallel
+from mindspeed_ms.core.tensor_parallel.utils import divide
+from mindspeed_ms.layout.gpt_sizes import read_sizes
 from mindspeed_ms.layout.sharding import Initializer
 from mindspeed_ms.legacy.model.embedding import Embedding
 from mindspeed_ms.legacy.model.enums import AttnMaskType, to_enum
@@ -74,6 +76,7 @@ class TransformerLanguageModel(Module):
         **kwargs,
     ):
         super().__init__(config)
+        read_sizes(config)  # every size divides, every kind is known
         _refuse_other_architectures(config, add_encoder, add_decoder, add_pooler, visual_encoder, kwargs)
         self.pre_process, self.post_process = pre_process, post_process
         self.num_tokentypes = num_tokentypes
@@ -175,18 +178,24 @@ class TransformerLanguageModel(Module):
         given = [name for name, value in others.items() if value is not None]
         if given or output_enc_hidden:
             raise ValueError(f"{given or ['output_enc_hidden']} belong to other architectures: leave them out.")
+        length = self._sequence_length(enc_input_ids)
         hidden_states = None
         if self.pre_process:
             hidden_states = self.embedding(enc_input_ids, enc_position_ids, tokentype_ids)
         rotary_pos_emb = None
         if self.use_rope:
-            rotary_pos_emb = self.rotary_pos_emb.table(self._sequence_length(enc_input_ids), enc_position_ids)
+            rotary_pos_emb = self.rotary_pos_emb.table(length, enc_position_ids)
         return self.encoder(hidden_states, enc_attn_mask, rotary_pos_emb=rotary_pos_emb)
 
     def _sequence_length(self, ids):
         """Whole length of this rank's sequence; from the hidden states where a stage gets no ids."""
         if ids is not None:
+            if self.sequence_parallel:
+                size = parallel_state.get_tensor_model_parallel_world_size()
+                divide(ids.shape[1], size, "sequence_parallel: the sequence length", "tensor_model_parallel_size")
             return ids.shape[1]
+        if self.encoder.input_tensor is None:
+            raise ValueError("this pipeline stage has no input: call set_input_tensor() before the model.")
         length = self.encoder.input_tensor.shape[0]
         return length * parallel_state.get_tensor_model_parallel_world_size() if self.sequence_parallel else length
 

@@ -55,10 +55,10 @@ class _SplitQueryKeyValue(Function):
     def forward(ctx, mixed, groups, queries_per_group, head_size):
         source = bits_of(mixed)
         s, b = mixed.shape[:2]
-        parts = [new_like(source, (s * b, groups, queries_per_group, head_size)),
+        parts = [new_like(source, (s * b, groups, queries_per_group * head_size)),
                  new_like(source, (s * b, groups, head_size)), new_like(source, (s * b, groups, head_size))]
         threads.run(movement.split_query_key_value, s * b, source.size,
-                    source.reshape(s * b, groups, queries_per_group + 2, head_size), *parts)
+                    source.reshape(s * b, groups, -1), *parts)
         ctx.shape = mixed.shape
         return tuple(tensor_of_bits(part.reshape(s, b, -1, head_size), mixed.dtype) for part in parts)
 
@@ -67,9 +67,8 @@ class _SplitQueryKeyValue(Function):
         query, key, value = bits_of(query_grad), bits_of(key_grad), bits_of(value_grad)
         s, b, groups, size = key.shape
         mixed = new_like(query, ctx.shape)
-        threads.run(movement.join_query_key_value, s * b, mixed.size, query.reshape(s * b, groups, -1, size),
-                    key.reshape(s * b, groups, size), value.reshape(s * b, groups, size),
-                    mixed.reshape(s * b, groups, -1, size))
+        threads.run(movement.join_query_key_value, s * b, mixed.size, query.reshape(s * b, groups, -1),
+                    key.reshape(s * b, groups, size), value.reshape(s * b, groups, size), mixed.reshape(s * b, groups, -1))
         return tensor_of_bits(mixed, query_grad.dtype), None, None, None
 
 
@@ -124,6 +123,7 @@ class _Attention(Function):
     """Both kinds of attention: on a CPU walking blocks is faster than a whole matrix of scores, and exact as well.
 
     `options`: scale, lower, upper, mask array, whether it counts, dropout mode, keep array, seed, keep probability.
+    Returns the output and the statistics of each query's softmax, float32 [b, n, sq].
     """
 
     @staticmethod
@@ -131,17 +131,20 @@ class _Attention(Function):
         q, k, v = float32_of(query), float32_of(key), float32_of(value)
         queries, batch, heads, size = q.shape
         output = empty(q.shape)
-        maximum, inverse_sum = empty((batch, heads, queries)), empty((batch, heads, queries))
+        statistics = empty((batch, heads, queries)), empty((batch, heads, queries))
         tasks = batch * heads * -(-queries // kernels.QUERY_BLOCK)
         threads.run(kernels.attention_forward, tasks, _attention_work(q, k), sgemm_address(), q, k, v, *options, output,
-                    maximum, inverse_sum)
+                    *statistics)
         result = tensor_of(output.reshape(queries, batch, heads * size), query.dtype)
         ctx.save_for_backward(query, key, value, result)
-        ctx.statistics, ctx.options = (maximum, inverse_sum), options
-        return result
+        ctx.statistics, ctx.options = statistics, options
+        ctx.set_materialize_grads(False)
+        return result, storage.from_array(statistics[0]), storage.from_array(statistics[1])
 
     @staticmethod
-    def backward(ctx, output_grad):
+    def backward(ctx, output_grad, _maximum_grad, _inverse_sum_grad):
+        if output_grad is None:
+            return None, None, None, None
         query, key, value, output = ctx.saved_tensors
         q, k, v = float32_of(query), float32_of(key), float32_of(value)
         grads = empty(q.shape), empty(k.shape), empty(v.shape)
@@ -174,14 +177,32 @@ def core_attention(query, key, value, mask=None, scale=None, causal=False, dropo
     lower, upper = checks.visible_band(queries, keys, causal, pre_tokens, next_tokens)
     options = (checks.default_scale(scale, size) * float(softmax_scale), lower, upper, _mask_array(mask), mask is not None, mode,
                keep, 0, 1.0 - dropout_p)
-    return _Attention.apply(query, key, value, options)
+    return _Attention.apply(query, key, value, options)[0]
 
 
 def flash_attention(query, key, value, mask=None, scale=None, pre_tokens=2147483647, next_tokens=2147483647, sparse_mode=0,
                     input_layout="SBH", keep_prob=1.0, dropout_seed=None):
     """See `ops.flash_attention`."""
-    checks.check_heads(query, key, value)
     checks.check_flash_arguments(mask, sparse_mode, input_layout, keep_prob, dropout_seed)
+    return _flash(query, key, value, mask, scale, pre_tokens, next_tokens, sparse_mode, keep_prob, dropout_seed)[0]
+
+
+def attention_with_statistics(query, key, value, mask, scale, pre_tokens, next_tokens, sparse_mode, keep_prob, dropout_seed):
+    """`flash_attention`, and the maximum and the sum of exponentials of each query's softmax, float32 [b, n, sq, 8]."""
+    output, maximum, inverse_sum = _flash(query, key, value, mask, scale, pre_tokens, next_tokens, sparse_mode, keep_prob,
+                                          dropout_seed)
+    with np.errstate(divide="ignore"):
+        total = 1 / storage.read_array(inverse_sum)
+    return output, _eightfold(storage.read_array(maximum)), _eightfold(np.where(np.isfinite(total), total, 0))
+
+
+def _eightfold(statistic):
+    """The fused operator's layout repeats each number eight times."""
+    return storage.from_array(np.repeat(statistic[..., None], 8, -1).astype(np.float32))
+
+
+def _flash(query, key, value, mask, scale, pre_tokens, next_tokens, sparse_mode, keep_prob, dropout_seed):
+    checks.check_heads(query, key, value)
     queries, batch, _, size = query.shape
     keys = key.shape[0]
     lower, upper, masked = checks.sparse_band(sparse_mode, mask is not None, queries, keys, pre_tokens, next_tokens)

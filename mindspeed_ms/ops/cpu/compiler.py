@@ -34,19 +34,19 @@ def kernel(function):
         numba.config.CACHE_DIR = previous
 
 
+def shared(function):
+    """A function for use inside kernels that stays a function: for rare or long parts, to keep compilation short."""
+    return numba.njit(fastmath=set(_EXACT_FLAGS), error_model="numpy", no_cpython_wrapper=True)(function)
+
+
 def inline(function):
     """A function for use inside kernels, inlined by the compiler."""
     return numba.njit(fastmath=set(_EXACT_FLAGS), error_model="numpy", forceinline=True)(function)
 
 
 def reduction(function):
-    """Like `inline`, for sums and maxima whose order does not matter, so that they run in vectors."""
+    """Like `inline`, for sums whose order does not matter, so that they run in vectors."""
     return numba.njit(fastmath=set(_REDUCTION_FLAGS), error_model="numpy", forceinline=True)(function)
-
-
-def maximum_reduction(function):
-    """Like `reduction`, for maxima: NaN may be skipped."""
-    return numba.njit(fastmath=set(_REDUCTION_FLAGS | {"nnan"}), error_model="numpy", forceinline=True)(function)
 
 
 _chosen_directory = None

@@ -1,4 +1,9 @@
-"""Matrix products by MindSpore's kernel, which reads transposed operands in place; half precisions pass through float32."""
+"""Matrix products in float32; half precisions pass through it and are rounded once.
+
+The forward and the weight gradient use BLAS, which is as fast as MindSpore's kernel on one thread, loses less to other
+processes when spread by `threads`, and can add to its result. The input gradient and batches use MindSpore's kernel, which is
+faster there and reads transposed operands in place.
+"""
 import functools
 
 import mindspore as ms
@@ -8,12 +13,18 @@ from mindspeed_ms.core import storage
 from mindspeed_ms.core.autograd import Function
 from mindspeed_ms.ops.cpu import threads
 from mindspeed_ms.ops.cpu.arrays import empty, float32_of, rows_of, tensor_of
-from mindspeed_ms.ops.cpu.kernels import reductions
+from mindspeed_ms.ops.cpu.blas import sgemm_address
+from mindspeed_ms.ops.cpu.kernels import products, reductions
 from mindspeed_ms.ops.cpu.kernels.movement import add_bias
-from mindspeed_ms.ops.cpu.kernels.optimizer import add
+
+_NARROW = 256
+"""Fewer columns than this are not worth cutting: the rows are."""
 
 _product_primitive = functools.cache(ops.MatMul)
-_batch_product_primitive = functools.cache(ops.BatchMatMul)
+_batch_NARROW = 256
+"""Fewer columns than this are not worth cutting: the rows are."""
+
+_product_primitive = functools.cache(ops.BatchMatMul)
 
 
 def _product(a, b, transpose_a, transpose_b):
@@ -34,10 +45,21 @@ def _check_linear(x, weight):
 def linear_forward(x, weight, bias=None):
     """See `ops.linear_forward`."""
     _check_linear(x, weight)
-    y = _product(rows_of(float32_of(x)), float32_of(weight), False, True)
+    values, rows = rows_of(float32_of(x)), float32_of(weight)
+    y = empty((*x.shape[:-1], weight.shape[0]))
+    flat = rows_of(y)
+    kernel = products.linear_columns if rows.shape[0] >= _NARROW else products.linear_rows
+    _run_product(kernel, rows.shape[0] if rows.shape[0] >= _NARROW else len(values), values, rows, flat)
     if bias is not None:
-        threads.run(add_bias, len(y), y.size, y, float32_of(bias))
-    return tensor_of(y.reshape(*x.shape[:-1], weight.shape[0]), x.dtype)
+        threads.run(add_bias, len(flat), flat.size, flat, float32_of(bias))
+    return tensor_of(y, x.dtype)
+
+
+def _run_product(kernel, total, a, b, *arguments):
+    """Run a kernel of `products` over `total` rows or columns; every piece packs one operand anew, so pieces stay large."""
+    pieces_per_thread = 2 if total >= 4 * _NARROW * threads.thread_count() else 1
+    threads.run(kernel, total, a.size * b.size // a.shape[0], sgemm_address(), a, b, *arguments,
+                pieces_per_thread=pieces_per_thread)
 
 
 def linear_input_grad(output_grad, weight):
@@ -48,14 +70,16 @@ def linear_input_grad(output_grad, weight):
 
 def linear_weight_grad(output_grad, x, accumulate_into=None):
     """See `ops.linear_weight_grad`."""
-    result = _product(rows_of(float32_of(output_grad)), rows_of(float32_of(x)), True, False)
+    g, values = rows_of(float32_of(output_grad)), rows_of(float32_of(x))
+    if accumulate_into is not None and accumulate_into.dtype == ms.float32:
+        # BLAS adds while it multiplies, which saves two passes over the gradient buffer
+        _run_product(products.weight_grad_rows, g.shape[1], g, values, 1.0, storage.as_array(accumulate_into))
+        return accumulate_into
+    result = empty((g.shape[1], values.shape[1]))
+    _run_product(products.weight_grad_rows, g.shape[1], g, values, 0.0, result)
     if accumulate_into is None:
         return tensor_of(result, x.dtype)
-    if accumulate_into.dtype != ms.float32:
-        storage.write(accumulate_into, tensor_of(result + float32_of(accumulate_into), accumulate_into.dtype))
-        return accumulate_into
-    target = storage.as_array(accumulate_into)
-    threads.run(add, target.size, target.size, target.reshape(-1), result.reshape(-1))
+    storage.write(accumulate_into, tensor_of(result + float32_of(accumulate_into), accumulate_into.dtype))
     return accumulate_into
 
 

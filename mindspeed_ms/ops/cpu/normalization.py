@@ -1,4 +1,5 @@
 """LayerNorm and RMSNorm as autograd Functions."""
+from mindspeed_ms.core import storage
 from mindspeed_ms.core.autograd import Function
 from mindspeed_ms.ops.cpu import threads
 from mindspeed_ms.ops.cpu.arrays import empty, float32_of, rows_of, tensor_of
@@ -14,10 +15,10 @@ class _RMSNorm(Function):
                     inverse_rms)
         ctx.save_for_backward(x, weight)
         ctx.inverse_rms = inverse_rms
-        return tensor_of(y, x.dtype)
+        return tensor_of(y, x.dtype), storage.from_array(inverse_rms.reshape(*x.shape[:-1], 1))
 
     @staticmethod
-    def backward(ctx, output_grad):
+    def backward(ctx, output_grad, _inverse_rms_grad):
         x, weight = ctx.saved_tensors
         g, values = rows_of(float32_of(output_grad)), rows_of(float32_of(x))
         input_grad = weight_grad = None
@@ -66,6 +67,11 @@ class _LayerNorm(Function):
 
 def rms_norm(x, weight, eps):
     """See `ops.rms_norm`."""
+    return rms_norm_with_inverse(x, weight, eps)[0]
+
+
+def rms_norm_with_inverse(x, weight, eps):
+    """`rms_norm` and the inverse root mean square [..., 1], float32, without a gradient."""
     _check_size(x, weight)
     return _RMSNorm.apply(x, weight, eps)
 

@@ -8,7 +8,7 @@ import itertools
 import queue
 import threading
 
-from mindspeed_ms.core.device import thread_count
+from mindspeed_ms.core.device import thread_count as _device_threads
 
 MINIMUM_WORK = 65536
 """Element operations below which handing a piece to another thread costs more than it gains (some 20 us)."""
@@ -36,23 +36,24 @@ class _Job:
             failure = None
             try:
                 self.kernel(start, min(start + self.piece, self.total), *self.arguments)
-            except BaseException as error:  # noqa: BLE001 - handed to the caller, who must not wait for ever
+            except BaseException as error:  # handed to the caller, who must not wait for ever
                 failure = error
             self.finished.put(failure)
 
 
-def run(kernel, total, work, *arguments):
+def run(kernel, total, work, *arguments, pieces_per_thread=_PIECES_PER_THREAD):
     """Call `kernel(start, stop, *arguments)` over all of range(total), in pieces on all threads of this process.
 
     Args:
         total: rows, columns or elements that the kernel can be cut into; results must not depend on the cut.
         work: element operations of the whole call, to decide whether more than one thread is worth while.
+        pieces_per_thread: more pieces share the work better, fewer suit kernels with a cost per piece.
     """
     pieces = min(total, work // MINIMUM_WORK)
-    if pieces < 2 or _thread_count() == 1:
+    if pieces < 2 or thread_count() == 1:
         kernel(0, total, *arguments)
         return
-    pieces = min(pieces, _PIECES_PER_THREAD * _threads)
+    pieces = min(pieces, pieces_per_thread * _threads)
     helpers = min(pieces, _threads) - 1
     _start_helpers(helpers)
     piece = -(-total // pieces)
@@ -66,10 +67,11 @@ def run(kernel, total, work, *arguments):
             raise failure
 
 
-def _thread_count():
+def thread_count():
+    """Threads that kernels run on; read once."""
     global _threads
     if not _threads:
-        _threads = thread_count()
+        _threads = _device_threads()
     return _threads
 
 

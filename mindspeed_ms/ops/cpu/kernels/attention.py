@@ -8,11 +8,10 @@ Key j is visible to query i if i + lower <= j <= i + upper and, with a mask, mas
 """
 import numpy as np
 
-from mindspeed_ms.ops.cpu.compiler import inline, kernel, reduction
+from mindspeed_ms.ops.cpu.compiler import inline, kernel, shared
 from mindspeed_ms.ops.cpu.kernels.blas import address_of, multiply, multiply_transposed, transposed_multiply
-from mindspeed_ms.ops.cpu.kernels.loss import row_maximum
-from mindspeed_ms.ops.cpu.kernels.math import exp
-from mindspeed_ms.ops.cpu.kernels.softmax import visible_range
+from mindspeed_ms.ops.cpu.kernels.math import exp, row_dot, row_maximum, row_sum
+from mindspeed_ms.ops.cpu.kernels.softmax import fill, visible_range
 
 QUERY_BLOCK = 64
 KEY_BLOCK = 512
@@ -23,20 +22,11 @@ _ONE = np.float32(1)
 _LOWEST = np.float32(-3.0e38)
 
 
-@reduction
-def _sum(row):
-    total = 0.0
-    for j in range(row.size):
-        total += np.float64(row[j])
-    return total
-
-
-@reduction
-def _dot(a, b):
-    total = 0.0
-    for j in range(a.size):
-        total += np.float64(a[j]) * np.float64(b[j])
-    return total
+@shared
+def _fill_heads(array, first, last, b, head):
+    """Zero the vectors of one head at positions first to last of [s, b, n, d]."""
+    for i in range(first, last):
+        fill(array[i, b, head], _ZERO)
 
 
 @inline
@@ -48,7 +38,7 @@ def _kept_by_hash(seed, row, column, threshold):
     return np.uint32((z ^ (z >> np.uint64(31))) >> np.uint64(32)) < threshold
 
 
-@inline
+@shared
 def _drop(row, dropout, keep_row, seed, position, first_key, threshold, scale):
     """Apply dropout to the probabilities (or their gradients) of one query."""
     if dropout == DROPOUT_MASK:
@@ -59,14 +49,14 @@ def _drop(row, dropout, keep_row, seed, position, first_key, threshold, scale):
             row[j] = row[j] * scale if _kept_by_hash(seed, position, first_key + j, threshold) else _ZERO
 
 
-@inline
+@shared
 def _hide(row, i, first_key, keys, lower, upper, has_mask, mask_row):
     """Set the scores of the invisible keys first_key, ... to the lowest number."""
     first, last = visible_range(i, keys, lower, upper)
     before = min(max(first - first_key, 0), row.size)
     after = min(max(last - first_key, before), row.size)
-    row[:before] = _LOWEST
-    row[after:] = _LOWEST
+    fill(row[:before], _LOWEST)
+    fill(row[after:], _LOWEST)
     if has_mask:
         for j in range(before, after):
             row[j] = _LOWEST if mask_row[first_key + j] else row[j]
@@ -92,12 +82,12 @@ def attention_forward(start, stop, sgemm, query, key, value, scale, lower, upper
         rows = min(QUERY_BLOCK, queries - first)
         q, o = address_of(query[first:, b, head]), address_of(output[first:, b, head])
         largest = maximum[b, head, first:first + rows]
-        largest[:] = _LOWEST
-        sums[:] = 0.0
+        fill(largest, _LOWEST)
+        fill(sums, 0.0)
         key_start = visible_range(first, keys, lower, upper)[0]
         key_stop = max(visible_range(first + rows - 1, keys, lower, upper)[1], key_start)
         if key_stop == key_start:
-            output[first:first + rows, b, head] = _ZERO
+            _fill_heads(output, first, first + rows, b, head)
         for k0 in range(key_start, key_stop, KEY_BLOCK):
             columns = min(KEY_BLOCK, key_stop - k0)
             multiply_transposed(sgemm, rows, columns, size, scale, q, q_step,
@@ -107,12 +97,12 @@ def attention_forward(start, stop, sgemm, query, key, value, scale, lower, upper
                 _hide(row, first + r, k0, keys, lower, upper, has_mask, mask[b % mask.shape[0], (first + r) % mask.shape[1]])
                 new_largest = max(largest[r], row_maximum(row))
                 if new_largest == _LOWEST:
-                    row[:] = _ZERO
+                    fill(row, _ZERO)
                     continue
                 shrink = exp(largest[r] - new_largest)
                 for j in range(columns):
                     row[j] = exp(row[j] - new_largest)
-                sums[r] = sums[r] * shrink + _sum(row)
+                sums[r] = sums[r] * shrink + row_sum(row)
                 largest[r] = new_largest
                 _drop(row, dropout, keep[b % keep.shape[0], head % keep.shape[1], (first + r) % keep.shape[2]], seed,
                       (b * heads + head) * queries + first + r, k0, threshold, gain)
@@ -145,8 +135,8 @@ def attention_backward(start, stop, sgemm, output_grad, query, key, value, outpu
     for task in range(start, stop):
         b = task // groups
         group = task % groups
-        key_grad[:, b, group] = _ZERO
-        value_grad[:, b, group] = _ZERO
+        _fill_heads(key_grad, 0, keys, b, group)
+        _fill_heads(value_grad, 0, keys, b, group)
         for head in range(group * per_group, (group + 1) * per_group):
             for first in range(0, queries, QUERY_BLOCK):
                 rows = min(QUERY_BLOCK, queries - first)
@@ -155,7 +145,7 @@ def attention_backward(start, stop, sgemm, output_grad, query, key, value, outpu
                 key_start = visible_range(first, keys, lower, upper)[0]
                 key_stop = max(visible_range(first + rows - 1, keys, lower, upper)[1], key_start)
                 if key_stop == key_start:
-                    query_grad[first:first + rows, b, head] = _ZERO
+                    _fill_heads(query_grad, first, first + rows, b, head)
                 for k0 in range(key_start, key_stop, KEY_BLOCK):
                     columns = min(KEY_BLOCK, key_stop - k0)
                     k, v = address_of(key[k0:, b, group]), address_of(value[k0:, b, group])
@@ -166,14 +156,14 @@ def attention_backward(start, stop, sgemm, output_grad, query, key, value, outpu
                         row, grad = probabilities[r, :columns], grads[r, :columns]
                         inverse = inverse_sum[b, head, i]
                         if inverse == _ZERO:
-                            row[:] = _ZERO
-                            grad[:] = _ZERO
+                            fill(row, _ZERO)
+                            fill(grad, _ZERO)
                             continue
                         _hide(row, i, k0, keys, lower, upper, has_mask, mask[b % mask.shape[0], i % mask.shape[1]])
                         keep_row = keep[b % keep.shape[0], head % keep.shape[1], i % keep.shape[2]]
                         position = (b * heads + head) * queries + i
                         largest = maximum[b, head, i]
-                        mean = np.float32(_dot(output_grad[i, b, head], output[i, b, head]))
+                        mean = np.float32(row_dot(output_grad[i, b, head], output[i, b, head]))
                         _drop(grad, dropout, keep_row, seed, position, k0, threshold, gain)
                         for j in range(columns):
                             row[j] = exp(row[j] - largest) * inverse

@@ -1,25 +1,8 @@
 """Cross entropy over rows of logits [rows, v]."""
 import numpy as np
 
-from mindspeed_ms.ops.cpu.compiler import inline, kernel, maximum_reduction, reduction
-from mindspeed_ms.ops.cpu.kernels.math import exp
-
-
-@maximum_reduction
-def row_maximum(row):
-    """Largest element."""
-    largest = row[0]
-    for j in range(row.size):
-        largest = max(largest, row[j])
-    return largest
-
-
-@reduction
-def _sum(row):
-    total = 0.0
-    for j in range(row.size):
-        total += np.float64(row[j])
-    return total
+from mindspeed_ms.ops.cpu.compiler import inline, kernel
+from mindspeed_ms.ops.cpu.kernels.math import exp, row_maximum, row_sum
 
 
 @inline
@@ -41,11 +24,11 @@ def local_sums(start, stop, logits, maximum, target, vocab_start, smoothing, sum
     for i in range(start, stop):
         shift = maximum[i]
         _exponentials(logits[i], shift, scratch)
-        sum_exp[i] = np.float32(_sum(scratch))
+        sum_exp[i] = np.float32(row_sum(scratch))
         column = target[i] - vocab_start
         target_logit[i] = logits[i, column] - shift if 0 <= column < logits.shape[1] else np.float32(0)
         if smoothing:
-            logit_sum[i] = np.float32(_sum(logits[i]) - np.float64(shift) * logits.shape[1])
+            logit_sum[i] = np.float32(row_sum(logits[i]) - np.float64(shift) * logits.shape[1])
 
 
 @kernel

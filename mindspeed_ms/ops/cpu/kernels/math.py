@@ -1,4 +1,4 @@
-"""Elementary functions in float32 that the compiler turns into vector code, accurate to about 1e-7 relative.
+"""Elementary functions and row reductions in float32 that the compiler turns into vector code, accurate to about 1e-7 relative.
 
 The polynomials are minimax fits of our own: exp(r) = 1 + r + r^2 q(r) on |r| <= ln(2)/2 (error 3e-9), and the normal
 distribution's tail Phi(-x) = exp(-x^2/2) t p(t) with t = 1 / (1 + 0.3 x) (relative error 4e-9 for 0 <= x <= 14) and its
@@ -9,7 +9,7 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from mindspeed_ms.ops.cpu.compiler import inline
+from mindspeed_ms.ops.cpu.compiler import inline, reduction
 
 _LOG2_E = np.float32(1.4426950408889634)
 _LN2_HIGH = np.float32(0.693359375)  # few bits, so that n * _LN2_HIGH is exact
@@ -37,6 +37,54 @@ def _float_of_bits(typing_context, bits):
     def generate(context, builder, signature, arguments):
         return builder.bitcast(arguments[0], ir.FloatType())
     return types.float32(types.int32), generate
+
+
+def _flip_negative(builder, bits):
+    integer = ir.IntType(32)
+    sign = builder.ashr(bits, ir.Constant(integer, 31))
+    return builder.xor(bits, builder.and_(sign, ir.Constant(integer, 0x7FFFFFFF)))
+
+
+@intrinsic
+def _ordered_bits(typing_context, value):
+    """An integer that orders like the float; positive NaN comes out largest."""
+    def generate(context, builder, signature, arguments):
+        return _flip_negative(builder, builder.bitcast(arguments[0], ir.IntType(32)))
+    return types.int32(types.float32), generate
+
+
+@intrinsic
+def _float_of_ordered_bits(typing_context, bits):
+    def generate(context, builder, signature, arguments):
+        return builder.bitcast(_flip_negative(builder, arguments[0]), ir.FloatType())
+    return types.float32(types.int32), generate
+
+
+@inline
+def row_maximum(row):
+    """Largest element. As integers, because the compiler makes no vectors of floating-point maxima."""
+    largest = _ordered_bits(row[0])
+    for j in range(row.size):
+        largest = max(largest, _ordered_bits(row[j]))
+    return _float_of_ordered_bits(largest)
+
+
+@reduction
+def row_sum(row):
+    """Sum in double precision."""
+    total = 0.0
+    for j in range(row.size):
+        total += np.float64(row[j])
+    return total
+
+
+@reduction
+def row_dot(a, b):
+    """Sum of products in double precision."""
+    total = 0.0
+    for j in range(a.size):
+        total += np.float64(a[j]) * np.float64(b[j])
+    return total
 
 
 @inline

@@ -1,9 +1,15 @@
 """Kernels that move or combine elements: embedding, qkv split, rotary, dropout, residuals. Movers take any element type."""
 import numpy as np
 
-from mindspeed_ms.ops.cpu.compiler import kernel
+from mindspeed_ms.ops.cpu.compiler import inline, kernel
 
 _ZERO = np.float32(0)
+
+
+@inline
+def _copy(source, target):
+    for j in range(target.size):
+        target[j] = source[j]
 
 
 @kernel
@@ -12,91 +18,97 @@ def gather_rows(start, stop, weight, ids, vocab_start, output):
     for i in range(start, stop):
         row = ids[i] - vocab_start
         if 0 <= row < weight.shape[0]:
-            output[i] = weight[row]
+            for j in range(weight.shape[1]):
+                output[i, j] = weight[row, j]
         else:
-            output[i] = 0
+            for j in range(weight.shape[1]):
+                output[i, j] = 0
 
 
 @kernel
 def scatter_rows(start, stop, output_grad, ids, vocab_start, weight_grad):
     """Columns `start` to `stop` of weight_grad [rows, h]: zero, then those of output_grad [n, h] in the order of the ids."""
-    weight_grad[:, start:stop] = _ZERO
+    for row in range(weight_grad.shape[0]):
+        target = weight_grad[row, start:stop]
+        for j in range(target.size):
+            target[j] = _ZERO
     for i in range(ids.size):
         row = ids[i] - vocab_start
         if 0 <= row < weight_grad.shape[0]:
-            for j in range(start, stop):
-                weight_grad[row, j] += output_grad[i, j]
+            target, source = weight_grad[row, start:stop], output_grad[i, start:stop]
+            for j in range(target.size):
+                target[j] += source[j]
 
 
 @kernel
 def split_query_key_value(start, stop, mixed, query, key, value):
-    """mixed [tokens, groups, queries + 2, d] -> query [tokens, groups, queries, d], key and value [tokens, groups, d]."""
-    queries = query.shape[2]
+    """mixed [tokens, groups, (queries + 2) * d] -> query [tokens, groups, queries * d], key and value [tokens, groups, d]."""
+    wide, size = query.shape[2], key.shape[2]
     for token in range(start, stop):
         for group in range(mixed.shape[1]):
-            query[token, group] = mixed[token, group, :queries]
-            key[token, group] = mixed[token, group, queries]
-            value[token, group] = mixed[token, group, queries + 1]
+            source = mixed[token, group]
+            _copy(source[:wide], query[token, group])
+            _copy(source[wide:wide + size], key[token, group])
+            _copy(source[wide + size:], value[token, group])
 
 
 @kernel
 def join_query_key_value(start, stop, query, key, value, mixed):
     """The inverse of `split_query_key_value`."""
-    queries = query.shape[2]
+    wide, size = query.shape[2], key.shape[2]
     for token in range(start, stop):
         for group in range(mixed.shape[1]):
-            mixed[token, group, :queries] = query[token, group]
-            mixed[token, group, queries] = key[token, group]
-            mixed[token, group, queries + 1] = value[token, group]
+            target = mixed[token, group]
+            _copy(query[token, group], target[:wide])
+            _copy(key[token, group], target[wide:wide + size])
+            _copy(value[token, group], target[wide + size:])
 
 
 @kernel
 def rotary_halves(start, stop, t, cos, sin, backward, output):
     """Rotate pairs (j, j + rot/2) of t [s, b, n, d] by cos and sin [s, b or 1, rot]; rows are the s * b tokens."""
-    batch, heads, size = t.shape[1], t.shape[2], t.shape[3]
+    batch, heads = t.shape[1], t.shape[2]
     rot = cos.shape[2]
     half = rot // 2
     for token in range(start, stop):
         s = token // batch
         b = token % batch
         angle = b if cos.shape[1] > 1 else 0
-        cos1, cos2 = cos[s, angle, :half], cos[s, angle, half:]
-        sin1, sin2 = sin[s, angle, :half], sin[s, angle, half:]
+        c, z = cos[s, angle], sin[s, angle]
         for head in range(heads):
-            x1, x2 = t[s, b, head, :half], t[s, b, head, half:rot]
-            y1, y2 = output[s, b, head, :half], output[s, b, head, half:rot]
+            x, y = t[s, b, head], output[s, b, head]
             if backward:
                 for j in range(half):
-                    y1[j] = x1[j] * cos1[j] + x2[j] * sin2[j]
-                    y2[j] = x2[j] * cos2[j] - x1[j] * sin1[j]
+                    y[j] = x[j] * c[j] + x[half + j] * z[half + j]
+                for j in range(half):
+                    y[half + j] = x[half + j] * c[half + j] - x[j] * z[j]
             else:
                 for j in range(half):
-                    y1[j] = x1[j] * cos1[j] - x2[j] * sin1[j]
-                    y2[j] = x2[j] * cos2[j] + x1[j] * sin2[j]
-            for j in range(rot, size):
-                output[s, b, head, j] = t[s, b, head, j]
+                    y[j] = x[j] * c[j] - x[half + j] * z[j]
+                for j in range(half):
+                    y[half + j] = x[half + j] * c[half + j] + x[j] * z[half + j]
+            _copy(x[rot:], y[rot:])
 
 
 @kernel
 def rotary_interleaved(start, stop, t, cos, sin, backward, output):
     """Like `rotary_halves` for pairs (2j, 2j + 1)."""
-    batch, heads, size = t.shape[1], t.shape[2], t.shape[3]
+    batch, heads = t.shape[1], t.shape[2]
     rot = cos.shape[2]
     for token in range(start, stop):
         s = token // batch
         b = token % batch
         angle = b if cos.shape[1] > 1 else 0
+        c, z = cos[s, angle], sin[s, angle]
         for head in range(heads):
+            x, y = t[s, b, head], output[s, b, head]
             for j in range(0, rot, 2):
-                x1, x2 = t[s, b, head, j], t[s, b, head, j + 1]
-                c1, c2 = cos[s, angle, j], cos[s, angle, j + 1]
-                s1, s2 = sin[s, angle, j], sin[s, angle, j + 1]
+                z1, z2 = z[j], z[j + 1]
                 if backward:
-                    s1, s2 = -s2, -s1
-                output[s, b, head, j] = x1 * c1 - x2 * s1
-                output[s, b, head, j + 1] = x2 * c2 + x1 * s2
-            for j in range(rot, size):
-                output[s, b, head, j] = t[s, b, head, j]
+                    z1, z2 = -z2, -z1
+                y[j] = x[j] * c[j] - x[j + 1] * z1
+                y[j + 1] = x[j + 1] * c[j + 1] + x[j] * z2
+            _copy(x[rot:], y[rot:])
 
 
 @kernel
@@ -135,4 +147,6 @@ def swap_leading(start, stop, source, destination):
     """destination [b, s, n] = source [s, b, n] with the leading dimensions swapped; rows are destination's b * s."""
     outer = destination.shape[1]
     for row in range(start, stop):
-        destination[row // outer, row % outer] = source[row % outer, row // outer]
+        to, position = row // outer, row % outer
+        for j in range(source.shape[2]):
+            destination[to, position, j] = source[position, to, j]

@@ -2,22 +2,7 @@
 import numpy as np
 
 from mindspeed_ms.ops.cpu.compiler import kernel, reduction
-
-
-@reduction
-def _square_sum(row):
-    total = 0.0
-    for j in range(row.size):
-        total += np.float64(row[j]) * np.float64(row[j])
-    return total
-
-
-@reduction
-def _sum(row):
-    total = 0.0
-    for j in range(row.size):
-        total += np.float64(row[j])
-    return total
+from mindspeed_ms.ops.cpu.kernels.math import row_dot, row_sum
 
 
 @reduction
@@ -43,7 +28,7 @@ def _weighted_sums(output_grad, weight, x):
 @kernel
 def rms_norm_forward(start, stop, x, weight, eps, y, inverse_rms):
     for i in range(start, stop):
-        scale = np.float32(1 / np.sqrt(_square_sum(x[i]) / x.shape[1] + eps))
+        scale = np.float32(1 / np.sqrt(row_dot(x[i], x[i]) / x.shape[1] + eps))
         inverse_rms[i] = scale
         for j in range(x.shape[1]):
             y[i, j] = x[i, j] * scale * weight[j]
@@ -65,16 +50,18 @@ def rms_norm_weight_grad(start, stop, output_grad, x, inverse_rms, weight_grad):
     total = np.zeros(stop - start, np.float64)
     for i in range(x.shape[0]):
         scale = inverse_rms[i]
-        for j in range(stop - start):
-            total[j] += np.float64(output_grad[i, start + j] * (x[i, start + j] * scale))
-    for j in range(stop - start):
-        weight_grad[start + j] = np.float32(total[j])
+        grads, values = output_grad[i, start:stop], x[i, start:stop]
+        for j in range(total.size):
+            total[j] += np.float64(grads[j] * (values[j] * scale))
+    target = weight_grad[start:stop]
+    for j in range(total.size):
+        target[j] = np.float32(total[j])
 
 
 @kernel
 def layer_norm_forward(start, stop, x, gamma, beta, eps, y, means, inverse_deviations):
     for i in range(start, stop):
-        mean = _sum(x[i]) / x.shape[1]
+        mean = row_sum(x[i]) / x.shape[1]
         scale = np.float32(1 / np.sqrt(_centred_square_sum(x[i], mean) / x.shape[1] + eps))
         shift = np.float32(mean)
         means[i] = shift
@@ -104,10 +91,11 @@ def layer_norm_parameter_grads(start, stop, output_grad, x, means, inverse_devia
     for i in range(x.shape[0]):
         scale = inverse_deviations[i]
         shift = means[i]
-        for j in range(stop - start):
-            g = output_grad[i, start + j]
-            gamma_total[j] += np.float64(g * ((x[i, start + j] - shift) * scale))
-            beta_total[j] += np.float64(g)
-    for j in range(stop - start):
-        gamma_grad[start + j] = np.float32(gamma_total[j])
-        beta_grad[start + j] = np.float32(beta_total[j])
+        grads, values = output_grad[i, start:stop], x[i, start:stop]
+        for j in range(gamma_total.size):
+            gamma_total[j] += np.float64(grads[j] * ((values[j] - shift) * scale))
+            beta_total[j] += np.float64(grads[j])
+    gamma_target, beta_target = gamma_grad[start:stop], beta_grad[start:stop]
+    for j in range(gamma_total.size):
+        gamma_target[j] = np.float32(gamma_total[j])
+        beta_target[j] = np.float32(beta_total[j])

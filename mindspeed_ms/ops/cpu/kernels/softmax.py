@@ -4,28 +4,18 @@ Row r belongs to query i = r % sq; its visible keys are i + lower <= j <= i + up
 """
 import numpy as np
 
-from mindspeed_ms.ops.cpu.compiler import inline, kernel, reduction
-from mindspeed_ms.ops.cpu.kernels.loss import row_maximum
-from mindspeed_ms.ops.cpu.kernels.math import exp
+from mindspeed_ms.ops.cpu.compiler import inline, kernel
+from mindspeed_ms.ops.cpu.kernels.math import exp, row_dot, row_maximum, row_sum
 
 _ZERO = np.float32(0)
 _BLOCKED = np.float32(-3.0e38)
 
 
-@reduction
-def _sum(row):
-    total = 0.0
+@inline
+def fill(row, number):
+    """Set every element of a row."""
     for j in range(row.size):
-        total += np.float64(row[j])
-    return total
-
-
-@reduction
-def _dot(a, b):
-    total = 0.0
-    for j in range(a.size):
-        total += np.float64(a[j]) * np.float64(b[j])
-    return total
+        row[j] = number
 
 
 @inline
@@ -56,18 +46,18 @@ def softmax_forward(start, stop, scores, heads, queries, mask, has_mask, scale, 
         b = r // (queries * heads) if mask.shape[0] > 1 else 0
         first, last = visible_range(i, keys, lower, upper)
         row = output[r, first:last]
-        output[r, :first] = _ZERO
-        output[r, last:] = _ZERO
+        fill(output[r, :first], _ZERO)
+        fill(output[r, last:], _ZERO)
         if first == last:
             continue
         _scale_row(scores[r, first:last], mask[b, i % mask.shape[1], first:last], has_mask, factor, row)
         largest = row_maximum(row)
         if largest <= _BLOCKED:
-            row[:] = _ZERO
+            fill(row, _ZERO)
             continue
         for j in range(row.size):
             row[j] = exp(row[j] - largest)
-        inverse = np.float32(1 / _sum(row))
+        inverse = np.float32(1 / row_sum(row))
         for j in range(row.size):
             row[j] *= inverse
 
@@ -81,9 +71,9 @@ def softmax_backward(start, stop, output_grad, probabilities, queries, scale, lo
         first, last = visible_range(r % queries, keys, lower, upper)
         p = probabilities[r, first:last]
         g = output_grad[r, first:last]
-        dot = np.float32(_dot(p, g))
+        dot = np.float32(row_dot(p, g))
         d = input_grad[r, first:last]
         for j in range(p.size):
             d[j] = p[j] * (g[j] - dot) * factor
-        input_grad[r, :first] = _ZERO
-        input_grad[r, last:] = _ZERO
+        fill(input_grad[r, :first], _ZERO)
+        fill(input_grad[r, last:], _ZERO)

@@ -1,0 +1,149 @@
+"""Pretrain a GPT: the example of the guide. Start it with `bash gpt/pretrain_gpt.sh`, or with msrun as that script does.
+
+The data is plain text (`--data-path FILE_OR_FOLDER...`); without any it is the source code of Python's own standard library.
+"""
+
+import contextlib
+import os
+import sys
+
+from mindspeed_ms.config import ConfigError, fit_to_world, init_configs_from_args
+from mindspeed_ms.core.datasets import text_corpus
+from mindspeed_ms.core.datasets.token_dataset import TokenDataset
+from mindspeed_ms.core.logging import setup_logging
+from mindspeed_ms.training import get_args, initialize_megatron
+
+LARGEST_VOCABULARY = 32_768  # of the BPE that is trained here; the model may have more rows
+
+
+def add_example_args(parser):
+    """This script's own arguments, beside Megatron's and --config."""
+    group = parser.add_argument_group("pretrain_gpt.py")
+    group.add_argument("--prepare", action="store_true",
+                       help="check the configuration, build the corpus, print the number of ranks to start, and end")
+    group.add_argument("--no-sample", action="store_true", help="do not let the trained model write some text at the end")
+    return parser
+
+
+def build_corpus(all_config):
+    """The encoded text that the configuration names (text_corpus.TextCorpus); built once, then found again."""
+    dataset = all_config.dataset_config
+    if any(_is_number(word) for word in dataset.data_path or ()):
+        raise ValueError("data_path has weights: this script mixes nothing, give files and folders of text only.")
+    if dataset.train_data_path:
+        training = text_corpus.text_documents(dataset.train_data_path)
+        validation = text_corpus.text_documents(dataset.valid_data_path) if dataset.valid_data_path else []
+    elif dataset.data_path:
+        training, validation = text_corpus.hold_out(text_corpus.text_documents(dataset.data_path))
+    else:
+        training, validation = text_corpus.hold_out(text_corpus.standard_library_documents())
+    folder = dataset.data_cache_path or os.path.join(all_config.training_config.output_dir, "corpus")
+    vocab_size = dataset.vocab_size or min(all_config.model_config.vocab_size, LARGEST_VOCABULARY)
+    return text_corpus.build_text_corpus(folder, training, validation, vocab_size)
+
+
+def _is_number(word):
+    try:
+        float(word)
+    except ValueError:
+        return False
+    return True
+
+
+def make_datasets_provider(all_config, corpus):
+    """`train_valid_test_datasets_provider` of a corpus: ((train, valid, test) numbers of samples) -> three datasets."""
+    settings = all_config.dataset_config
+
+    def dataset(tokens):
+        return TokenDataset(tokens, all_config.model_config.seq_length, corpus.end_of_document, settings.reset_position_ids,
+                            settings.reset_attention_mask, settings.eod_mask_loss)
+
+    def train_valid_test_datasets_provider(train_val_test_num_samples):
+        del train_val_test_num_samples  # a pass over the text is followed by the next one, as often as needed
+        has_validation = len(corpus.valid_tokens) > all_config.model_config.seq_length
+        return dataset(corpus.train_tokens), dataset(corpus.valid_tokens) if has_validation else None, None
+
+    return train_valid_test_datasets_provider
+
+
+def get_batch(data_iterator):
+    """The next micro-batch, keyed by the names of GPTModel.construct; a missing attention mask means causal attention."""
+    batch = next(data_iterator)
+    return {
+        "tokens": batch["tokens"],
+        "position_ids": batch["position_ids"],
+        "attention_mask": batch.get("attention_mask"),
+        "loss_mask": batch["loss_mask"],
+        "labels": batch["labels"],
+    }
+
+
+def prepare(all_config):
+    """Find mistakes and build the corpus before any rank starts. Returns the number of ranks."""
+    parallel = all_config.parallel_config
+    smallest = (parallel.tensor_model_parallel_size * parallel.pipeline_model_parallel_size * parallel.context_parallel_size)
+    world_size = parallel.world_size or smallest
+    fit_to_world(all_config, world_size)
+    build_corpus(all_config)
+    return world_size
+
+
+def main():
+    """Train, following the guide step by step."""
+    initialize_megatron(extra_args_provider=add_example_args)
+    args = get_args()
+    if args.prepare:
+        with contextlib.redirect_stdout(sys.stderr):
+            world_size = prepare(init_configs_from_args(args))
+        print(world_size)
+        return
+    all_config = init_configs_from_args(args)
+
+    # Everything that needs MindSpore is imported here: a mistake in the configuration is found in a second.
+    from pretrain_gpt_report import report
+
+    from mindspeed_ms.legacy.model.gpt_model import GPTModel
+    from mindspeed_ms.training import build_pretraining_data_loader, get_train_valid_test_num_samples
+    from mindspeed_ms.training.training import pretrain
+    from mindspeed_ms.training.utils import print_rank_0, set_parallel_context, set_seed
+
+    # starts device and communication (HCCL on Ascend, shared memory on CPU) and lays the parallel grid over the ranks
+    set_parallel_context(all_config.parallel_config)
+    set_seed(all_config.training_config.seed)
+
+    corpus = build_corpus(all_config)
+    print_rank_0(f"corpus {corpus.folder}: {len(corpus.train_tokens)} training tokens in {len(corpus.train_documents)} documents, "
+                 f"{len(corpus.valid_tokens)} held-out tokens in {len(corpus.valid_documents)}: "
+                 f"{', '.join(corpus.valid_documents[:20])}{' ...' if len(corpus.valid_documents) > 20 else ''}")
+    provider = make_datasets_provider(all_config, corpus)
+    train_ds, valid_ds, _ = provider(get_train_valid_test_num_samples(all_config))
+    train_dataloader = build_pretraining_data_loader(train_ds, 0, all_config)
+    valid_dataloader = build_pretraining_data_loader(valid_ds, 0, all_config)
+
+    def model_provider_func(pre_process=True, post_process=True):
+        """get gpt model"""
+        return GPTModel(all_config.model_config, pre_process=pre_process, post_process=post_process)
+
+    run = pretrain(
+        train_valid_test_datasets_provider=None,
+        model_provider_func=model_provider_func,
+        model_type=None,
+        forward_step_func=None,
+        process_non_loss_data_func=None,
+        extra_args_provider=None,
+        all_config=all_config,
+        train_data_loader=train_dataloader,
+        valid_data_loader=valid_dataloader,
+        get_batch_func=get_batch,
+        args_defaults={},
+    )
+    report(run, corpus, with_sample=not args.no_sample)
+
+
+if __name__ == "__main__":
+    setup_logging()
+    try:
+        main()
+    except (ConfigError, FileNotFoundError) as error:
+        print(f"pretrain_gpt.py: error: {error}", file=sys.stderr, flush=True)
+        sys.exit(2)

@@ -1,0 +1,114 @@
+#!/bin/bash
+# Pretrain a GPT with msrun, from any directory:
+#
+#   bash gpt/pretrain_gpt.sh [--world N] [--config FILE...] [any other flag]
+#
+# --world N        ranks to start (default: 8 on Ascend, else as many as the layout of the configuration needs)
+# --config FILE... yaml files; default: gpt/config/38BV3 on Ascend, else configs/cpu_default
+#                  every other flag goes to pretrain_gpt.py and lies over the files (--train-iters 500, ...)
+#
+# Logs are written to ./msrun_log, checkpoints and figures to ./output. Ctrl-C or SIGTERM lets the ranks finish their step,
+# save and end; a second one ends them at once.
+# Environment: MINDSPEED_MS_DEVICE=CPU|Ascend chooses the device; for several machines set LOCAL_WORKER_NUM, NODE_RANK,
+# MASTER_ADDR and MASTER_PORT on each of them, as in msrun.
+set -u
+
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+log_dir=msrun_log
+
+fail() { echo "pretrain_gpt.sh: error: $1" >&2; exit 2; }
+
+world=""
+has_config=""
+arguments=()
+while (($#)); do
+    case $1 in
+        --world) (($# > 1)) || fail "--world needs a number"; world=$2; shift 2 ;;
+        --world=*) world=${1#*=}; shift ;;
+        --help | -h) sed -n '2,/^set -u/{/^set -u/d;s/^# \{0,1\}//;p}' "${BASH_SOURCE[0]}"
+                     echo "All flags: python $here/pretrain_gpt.py --help"; exit 0 ;;
+        *) [[ $1 == --config || $1 == --config=* ]] && has_config=yes; arguments+=("$1"); shift ;;
+    esac
+done
+[[ -z $world || $world =~ ^[1-9][0-9]*$ ]] || fail "--world is '$world': expected a positive number"
+
+# msrun starts `python` of the PATH: it must be the one that has the package.
+python=$(command -v python || command -v python3) || fail "there is no python on the PATH"
+"$python" -c "import mindspeed_ms" 2> /dev/null || fail "$python does not have mindspeed_ms. Run: pip install -e $(dirname "$here")"
+command -v msrun > /dev/null || fail "there is no msrun on the PATH; it comes with mindspore. Run: pip install -e $(dirname "$here")"
+
+device=${MINDSPEED_MS_DEVICE:-}
+if [[ -z $device ]]; then
+    device=CPU
+    if compgen -G "/dev/davinci[0-9]*" > /dev/null || command -v npu-smi > /dev/null; then device=Ascend; fi
+fi
+if [[ ${device,,} == ascend ]]; then
+    export HCCL_BUFFSIZE=${HCCL_BUFFSIZE:-200}
+    export HCCL_EXEC_TIMEOUT=${HCCL_EXEC_TIMEOUT:-600}
+    export ASCEND_RT_VISIBLE_DEVICES=${ASCEND_RT_VISIBLE_DEVICES:-'0,1,2,3,4,5,6,7'}
+    world=${world:-8}
+    default_configs=("$here"/config/38BV3/*.yaml)
+else
+    default_configs=("$here"/../configs/cpu_default/{model,accelerate,train}.yaml)
+fi
+[[ -n $has_config ]] || arguments=(--config "${default_configs[@]}" ${arguments[@]+"${arguments[@]}"})
+
+# Mistakes in the configuration show here, once, before any rank starts; the corpus is built here too.
+if [[ -n $world ]]; then export MS_WORKER_NUM=$world; fi
+world=$("$python" "$here/pretrain_gpt.py" --prepare "${arguments[@]}") || exit 2
+unset MS_WORKER_NUM
+
+free_port='import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])'
+port=${MASTER_PORT:-$("$python" -c "$free_port")}
+local_world=${LOCAL_WORKER_NUM:-$world}
+options=(--worker_num="$world" --local_worker_num="$local_world" --master_port="$port" --log_dir="$log_dir" --join=True
+         --cluster_time_out=300)
+[[ -z ${MASTER_ADDR:-} ]] || options+=(--master_addr="$MASTER_ADDR")
+[[ -z ${NODE_RANK:-} ]] || options+=(--node_rank="$NODE_RANK")
+first_log=$log_dir/worker_$((${NODE_RANK:-0} * local_world)).log
+
+mkdir -p "$log_dir" || exit 1
+rm -f "$first_log"
+echo "Starting $world ranks on $device; logs: $PWD/$log_dir"
+
+# In a session of its own msrun does not see Ctrl-C: it would kill the ranks before they have saved.
+PATH=$(dirname "$python"):$PATH setsid msrun "${options[@]}" "$here/pretrain_gpt.py" "${arguments[@]}" > "$log_dir/msrun.log" 2>&1 &
+msrun_pid=$!
+"$python" -m mindspeed_ms.tools.follow_log "$first_log" --process "$msrun_pid" &
+follower_pid=$!
+
+ranks() {  # process ids of the ranks: the children of msrun that were started as workers
+    local stat words
+    for stat in /proc/[0-9]*/stat; do
+        words=$(sed 's/^[0-9]* (.*) //' "$stat" 2> /dev/null) || continue
+        set -- $words
+        [[ ${2:-} == "$msrun_pid" ]] || continue
+        local pid=${stat#/proc/}
+        pid=${pid%/stat}
+        { tr '\0' '\n' < "/proc/$pid/environ"; } 2> /dev/null | grep -qx MS_ROLE=MS_WORKER && echo "$pid"
+    done
+}
+interrupts=0
+interrupt() {
+    interrupts=$((interrupts + 1))
+    local found
+    found=$(ranks)
+    if [[ -z $found || $interrupts -gt 2 ]]; then  # the ranks are not there yet, or do not listen
+        kill -KILL -- "-$msrun_pid" $found 2> /dev/null
+    else
+        kill -TERM $found 2> /dev/null
+    fi
+}
+trap interrupt INT TERM HUP
+
+while kill -0 "$msrun_pid" 2> /dev/null; do wait "$msrun_pid"; done
+wait "$msrun_pid"
+status=$?
+trap - INT TERM HUP
+wait "$follower_pid"
+
+if ((status)); then
+    echo "The job failed (exit code $status). Logs: $PWD/$log_dir/worker_*.log, $PWD/$log_dir/msrun.log" >&2
+    grep -hE "rank [0-9]+ \(pid [0-9]+\) died" "$log_dir"/worker_*.log | sort -u | head -n 3 >&2
+fi
+exit "$status"

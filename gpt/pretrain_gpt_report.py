@@ -1,0 +1,107 @@
+"""What pretrain_gpt.py says at the end: how much was learned, where the results lie, and some text by the model."""
+
+import json
+import math
+import os
+
+import numpy as np
+from mindspore import Tensor
+
+from mindspeed_ms.core import autograd, comm, parallel_state
+from mindspeed_ms.core.logging import logger
+from mindspeed_ms.core.tensor_parallel import gather_from_tensor_model_parallel_region
+from mindspeed_ms.training.metrics import LOSS_CURVE_FILE, METRICS_FILE, read_metrics
+
+AVERAGED_STEPS = 20
+PROMPT = "    def __init__(self, name, "
+TEMPERATURE, TOP_K = 0.7, 12
+
+
+def report(run, corpus, with_sample=True, sample_tokens=64):
+    """Print the summary on rank 0, and add its numbers to metrics.jsonl if this call has trained. All ranks call it.
+
+    Args:
+        run (TrainingRun): what pretrain returned; a training that was interrupted gets no summary.
+        corpus (TextCorpus): what it was trained on.
+        with_sample (bool): let the model continue a line of Python.
+        sample_tokens (int): length of that continuation.
+    """
+    if run.train_state.iteration < run.training_iters:
+        return
+    sample = None
+    has_trained = run.metrics is not None
+    if with_sample and has_trained and parallel_state.get_pipeline_model_parallel_world_size() == 1:
+        sample = write_sample(run, corpus, sample_tokens)
+    if comm.get_rank() != 0:
+        return
+    folder = run.all_config.training_config.output_dir
+    path = os.path.join(folder, METRICS_FILE)
+    lines = read_metrics(path) if os.path.exists(path) else []
+    numbers = summary(lines, corpus, run.all_config.model_config.vocab_size)
+    if has_trained and run.all_config.training_config.eval_interval:
+        with open(path, "a", encoding="utf-8") as file:
+            file.write(json.dumps({"iteration": run.train_state.iteration, **numbers}) + "\n")
+    for line in text(numbers, run, folder):
+        logger.info("%s", line)
+    if sample is not None:
+        logger.info("the model continues a line of Python:\n%s", "\n".join(f"    | {line}" for line in sample.split("\n")))
+
+
+def summary(lines, corpus, vocab_size):
+    """The numbers of the summary from the lines of a metrics.jsonl: dict[str, float]; what is unknown is left out."""
+    losses = [line["loss"] for line in lines if isinstance(line.get("loss"), float)]
+    held_out = [line["valid_loss"] for line in lines if isinstance(line.get("valid_loss"), float)]
+    numbers = {"uniform_entropy": math.log(vocab_size), "unigram_entropy": corpus.unigram_entropy}
+    if losses:
+        last = losses[-AVERAGED_STEPS:]
+        numbers |= {"first_train_loss": losses[0], "last_train_loss": sum(last) / len(last)}
+    if held_out:
+        numbers |= {"held_out_loss": held_out[-1], "held_out_below_unigram": corpus.unigram_entropy - held_out[-1]}
+    return numbers
+
+
+def text(numbers, run, folder):
+    """The lines of the summary."""
+    lines = []
+    if "first_train_loss" in numbers:
+        lines.append(f"training loss {numbers['first_train_loss']:.3f} -> {numbers['last_train_loss']:.3f} nats per token, "
+                     f"the latter over the last {AVERAGED_STEPS} lines (a uniform guess over the vocabulary costs "
+                     f"{numbers['uniform_entropy']:.3f})")
+    if "held_out_loss" in numbers:
+        lines.append(f"held-out loss {numbers['held_out_loss']:.3f}, unigram entropy of the corpus "
+                     f"{numbers['unigram_entropy']:.3f}: {numbers['held_out_below_unigram']:.3f} nats per token below it")
+    lines.append(f"results in {os.path.abspath(folder)}: checkpoint iter_{run.train_state.iteration:07d}, {METRICS_FILE}, "
+                 f"{LOSS_CURVE_FILE}")
+    return lines
+
+
+def write_sample(run, corpus, count):
+    """Let the model continue PROMPT by `count` tokens (str); all ranks compute the same."""
+    tokenizer, generator = corpus.tokenizer(), np.random.Generator(np.random.Philox(0))
+    ids = tokenizer.encode(PROMPT, add_special_tokens=False).ids
+    start = len(ids)
+    model, length = run.model[0], run.all_config.model_config.seq_length
+    model.set_train(False)
+    for _ in range(count):
+        token = _draw(_next_logits(model, ids[-length:], length)[: corpus.vocab_size], generator)
+        if token == corpus.end_of_document:
+            break
+        ids.append(token)
+    return PROMPT + tokenizer.decode(ids[start:])
+
+
+def _next_logits(model, ids, length):
+    """Logits float64 `[v]` of the token after `ids`; the sample is filled up to `length`, which causal attention hides."""
+    tokens = np.zeros((1, length), np.int32)
+    tokens[0, : len(ids)] = ids
+    positions = np.arange(length, dtype=np.int32)[None]
+    with autograd.no_grad():
+        logits = model(tokens=Tensor(tokens), position_ids=Tensor(positions), attention_mask=None, loss_mask=None)
+        logits = gather_from_tensor_model_parallel_region(logits)
+    return logits.float().asnumpy()[0, len(ids) - 1].astype(np.float64)
+
+
+def _draw(logits, generator):
+    best = np.argsort(logits)[-TOP_K:]
+    weights = np.exp((logits[best] - logits[best].max()) / TEMPERATURE)
+    return int(generator.choice(best, p=weights / weights.sum()))

@@ -1,0 +1,75 @@
+"""Samples for language modelling cut from one array of tokens in memory or mapped from disk.
+
+This is the small dataset of the first example. It knows neither Megatron's indexed files nor blending.
+"""
+
+import numpy as np
+
+
+class TokenDataset:
+    """Sample `i` holds the tokens `[i * s, (i + 1) * s]`: neighbouring samples share the token at their border.
+
+    Args:
+        tokens (np.ndarray): token ids, one-dimensional, documents one after the other.
+        sequence_length (int): s.
+        end_of_document (Optional[int]): id that ends a document; needed by the three options below.
+        reset_position_ids (bool): count positions from 0 behind each end of document.
+        reset_attention_mask (bool): no attention across an end of document; samples then carry `attention_mask`.
+        eod_mask_loss (bool): no loss where the input is an end of document.
+
+    A sample is a dict of arrays: `tokens`, `labels` and `position_ids` int32 `[s]`, `loss_mask` float32 `[s]`, and, if asked
+    for, `attention_mask` bool `[1, s, s]`, True where a query may not look.
+
+    Raises:
+        ValueError: too few tokens for one sample, an option that lacks `end_of_document`.
+    """
+
+    def __init__(self, tokens, sequence_length, end_of_document=None, reset_position_ids=False, reset_attention_mask=False,
+                 eod_mask_loss=False):
+        if sequence_length < 1:
+            raise ValueError(f"sequence_length is {sequence_length}: expected a positive integer.")
+        if len(tokens) <= sequence_length:
+            raise ValueError(f"the data has {len(tokens)} tokens, too few for one sample of {sequence_length} and its labels: "
+                             f"expected at least {sequence_length + 1}. Give more text or lower seq_length.")
+        if end_of_document is None and (reset_position_ids or reset_attention_mask or eod_mask_loss):
+            raise ValueError("reset_position_ids, reset_attention_mask and eod_mask_loss need the id that ends a document.")
+        self.tokens = tokens
+        self.sequence_length = sequence_length
+        self.end_of_document = end_of_document
+        self.reset_position_ids = reset_position_ids
+        self.reset_attention_mask = reset_attention_mask
+        self.eod_mask_loss = eod_mask_loss
+
+    def __len__(self):
+        return (len(self.tokens) - 1) // self.sequence_length
+
+    def __getitem__(self, index):
+        if not 0 <= index < len(self):
+            raise IndexError(f"sample {index} of {len(self)}")
+        start = index * self.sequence_length
+        text = np.asarray(self.tokens[start:start + self.sequence_length + 1], np.int32)
+        tokens = text[:-1]
+        ends = np.flatnonzero(tokens == self.end_of_document) if self.end_of_document is not None else ()
+        sample = {"tokens": tokens, "labels": text[1:], "position_ids": self._position_ids(ends),
+                  "loss_mask": np.ones(self.sequence_length, np.float32)}
+        if self.eod_mask_loss:
+            sample["loss_mask"][ends] = 0.0
+        if self.reset_attention_mask:
+            sample["attention_mask"] = self._attention_mask(ends)
+        return sample
+
+    def _position_ids(self, ends):
+        positions = np.arange(self.sequence_length, dtype=np.int32)
+        if self.reset_position_ids:
+            starts = np.zeros(self.sequence_length, np.int32)
+            inside = ends[ends + 1 < self.sequence_length] + 1
+            starts[inside] = inside
+            positions -= np.maximum.accumulate(starts)
+        return positions
+
+    def _attention_mask(self, ends):
+        document = np.zeros(self.sequence_length, np.int32)
+        document[ends[ends + 1 < self.sequence_length] + 1] = 1
+        document = np.cumsum(document)
+        allowed = np.tri(self.sequence_length, dtype=bool) & (document[:, None] == document[None, :])
+        return ~allowed[None]

@@ -1,0 +1,182 @@
+"""Run a script on several ranks of this machine, without a scheduler.
+
+    python -m mindspeed_ms.launch -n 4 script.py arguments...
+
+The ranks are forked from a process that has imported MindSpore, so eight of them start in the time of one. They communicate
+through shared memory (backend shm). If a rank fails the others are ended, and its exit status is that of the command. For
+several machines, and on Ascend, use msrun.
+"""
+import argparse
+import os
+import runpy
+import select
+import signal
+import sys
+import time
+import uuid
+from pathlib import Path
+
+THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS")
+FAILURE_GRACE_SECONDS = 5.0  # for the ranks to notice by themselves that a peer is gone
+SIGNAL_GRACE_SECONDS = 60.0  # for saving after Ctrl-C or SIGTERM
+_KILL_AFTER_SECONDS = 3.0
+_POLL_SECONDS = 0.05
+
+
+def main(arguments=None):
+    """Start the ranks and wait for them; returns the exit status. In a rank: run the script."""
+    options = _parse(arguments)
+    set_thread_variables(options.ranks)
+    from mindspeed_ms.core.comm import nursery
+    nursery.preload()
+    launch = _Launch(options)
+    rank = launch.start()
+    if rank is not None:
+        return run_script(rank, options, launch.unique_id)
+    return launch.wait()
+
+
+def _parse(arguments):
+    parser = argparse.ArgumentParser(prog="python -m mindspeed_ms.launch",
+                                     description="run a script on several ranks of this machine")
+    parser.add_argument("-n", "--ranks", type=int, required=True, help="number of ranks")
+    parser.add_argument("--log-dir", type=Path, help="write each rank's output to LOG_DIR/worker_<rank>.log and show rank 0's")
+    parser.add_argument("script", help="Python file to run")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="its arguments")
+    options = parser.parse_args(arguments)
+    if options.ranks < 1:
+        parser.error(f"-n is {options.ranks}: expected at least 1")
+    if not os.path.isfile(options.script):
+        parser.error(f"script {options.script} does not exist")
+    return options
+
+
+def set_thread_variables(ranks):
+    """Give each rank its share of the cores, where the user did not choose. To be called before numpy is imported."""
+    threads = str(max(1, len(os.sched_getaffinity(0)) // ranks))
+    for name in THREAD_VARIABLES:
+        os.environ.setdefault(name, threads)
+
+
+def run_script(rank, options, unique_id):
+    """As rank `rank`: run the script as `python script.py arguments` would."""
+    from mindspeed_ms.core import device
+    device.set_launch_environment(device.LaunchEnvironment(rank, options.ranks, rank, options.ranks, unique_id, "launch"))
+    sys.argv = [options.script, *options.arguments]
+    sys.path[0] = str(Path(options.script).resolve().parent)
+    runpy.run_path(options.script, run_name="__main__")
+    return 0
+
+
+class _Launch:
+    """The ranks of one job, seen from the process that started them."""
+
+    def __init__(self, options):
+        self._options = options
+        self.unique_id = uuid.uuid4().hex
+        self._ranks = {}  # pid -> rank
+        self._pipe = None
+        self._log = None
+        self._status = 0
+        self._deadline = None
+        self._signals = 0
+
+    def start(self):
+        """Fork the ranks; returns the rank in a rank, None in this process."""
+        logs = self._options.log_dir
+        if logs is not None:
+            logs.mkdir(parents=True, exist_ok=True)
+        for rank in range(self._options.ranks):
+            sys.stdout.flush()
+            sys.stderr.flush()
+            read, write = os.pipe() if logs is not None and rank == 0 else (None, None)
+            pid = os.fork()
+            if pid == 0:
+                self._become_rank(rank, write)
+                return rank
+            self._ranks[pid] = rank
+            if read is not None:
+                os.close(write)
+                self._pipe = read
+                self._log = open(logs / "worker_0.log", "wb")
+        signal.signal(signal.SIGINT, self._on_signal)
+        signal.signal(signal.SIGTERM, self._on_signal)
+        return None
+
+    def _become_rank(self, rank, write):
+        from mindspeed_ms.core.comm.nursery import die_with_parent
+        die_with_parent()
+        if self._options.log_dir is None:
+            return
+        if write is None:
+            write = os.open(self._options.log_dir / f"worker_{rank}.log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+        os.dup2(write, 1)
+        os.dup2(write, 2)
+        os.close(write)
+        if self._pipe is not None:
+            os.close(self._pipe)
+
+    def wait(self):
+        """Wait for all ranks, end the rest after a failure; returns the exit status."""
+        while self._ranks:
+            self._show_output(_POLL_SECONDS)
+            self._reap()
+            if self._deadline is not None and time.monotonic() > self._deadline:
+                self._end_rest()
+        self._show_output(0)
+        return self._status
+
+    def _reap(self):
+        for pid, rank in list(self._ranks.items()):
+            ended, status = os.waitpid(pid, os.WNOHANG)
+            if not ended:
+                continue
+            del self._ranks[pid]
+            code = os.waitstatus_to_exitcode(status)
+            if code and not self._status:
+                self._status = code if code > 0 else 128 - code
+                ending = f"status {code}" if code > 0 else signal.Signals(-code).name
+                _say(f"rank {rank} (pid {pid}) ended with {ending}")
+                self._deadline = self._deadline or time.monotonic() + FAILURE_GRACE_SECONDS
+
+    def _end_rest(self):
+        """First ask, then kill."""
+        for pid in self._ranks:
+            os.kill(pid, signal.SIGTERM if self._signals == 0 else signal.SIGKILL)
+        self._signals += 1
+        self._deadline = time.monotonic() + _KILL_AFTER_SECONDS
+
+    def _on_signal(self, number, frame):
+        """Ctrl-C reaches the ranks by itself (same terminal); SIGTERM is passed on. Asked again, kill."""
+        if self._signals or number == signal.SIGTERM:
+            for pid in self._ranks:
+                os.kill(pid, signal.SIGKILL if self._signals else signal.SIGTERM)
+        self._signals += 1
+        self._deadline = time.monotonic() + SIGNAL_GRACE_SECONDS
+
+    def _show_output(self, seconds):
+        """Pass on what rank 0 writes; wait at most `seconds`."""
+        if self._pipe is None:
+            time.sleep(seconds)
+            return
+        while select.select([self._pipe], [], [], seconds)[0]:
+            data = os.read(self._pipe, 1 << 16)
+            if not data:
+                os.close(self._pipe)
+                self._log.close()
+                self._pipe = None
+                return
+            self._log.write(data)
+            self._log.flush()
+            sys.stdout.buffer.write(data)
+            sys.stdout.flush()
+            seconds = 0
+
+
+def _say(text):
+    sys.stderr.write(f"mindspeed_ms.launch: {text}\n")
+    sys.stderr.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,16 @@
+"""Activations."""
+from mindspore import mint, ops
+
+_ACTIVATIONS = {
+    "gelu_tanh": lambda x: mint.nn.functional.gelu(x, approximate="tanh"),
+    "gelu_erf": lambda x: mint.nn.functional.gelu(x, approximate="none"),
+    "silu": lambda x: mint.nn.functional.silu(x),
+    "relu": lambda x: mint.nn.functional.relu(x),
+    "squared_relu": lambda x: mint.square(mint.nn.functional.relu(x)),
+    "swiglu": lambda x: ops.swiglu(x, -1),
+}
+
+
+def bias_activation(x, bias, name):
+    """See `ops.bias_activation`."""
+    return _ACTIVATIONS[name](x if bias is None else x + bias)

@@ -1,0 +1,55 @@
+"""Pieces of the cross entropy over a split vocabulary, in float32."""
+import mindspore as ms
+from mindspore import mint
+
+from mindspeed_ms.core import autograd
+
+
+def _shifted(logits, maximum):
+    return logits.astype(ms.float32) - mint.unsqueeze(maximum, -1)
+
+
+def _columns(target, vocab_start, vocab_end):
+    """Column of each target [..., 1], 0 for other ranks' targets, and whether it is another rank's."""
+    outside = mint.logical_or(target < vocab_start, target >= vocab_end)
+    return mint.unsqueeze(mint.where(outside, mint.zeros_like(target), target - vocab_start), -1), outside
+
+
+def _check_vocabulary(logits, vocab_start, vocab_end):
+    if logits.shape[-1] != vocab_end - vocab_start:
+        raise ValueError(f"cross entropy got logits over {logits.shape[-1]} ids for the range {vocab_start} to {vocab_end}: "
+                         f"expected {vocab_end - vocab_start}.")
+
+
+@autograd.no_grad()
+def cross_entropy_local_max(logits):
+    """See `ops.cross_entropy_local_max`."""
+    return mint.max(logits.astype(ms.float32), -1)[0]
+
+
+@autograd.no_grad()
+def cross_entropy_local_sums(logits, maximum, target, vocab_start, vocab_end, label_smoothing=0.0):
+    """See `ops.cross_entropy_local_sums`."""
+    _check_vocabulary(logits, vocab_start, vocab_end)
+    shifted = _shifted(logits, maximum)
+    columns, outside = _columns(target, vocab_start, vocab_end)
+    picked = mint.squeeze(mint.gather(shifted, -1, columns.astype(ms.int64)), -1)
+    return (mint.sum(mint.exp(shifted), dim=-1), mint.where(outside, mint.zeros_like(picked), picked),
+            mint.sum(shifted, dim=-1) if label_smoothing > 0 else None)
+
+
+@autograd.no_grad()
+def cross_entropy_gradient(logits, maximum, sum_exp, target, vocab_start, vocab_end, grad_output, label_smoothing=0.0,
+                           vocab_size=None, in_place=False):
+    """See `ops.cross_entropy_gradient`; `in_place` is a permission that is not used here."""
+    _check_vocabulary(logits, vocab_start, vocab_end)
+    if label_smoothing and not vocab_size:
+        raise ValueError(f"cross_entropy_gradient got label_smoothing={label_smoothing} without vocab_size.")
+    spread = label_smoothing * vocab_size / (vocab_size - 1) if label_smoothing else 0.0
+    softmax = mint.exp(_shifted(logits, maximum)) / mint.unsqueeze(sum_exp, -1)
+    columns, outside = _columns(target, vocab_start, vocab_end)
+    hits = mint.unsqueeze(mint.logical_not(outside), -1).astype(ms.float32) * (spread - 1.0)
+    gradient = mint.scatter_add(softmax, -1, columns.astype(ms.int64), hits)
+    if spread:
+        gradient = gradient - spread / vocab_size
+    return (gradient * mint.unsqueeze(grad_output, -1)).astype(logits.dtype)

@@ -1,0 +1,203 @@
+"""Every Ascend form on checking stand-ins, compared with the CPU form."""
+import mindspore as ms
+import numpy as np
+import pytest
+from mindspore import Tensor
+
+from mindspeed_ms import ops
+from mindspeed_ms.core import autograd, storage
+from tests.ascend.recorder import recording
+from tests.ops.harness import assert_close, tensor, values
+
+
+def _normal(*shape, seed=0):
+    return np.random.default_rng(seed).normal(size=shape)
+
+
+def _same(function, leaves=(), tolerance=3e-6, used=None):
+    """Assert that both forms of `function()` agree, with gradients if `leaves` are given; the used operators are recorded."""
+    with recording() as calls:
+        ascend = _outputs_and_gradients(function, leaves)
+    cpu = _outputs_and_gradients(function, leaves)
+    for actual, expected in zip(ascend, cpu, strict=True):
+        if isinstance(expected, Tensor):
+            assert actual.dtype == expected.dtype, f"{actual.dtype} instead of {expected.dtype}"
+            assert_close(values(actual), values(expected), tolerance, "ascend against cpu")
+        else:
+            assert actual == pytest.approx(expected, rel=1e-5)
+    names = {path for path, _ in calls}
+    assert used is None or used in names, f"{used} was not called; called: {sorted(names)}"
+    return calls
+
+
+def _outputs_and_gradients(function, leaves):
+    outputs = function()
+    outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+    outputs = [o for o in outputs if o is not None]
+    if leaves:
+        grads = [tensor(_normal(*o.shape, seed=9), "float32").astype(o.dtype) for o in outputs]
+        outputs += autograd.grad(outputs, list(leaves), grads)
+    return outputs
+
+
+def _leaf(*shape, seed=0, dtype="float32"):
+    return autograd.set_requires_grad(tensor(_normal(*shape, seed=seed), dtype))
+
+
+def _products():
+    x, w, b = _leaf(3, 2, 5), _leaf(4, 5, seed=1), _leaf(4, seed=2)
+    _same(lambda: ops.linear(x, w, b), (x, w, b), used="mint.nn.functional.linear")
+    dy = tensor(_normal(3, 2, 4))
+    _same(lambda: (ops.linear_forward(x, w), ops.linear_input_grad(dy, w), ops.linear_weight_grad(dy, x), ops.bias_grad(dy)),
+          used="mint.matmul")
+
+    def accumulated():
+        main_grad = storage.FlatBuffer(20, "float32").slice(0, 20, (4, 5))
+        ops.linear_weight_grad(dy, x, main_grad)
+        return ops.linear_weight_grad(dy, x, main_grad)
+
+    _same(accumulated)
+    for ta, tb in ((False, False), (True, False), (False, True), (True, True)):
+        left = _leaf(2, *((4, 3) if ta else (3, 4)))
+        right = _leaf(2, *((5, 4) if tb else (4, 5)), seed=1)
+        _same(lambda a=left, b=right, ta=ta, tb=tb: ops.batch_matmul(a, b, ta, tb), (left, right), used="mint.matmul")
+
+
+def _embedding():
+    ids = Tensor(np.array([[3, 4, 9], [0, 6, 4]]), ms.int32)
+    weight = tensor(_normal(4, 5))
+    _same(lambda: ops.embedding_lookup(weight, ids, 3, 7, 10), used="mint.nn.functional.embedding")
+    whole = tensor(_normal(10, 5))
+    _same(lambda: ops.embedding_lookup(whole, ids), used="mint.nn.functional.embedding")
+    with recording(), pytest.raises(ValueError, match="token id 9 is outside"):
+        ops.embedding_lookup(weight, ids, 3, 7, 9)
+
+
+def _norms_and_activations():
+    for dtype in ("float32", "float16"):
+        tolerance = 3e-6 if dtype == "float32" else 2e-3
+        x, gamma, beta = tensor(_normal(3, 2, 8), dtype), tensor(_normal(8, seed=1)), tensor(_normal(8, seed=2))
+        _same(lambda x=x, g=gamma, b=beta: ops.layer_norm(x, g, b), (), tolerance, "mint.nn.functional.layer_norm")
+        _same(lambda x=x, g=gamma: ops.rms_norm(x, g), (), tolerance, "ops.rms_norm")
+        _same(lambda x=x, g=gamma: ops.npu_rms_norm(x, g), (), tolerance, "ops.rms_norm")
+        bias = tensor(_normal(8, seed=3), dtype)
+        for name in ops.ACTIVATION_NAMES:
+            _same(lambda x=x, b=bias, n=name: ops.bias_activation(x, b, n), (), 2 * tolerance)
+    _same(lambda: ops.swiglu(tensor(_normal(3, 8))), used="ops.swiglu")
+    leaf = _leaf(4, 6)
+    for function in (ops.silu, ops.relu, ops.squared_relu):
+        _same(lambda f=function: f(leaf), (leaf,), 1e-5)
+
+
+def _rotary_and_layouts():
+    t = tensor(_normal(5, 2, 3, 8))
+    for rot, angle_batch, interleaved in ((8, 1, False), (8, 2, False), (4, 1, False), (8, 1, True), (8, 2, True), (4, 2, True)):
+        cos, sin = tensor(_normal(5, angle_batch, 1, rot, seed=1)), tensor(_normal(5, angle_batch, 1, rot, seed=2))
+        fused = "ops.rotary_position_embedding" if not (interleaved and angle_batch > 1) else None
+        _same(lambda c=cos, s=sin, i=interleaved: ops.apply_rotary(t, c, s, i), used=fused)
+    for shape in ((1, 1, 3, 8), (1, 2, 1, 8), (5, 1, 1, 8), (5, 2, 1, 8)):
+        cos, sin = tensor(_normal(*shape, seed=1)), tensor(_normal(*shape, seed=2))
+        _same(lambda c=cos, s=sin: ops.npu_rotary_position_embedding(t, c, s), used="ops.rotary_position_embedding")
+    mixed = _leaf(3, 2, 40)
+    _same(lambda: ops.split_query_key_value(mixed, 2, 3, 4), (mixed,))
+    _same(lambda: ops.swap_batch_and_sequence(mixed), (mixed,))
+
+
+def _attention():
+    scores = _leaf(2, 3, 5, 7)
+    mask = np.random.default_rng(3).random((2, 1, 5, 7)) < 0.3
+    mask[1, 0, 2] = True
+    hidden = Tensor(mask)
+    _same(lambda: ops.scaled_masked_softmax(scores, hidden, 0.5), (scores,), 1e-5)
+    _same(lambda: ops.scaled_masked_softmax(scores, None, 0.5, True, 3, 1), (scores,), 1e-5)
+    q, k, v = _leaf(5, 2, 4, 8), _leaf(7, 2, 2, 8, seed=1), _leaf(7, 2, 2, 8, seed=2)
+    keep = Tensor(np.random.default_rng(4).random((2, 4, 5, 7)) < 0.8)
+    for options in ({}, {"causal": True, "softmax_scale": 2.0, "scale": 0.3}, {"mask": hidden, "pre_tokens": 3},
+                    {"dropout_p": 0.2, "dropout_mask": keep}):
+        _same(lambda o=options: ops.core_attention(q, k, v, **o), (q, k, v), 2e-5)
+
+
+def _arguments_of(calls, operator="ops.flash_attention_score"):
+    return [arguments for path, arguments in calls if path == operator][-1]
+
+
+def _flash():
+    q, k, v = (tensor(_normal(*shape, seed=seed), "float16")
+               for seed, shape in enumerate(((8, 2, 4, 16), (16, 2, 2, 16), (16, 2, 2, 16))))
+    mask = Tensor(np.random.default_rng(3).random((2, 1, 8, 16)) < 0.3)
+    cases = [{"input_layout": layout} for layout in ops.INPUT_LAYOUTS]
+    cases += [{"mask": mask, "pre_tokens": 4, "next_tokens": 6}, {"mask": mask[:1], "sparse_mode": 1}, {"sparse_mode": 2},
+              {"sparse_mode": 3}, {"sparse_mode": 4, "pre_tokens": 3, "next_tokens": 1}]
+    for options in cases:
+        calls = _same(lambda o=options: ops.flash_attention(q, k, v, **o), (), 3e-3, "ops.flash_attention_score")
+        arguments = _arguments_of(calls)
+        assert arguments["input_layout"] == options.get("input_layout", "SBH") and arguments["head_num"] == 4
+    with recording() as calls:
+        dropped = ops.flash_attention(q, k, v, keep_prob=0.75, dropout_seed=5)
+        assert dropped.shape == (8, 2, 64)
+        assert _arguments_of(calls)["drop_mask"].shape == (2, 4, 8, 2)
+        with pytest.raises(ValueError, match="float16 and bfloat16 only"):
+            ops.flash_attention(tensor(values(q)), tensor(values(k)), tensor(values(v)))
+        with pytest.raises(ValueError, match="head size of 8"):
+            ops.flash_attention(q[..., :8], k[..., :8], v[..., :8])
+    flat = q.reshape(8, 2, 64), k.reshape(16, 2, 32), v.reshape(16, 2, 32)
+    _same(lambda: ops.npu_fusion_attention(*flat, 4, "SBH", scale=0.25)[0], (), 3e-3,
+          "ops.operations.nn_ops.FlashAttentionScore")
+
+
+def _losses():
+    logits, target, grad = tensor(_normal(3, 2, 7)), Tensor(np.array([[3, 9], [4, 5], [0, 8]]), ms.int32), tensor(_normal(3, 2))
+    maximum = ops.cross_entropy_local_max(logits)
+    _same(lambda: ops.cross_entropy_local_max(logits), used="mint.max")
+    total = tensor(np.full((3, 2), 5.0))
+    for smoothing in (0.0, 0.1):
+        _same(lambda a=smoothing: ops.cross_entropy_local_sums(logits, maximum, target, 3, 10, a), used="mint.gather")
+        _same(lambda a=smoothing: ops.cross_entropy_gradient(logits, maximum, total, target, 3, 10, grad, a, 20),
+              used="mint.scatter_add")
+
+
+def _dropouts():
+    keep = Tensor(np.random.default_rng(5).random((3, 2, 8)) < 0.7)
+    x, bias, residual = _leaf(3, 2, 8), _leaf(8, seed=1), _leaf(3, 2, 8, seed=2)
+    _same(lambda: ops.dropout(x, 0.3, keep), (x,))
+    _same(lambda: ops.bias_dropout_add(x, bias, residual, 0.3, keep), (x, bias, residual))
+    _same(lambda: ops.residual_add(x, residual), (x, residual))
+
+
+def _optimizers():
+    def adamw():
+        states = [storage.FlatBuffer(40, "float32").slice(0, 40, (5, 8)) for _ in range(3)]
+        storage.write(states[0], tensor(_normal(40)))
+        for step in (1, 2):
+            ops.adamw_step(*states, tensor(_normal(5, 8, seed=step)), learning_rate=0.01, beta1=0.9, beta2=0.95, eps=1e-8,
+                           weight_decay=0.1, step=step, grad_scale=0.5)
+        return tuple(states)
+
+    def sgd():
+        states = [storage.FlatBuffer(40, "float32").tensor for _ in range(2)]
+        for step in (1, 2):
+            ops.sgd_step(*states, tensor(_normal(40, seed=step)), learning_rate=0.1, momentum=0.9, weight_decay=0.1,
+                         first_step=step == 1)
+        return tuple(states)
+
+    def flat():
+        buffer = storage.FlatBuffer(6, "float32").tensor
+        ops.add_into(buffer, tensor([0.0, 1.0, 2.0, 0.0, -3.0, 4.0]))
+        ops.scale_in_place(buffer, 0.5)
+        return buffer, ops.sum_of_squares(buffer), ops.count_zeros(buffer), ops.all_finite(buffer)
+
+    for function in (adamw, sgd, flat):
+        _same(function)
+
+
+CASES = (_products, _embedding, _norms_and_activations, _rotary_and_layouts, _attention, _flash, _losses, _dropouts, _optimizers)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__[1:])
+def test_form_calls_what_is_documented_and_agrees_with_cpu(world, case):
+    world(1)(case)
+
+
+def test_both_forms_offer_the_same_operators():
+    from mindspeed_ms.ops import ascend, cpu
+    assert sorted(ascend.__all__) == sorted(cpu.__all__)

@@ -1,0 +1,312 @@
+"""Bad input per row and per rule: the message names the key or flag, the value, and what is expected."""
+
+import pytest
+
+from mindspeed_ms.config import (
+    ConfigError,
+    argument_parser,
+    fit_to_world,
+    init_configs_from_args,
+    init_configs_from_dict,
+)
+from mindspeed_ms.config.schema import SECTIONS
+from tests.config.samples import BASE, ROWS, sample, with_settings
+
+CHECKED = [row for row in ROWS if "anything" not in row.expects]
+IDS = [row.path for row in CHECKED]
+
+
+def problems_of(raw):
+    """The texts of all problems of a nested dict."""
+    with pytest.raises(ConfigError) as caught:
+        init_configs_from_dict(raw)
+    return [str(problem) for problem in caught.value.problems]
+
+
+@pytest.mark.parametrize("row", CHECKED, ids=IDS)
+def test_wrong_type(row):
+    wrong = {"deep": {"er": 1}} if "a mapping" not in row.expects else 7
+    texts = problems_of(with_settings({row.path: wrong}))
+    mine = [text for text in texts if row.path in text]
+    assert mine and "expects" in mine[0]
+    assert "deep" in mine[0] or "7" in mine[0]
+
+
+BOUNDED = [
+    row for row in CHECKED if any(sign in row.expects for sign in (">", "<", "one of")) and "float32" not in row.expects
+]
+
+
+def _outside(expects):
+    if "one of" in expects:
+        return "no_such_word"
+    if "<" in expects:
+        return 12345 if "integer" in expects else 12345.0
+    return -5
+
+
+@pytest.mark.parametrize("row", BOUNDED, ids=[row.path for row in BOUNDED])
+def test_out_of_range(row):
+    wrong = _outside(row.expects)
+    texts = problems_of(with_settings({row.path: wrong}))
+    mine = [text for text in texts if row.path in text]
+    assert mine and repr(wrong) in mine[0] and row.expects.split(" or ")[0] in mine[0]
+
+
+@pytest.mark.parametrize("row", ROWS, ids=[row.path for row in ROWS])
+def test_typo(row):
+    section, *names = row.path.split(".")
+    typed = names[-1] + "x"
+    path = ".".join((section, *names[:-1], typed))
+    value, _ = sample(row)
+    text = "\n".join(problems_of(with_settings({path: value})))
+    assert typed in text and f"Did you mean {names[-1]!r}?" in text
+
+
+def test_the_issue_s_typo():
+    (text,) = problems_of(with_settings({"parallel_config.tensor_model_paralel_size": 8}))
+    assert "parallel_config.tensor_model_paralel_size = 8" in text
+    assert "tensor_model_parallel_size" in text.split("Did you mean")[1]
+
+
+def test_a_key_in_the_wrong_section_is_sent_home():
+    (text,) = problems_of(with_settings({"model_config.micro_batch_num": 3}))
+    assert "dataset_config.micro_batch_num" in text
+
+
+def test_all_problems_come_together():
+    texts = problems_of(
+        with_settings(
+            {
+                "model_config.hidden_size": "big",
+                "optimizer_config.lr": -1,
+                "dataset_config.split": 3,
+                "modle_config.x": 1,
+            }
+        )
+    )
+    assert len(texts) == 4
+
+
+P, M, T, D, OPT = "parallel_config", "model_config", "training_config", "dataset_config", "optimizer_config"
+PP2, TP2 = {f"{P}.pipeline_model_parallel_size": 2}, {f"{P}.tensor_model_parallel_size": 2}
+EXPERTS = {"moe_config.num_experts": 4}
+CP2 = {f"{P}.context_parallel_size": 2}
+# (settings, key that is named, words that must be there)
+RULES = [
+    ({f"{P}.world_size": 6, f"{P}.tensor_model_parallel_size": 4}, f"{P}.world_size", "multiple of 4"),
+    ({f"{P}.world_size": 8, f"{P}.data_parallel_size": 4}, f"{P}.data_parallel_size", "expects 8"),
+    ({f"{P}.order": "tp-dp"}, f"{P}.order", "each of tp"),
+    ({f"{M}.hidden_size": 66}, f"{M}.hidden_size", "multiple of 4"),
+    ({f"{M}.group_query_attention": True, f"{M}.num_query_groups": 3}, f"{M}.num_attention_heads", "multiple of 3"),
+    ({f"{M}.num_query_groups": 2}, f"{M}.num_query_groups", "group_query_attention"),
+    ({f"{P}.tensor_model_parallel_size": 8}, f"{M}.num_attention_heads", "multiple of 8"),
+    ({**TP2, f"{M}.group_query_attention": True, f"{M}.num_query_groups": 1}, f"{M}.num_query_groups", "multiple of 2"),
+    ({**TP2, f"{M}.ffn_hidden_size": 129}, f"{M}.ffn_hidden_size", "multiple of 2"),
+    ({**TP2, f"{M}.vocab_size": 127}, f"{M}.vocab_size", "multiple of 2"),
+    ({f"{P}.sequence_parallel": True}, f"{P}.sequence_parallel", "above 1"),
+    ({**TP2, f"{P}.sequence_parallel": True, f"{M}.seq_length": 31}, f"{M}.seq_length", "multiple of"),
+    ({**CP2, f"{M}.seq_length": 31}, f"{M}.seq_length", "multiple of 2"),
+    (
+        {**CP2, f"{P}.context_parallel_algo": "megatron_cp_algo", f"{M}.seq_length": 30},
+        f"{M}.seq_length",
+        "multiple of 4",
+    ),
+    ({f"{P}.context_parallel_size": 8, f"{M}.seq_length": 64}, f"{M}.num_attention_heads", "ulysses"),
+    (
+        {f"{P}.context_parallel_size": 4, f"{P}.context_parallel_algo": "hybrid_cp_algo"},
+        f"{P}.ulysses_degree_in_cp",
+        "must be given",
+    ),
+    (
+        {
+            f"{P}.context_parallel_size": 4,
+            f"{P}.context_parallel_algo": "hybrid_cp_algo",
+            f"{P}.ulysses_degree_in_cp": 4,
+        },
+        f"{P}.ulysses_degree_in_cp",
+        "ring of at least 2",
+    ),
+    ({f"{P}.ulysses_degree_in_cp": 2}, f"{P}.ulysses_degree_in_cp", "hybrid_cp_algo only"),
+    ({f"{P}.expert_model_parallel_size": 2}, f"{P}.expert_model_parallel_size", "needs experts"),
+    ({**EXPERTS, f"{P}.expert_model_parallel_size": 3}, "moe_config.num_experts", "multiple of 3"),
+    ({**EXPERTS, "moe_config.moe_router_topk": 5}, "moe_config.moe_router_topk", "number of experts"),
+    ({**EXPERTS, **TP2}, f"{P}.sequence_parallel", "must be on"),
+    ({**EXPERTS, f"{M}.num_experts": 8}, f"{M}.num_experts", "contradicts"),
+    ({**PP2, f"{P}.num_layer_list": [4, 1]}, f"{P}.num_layer_list", "sum 5"),
+    ({**PP2, f"{P}.num_layer_list": [4, 0]}, f"{P}.num_layer_list", "above 0"),
+    ({**PP2, f"{P}.num_layer_list": [2, 1, 1]}, f"{P}.num_layer_list", "2 pipeline stages"),
+    (
+        {**PP2, f"{P}.num_layer_list": [[1, 1], [1, 1]], f"{P}.virtual_pipeline_model_parallel_size": 3},
+        f"{P}.num_layer_list",
+        "3 chunks",
+    ),
+    ({**PP2, f"{P}.num_layer_list": [[1, 1], [1]]}, f"{P}.num_layer_list", "one length"),
+    (
+        {f"{P}.virtual_pipeline_model_parallel_size": 2},
+        f"{P}.virtual_pipeline_model_parallel_size",
+        "pipeline size above 1",
+    ),
+    ({**PP2, f"{P}.num_layers_per_virtual_pipeline_stage": 3}, f"{M}.num_layers", "multiple of"),
+    ({f"{P}.pipeline_model_parallel_size": 8}, f"{M}.num_layers", "less than one layer"),
+    (
+        {**PP2, f"{P}.num_layers_per_virtual_pipeline_stage": 1, f"{D}.micro_batch_num": 3},
+        f"{D}.micro_batch_num",
+        "multiple of pp = 2",
+    ),
+    ({f"{P}.noop_layers": [4]}, f"{P}.noop_layers", "outside 0..3"),
+    ({f"{P}.noop_layers": "1,1"}, f"{P}.noop_layers", "twice"),
+    ({**PP2, f"{P}.recompute": [3, 0]}, f"{P}.recompute", "layers"),
+    ({**PP2, f"{P}.recompute": [1, -1]}, f"{P}.recompute", "from 0"),
+    ({**PP2, f"{P}.recompute": [1, 1], f"{M}.recompute_granularity": "selective"}, f"{P}.recompute", "keep one"),
+    ({**PP2, f"{P}.select_comm_recompute": [1, 1]}, f"{P}.select_comm_recompute", "sequence parallelism"),
+    ({f"{P}.world_size": 2, f"{D}.global_batch_size": 7}, f"{D}.global_batch_size", "nearest: 6 or 8"),
+    (
+        {f"{P}.world_size": 2, f"{D}.global_batch_size": 8, f"{D}.micro_batch_num": 2},
+        f"{D}.global_batch_size",
+        "contradicts",
+    ),
+    ({f"{D}.rampup_batch_size": [2, 2]}, f"{D}.rampup_batch_size", "three numbers"),
+    ({f"{D}.train_samples": 100}, f"{T}.training_iters", "keep one"),
+    ({f"{T}.fp16": True, f"{T}.bf16": True}, f"{T}.fp16", "keep one"),
+    ({f"{T}.bf16": True, f"{M}.compute_dtype": "float16"}, f"{M}.compute_dtype", "bfloat16"),
+    ({f"{M}.fp16_lm_cross_entropy": True}, f"{M}.fp16_lm_cross_entropy", "float16"),
+    ({f"{M}.fp32_residual_connection": True}, f"{M}.fp32_residual_connection", "fp16 or bf16"),
+    ({f"{T}.loss_scale_value": 1024}, f"{T}.loss_scale_value", "set together with"),
+    (
+        {f"{T}.bf16": True, f"{T}.grad_reduce_in_bf16": True, f"{T}.accumulate_allreduce_grads_in_fp32": True},
+        f"{T}.grad_reduce_in_bf16",
+        "contradicts",
+    ),
+    ({f"{T}.bucket_size": 10, f"{T}.wrap_with_ddp": False}, f"{T}.bucket_size", "wrap_with_ddp"),
+    ({f"{T}.delay_grad_reduce": True}, f"{T}.delay_grad_reduce", "overlap_grad_reduce"),
+    ({f"{OPT}.overlap_param_gather": True}, f"{OPT}.overlap_param_gather", "use_distributed_optimizer"),
+    ({f"{P}.zero_shard_size": 2}, f"{P}.zero_shard_size", "zero_level"),
+    ({f"{P}.zero_level": "z1", f"{OPT}.zero_config": {"offload": True}}, f"{OPT}.zero_config", "unknown key 'offload'"),
+    ({f"{T}.resume_training": True, f"{T}.output_dir": ""}, f"{T}.resume_training", "load_checkpoint"),
+    ({f"{T}.resume_training": True, f"{T}.finetune": True}, f"{T}.resume_training", "contradicts finetune"),
+    ({f"{T}.best_metric_comparison": "less"}, f"{T}.best_metric_comparison", "needs eval"),
+    ({f"{D}.split": "a,b"}, f"{D}.split", "949,50,1"),
+    ({f"{D}.data_path": ["a"], f"{D}.train_data_path": ["b"]}, f"{D}.data_path", "keep one way"),
+    ({f"{D}.data_path": ["0.0", "a", "1", "b"]}, f"{D}.data_path", "above 0"),
+    ({f"{D}.data_path": ["0.5", "a", "b"]}, f"{D}.data_path", "pairs"),
+    ({f"{T}.profile_step_start": 7}, f"{T}.profile_step_start", "not be after"),
+    (
+        {f"{T}.profile_dynamic_profiler_config_path": "nowhere.json"},
+        f"{T}.profile_dynamic_profiler_config_path",
+        "no existing file",
+    ),
+    ({f"{OPT}.min_lr": 1.0}, f"{OPT}.min_lr", "above the learning rate"),
+    ({f"{OPT}.lr_warmup_iters": 10}, f"{OPT}.lr_warmup_iters", "before the decay"),
+    ({f"{OPT}.lr_warmup_iters": 1, f"{OPT}.lr_warmup_fraction": 0.1}, f"{OPT}.lr_warmup_fraction", "keep one"),
+    ({f"{OPT}.lr_decay_samples": 5}, f"{OPT}.lr_decay_samples", "another unit"),
+    ({f"{OPT}.lr_decay_style": "WSD"}, f"{OPT}.lr_decay_style", "lr_wsd_decay_iters"),
+    (
+        {f"{OPT}.override_opt_param_scheduler": True, f"{OPT}.use_checkpoint_opt_param_scheduler": True},
+        f"{OPT}.override_opt_param_scheduler",
+        "contradicts",
+    ),
+    ({f"{OPT}.end_weight_decay": 0.3}, f"{OPT}.end_weight_decay", "constant"),
+    ({f"{OPT}.betas": [0.9]}, f"{OPT}.betas", "two numbers"),
+    ({f"{T}.grad_clip_kwargs": {"clip_value": 1.0}, f"{OPT}.clip_grad": 2.0}, f"{T}.grad_clip_kwargs", "keep one"),
+    ({f"{M}.seq_length": 64, f"{M}.max_position_embeddings": 32}, f"{M}.seq_length", "max_position_embeddings"),
+    ({f"{M}.rotary_interleaved": True}, f"{M}.rotary_interleaved", "rope"),
+    ({f"{M}.position_embedding_type": "rope", f"{M}.rotary_percent": 0.01}, f"{M}.rotary_percent", "even number"),
+    ({f"{M}.gated_linear_unit": True}, f"{M}.gated_linear_unit", "swiglu"),
+    ({f"{M}.attn_post_norm_scale": 0.5}, f"{M}.attn_post_norm_scale", "use_sandwich_norm"),
+    ({f"{M}.fa_config": {"keep_prob": 0.5}}, f"{M}.fa_config.keep_prob", "attention_dropout"),
+    ({f"{M}.init_method": "xavier"}, f"{M}.init_method", "expects normal"),
+    ({f"{M}.recompute_granularity": "full"}, f"{M}.recompute_granularity", "recompute_method"),
+    ({f"{M}.recompute_method": "block"}, f"{M}.recompute_method", "granularity"),
+    ({"lora_config.use_lora": True}, "lora_config.target_cells", "exactly one"),
+    ({f"{M}.apply_layernorm_1p": True}, f"{M}.apply_layernorm_1p", "not available"),
+]
+
+
+@pytest.mark.parametrize(
+    ("settings", "key", "words"), RULES, ids=[f"{number}-{rule[1]}" for number, rule in enumerate(RULES)]
+)
+def test_rule(settings, key, words):
+    texts = problems_of(with_settings(settings))
+    mine = [text for text in texts if text.startswith(key)]
+    assert mine, texts
+    assert any(words in text for text in mine), mine
+
+
+def test_every_rule_is_exercised():
+    from mindspeed_ms.config.checks import RULES as FUNCTIONS
+
+    seen = set()
+
+    def watch(function):
+        def watched(context):
+            found = list(function(context))
+            if found:
+                seen.add(function.__name__)
+            return found
+
+        return watched
+
+    originals = list(FUNCTIONS)
+    FUNCTIONS[:] = [watch(function) for function in originals]
+    try:
+        for settings, _, _ in RULES:
+            problems_of(with_settings(settings))
+    finally:
+        FUNCTIONS[:] = originals
+    # the first only tells (see test_trio), the second is for sections made by constructors
+    assert {function.__name__ for function in originals} - seen == {
+        "layer_list_reading_is_clear",
+        "expert_numbers_agree",
+    }
+
+
+def test_sections_made_by_constructors_are_checked_at_the_start():
+    from mindspeed_ms.config import AllConfig, MoEConfig, TransformerConfig
+
+    model = TransformerConfig(128, 4, 4, 64, 128, seq_length=32, num_experts=8)
+    with pytest.raises(ConfigError, match=r"model_config\.num_experts = 8: contradicts"):
+        fit_to_world(AllConfig(model_config=model, moe_config=MoEConfig(num_experts=4)), 1)
+
+
+def test_flags_are_named_for_command_lines():
+    words = "--num-layers 4 --hidden-size 66 --num-attention-heads 4 --seq-length 32 --padded-vocab-size 128"
+    words += " --min-lr 2 --lr 1"
+    with pytest.raises(ConfigError) as caught:
+        init_configs_from_args(argument_parser().parse_args(words.split()))
+    text = str(caught.value)
+    assert "command line: --hidden-size = 66" in text and "--min-lr = 2" in text
+
+
+def test_unknown_flags_end_with_a_suggestion(capsys):
+    with pytest.raises(SystemExit) as caught:
+        argument_parser().parse_args(["--tensor-model-paralel-size", "8"])
+    assert caught.value.code == 2
+    assert "--tensor-model-parallel-size" in capsys.readouterr().err
+
+
+def test_foreign_namespaces_get_suggestions_too():
+    import argparse
+
+    with pytest.raises(ConfigError, match="tensor_model_parallel_size"):
+        init_configs_from_args(argparse.Namespace(tensor_model_paralel_size=8))
+
+
+def test_the_world_is_checked_when_it_is_known():
+    all_config = init_configs_from_dict(with_settings(TP2))
+    with pytest.raises(ConfigError, match="multiple of 2"):
+        fit_to_world(all_config, 3)
+    fit_to_world(all_config, 4)
+    assert (all_config.parallel_config.data_parallel_size, all_config.dataset_config.global_batch_size) == (2, 2)
+    with pytest.raises(ConfigError, match="start 4"):
+        fit_to_world(all_config, 8)
+
+
+def test_constructors_and_assignments_are_checked():
+    parallel = SECTIONS["parallel_config"](tensor_model_parallel_size=2)
+    with pytest.raises(ConfigError, match=r"parallel_config\.sequence_parallel"):
+        parallel.sequence_parallel = "maybe"
+    with pytest.raises(ConfigError, match="Did you mean 'sequence_parallel'"):
+        SECTIONS["parallel_config"](sequence_paralel=True)
+    with pytest.raises(AttributeError, match="Did you mean 'hidden_size'"):
+        init_configs_from_dict(BASE).model_config.hiden_size  # noqa: B018

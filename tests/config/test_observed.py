@@ -1,0 +1,144 @@
+"""Rows that concern parameters or layout change what mindspeed_ms.layout describes; no row that works is unread."""
+
+import glob
+import os
+import re
+from math import lcm
+
+import pytest
+
+from mindspeed_ms.config import ConfigError, init_configs_from_dict, require_available
+from mindspeed_ms.config.argument_table import rows_with_path
+from mindspeed_ms.config.availability import NOT_YET
+from mindspeed_ms.layout.parameters import describe_parameters
+from mindspeed_ms.layout.ranks import WorldLayout
+from mindspeed_ms.layout.stages import stages_from_config
+from tests.config.samples import BASE, ROWS, sample, with_settings
+
+PACKAGE = os.path.abspath(os.path.join(os.path.dirname(__file__), "..", "..", "mindspeed_ms"))
+# seen elsewhere: in the padded vocabulary (test_arguments), as another spelling, in drawn values, or as an error
+SEEN_ELSEWHERE = {
+    "model_config.make_vocab_size_divisible_by",
+    "dataset_config.vocab_size",
+    "dataset_config.vocab_extra_ids",
+    "model_config.use_rotary_position_embeddings",
+    "model_config.group_query_attention",
+    "model_config.embedding_init_dtype",
+    "parallel_config.data_parallel_random_init",
+    "parallel_config.account_for_loss_in_pipeline_split",
+}
+# decided inside the configuration
+DECIDED_HERE = {
+    "model_config.make_vocab_size_divisible_by",
+    "dataset_config.vocab_extra_ids",
+    "model_config.use_rotary_position_embeddings",
+    "model_config.fp32_residual_connection",
+    "model_config.softmax_compute_dtype",
+    "model_config.transformer_impl",
+    "training_config.loss_func_kwargs",
+    "training_config.grad_clip_kwargs",
+}
+# for the code of a user's own datasets provider, which reads them from the configuration or get_args()
+FOR_DATASETS = {
+    f"dataset_config.{name}"
+    for name in (
+        "data_path",
+        "train_data_path",
+        "valid_data_path",
+        "test_data_path",
+        "data_cache_path",
+        "split",
+        "mmap_bin_files",
+        "num_workers",
+        "create_attention_mask_in_dataloader",
+        "pad_token_id",
+        "eos_token_id",
+        "tokenizer_type",
+        "tokenizer_model",
+        "tokenizer_name_or_path",
+        "use_fast_tokenizer",
+        "vocab_file",
+        "merge_file",
+    )
+}
+# switches between forms with equal numbers; the form is chosen by the device so far
+EQUAL_NUMBERS = {
+    "model_config.apply_rope_fusion",
+    "model_config.apply_swiglu_fusion",
+    "training_config.wrap_with_ddp",
+}
+
+
+def comes_later(path):
+    """True if a start refuses the row, or the feature that it belongs to."""
+    return any(path == entry.path or path.startswith(entry.parts) for entry in NOT_YET)
+
+
+def description(all_config):
+    """Groups, stages and parameters of some ranks, as text."""
+    parallel = all_config.parallel_config
+    tensor, stages = parallel.tensor_model_parallel_size, parallel.pipeline_model_parallel_size
+    experts = (parallel.expert_tensor_parallel_size or tensor) * parallel.expert_model_parallel_size * stages
+    size = parallel.world_size or 2 * lcm(tensor * stages * parallel.context_parallel_size, experts)
+    world = WorldLayout.from_config(all_config, size)
+    ranks = range(0, size, max(1, size // 4))
+    return (
+        str(world.all_groups()),
+        stages_from_config(all_config).table(),
+        str([describe_parameters(all_config, world, rank) for rank in ranks]),
+    )
+
+
+DESCRIBED = [
+    row
+    for row in ROWS
+    if row.seen in ("parameters", "layout")
+    and row.status == "works"
+    and row.path not in SEEN_ELSEWHERE
+    and (not comes_later(row.path) or row.path.startswith("parallel_config.pipeline"))
+]
+
+
+@pytest.mark.parametrize("row", DESCRIBED, ids=[row.path for row in DESCRIBED])
+def test_row_changes_the_description(row):
+    value, beside = sample(row)
+    try:
+        plain = init_configs_from_dict(with_settings(beside))
+    except ConfigError:
+        return  # the settings beside it are an error without it: that is what one sees
+    changed = init_configs_from_dict(with_settings(beside, {row.path: value}))
+    assert description(plain) != description(changed)
+
+
+def test_no_row_that_works_is_unread():
+    words = set()
+    for path in glob.glob(os.path.join(PACKAGE, "**", "*.py"), recursive=True):
+        if os.sep + "config" + os.sep not in path[len(PACKAGE) :]:
+            with open(path, encoding="utf-8") as file:
+                words |= set(re.findall(r"[A-Za-z_][A-Za-z_0-9]*", file.read()))
+    unread = {
+        row.path
+        for row in rows_with_path()
+        if row.status == "works"
+        and not comes_later(row.path)
+        and not {row.path.rpartition(".")[2], *row.all_names} & words
+    }
+    assert unread <= DECIDED_HERE | FOR_DATASETS | EQUAL_NUMBERS
+
+
+def test_what_is_not_available_yet_is_refused_at_start_only():
+    require_available(init_configs_from_dict(BASE))
+    for entry in NOT_YET:
+        row = next(row for row in ROWS if row.path == entry.path or row.path.startswith(entry.path + "."))
+        value, beside = sample(row)
+        try:
+            all_config = init_configs_from_dict(with_settings(beside, {row.path: value}))
+        except ConfigError:
+            pytest.fail(f"{entry.path} is refused by the check already")
+        with pytest.raises(ConfigError, match=entry.path):
+            require_available(all_config)
+
+
+def test_a_start_needs_a_model():
+    with pytest.raises(ConfigError, match="model_config"):
+        require_available(init_configs_from_dict({"training_config": {"seed": 1}}))

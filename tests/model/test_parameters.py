@@ -1,0 +1,97 @@
+"""The cells hold exactly the parameters that `layout` computes from the configuration, and start alike everywhere."""
+import numpy as np
+import pytest
+
+from tests.model import builders
+
+SANDWICH = {**builders.LLAMA, "use_sandwich_norm": True, "attn_post_norm_scale": 0.25, "ffn_post_norm_scale": 0.5,
+            "init_method_std": 0.02, "embedding_init_std": 0.5}
+CUT_POSITIONS = {**builders.GPT2, "parallel_position_embedding": True, "scaled_output_init": False,
+                 "max_position_embeddings": 64, "params_dtype": "bfloat16", "embedding_init_dtype": "float32"}
+BIASES = {**builders.SIZES, "position_embedding_type": "none", "hidden_act": "relu", "kv_channels": 8,
+          "use_final_norm": False, "bias_init": 0.125}
+TIED_LLAMA = {**builders.LLAMA, "untie_embeddings_and_output_weights": False}
+MODELS = {"gpt2": builders.GPT2, "llama": builders.LLAMA, "sandwich": SANDWICH, "cut_positions": CUT_POSITIONS,
+          "biases": BIASES, "tied_llama": TIED_LLAMA}
+LAYOUTS = {
+    "one": {},
+    "tp2": {"tensor_model_parallel_size": 2},
+    "tp2_sp": {"tensor_model_parallel_size": 2, "sequence_parallel": True},
+    "pp2": {"pipeline_model_parallel_size": 2},
+    "tp2_pp2": {"tensor_model_parallel_size": 2, "pipeline_model_parallel_size": 2, "sequence_parallel": True},
+    "pp2_vpp2": {"pipeline_model_parallel_size": 2, "virtual_pipeline_model_parallel_size": 2},
+    "pp2_noop": {"pipeline_model_parallel_size": 2, "num_layer_list": [3, 1], "noop_layers": [1]},
+}
+
+
+def world_size(parallel):
+    """Ranks that a layout needs."""
+    return parallel.get("tensor_model_parallel_size", 1) * parallel.get("pipeline_model_parallel_size", 1)
+
+
+def parameters(model_fields, parallel):
+    """What this rank's chunks hold, compared with the description; returns `{name: (sharding, values)}`."""
+    from mindspeed_ms.core import parallel_state
+    from mindspeed_ms.core.device import dtype_name
+    from mindspeed_ms.layout.parameters import describe_parameters
+    config = builders.make_config(model_fields, **parallel)
+    builders.start(config)
+    values, found = {}, []
+    for chunk in range(parallel.get("virtual_pipeline_model_parallel_size", 1)):
+        if parallel_state.get_virtual_pipeline_model_parallel_world_size() is not None:
+            parallel_state.set_virtual_pipeline_model_parallel_rank(chunk)
+        for name, parameter in builders.make_model(config).parameters_and_names():
+            assert parameter.is_initialized and parameter.name == name
+            values[name] = (parameter.sharding, parameter.float().asnumpy().copy())
+            found.append((name, parameter.sharding, tuple(parameter.shape), dtype_name(parameter.dtype),
+                          parameter.initializer, parameter.tensor_model_parallel, parameter.sequence_parallel,
+                          parameter.shared_embedding, parameter.is_expert, parameter.grouping, chunk))
+    described = [(item.local_name, item.sharding, item.sharding.local_shape, item.dtype, item.initializer,
+                  item.tensor_parallel, item.sequence_parallel, item.shared, item.expert, item.grouping, item.chunk)
+                 for item in describe_parameters(config, parallel_state.get_coordinates())]
+    missing, extra = [[item for item in these if item not in those] for these, those in
+                      ((described, found), (found, described))]
+    assert not missing and not extra, f"described only: {missing}; found only: {extra}"
+    return values
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_cells_hold_what_the_layout_describes_and_start_alike(world, model):
+    """All layouts of one model: same parameters as described, same initial values as on one rank."""
+    reference = None
+    for name, parallel in LAYOUTS.items():
+        if name == "pp2_noop" and model != "llama":
+            continue
+        whole = builders.joined(world(world_size(parallel))(parameters, MODELS[model], parallel))
+        if name == "pp2_noop":  # a layer less: other scaled projections
+            continue
+        if reference is None:
+            reference = whole
+            continue
+        for key, values in whole.items():
+            original = key
+            if key == "language_model.output_layer.weight" and key not in reference:
+                original = "language_model.embedding.word_embeddings.weight"
+            np.testing.assert_array_equal(values, reference[original], err_msg=f"{name} {key}")
+
+
+def test_initial_spread(world):
+    """Embedding, blocks and scaled output projections have the configured spread; post norms their scale."""
+    whole = builders.joined(world(1)(parameters, SANDWICH, {}))
+    layer = "language_model.encoder.layers.2."
+    assert abs(whole["language_model.embedding.word_embeddings.weight"].std() - 0.5) < 0.02
+    assert abs(whole[layer + "attention.qkv_proj.weight"].std() - 0.02) < 0.001
+    assert abs(whole[layer + "mlp.projection.weight"].std() - 0.02 / 8**0.5) < 0.0004
+    assert (whole[layer + "attn_post_norm.weight"] == 0.25).all()
+    assert (whole[layer + "ffn_post_norm.weight"] == 0.5).all()
+
+
+def first_loss():
+    """Loss of a fresh model over 512 ids."""
+    config = builders.make_config({**builders.GPT2, "vocab_size": 512})
+    builders.start(config)
+    return float(builders.make_model(config)(**builders.batch(config)).asnumpy())
+
+
+def test_first_loss_is_uniform(world):
+    assert abs(world(1)(first_loss)[0] - np.log(512)) < 0.05

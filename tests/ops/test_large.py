@@ -1,0 +1,93 @@
+"""Sizes at which kernels are cut into pieces for several threads and memory comes from the pool."""
+import numpy as np
+import pytest
+from mindspore import Tensor
+
+from mindspeed_ms import ops
+from mindspeed_ms.core import autograd
+from mindspeed_ms.ops.cpu import threads
+from tests.ops import references
+from tests.ops.harness import assert_close, tensor, values
+
+
+def _normal(*shape, seed=0):
+    return np.random.default_rng(seed).normal(size=shape)
+
+
+def _with_threads(number, function):
+    threads._threads = number
+    try:
+        return function()
+    finally:
+        threads._threads = 0
+
+
+def _run(function, arrays):
+    leaves = [autograd.set_requires_grad(tensor(a)) for a in arrays]
+    output = function(*leaves)
+    grads = autograd.grad(output, leaves, tensor(_normal(*output.shape, seed=77)))
+    return [values(t) for t in (output, *grads)]
+
+
+def _cases():
+    x, hidden = _normal(400, 2, 384), _normal(384, seed=1)
+    ids = Tensor(np.random.default_rng(0).integers(0, 1000, (600, 2)))
+    return {
+        "rms_norm": (ops.rms_norm, [x, hidden]),
+        "layer_norm": (ops.layer_norm, [x, hidden, hidden]),
+        "bias_activation": (lambda x, b: ops.bias_activation(x, b, "gelu_tanh"), [x, hidden]),
+        "swiglu": (ops.swiglu, [x]),
+        "embedding_lookup": (lambda w: ops.embedding_lookup(w, ids), [_normal(1000, 300)]),
+        "core_attention": (lambda q, k, v: ops.core_attention(q, k, v, causal=True),
+                           [_normal(250, 2, 4, 32, seed=s) for s in range(3)]),
+        "residual_add": (ops.residual_add, [x, x]),
+    }
+
+
+def _same_with_any_number_of_threads():
+    for name, (function, arrays) in _cases().items():
+        one, three = (_with_threads(n, lambda f=function, a=arrays: _run(f, a)) for n in (1, 3))
+        for left, right in zip(one, three, strict=True):
+            assert (left == right).all(), f"{name} depends on the number of threads"
+
+
+def test_results_do_not_depend_on_the_number_of_threads(world):
+    world(1)(_same_with_any_number_of_threads)
+
+
+def _accurate():
+    x, weight = _normal(400, 2, 384), _normal(384, seed=1)
+    output, x_grad, weight_grad = _with_threads(2, lambda: _run(ops.rms_norm, [x, weight]))
+    x, weight, g = values(tensor(x)), values(tensor(weight)), values(tensor(_normal(*x.shape, seed=77)))
+    assert_close(output, references.rms_norm(x, weight), 1e-6, "output")
+    inverse = 1 / np.sqrt((x ** 2).mean(-1, keepdims=True) + 1e-6)
+    assert_close(weight_grad, (g * x * inverse).sum((0, 1)), 1e-6, "weight gradient")
+    expected = inverse * (g * weight - x * inverse ** 2 * (g * weight * x).mean(-1, keepdims=True))
+    assert_close(x_grad, expected, 1e-6, "input gradient")
+    arrays = [_normal(250, 2, 4, 32, seed=s) for s in range(3)]
+    output, *grads = _with_threads(2, lambda: _run(lambda q, k, v: ops.core_attention(q, k, v, causal=True), arrays))
+    exact, hidden = [values(tensor(a)) for a in arrays], references.band(250, 250, -999, 0)
+    assert_close(output, references.attention(*exact, hidden, 32 ** -0.5), 1e-6, "attention")
+    expected = references.attention_gradients(*exact, hidden, 32 ** -0.5, values(tensor(_normal(*output.shape, seed=77))))
+    for grad, right in zip(grads, expected, strict=True):
+        assert_close(grad, right, 2e-6, "attention gradient")
+
+
+def test_large_results_are_accurate(world):
+    world(1)(_accurate)
+
+
+def _failure_in_a_piece():
+    def kernel(start, stop):
+        if start <= 30 < stop:
+            raise RuntimeError("piece failed")
+
+    with pytest.raises(RuntimeError, match="piece failed"):
+        _with_threads(3, lambda: threads.run(kernel, 100, 10 ** 9))
+    done = []
+    _with_threads(3, lambda: threads.run(lambda start, stop: done.extend(range(start, stop)), 100, 10 ** 9))
+    assert sorted(done) == list(range(100))
+
+
+def test_a_failing_piece_is_reported(world):
+    world(1)(_failure_in_a_piece)

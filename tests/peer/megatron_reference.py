@@ -1,0 +1,74 @@
+"""One forward and backward of megatron-core's GPTModel on CPU: `python megatron_reference.py CASE.json OUT.npz`.
+
+CASE holds `model` (TransformerConfig fields), `gpt` (GPTModel arguments), `activation`, `sequence`, `batch`. Weights follow
+the rule of the recordings; OUT receives the batch, the per-token losses and every gradient.
+"""
+import contextlib
+import json
+import os
+import sys
+from pathlib import Path
+
+import numpy as np
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(REPOSITORY), str(REPOSITORY / "benchmarks")]
+
+
+def _activation(name):
+    import torch
+    return {"gelu": torch.nn.functional.gelu, "swiglu": torch.nn.functional.silu, "silu": torch.nn.functional.silu,
+            "squared_relu": lambda x: torch.nn.functional.relu(x).square(), "relu": torch.nn.functional.relu}[name]
+
+
+def build(case):
+    """The model of a case with the recordings' weights."""
+    import torch
+    from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+    from megatron.core.models.gpt.gpt_model import GPTModel
+    from megatron.core.transformer.transformer_config import TransformerConfig
+
+    from tests.parity.recordings import rule_weight
+    config = TransformerConfig(
+        activation_func=_activation(case["activation"]), gated_linear_unit=case["activation"] == "swiglu",
+        attention_dropout=0.0, hidden_dropout=0.0, use_cpu_initialization=True, masked_softmax_fusion=False,
+        persist_layer_norm=False, gradient_accumulation_fusion=False, apply_rope_fusion=False, **case["model"])
+    model = GPTModel(config, get_gpt_layer_local_spec(normalization=config.normalization), max_sequence_length=case["sequence"],
+                     parallel_output=True, **case["gpt"])
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.copy_(torch.from_numpy(rule_weight(name, tuple(parameter.shape))))
+    return model
+
+
+def make_batch(case):
+    """Random tokens `[b, s + 1]`."""
+    return np.random.RandomState(7).randint(0, case["gpt"]["vocab_size"], (case["batch"], case["sequence"] + 1))
+
+
+def main():
+    """Read the case, run it, write the result."""
+    import torch
+    from peer_megatron import redirect_cuda_to_cpu
+    case = json.loads(Path(sys.argv[1]).read_text())
+    torch._dynamo.config.disable = True
+    torch.set_num_threads(1)
+    redirect_cuda_to_cpu()
+    from megatron.core import parallel_state, tensor_parallel
+    os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = "127.0.0.1", os.environ.get("PEER_PORT", "29577")
+    torch.distributed.init_process_group("gloo", rank=0, world_size=1)
+    parallel_state.initialize_model_parallel()
+    tensor_parallel.get_cuda_rng_tracker().fork = lambda *_: contextlib.nullcontext()
+    model, tokens = build(case), torch.from_numpy(make_batch(case))
+    sequence = case["sequence"]
+    mask = torch.triu(torch.ones(sequence, sequence, dtype=torch.bool), 1)[None, None]
+    positions = torch.arange(sequence).expand(case["batch"], -1)
+    losses = model(tokens[:, :-1].contiguous(), positions, mask, labels=tokens[:, 1:].contiguous())
+    losses.mean().backward()
+    arrays = {"losses": losses.detach().numpy()}
+    arrays |= {f"grad/{name}": p.grad.numpy() for name, p in model.named_parameters()}
+    np.savez(sys.argv[2], **arrays)
+
+
+if __name__ == "__main__":
+    main()

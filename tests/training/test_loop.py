@@ -1,0 +1,330 @@
+"""Errors, reports, evaluation and small tools of the training loop."""
+import logging
+import os
+import re
+
+import numpy as np
+import pytest
+
+from tests.training import tiny
+from tests.training.test_pretrain import BATCHES, MICRO_BATCHES, read_metrics, reference, run_pretrain
+
+
+def caught_message(kind, *arguments, **keywords):
+    with pytest.raises(kind) as caught:
+        run_pretrain(*arguments, **keywords)
+    return str(caught.value)
+
+
+def bad_batches(folder):
+    batch = BATCHES[0]
+    return [
+        caught_message(ValueError, folder, [{"tokens": batch["tokens"], "label": batch["labels"]}]),
+        caught_message(ValueError, folder, [tiny.samples(3)]),
+        caught_message(ValueError, folder, [{**batch, "labels": batch["labels"][:2]}]),
+        caught_message(ValueError, folder, [[batch["tokens"]]]),
+        caught_message(ValueError, folder, []),
+        caught_message(ValueError, folder, None),
+        caught_message(ValueError, folder, 7),
+        caught_message(ValueError, folder, tiny.Samples(1)),
+        caught_message(RuntimeError, folder, iter(BATCHES[:2])),
+        caught_message(ValueError, folder, BATCHES, {"training": {"training_iters": 0}}),
+    ]
+
+
+def test_bad_data_is_named(world, tmp_path):
+    messages, = world(1)(bad_batches, tmp_path)
+    for message, words in zip(messages, [
+            "lacks labels, loss_mask and has unknown label", "a batch has 3 rows: expected 4",
+            "entry 'labels' of a batch has 2",
+            "a batch is a list", "training data is empty", "train_data_loader is None on tensor-parallel rank 0",
+            "train_data_loader is a int", "the dataset has 1 samples", "ran out after iteration 2 of 6",
+            "nothing to train: training_iters is 0"]):
+        assert words in message, message
+
+
+def bad_arguments(folder):
+    messages = []
+    for arguments in ({"model_type": "retro_encoder"}, {"model_provider_func": None}):
+        from mindspeed_ms.training.training import pretrain
+        with pytest.raises(ValueError) as caught:
+            pretrain(None, **{"model_provider_func": tiny.model_provider, "model_type": None, **arguments},
+                     all_config=tiny.make_config(folder), train_data_loader=BATCHES)
+        messages.append(str(caught.value))
+    return messages
+
+
+def test_bad_arguments_are_named(world, tmp_path):
+    messages, = world(1)(bad_arguments, tmp_path)
+    assert "'retro_encoder'" in messages[0] and "model_provider_func" in messages[1]
+
+
+def nan_loss(folder, go_on):
+    from mindspeed_ms.core import comm
+    from mindspeed_ms.training.train_step import NonFiniteLossError
+    batches = [{**batch, "scale": np.ones((4, tiny.LENGTH), np.float32)} for batch in BATCHES]
+    if comm.get_rank() == 1:
+        batches[2] = {**batches[2], "scale": np.full((4, tiny.LENGTH), np.nan, np.float32)}
+    if go_on:
+        losses, _, weights = run_pretrain(folder, batches, {"training": {"check_for_nan_in_loss": False}})
+        skipped = [line["skipped_iterations"] for line in read_metrics(folder)]
+        return losses, skipped, all(np.isfinite(value).all() for value in weights.values())
+    return caught_message(NonFiniteLossError, folder, batches)
+
+
+def test_nan_loss_stops_all_ranks_and_names_iteration_and_rank(world, tmp_path):
+    for message in world(2)(nan_loss, tmp_path, False):
+        assert "iteration 3" in message and "rank 1 (micro-batch 0)" in message and "rank 0" not in message
+
+
+def test_nan_loss_is_left_out_if_told_so(world, tmp_path):
+    for losses, skipped, finite in world(2)(nan_loss, tmp_path, True):
+        assert losses[2] == "nan" and skipped == [0, 0, 1, 1, 1, 1] and finite
+
+
+def logged(folder):
+    lines = []
+    handler = logging.Handler()
+    handler.emit = lambda record: lines.append(record.getMessage())
+    logging.getLogger("mindspeed_ms").addHandler(handler)
+    try:
+        run_pretrain(folder, BATCHES, {"training": {"log_interval": 2}})
+    finally:
+        logging.getLogger("mindspeed_ms").removeHandler(handler)
+    return lines, read_metrics(folder), os.path.getsize(folder / "loss_curve.png")
+
+
+def test_log_line_has_upstreams_form(world, tmp_path):
+    (lines, metrics, picture), = world(1)(logged, tmp_path)
+    pattern = re.compile(
+        r"Epoch: 0, Step: (\d), Loss: \d+\.\d{16}, Finite_grads: True, Loss_scale: 1\.0, Learning_rate: "
+        r"0\.0500000000000000, "
+        r"Grad_norm: \d+\.\d+, Time: \d+\.\d\d ms, Iteration: \1/6, Consumed_samples: \d+, Tokens_per_second: \d+\.\d$")
+    found = [line for line in lines if line.startswith("Epoch")]
+    assert len(found) == 3 and all(pattern.match(line) for line in found)
+    assert [line["iteration"] for line in metrics] == [2, 4, 6]
+    assert f"{metrics[0]['loss']:.16f}" in found[0] and str(metrics[0]["grad_norm"]) in found[0]
+    assert lines[-1].startswith("loss curve") and "Training success! 6 iterations, 24 samples" in lines
+    assert picture > 1000
+
+
+def evaluated(folder):
+    seen = []
+    config = {"training": {"eval_interval": 3, "eval_iters": 2}}
+    valid = [tiny.samples(4, 50), tiny.samples(4, 51)]
+    run_pretrain(folder, BATCHES, config, valid_data_loader=valid, test_data_loader=valid[:1],
+                 process_non_loss_data_func=lambda data, iteration, writer: seen.append((len(data), iteration, writer)))
+    return [line for line in read_metrics(folder) if "loss" not in line], seen
+
+
+def test_evaluation_reports_the_loss_over_all_tokens(world, tmp_path):
+    (lines, seen), = world(1)(evaluated, tmp_path)
+    model = tiny.Reference()
+    for micro_batches in MICRO_BATCHES[:3]:
+        model.step(micro_batches)
+    parts = [model.loss_and_gradients(tiny.samples(4, seed)) for seed in (50, 51)]
+    expected = sum(part[0] for part in parts) / sum(part[1] for part in parts)
+    assert [line["iteration"] for line in lines] == [3, 6, 6]
+    assert lines[0]["valid_loss"] == pytest.approx(expected, rel=2e-6)
+    assert lines[0]["valid_perplexity"] == pytest.approx(np.exp(expected), rel=1e-5)
+    assert "test_loss" in lines[2]
+    assert seen == [(2, 3, None), (2, 6, None), (2, 6, None)]
+
+
+def epochs(folder):
+    dataset = tiny.Samples(13)
+    config = {"training": {"training_iters": 0, "epochs": 2}}
+    losses, _, _ = run_pretrain(folder, dataset, config)
+    return len(losses), [(line["epoch"], line["step"]) for line in read_metrics(folder)]
+
+
+def test_epochs_end_the_training(world, tmp_path):
+    (count, steps), = world(1)(epochs, tmp_path)
+    assert count == 6 and steps == [(0, 1), (0, 2), (0, 3), (1, 1), (1, 2), (1, 3)]
+
+
+def ramped(folder):
+    config = {"dataset": {"rampup_batch_size": [2, 2, 8], "global_batch_size": 6, "batch_size": 1,
+                          "micro_batch_num": 6},
+              "training": {"training_iters": 0}}
+    config["dataset"]["train_samples"] = 30
+    run_pretrain(folder, tiny.Samples(40), config)
+    return [line["consumed_samples"] for line in read_metrics(folder)]
+
+
+def test_batch_size_ramp_up(world, tmp_path):
+    consumed, = world(1)(ramped, tmp_path)
+    assert consumed == [2, 4, 8, 14, 20, 26]
+
+
+def without_tensorboard(folder):
+    return caught_message(RuntimeError, folder, BATCHES, {"training": {"tensorboard_dir": str(folder / "events")}})
+
+
+def test_tensorboard_without_a_library_is_an_error(world, tmp_path):
+    message, = world(1)(without_tensorboard, tmp_path)
+    assert "tensorboardX" in message
+
+
+def seeds():
+    from mindspeed_ms.core import parallel_state, rng
+    from mindspeed_ms.training.utils import set_seed
+    parallel_state.initialize_model_parallel(tensor_model_parallel_size=2)
+    set_seed(11)
+    tracker = rng.get_rng_tracker()
+    first = np.random.random_sample(), tracker.current.uniform((1,)).asnumpy()
+    with tracker.fork():
+        forked = tracker.current.uniform((1,)).asnumpy()
+    with pytest.raises(ValueError, match="seed is 0"):
+        set_seed(0)
+    return first, forked
+
+
+def test_set_seed_is_equal_over_tensor_ranks_but_for_the_forked_state(world):
+    (first, forked), (other, other_forked) = world(2)(seeds)
+    assert first == other and forked != other_forked
+
+
+def arguments():
+    from mindspeed_ms.training import get_all_config, get_args, get_train_valid_test_num_samples
+    from mindspeed_ms.training.global_vars import unset_global_variables
+    from mindspeed_ms.training.initialize import initialize_megatron
+    from mindspeed_ms.training.utils import set_parallel_context
+
+    def extra(parser):
+        parser.add_argument("--flavour", default="plain")
+        return parser
+
+    unset_global_variables()
+    with pytest.raises(RuntimeError, match="initialize_megatron"):
+        get_args()
+    words = ["--num-layers", "1", "--hidden-size", "8", "--num-attention-heads", "2", "--seq-length", "8",
+             "--train-iters", "10",
+             "--max-position-embeddings", "8", "--micro-batch-size", "2", "--global-batch-size", "8", "--lr", "1e-3",
+             "--flavour",
+             "sweet", "--eval-iters", "3", "--eval-interval", "5", "--vocab-size", "100"]
+    initialize_megatron(extra, {"weight_decay": 0.25}, argv=words)
+    config = get_all_config()
+    set_parallel_context(config.parallel_config)
+    set_parallel_context(config.parallel_config)
+    numbers = get_train_valid_test_num_samples()
+    result = get_args().flavour, config.optimizer_config.weight_decay, numbers
+    unset_global_variables()
+    return result
+
+
+def test_arguments_reach_the_script_and_the_configuration(world):
+    result, = world(1)(arguments)
+    assert result == ("sweet", 0.25, (80, 72, 24))
+
+
+def from_the_command_line(folder):
+    """The guide's preparation, then Megatron's call: the configuration comes from the arguments."""
+    import sys
+
+    from mindspeed_ms.core import comm
+    from mindspeed_ms.training.data import build_pretraining_data_loader, get_train_valid_test_num_samples
+    from mindspeed_ms.training.global_vars import get_all_config, get_args, unset_global_variables
+    from mindspeed_ms.training.training import pretrain
+    from mindspeed_ms.training.utils import set_parallel_context
+    unset_global_variables()
+    seen = {}
+
+    def extra(parser):
+        parser.add_argument("--corpus-rows", type=int, default=24)
+        return parser
+
+    def provide(numbers):
+        seen["numbers"], seen["rows"] = numbers, get_args().corpus_rows
+        return tiny.Samples(get_args().corpus_rows), None, None
+
+    words, sys.argv = sys.argv, [
+        "pretrain.py", "--hidden-size", "8", "--num-attention-heads", "2", "--seq-length", "8", "--train-iters", "3",
+        "--max-position-embeddings", "8", "--micro-batch-size", "2", "--global-batch-size", "4", "--lr", "1e-2",
+        "--vocab-size", "100", "--corpus-rows", "12", "--save", str(folder), "--lr-decay-style", "constant",
+        "--eval-interval", "1000"]
+    try:
+        run = pretrain(provide, tiny.model_provider, None, extra_args_provider=extra, args_defaults={"num_layers": 1})
+        loader = build_pretraining_data_loader(tiny.Samples(12), 4)
+        set_parallel_context(get_all_config().parallel_config)
+        batch = next(loader)
+    finally:
+        sys.argv = words
+        unset_global_variables()
+    comm.world_group().barrier()
+    return run.train_state.consumed_train_samples, seen, batch["tokens"], get_train_valid_test_num_samples(run.all_config)
+
+
+def test_configuration_from_the_command_line(world, tmp_path):
+    (consumed, seen, tokens, numbers), = world(1)(from_the_command_line, tmp_path)
+    assert consumed == 12 and seen["rows"] == 12 and seen["numbers"][0] == 12 and numbers == seen["numbers"]
+    assert np.array_equal(tokens, tiny.samples(12)["tokens"][4:6])
+
+
+def test_reference_learns():
+    losses, _, _ = reference(MICRO_BATCHES)
+    assert losses[-1] < losses[0]
+
+
+class Recorder:
+    """Stands in for a SummaryWriter."""
+
+    def __init__(self):
+        self.names = {}
+
+    def add_scalar(self, name, value, step):
+        self.names.setdefault(name, []).append(step)
+
+    def flush(self):
+        pass
+
+
+def events(folder):
+    from mindspeed_ms.training.global_vars import set_tensorboard_writer
+    recorder = Recorder()
+    set_tensorboard_writer(recorder)
+    try:
+        run_pretrain(folder, BATCHES,
+                     {"training": {"tensorboard_log_interval": 2, "eval_interval": 3, "eval_iters": 1}}, valid_data_loader=BATCHES[:1])
+    finally:
+        set_tensorboard_writer(None)
+    return recorder.names
+
+
+def test_tensorboard_gets_the_same_numbers(world, tmp_path):
+    names, = world(1)(events, tmp_path)
+    assert names == {"loss": [2, 4, 6], "learning-rate": [2, 4, 6], "grad-norm": [2, 4, 6], "loss-scale": [2, 4, 6],
+                     "valid-loss": [3, 6]}
+
+
+def unequal_weights():
+    from mindspeed_ms.core import comm, storage
+    from mindspeed_ms.training.housekeeping import check_weights_across_data_parallel_ranks
+    from tests.optimizer.test_optimizer import make
+    chunk, _ = make()
+    check_weights_across_data_parallel_ranks([chunk], 3)
+    if comm.get_rank() == 1:
+        storage.as_array(chunk.buffers[0].param_buffer.tensor)[5] += 1.0
+    with pytest.raises(RuntimeError) as caught:
+        check_weights_across_data_parallel_ranks([chunk], 4)
+    return str(caught.value)
+
+
+def test_unequal_weights_name_iteration_and_ranks(world):
+    for message in world(2)(unequal_weights):
+        assert "after iteration 4" in message and "ranks [1] differ" in message
+
+
+def collected(folder):
+    import gc
+    counts = []
+    gc.callbacks.append(lambda phase, details: counts.append(phase))
+    try:
+        run_pretrain(folder, BATCHES, {"training": {"manual_gc": True, "manual_gc_interval": 3}})
+    finally:
+        gc.callbacks.pop()
+    return gc.isenabled()
+
+
+def test_manual_garbage_collection_ends_with_the_run(world, tmp_path):
+    assert world(1)(collected, tmp_path) == [True]

@@ -77,7 +77,7 @@ msrun_pid=$!
 "$python" -m mindspeed_ms.tools.follow_log "$first_log" --process "$msrun_pid" &
 follower_pid=$!
 
-ranks() {  # process ids of the ranks: the children of msrun that were started as workers
+ranks() {  # process ids of the ranks: children of msrun that run the script as workers (others show logs, or coordinate)
     local stat words
     for stat in /proc/[0-9]*/stat; do
         words=$(sed 's/^[0-9]* (.*) //' "$stat" 2> /dev/null) || continue
@@ -85,6 +85,7 @@ ranks() {  # process ids of the ranks: the children of msrun that were started a
         [[ ${2:-} == "$msrun_pid" ]] || continue
         local pid=${stat#/proc/}
         pid=${pid%/stat}
+        grep -q pretrain_gpt.py "/proc/$pid/cmdline" 2> /dev/null || continue
         { tr '\0' '\n' < "/proc/$pid/environ"; } 2> /dev/null | grep -qx MS_ROLE=MS_WORKER && echo "$pid"
     done
 }
@@ -109,6 +110,9 @@ wait "$follower_pid"
 
 if ((status)); then
     echo "The job failed (exit code $status). Logs: $PWD/$log_dir/worker_*.log, $PWD/$log_dir/msrun.log" >&2
-    grep -hE "rank [0-9]+ \(pid [0-9]+\) died" "$log_dir"/worker_*.log | sort -u | head -n 3 >&2
+    # rank 0's log was shown; of the others say what may be the cause
+    for log in "$log_dir"/worker_*.log; do
+        [[ $log == "$first_log" ]] || grep -hE "rank [0-9]+ \(pid [0-9]+\) died|^[A-Za-z_.]*(Error|Exception)\b" "$log"
+    done | awk '!seen[$0]++' | head -n 5 >&2
 fi
 exit "$status"

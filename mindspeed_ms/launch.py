@@ -16,6 +16,8 @@ import time
 import uuid
 from pathlib import Path
 
+from mindspeed_ms.core.comm import nursery, shm_files
+
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS")
 FAILURE_GRACE_SECONDS = 5.0  # for the ranks to notice by themselves that a peer is gone
 SIGNAL_GRACE_SECONDS = 60.0  # for saving after Ctrl-C or SIGTERM
@@ -27,7 +29,6 @@ def main(arguments=None):
     """Start the ranks and wait for them; returns the exit status. In a rank: run the script."""
     options = _parse(arguments)
     set_thread_variables(options.ranks)
-    from mindspeed_ms.core.comm import nursery
     nursery.preload()
     launch = _Launch(options)
     rank = launch.start()
@@ -104,8 +105,7 @@ class _Launch:
         return None
 
     def _become_rank(self, rank, write):
-        from mindspeed_ms.core.comm.nursery import die_with_parent
-        die_with_parent()
+        nursery.die_with_parent()
         if self._options.log_dir is None:
             return
         if write is None:
@@ -124,6 +124,7 @@ class _Launch:
             if self._deadline is not None and time.monotonic() > self._deadline:
                 self._end_rest()
         self._show_output(0)
+        shm_files.remove_stale()
         return self._status
 
     def _reap(self):

@@ -1,8 +1,9 @@
 """Operators of the model: one function per kernel, with a CPU and an Ascend form.
 
-Tensors are MindSpore Tensors. Functions are differentiable unless they say otherwise. float32 is exact to float32 rounding;
-float16 and bfloat16 are storage dtypes: computed in float32, rounded once (to nearest even), gradients in the input's dtype.
-The form is chosen by the device at the first call; `use_forms` overrides it.
+Tensors are MindSpore Tensors. Functions are differentiable unless they say otherwise. float32 is exact to float32
+rounding;
+float16 and bfloat16 are storage dtypes: computed in float32, rounded once (to nearest even), gradients in the input's
+dtype. The form is chosen by the device at the first call; `use_forms` overrides it.
 """
 from mindspeed_ms.ops.attention_checks import INPUT_LAYOUTS
 from mindspeed_ms.ops.forms import current_forms, use_forms
@@ -35,7 +36,12 @@ from mindspeed_ms.ops.interface.linear import (
     linear_weight_grad,
     matmul,
 )
-from mindspeed_ms.ops.interface.loss import cross_entropy_gradient, cross_entropy_local_max, cross_entropy_local_sums
+from mindspeed_ms.ops.interface.loss import (
+    cross_entropy_gradient,
+    cross_entropy_local_max,
+    cross_entropy_local_sums,
+    cross_entropy_loss,
+)
 from mindspeed_ms.ops.interface.normalization import layer_norm, rms_norm
 from mindspeed_ms.ops.interface.optimizer import (
     adamw_step,
@@ -49,11 +55,47 @@ from mindspeed_ms.ops.interface.optimizer import (
 from mindspeed_ms.ops.npu import npu_fusion_attention, npu_rms_norm, npu_rotary_position_embedding
 
 __all__ = [
-    "ACTIVATION_NAMES", "INPUT_LAYOUTS", "UNLIMITED_TOKENS", "adamw_step", "add_into", "all_finite", "apply_rotary",
-    "batch_matmul", "bias_activation", "bias_dropout_add", "bias_grad", "core_attention", "count_zeros",
-    "cross_entropy_gradient", "cross_entropy_local_max", "cross_entropy_local_sums", "current_forms", "dropout",
-    "embedding_lookup", "flash_attention", "gelu", "layer_norm", "linear", "linear_forward", "linear_input_grad",
-    "linear_weight_grad", "matmul", "npu_fusion_attention", "npu_rms_norm", "npu_rotary_position_embedding", "relu", "residual_add", "rms_norm", "scale_in_place", "scaled_masked_softmax",
-    "sgd_step", "silu", "split_query_key_value", "squared_relu", "sum_of_squares", "swap_batch_and_sequence", "swiglu",
+    "ACTIVATION_NAMES",
+    "INPUT_LAYOUTS",
+    "UNLIMITED_TOKENS",
+    "adamw_step",
+    "add_into",
+    "all_finite",
+    "apply_rotary",
+    "batch_matmul",
+    "bias_activation",
+    "bias_dropout_add",
+    "bias_grad",
+    "core_attention",
+    "count_zeros",
+    "cross_entropy_gradient",
+    "cross_entropy_local_max",
+    "cross_entropy_local_sums", "cross_entropy_loss",
+    "current_forms",
+    "dropout",
+    "embedding_lookup",
+    "flash_attention",
+    "gelu",
+    "layer_norm",
+    "linear",
+    "linear_forward",
+    "linear_input_grad",
+    "linear_weight_grad",
+    "matmul",
+    "npu_fusion_attention",
+    "npu_rms_norm",
+    "npu_rotary_position_embedding",
+    "relu",
+    "residual_add",
+    "rms_norm",
+    "scale_in_place",
+    "scaled_masked_softmax",
+    "sgd_step",
+    "silu",
+    "split_query_key_value",
+    "squared_relu",
+    "sum_of_squares",
+    "swap_batch_and_sequence",
+    "swiglu",
     "use_forms",
 ]

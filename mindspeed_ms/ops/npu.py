@@ -1,4 +1,6 @@
-"""The operators of upstream's public API under their names, on the forms of this package, so that they also run on CPU."""
+"""The operators of upstream's public API under their names, on the forms of this package, so that they also run on
+CPU.
+"""
 from mindspeed_ms.ops.forms import current_forms
 
 
@@ -28,15 +30,38 @@ def npu_rotary_position_embedding(x, cos, sin, mode=0):
     fits = all(table.ndim == 4 and table.shape[-1] == x.shape[-1] and
                all(n in (1, m) for n, m in zip(table.shape, x.shape, strict=True)) for table in (cos, sin))
     if x.ndim != 4 or not fits or x.shape[-1] % 2:
-        raise ValueError(f"npu_rotary_position_embedding got x {x.shape}, cos {cos.shape}, sin {sin.shape}: expected four "
-                         "dimensions, an even last one, and tables that broadcast to x.")
+        raise ValueError(
+            f"npu_rotary_position_embedding got x {x.shape}, cos {cos.shape}, sin {sin.shape}: expected four "
+            "dimensions, an even last one, and tables that broadcast to x."
+        )
     return current_forms().rotary_position_embedding(x, cos, sin, mode)
 
 
-def npu_fusion_attention(query, key, value, head_num, input_layout, *, pse=None, padding_mask=None, atten_mask=None, scale=1.0,
-                         keep_prob=1.0, pre_tokens=2147483647, next_tokens=2147483647, inner_precise=0, prefix=None,
-                         actual_seq_qlen=None, actual_seq_kvlen=None, sparse_mode=0, gen_mask_parallel=True, sync=False,
-                         pse_type=1, q_start_idx=None, kv_start_idx=None):
+def npu_fusion_attention(
+    query,
+    key,
+    value,
+    head_num,
+    input_layout,
+    *,
+    pse=None,
+    padding_mask=None,
+    atten_mask=None,
+    scale=1.0,
+    keep_prob=1.0,
+    pre_tokens=2147483647,
+    next_tokens=2147483647,
+    inner_precise=0,
+    prefix=None,
+    actual_seq_qlen=None,
+    actual_seq_kvlen=None,
+    sparse_mode=0,
+    gen_mask_parallel=True,
+    sync=False,
+    pse_type=1,
+    q_start_idx=None,
+    kv_start_idx=None,
+):
     """Fused attention in the caller's layout.
 
     Args:
@@ -47,14 +72,17 @@ def npu_fusion_attention(query, key, value, head_num, input_layout, *, pse=None,
         gen_mask_parallel, sync: accepted; they change nothing.
 
     Returns:
-        The output like `query`, and the maximum and the sum of exponentials of each query's softmax, float32 [b, n, sq, 8].
+        The output like `query`, and the maximum and the sum of exponentials of each query's softmax, float32 [b, n, sq,
+        8].
 
     Raises:
         ValueError: unknown layout, or an argument that this device does not support.
     """
     if pse_type != 1 or q_start_idx is not None or kv_start_idx is not None:
-        raise ValueError(f"npu_fusion_attention got pse_type={pse_type}, q_start_idx={q_start_idx}, kv_start_idx={kv_start_idx}: "
-                         "positions generated inside the operator are not supported; pass pse itself with pse_type=1.")
+        raise ValueError(
+            f"npu_fusion_attention got pse_type={pse_type}, q_start_idx={q_start_idx}, kv_start_idx={kv_start_idx}: "
+            "positions generated inside the operator are not supported; pass pse itself with pse_type=1."
+        )
     seed = None
     if keep_prob < 1:
         from mindspeed_ms.core.rng import get_rng_tracker

@@ -125,26 +125,35 @@ def split_batch(batch, micro_batch_size, num_microbatches):
         raise ValueError(f"a batch is a {type(batch).__name__}: expected a dict keyed by the names of the model's "
                          "construct.")
     rows = max((value.shape[0] for value in batch.values() if _has_rows(value)), default=1)
+    for name, value in batch.items():
+        _check_rows(name, value, rows)
     if rows == micro_batch_size:
         return [{name: to_tensor(value) for name, value in batch.items()}]
     if rows != micro_batch_size * num_microbatches:
         raise ValueError(f"a batch has {rows} rows: expected {micro_batch_size * num_microbatches} (micro batch "
                          f"{micro_batch_size} x {num_microbatches} micro-batches), or {micro_batch_size} for one "
-                         "micro-batch at a time.")
-    return [{name: to_tensor(_rows_of(name, value, rows, number * micro_batch_size, micro_batch_size))
+                         f"micro-batch at a time. The entries are {_shapes(batch)}.")
+    return [{name: to_tensor(_rows_of(value, rows, number * micro_batch_size, micro_batch_size))
              for name, value in batch.items()} for number in range(num_microbatches)]
+
+
+def _shapes(batch):
+    return ", ".join(f"{name} {tuple(value.shape)}" for name, value in batch.items() if _has_rows(value))
 
 
 def _has_rows(value):
     return hasattr(value, "shape") and len(value.shape) > 0
 
 
-def _rows_of(name, value, rows, start, count):
-    if not _has_rows(value) or value.shape[0] == 1 != rows:
-        return value
-    if value.shape[0] != rows:
+def _check_rows(name, value, rows):
+    if _has_rows(value) and value.shape[0] not in (1, rows):
         raise ValueError(f"entry {name!r} of a batch has {value.shape[0]} rows where others have {rows}: expected the "
                          "same number, or 1 for an entry that all samples share.")
+
+
+def _rows_of(value, rows, start, count):
+    if not _has_rows(value) or value.shape[0] == 1 != rows:
+        return value
     return value[start:start + count]
 
 

@@ -50,6 +50,7 @@ def check_weights_across_data_parallel_ranks(model, iteration):
             sums = group.all_gather_object(own)
             other = [rank for rank, value in zip(group.ranks, sums) if value != sums[0]]
             if other:
-                raise RuntimeError(f"after iteration {iteration} the weights of buffer {number} on ranks {other} differ "
-                                   f"from those on rank {group.ranks[0]} (check_weight_hash_across_dp_replicas_interval):"
-                                   " data parallelism needs equal weights; look for an update outside the optimizer.")
+                raise RuntimeError(
+                    f"after iteration {iteration} the weights of buffer {number} on ranks {other} differ from those on "
+                    f"rank {group.ranks[0]} (check_weight_hash_across_dp_replicas_interval): data parallelism needs "
+                    "equal weights; look for an update outside the optimizer.")

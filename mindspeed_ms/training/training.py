@@ -258,7 +258,12 @@ def evaluate_and_print_results(name, run, data):
     iterations = run.all_config.training_config.eval_iters
     if not iterations:
         return {}
-    losses, non_loss_data = evaluate(run.forward_step_func, data, run.model, iterations, run.process_non_loss_data_func)
+    try:
+        losses, non_loss_data = evaluate(run.forward_step_func, data, run.model, iterations,
+                                         run.process_non_loss_data_func)
+    except StopIteration as error:
+        raise RuntimeError(f"the {name} data ran out before {iterations} global batches were evaluated ({error}): give "
+                           "data that can be read again, or lower eval_iters (--eval-iters).") from error
     if non_loss_data is not None and is_last_rank():
         run.process_non_loss_data_func(non_loss_data, run.train_state.iteration, get_tensorboard_writer())
     run.metrics.log_evaluation(name, losses, run.train_state)

@@ -73,7 +73,9 @@ def _in_layout(output, layout, heads):
     return output.transpose((1, 2, 0, 3) if layout == "BNSD" else (1, 0, 2, 3))
 
 
-def _flash(query, key, value, head_num, drop_mask, attn_mask, keep_prob, scale, pre_tokens, next_tokens, layout, sparse_mode):
+def _flash(
+    query, key, value, head_num, drop_mask, attn_mask, keep_prob, scale, pre_tokens, next_tokens, layout, sparse_mode
+):
     size = query.shape[-1] // head_num if query.ndim == 3 else query.shape[-1]
     groups = {"BNSD": 1, "BSND": 2}.get(layout)
     groups = key.shape[2] // size if groups is None else key.shape[groups]
@@ -94,9 +96,26 @@ def _flash(query, key, value, head_num, drop_mask, attn_mask, keep_prob, scale, 
     return _like(_in_layout(output, layout, head_num), query)
 
 
-def _flash_attention_score(query, key, value, head_num, real_shift=None, drop_mask=None, padding_mask=None, attn_mask=None,
-                           prefix=None, actual_seq_qlen=None, actual_seq_kvlen=None, keep_prob=1.0, scalar_value=1.0,
-                           pre_tokens=2147483647, next_tokens=2147483647, inner_precise=0, input_layout="BSH", sparse_mode=0):
+def _flash_attention_score(
+    query,
+    key,
+    value,
+    head_num,
+    real_shift=None,
+    drop_mask=None,
+    padding_mask=None,
+    attn_mask=None,
+    prefix=None,
+    actual_seq_qlen=None,
+    actual_seq_kvlen=None,
+    keep_prob=1.0,
+    scalar_value=1.0,
+    pre_tokens=2147483647,
+    next_tokens=2147483647,
+    inner_precise=0,
+    input_layout="BSH",
+    sparse_mode=0,
+):
     return _flash(query, key, value, head_num, drop_mask, attn_mask, keep_prob, scalar_value, pre_tokens, next_tokens,
                   input_layout, sparse_mode)
 

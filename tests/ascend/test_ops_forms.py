@@ -15,7 +15,9 @@ def _normal(*shape, seed=0):
 
 
 def _same(function, leaves=(), tolerance=3e-6, used=None):
-    """Assert that both forms of `function()` agree, with gradients if `leaves` are given; the used operators are recorded."""
+    """Assert that both forms of `function()` agree, with gradients if `leaves` are given; the used operators are
+    recorded.
+    """
     with recording() as calls:
         ascend = _outputs_and_gradients(function, leaves)
     cpu = _outputs_and_gradients(function, leaves)
@@ -48,8 +50,15 @@ def _products():
     x, w, b = _leaf(3, 2, 5), _leaf(4, 5, seed=1), _leaf(4, seed=2)
     _same(lambda: ops.linear(x, w, b), (x, w, b), used="mint.nn.functional.linear")
     dy = tensor(_normal(3, 2, 4))
-    _same(lambda: (ops.linear_forward(x, w), ops.linear_input_grad(dy, w), ops.linear_weight_grad(dy, x), ops.bias_grad(dy)),
-          used="mint.matmul")
+    _same(
+        lambda: (
+            ops.linear_forward(x, w),
+            ops.linear_input_grad(dy, w),
+            ops.linear_weight_grad(dy, x),
+            ops.bias_grad(dy),
+        ),
+        used="mint.matmul",
+    )
 
     def accumulated():
         main_grad = storage.FlatBuffer(20, "float32").slice(0, 20, (4, 5))
@@ -91,7 +100,14 @@ def _norms_and_activations():
 
 def _rotary_and_layouts():
     t = tensor(_normal(5, 2, 3, 8))
-    for rot, angle_batch, interleaved in ((8, 1, False), (8, 2, False), (4, 1, False), (8, 1, True), (8, 2, True), (4, 2, True)):
+    for rot, angle_batch, interleaved in (
+        (8, 1, False),
+        (8, 2, False),
+        (4, 1, False),
+        (8, 1, True),
+        (8, 2, True),
+        (4, 2, True),
+    ):
         cos, sin = tensor(_normal(5, angle_batch, 1, rot, seed=1)), tensor(_normal(5, angle_batch, 1, rot, seed=2))
         fused = "ops.rotary_position_embedding" if not (interleaved and angle_batch > 1) else None
         _same(lambda c=cos, s=sin, i=interleaved: ops.apply_rotary(t, c, s, i), used=fused)
@@ -126,8 +142,13 @@ def _flash():
                for seed, shape in enumerate(((8, 2, 4, 16), (16, 2, 2, 16), (16, 2, 2, 16))))
     mask = Tensor(np.random.default_rng(3).random((2, 1, 8, 16)) < 0.3)
     cases = [{"input_layout": layout} for layout in ops.INPUT_LAYOUTS]
-    cases += [{"mask": mask, "pre_tokens": 4, "next_tokens": 6}, {"mask": mask[:1], "sparse_mode": 1}, {"sparse_mode": 2},
-              {"sparse_mode": 3}, {"sparse_mode": 4, "pre_tokens": 3, "next_tokens": 1}]
+    cases += [
+        {"mask": mask, "pre_tokens": 4, "next_tokens": 6},
+        {"mask": mask[:1], "sparse_mode": 1},
+        {"sparse_mode": 2},
+        {"sparse_mode": 3},
+        {"sparse_mode": 4, "pre_tokens": 3, "next_tokens": 1},
+    ]
     for options in cases:
         calls = _same(lambda o=options: ops.flash_attention(q, k, v, **o), (), 3e-3, "ops.flash_attention_score")
         arguments = _arguments_of(calls)
@@ -146,11 +167,16 @@ def _flash():
 
 
 def _losses():
-    logits, target, grad = tensor(_normal(3, 2, 7)), Tensor(np.array([[3, 9], [4, 5], [0, 8]]), ms.int32), tensor(_normal(3, 2))
+    logits, target, grad = (
+        tensor(_normal(3, 2, 7)),
+        Tensor(np.array([[3, 9], [4, 5], [0, 8]]), ms.int32),
+        tensor(_normal(3, 2)),
+    )
     maximum = ops.cross_entropy_local_max(logits)
     _same(lambda: ops.cross_entropy_local_max(logits), used="mint.max")
     total = tensor(np.full((3, 2), 5.0))
     for smoothing in (0.0, 0.1):
+        _same(lambda a=smoothing: ops.cross_entropy_loss(total, grad, maximum, a, 20), used="mint.log")
         _same(lambda a=smoothing: ops.cross_entropy_local_sums(logits, maximum, target, 3, 10, a), used="mint.gather")
         _same(lambda a=smoothing: ops.cross_entropy_gradient(logits, maximum, total, target, 3, 10, grad, a, 20),
               used="mint.scatter_add")
@@ -169,8 +195,17 @@ def _optimizers():
         states = [storage.FlatBuffer(40, "float32").slice(0, 40, (5, 8)) for _ in range(3)]
         storage.write(states[0], tensor(_normal(40)))
         for step in (1, 2):
-            ops.adamw_step(*states, tensor(_normal(5, 8, seed=step)), learning_rate=0.01, beta1=0.9, beta2=0.95, eps=1e-8,
-                           weight_decay=0.1, step=step, grad_scale=0.5)
+            ops.adamw_step(
+                *states,
+                tensor(_normal(5, 8, seed=step)),
+                learning_rate=0.01,
+                beta1=0.9,
+                beta2=0.95,
+                eps=1e-8,
+                weight_decay=0.1,
+                step=step,
+                grad_scale=0.5,
+            )
         return tuple(states)
 
     def sgd():
@@ -190,7 +225,17 @@ def _optimizers():
         _same(function)
 
 
-CASES = (_products, _embedding, _norms_and_activations, _rotary_and_layouts, _attention, _flash, _losses, _dropouts, _optimizers)
+CASES = (
+    _products,
+    _embedding,
+    _norms_and_activations,
+    _rotary_and_layouts,
+    _attention,
+    _flash,
+    _losses,
+    _dropouts,
+    _optimizers,
+)
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__[1:])

@@ -1,4 +1,6 @@
-"""Compares operators with float64 numpy references: values, and gradients by central differences. Runs inside a world."""
+"""Compares operators with float64 numpy references: values, and gradients by central differences. Runs inside a
+world.
+"""
 import mindspore as ms
 import numpy as np
 from mindspore import Tensor

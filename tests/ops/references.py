@@ -68,7 +68,9 @@ def softmax(scores, blocked):
 
 
 def attention(query, key, value, blocked, scale, keep=None):
-    """Attention of query [sq, b, n, d], key and value [sk, b, groups, d] -> [sq, b, n * d]; keep [b, n, sq, sk] is scaled."""
+    """Attention of query [sq, b, n, d], key and value [sk, b, groups, d] -> [sq, b, n * d]; keep [b, n, sq, sk] is
+    scaled.
+    """
     repeat = query.shape[2] // key.shape[2]
     key, value = np.repeat(key, repeat, 2), np.repeat(value, repeat, 2)
     p = softmax(np.einsum("ibnd,jbnd->bnij", query, key) * scale, blocked)

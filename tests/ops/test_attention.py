@@ -19,14 +19,21 @@ def _softmax(dtype):
     scores = 2 * _normal(2, 3, 5, 7)
     mask = np.random.default_rng(3).random((2, 1, 5, 7)) < 0.3
     mask[1, 0, 2] = True  # a query that sees nothing
-    cases = ((None, False, None, None, (-99, 99)), (mask, False, None, None, (-99, 99)), (None, True, None, None, (-99, 2)),
-             (mask[:1], True, 3, 1, (-3, 1)), (mask[0, 0], False, 1, None, (-1, 99)))
+    cases = (
+        (None, False, None, None, (-99, 99)),
+        (mask, False, None, None, (-99, 99)),
+        (None, True, None, None, (-99, 2)),
+        (mask[:1], True, 3, 1, (-3, 1)),
+        (mask[0, 0], False, 1, None, (-1, 99)),
+    )
     for blocked, causal, before, after, (lower, upper) in cases:
         hidden = references.band(5, 7, lower, upper)
         hidden = hidden if blocked is None else hidden | blocked
 
         def operator(s, blocked=blocked, causal=causal, before=before, after=after):
-            return ops.scaled_masked_softmax(s, None if blocked is None else Tensor(blocked), 0.5, causal, before, after)
+            return ops.scaled_masked_softmax(
+                s, None if blocked is None else Tensor(blocked), 0.5, causal, before, after
+            )
 
         check(operator, lambda s, hidden=hidden: references.softmax(0.5 * s, hidden), [scores], dtype)
 
@@ -55,11 +62,15 @@ def _flash(dtype):
     q, k, v = _normal(5, 2, 4, 8), _normal(7, 2, 2, 8, seed=1), _normal(7, 2, 2, 8, seed=2)
     mask = np.random.default_rng(3).random((2, 1, 5, 7)) < 0.3
     everything = references.band(5, 7, -99, 99)
-    cases = ((dict(), everything), (dict(mask=mask, pre_tokens=2, next_tokens=1), mask | references.band(5, 7, -2, 1)),
-             (dict(pre_tokens=2, next_tokens=1), everything),  # without a mask, mode 0 ignores the band
-             (dict(mask=mask, sparse_mode=1, pre_tokens=0), mask), (dict(sparse_mode=2), references.band(5, 7, -99, 0)),
-             (dict(sparse_mode=3), references.band(5, 7, -99, 2)),
-             (dict(sparse_mode=4, pre_tokens=3, next_tokens=1, mask=mask), references.band(5, 7, -1, 3)))
+    cases = (
+        ({}, everything),
+        ({"mask": mask, "pre_tokens": 2, "next_tokens": 1}, mask | references.band(5, 7, -2, 1)),
+        ({"pre_tokens": 2, "next_tokens": 1}, everything),  # without a mask, mode 0 ignores the band
+        ({"mask": mask, "sparse_mode": 1, "pre_tokens": 0}, mask),
+        ({"sparse_mode": 2}, references.band(5, 7, -99, 0)),
+        ({"sparse_mode": 3}, references.band(5, 7, -99, 2)),
+        ({"sparse_mode": 4, "pre_tokens": 3, "next_tokens": 1, "mask": mask}, references.band(5, 7, -1, 3)),
+    )
     for options, blocked in cases:
         def operator(q, k, v, options=options):
             options = {**options, "mask": Tensor(options["mask"])} if "mask" in options else options
@@ -77,8 +88,9 @@ def test_values_and_gradients(world, case, dtype):
 def _many_blocks(queries, keys, groups, lower, upper, options):
     q, k, v = _normal(queries, 1, 4, 16), _normal(keys, 1, groups, 16, seed=1), _normal(keys, 1, groups, 16, seed=2)
     q = 3 * q  # a spread of scores that makes the running maximum move
-    _compare_attention(lambda q, k, v: ops.flash_attention(q, k, v, **options), references.band(queries, keys, lower, upper),
-                       [q, k, v])
+    _compare_attention(
+        lambda q, k, v: ops.flash_attention(q, k, v, **options), references.band(queries, keys, lower, upper), [q, k, v]
+    )
 
 
 @pytest.mark.parametrize(("queries", "keys", "groups", "lower", "upper", "options"), (
@@ -106,15 +118,19 @@ def _seeded_dropout():
     g = _normal(96, 2, 16, seed=3)
     output = ops.flash_attention(q, k, leaf, keep_prob=0.75, dropout_seed=11)
     (grad,) = autograd.grad(output, leaf, tensor(g))
-    assert_close(np.array((values(output) * values(tensor(g))).sum()), np.array((values(grad) * values(v)).sum()), 1e-5, "<o,g>")
+    assert_close(
+        np.array((values(output) * values(tensor(g))).sum()), np.array((values(grad) * values(v)).sum()), 1e-5, "<o,g>"
+    )
     # and its gradient in q is that of a fixed pattern: compare with a difference quotient
     q_leaf = autograd.set_requires_grad(tensor(values(q)))
     direction = _normal(96, 2, 2, 8, seed=4)
     output = ops.flash_attention(q_leaf, k, v, keep_prob=0.75, dropout_seed=11)
     (grad,) = autograd.grad(output, q_leaf, tensor(g))
     step = 3e-3
-    sides = [values(ops.flash_attention(tensor(values(q) + sign * step * direction), k, v, keep_prob=0.75, dropout_seed=11))
-             for sign in (1, -1)]
+    sides = [
+        values(ops.flash_attention(tensor(values(q) + sign * step * direction), k, v, keep_prob=0.75, dropout_seed=11))
+        for sign in (1, -1)
+    ]
     quotient = ((sides[0] - sides[1]) * g).sum() / (2 * step)
     assert_close(np.array((values(grad) * direction).sum()), np.array(quotient), 2e-3, "directional derivative")
 

@@ -36,7 +36,11 @@ def _matmul(dtype):
 
 
 def _raw_linear(dtype):
-    x, w, dy = tensor(_normal(6, 2, 5), dtype), tensor(_normal(4, 5, seed=1), dtype), tensor(_normal(6, 2, 4, seed=2), dtype)
+    x, w, dy = (
+        tensor(_normal(6, 2, 5), dtype),
+        tensor(_normal(4, 5, seed=1), dtype),
+        tensor(_normal(6, 2, 4, seed=2), dtype),
+    )
     tolerance = {"float32": 2e-6, "float16": 2e-3, "bfloat16": 1.2e-2}[dtype]
     flat = values(dy).reshape(-1, 4), values(x).reshape(-1, 5)
     assert_close(values(ops.linear_forward(x, w)), values(x) @ values(w).T, tolerance, "forward")
@@ -56,7 +60,9 @@ def _views(_):
     w = tensor(_normal(5, 6, seed=1))
     assert_close(values(ops.linear(view, w)), values(base)[1:3] @ values(w).T, 2e-6, "slice")
     assert_close(values(ops.linear(turned, w)), values(base).swapaxes(0, 1) @ values(w).T, 2e-6, "transposed")
-    assert_close(values(ops.silu(turned)), references.activation("silu")(values(base).swapaxes(0, 1)), 2e-6, "silu of a view")
+    assert_close(
+        values(ops.silu(turned)), references.activation("silu")(values(base).swapaxes(0, 1)), 2e-6, "silu of a view"
+    )
 
 
 def _embedding(dtype):

@@ -68,7 +68,7 @@ def _accurate():
     output, *grads = _with_threads(2, lambda: _run(lambda q, k, v: ops.core_attention(q, k, v, causal=True), arrays))
     exact, hidden = [values(tensor(a)) for a in arrays], references.band(250, 250, -999, 0)
     assert_close(output, references.attention(*exact, hidden, 32 ** -0.5), 1e-6, "attention")
-    expected = references.attention_gradients(*exact, hidden, 32 ** -0.5, values(tensor(_normal(*output.shape, seed=77))))
+    expected = references.attention_gradients(*exact, hidden, 32**-0.5, values(tensor(_normal(*output.shape, seed=77))))
     for grad, right in zip(grads, expected, strict=True):
         assert_close(grad, right, 2e-6, "attention gradient")
 

@@ -26,7 +26,12 @@ def _cross_entropy(dtype, smoothing):
     shifted = exact - exact.max(-1, keepdims=True)
     sum_exp = sum(values(s[0]) for s in sums)
     assert_close(sum_exp, np.exp(shifted).sum(-1), 1e-6, "sum of exponentials")
-    assert_close(sum(values(s[1]) for s in sums), np.take_along_axis(shifted, target[..., None], -1)[..., 0], 1e-6, "target logit")
+    assert_close(
+        sum(values(s[1]) for s in sums),
+        np.take_along_axis(shifted, target[..., None], -1)[..., 0],
+        1e-6,
+        "target logit",
+    )
     if smoothing:
         assert_close(sum(values(s[2]) for s in sums), shifted.sum(-1), 1e-6, "sum of logits")
     else:
@@ -35,10 +40,20 @@ def _cross_entropy(dtype, smoothing):
     spread = smoothing * size / (size - 1)
     expected = (softmax - (1 - spread) * np.eye(size)[target] - spread / size) * weight[..., None]
     total = Tensor(sum_exp.astype(np.float32))
+    target_logit = tensor(sum(values(s[1]) for s in sums))
+    logit_sum = tensor(sum(values(s[2]) for s in sums)) if smoothing else None
+    loss = values(ops.cross_entropy_loss(total, target_logit, logit_sum, smoothing, size))
+    log_softmax = np.log(softmax)
+    target_loss = -np.take_along_axis(log_softmax, target[..., None], -1)[..., 0]
+    assert_close(loss, (1 - spread) * target_loss - spread * log_softmax.mean(-1), 1e-6, "loss")
     tolerance = {"float32": 2e-6, "float16": 1.5e-3, "bfloat16": 1e-2}[dtype]
     for in_place in (False, True):
-        grads = [ops.cross_entropy_gradient(shard, maximum, total, Tensor(target), a, b, tensor(weight), smoothing, size, in_place)
-                 for shard, (a, b) in zip(shards, parts, strict=True)]
+        grads = [
+            ops.cross_entropy_gradient(
+                shard, maximum, total, Tensor(target), a, b, tensor(weight), smoothing, size, in_place
+            )
+            for shard, (a, b) in zip(shards, parts, strict=True)
+        ]
         assert grads[0].dtype == logits.dtype
         assert_close(np.concatenate([values(g) for g in grads], -1), expected, tolerance, "gradient")
     with pytest.raises(ValueError, match="logits over 5 ids"):
@@ -75,7 +90,9 @@ def _adamw(size):
     with pytest.raises(ValueError, match="steps count from 1"):
         ops.adamw_step(*states, grad, learning_rate=1e-2, beta1=0.9, beta2=0.95, eps=1e-8, weight_decay=0.1, step=0)
     with pytest.raises(ValueError, match="elements"):
-        ops.adamw_step(*states, tensor(np.zeros(3)), learning_rate=1e-2, beta1=0.9, beta2=0.95, eps=1e-8, weight_decay=0.1, step=1)
+        ops.adamw_step(
+            *states, tensor(np.zeros(3)), learning_rate=1e-2, beta1=0.9, beta2=0.95, eps=1e-8, weight_decay=0.1, step=1
+        )
 
 
 @pytest.mark.parametrize("size", (5, 700001))
@@ -89,7 +106,9 @@ def _sgd():
     p, m = values(parameter), None
     for step in range(3):
         grad = tensor(_normal(50, seed=step + 1))
-        ops.sgd_step(parameter, momentum, grad, learning_rate=0.1, momentum=0.9, weight_decay=0.01, first_step=step == 0)
+        ops.sgd_step(
+            parameter, momentum, grad, learning_rate=0.1, momentum=0.9, weight_decay=0.01, first_step=step == 0
+        )
         g = values(grad) + 0.01 * p
         m = g if m is None else 0.9 * m + g
         p = p - 0.1 * m

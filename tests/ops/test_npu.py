@@ -17,7 +17,7 @@ def _rms_norm():
     x, gamma = _normal(3, 2, 8), _normal(8, seed=1)
     check(lambda x, g: ops.npu_rms_norm(x, g)[0], references.rms_norm, [x, gamma])
     _, inverse = ops.npu_rms_norm(tensor(x), tensor(gamma))
-    assert_close(values(inverse), 1 / np.sqrt((x ** 2).mean(-1, keepdims=True) + 1e-6), 1e-6, "inverse root mean square")
+    assert_close(values(inverse), 1 / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-6), 1e-6, "inverse root mean square")
 
 
 def _rotary():
@@ -42,7 +42,9 @@ def _fusion_attention():
             t = t.transpose(order)
             return tensor(t if layout.endswith("D") else t.reshape(*t.shape[:2], -1))
 
-        output, maximum, total = ops.npu_fusion_attention(arrange(q), arrange(k), arrange(v), 4, layout, scale=0.3, sparse_mode=3)
+        output, maximum, total = ops.npu_fusion_attention(
+            arrange(q), arrange(k), arrange(v), 4, layout, scale=0.3, sparse_mode=3
+        )
         right = arrange(expected.reshape(q.shape))
         assert_close(values(output), values(right), 3e-6, layout)
         assert maximum.shape == total.shape == (2, 4, 5, 8)
@@ -52,7 +54,11 @@ def _fusion_attention():
     rng.get_rng_tracker().set_default(3)
     first, second = (values(ops.npu_fusion_attention(*flat, 4, "SBH", scale=0.3, keep_prob=0.5)[0]) for _ in range(2))
     assert (first != second).any()
-    for options, text in (({"pse": flat[0]}, "got pse"), ({"pse_type": 2}, "pse_type=2"), ({"sparse_mode": 6}, "sparse_mode=6")):
+    for options, text in (
+        ({"pse": flat[0]}, "got pse"),
+        ({"pse_type": 2}, "pse_type=2"),
+        ({"sparse_mode": 6}, "sparse_mode=6"),
+    ):
         with pytest.raises(ValueError, match=text):
             ops.npu_fusion_attention(*flat, 4, "SBH", **options)
 

@@ -252,7 +252,8 @@ def from_the_command_line(folder):
         sys.argv = words
         unset_global_variables()
     comm.world_group().barrier()
-    return run.train_state.consumed_train_samples, seen, batch["tokens"], get_train_valid_test_num_samples(run.all_config)
+    numbers = get_train_valid_test_num_samples(run.all_config)
+    return run.train_state.consumed_train_samples, seen, batch["tokens"], numbers
 
 
 def test_configuration_from_the_command_line(world, tmp_path):
@@ -284,8 +285,8 @@ def events(folder):
     recorder = Recorder()
     set_tensorboard_writer(recorder)
     try:
-        run_pretrain(folder, BATCHES,
-                     {"training": {"tensorboard_log_interval": 2, "eval_interval": 3, "eval_iters": 1}}, valid_data_loader=BATCHES[:1])
+        config = {"training": {"tensorboard_log_interval": 2, "eval_interval": 3, "eval_iters": 1}}
+        run_pretrain(folder, BATCHES, config, valid_data_loader=BATCHES[:1])
     finally:
         set_tensorboard_writer(None)
     return recorder.names

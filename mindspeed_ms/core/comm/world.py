@@ -16,6 +16,7 @@ import time
 import uuid
 from multiprocessing.connection import Connection, wait
 
+from mindspeed_ms.core.comm import shm_files
 from mindspeed_ms.core.comm.nursery import Nursery, NurseryError
 from mindspeed_ms.core.comm.worker import Outcome, Task
 
@@ -128,6 +129,7 @@ class World:
                 _kill(pid)
                 nursery.exit_status(pid)
         self._connections, self.pids = [], []
+        shm_files.remove_stale()
 
     def _start(self):
         if self._connections:

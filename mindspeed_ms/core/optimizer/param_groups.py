@@ -35,7 +35,8 @@ def get_param_groups(named_params, config, no_weight_decay_cond=None, scale_lr_c
 
 def is_embedding_or_output(param):
     """Whether a parameter is the word embedding or the output layer: its layer says so."""
-    return bool(getattr(param, "is_embedding_or_output_parameter", False)) or getattr(param, "grouping", None) == "vocab"
+    marked = getattr(param, "is_embedding_or_output_parameter", False)
+    return bool(marked) or getattr(param, "grouping", None) == "vocab"
 
 
 def has_no_weight_decay(name, param, config):

@@ -81,8 +81,10 @@ def core_attention(query, key, value, mask=None, scale=None, causal=False, dropo
     keys, groups = key.shape[0], key.shape[2]
     checks.check_mask(mask, batch, queries, keys)
     if not 0 <= dropout_p < 1 or (dropout_p > 0 and dropout_mask is None):
-        raise ValueError(f"core_attention got dropout_p={dropout_p} and dropout_mask "
-                         f"{'None' if dropout_mask is None else dropout_mask.shape}: expected 0 <= dropout_p < 1, with a mask.")
+        raise ValueError(
+            f"core_attention got dropout_p={dropout_p} and dropout_mask "
+            f"{'None' if dropout_mask is None else dropout_mask.shape}: expected 0 <= dropout_p < 1, with a mask."
+        )
     # the query heads of a group become rows of one product, so keys and values are not repeated
     q = mint.permute(query, (1, 2, 0, 3)).reshape(batch, groups, -1, size)
     scores = mint.matmul(q, mint.permute(key, (1, 2, 3, 0))) * checks.default_scale(scale, size)
@@ -140,8 +142,19 @@ def _drop_mask(shape, keep_prob, seed):
     return mint.sum(keep.reshape(*shape[:-1], shape[-1] // 8, 8) * weights, dim=-1).astype(ms.uint8)
 
 
-def flash_attention(query, key, value, mask=None, scale=None, pre_tokens=2147483647, next_tokens=2147483647, sparse_mode=0,
-                    input_layout="SBH", keep_prob=1.0, dropout_seed=None):
+def flash_attention(
+    query,
+    key,
+    value,
+    mask=None,
+    scale=None,
+    pre_tokens=2147483647,
+    next_tokens=2147483647,
+    sparse_mode=0,
+    input_layout="SBH",
+    keep_prob=1.0,
+    dropout_seed=None,
+):
     """See `ops.flash_attention`.
 
     Raises:
@@ -150,13 +163,17 @@ def flash_attention(query, key, value, mask=None, scale=None, pre_tokens=2147483
     checks.check_heads(query, key, value)
     checks.check_flash_arguments(mask, sparse_mode, input_layout, keep_prob, dropout_seed)
     if query.dtype not in (ms.float16, ms.bfloat16):
-        raise ValueError(f"flash_attention got {query.dtype}: flash_attention_score works on float16 and bfloat16 only. Set "
-                         "compute_dtype to one of them, or use_flash_attention to False.")
+        raise ValueError(
+            f"flash_attention got {query.dtype}: flash_attention_score works on float16 and bfloat16 only. Set "
+            "compute_dtype to one of them, or use_flash_attention to False."
+        )
     queries, batch, heads, size = query.shape
     keys = key.shape[0]
     if size % 16 or size > 512:
-        raise ValueError(f"flash_attention got a head size of {size}: flash_attention_score needs a multiple of 16 up to "
-                         "512. Change kv_channels, or set use_flash_attention to False.")
+        raise ValueError(
+            f"flash_attention got a head size of {size}: flash_attention_score needs a multiple of 16 up to "
+            "512. Change kv_channels, or set use_flash_attention to False."
+        )
     if sparse_mode >= 2:
         mask = _compressed_mask()
     elif mask is not None:
@@ -177,15 +194,23 @@ def fusion_attention(query, key, value, head_num, input_layout, arguments, dropo
     drop_mask = None
     if arguments["keep_prob"] < 1:
         if input_layout not in places:
-            raise ValueError(f"npu_fusion_attention got keep_prob={arguments['keep_prob']} with input_layout={input_layout!r}: "
-                             f"dropout is supported for {', '.join(places)}.")
+            raise ValueError(
+                f"npu_fusion_attention got keep_prob={arguments['keep_prob']} with input_layout={input_layout!r}: "
+                f"dropout is supported for {', '.join(places)}."
+            )
         batch, sequence = places[input_layout]
         bits = (shape[batch], head_num, shape[sequence], key.shape[sequence])
         drop_mask = _drop_mask(bits, arguments["keep_prob"], dropout_seed)
     operator = ops.operations.nn_ops.FlashAttentionScore(
-        head_num=head_num, keep_prob=arguments["keep_prob"], scale_value=arguments["scale"], pre_tokens=arguments["pre_tokens"],
-        next_tokens=arguments["next_tokens"], inner_precise=arguments["inner_precise"], input_layout=input_layout,
-        sparse_mode=arguments["sparse_mode"])
+        head_num=head_num,
+        keep_prob=arguments["keep_prob"],
+        scale_value=arguments["scale"],
+        pre_tokens=arguments["pre_tokens"],
+        next_tokens=arguments["next_tokens"],
+        inner_precise=arguments["inner_precise"],
+        input_layout=input_layout,
+        sparse_mode=arguments["sparse_mode"],
+    )
     maximum, total, _, output = operator(
         query, key, value, arguments["pse"], drop_mask, arguments["padding_mask"], arguments["atten_mask"],
         arguments["prefix"], arguments["actual_seq_qlen"], arguments["actual_seq_kvlen"])

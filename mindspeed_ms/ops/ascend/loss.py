@@ -17,8 +17,10 @@ def _columns(target, vocab_start, vocab_end):
 
 def _check_vocabulary(logits, vocab_start, vocab_end):
     if logits.shape[-1] != vocab_end - vocab_start:
-        raise ValueError(f"cross entropy got logits over {logits.shape[-1]} ids for the range {vocab_start} to {vocab_end}: "
-                         f"expected {vocab_end - vocab_start}.")
+        raise ValueError(
+            f"cross entropy got logits over {logits.shape[-1]} ids for the range {vocab_start} to {vocab_end}: "
+            f"expected {vocab_end - vocab_start}."
+        )
 
 
 @autograd.no_grad()
@@ -36,6 +38,17 @@ def cross_entropy_local_sums(logits, maximum, target, vocab_start, vocab_end, la
     picked = mint.squeeze(mint.gather(shifted, -1, columns.astype(ms.int64)), -1)
     return (mint.sum(mint.exp(shifted), dim=-1), mint.where(outside, mint.zeros_like(picked), picked),
             mint.sum(shifted, dim=-1) if label_smoothing > 0 else None)
+
+
+@autograd.no_grad()
+def cross_entropy_loss(sum_exp, target_logit, logit_sum=None, label_smoothing=0.0, vocab_size=None):
+    """See `ops.cross_entropy_loss`."""
+    logarithm = mint.log(sum_exp)
+    loss = logarithm - target_logit
+    if label_smoothing:
+        share = label_smoothing * vocab_size / (vocab_size - 1)
+        loss = loss * (1.0 - share) - (logit_sum / vocab_size - logarithm) * share
+    return loss
 
 
 @autograd.no_grad()

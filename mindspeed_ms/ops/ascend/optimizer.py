@@ -13,7 +13,9 @@ def _like(grad, parameter, grad_scale):
 
 
 @autograd.no_grad()
-def adamw_step(parameter, exp_avg, exp_avg_sq, grad, *, learning_rate, beta1, beta2, eps, weight_decay, step, grad_scale=1.0):
+def adamw_step(
+    parameter, exp_avg, exp_avg_sq, grad, *, learning_rate, beta1, beta2, eps, weight_decay, step, grad_scale=1.0
+):
     """See `ops.adamw_step`."""
     if step < 1:
         raise ValueError(f"adamw_step got step={step}: steps count from 1.")

@@ -22,7 +22,9 @@ class _BiasActivation(Function):
         values = rows_of(float32_of(x))
         width = x.shape[-1] // 2 if name == "swiglu" else x.shape[-1]
         y = empty((*x.shape[:-1], width))
-        threads.run(_KERNELS[name][0], len(values), _WORK_PER_ELEMENT * values.size, values, _bias_values(bias, x), rows_of(y))
+        threads.run(
+            _KERNELS[name][0], len(values), _WORK_PER_ELEMENT * values.size, values, _bias_values(bias, x), rows_of(y)
+        )
         ctx.save_for_backward(x, bias) if bias is not None else ctx.save_for_backward(x)
         ctx.name = name
         return tensor_of(y, x.dtype)
@@ -32,8 +34,15 @@ class _BiasActivation(Function):
         x, bias = ctx.saved_tensors if len(ctx.saved_tensors) == 2 else (ctx.saved_tensors[0], None)
         values, g = rows_of(float32_of(x)), rows_of(float32_of(output_grad))
         result = empty(x.shape)
-        threads.run(_KERNELS[ctx.name][1], len(values), _WORK_PER_ELEMENT * values.size, g, values, _bias_values(bias, x),
-                    rows_of(result))
+        threads.run(
+            _KERNELS[ctx.name][1],
+            len(values),
+            _WORK_PER_ELEMENT * values.size,
+            g,
+            values,
+            _bias_values(bias, x),
+            rows_of(result),
+        )
         bias_grad = None
         if bias is not None and ctx.needs_input_grad[1]:
             bias_grad = tensor_of(column_sums(rows_of(result)), bias.dtype)

@@ -27,7 +27,9 @@ def float32_of(tensor):
         return wide
     if tensor.dtype == ms.float16:
         return np.ascontiguousarray(array, np.float32)
-    raise ValueError(f"operators work on float32, float16 and bfloat16 tensors, got {tensor.dtype} of shape {tensor.shape}.")
+    raise ValueError(
+        f"operators work on float32, float16 and bfloat16 tensors, got {tensor.dtype} of shape {tensor.shape}."
+    )
 
 
 def tensor_of(array, dtype):
@@ -65,8 +67,8 @@ _POOLED_ELEMENTS = 32768
 def empty(shape):
     """Uninitialised float32 array.
 
-    Large ones come from MindSpore's memory pool: what numpy frees goes back to the operating system, and the page faults of
-    new memory cost several times the kernel that fills it.
+    Large ones come from MindSpore's memory pool: what numpy frees goes back to the operating system, and the page
+    faults of new memory cost several times the kernel that fills it.
     """
     shape = (shape,) if isinstance(shape, int) else tuple(shape)
     if math.prod(shape) < _POOLED_ELEMENTS:
@@ -80,7 +82,9 @@ def rows_of(array):
 
 
 def bits_of(tensor):
-    """C-contiguous array of a tensor's elements for kernels that only move them: float32, or int16 for half precisions."""
+    """C-contiguous array of a tensor's elements for kernels that only move them: float32, or int16 for half
+    precisions.
+    """
     array = np.ascontiguousarray(storage.read_array(tensor))
     return array.view(np.int16) if array.dtype == np.float16 else array
 

@@ -45,8 +45,10 @@ def apply_rotary(t, cos, sin, interleaved=False):
     """See `ops.apply_rotary`."""
     if t.ndim != 4 or cos.ndim != 4 or cos.shape != sin.shape or cos.shape[0] != t.shape[0] or cos.shape[2] != 1 \
             or cos.shape[1] not in (1, t.shape[1]) or cos.shape[3] > t.shape[3] or cos.shape[3] % 2:
-        raise ValueError(f"apply_rotary got t {t.shape}, cos {cos.shape}, sin {sin.shape}: expected [s, b, n, d] and twice "
-                         "[s, b or 1, 1, rot] with an even rot of at most d.")
+        raise ValueError(
+            f"apply_rotary got t {t.shape}, cos {cos.shape}, sin {sin.shape}: expected [s, b, n, d] and twice "
+            "[s, b or 1, 1, rot] with an even rot of at most d."
+        )
     return _Rotary.apply(t, cos, sin, bool(interleaved))
 
 
@@ -67,8 +69,15 @@ class _SplitQueryKeyValue(Function):
         query, key, value = bits_of(query_grad), bits_of(key_grad), bits_of(value_grad)
         s, b, groups, size = key.shape
         mixed = new_like(query, ctx.shape)
-        threads.run(movement.join_query_key_value, s * b, mixed.size, query.reshape(s * b, groups, -1),
-                    key.reshape(s * b, groups, size), value.reshape(s * b, groups, size), mixed.reshape(s * b, groups, -1))
+        threads.run(
+            movement.join_query_key_value,
+            s * b,
+            mixed.size,
+            query.reshape(s * b, groups, -1),
+            key.reshape(s * b, groups, size),
+            value.reshape(s * b, groups, size),
+            mixed.reshape(s * b, groups, -1),
+        )
         return tensor_of_bits(mixed, query_grad.dtype), None, None, None
 
 
@@ -87,8 +96,20 @@ class _ScaledMaskedSoftmax(Function):
         values = float32_of(scores)
         heads, queries, keys = scores.shape[1:]
         output = empty(scores.shape)
-        threads.run(softmax_kernels.softmax_forward, values.size // keys, 2 * values.size, values.reshape(-1, keys), heads,
-                    queries, _mask_array(mask), mask is not None, float(scale), lower, upper, output.reshape(-1, keys))
+        threads.run(
+            softmax_kernels.softmax_forward,
+            values.size // keys,
+            2 * values.size,
+            values.reshape(-1, keys),
+            heads,
+            queries,
+            _mask_array(mask),
+            mask is not None,
+            float(scale),
+            lower,
+            upper,
+            output.reshape(-1, keys),
+        )
         result = tensor_of(output, scores.dtype)
         ctx.save_for_backward(result)
         ctx.arguments = float(scale), lower, upper
@@ -116,7 +137,9 @@ def scaled_masked_softmax(scores, mask=None, scale=1.0, causal=False, pre_tokens
     """See `ops.scaled_masked_softmax`."""
     batch, _, queries, keys = scores.shape
     checks.check_mask(mask, batch, queries, keys)
-    return _ScaledMaskedSoftmax.apply(scores, mask, scale, *checks.visible_band(queries, keys, causal, pre_tokens, next_tokens))
+    return _ScaledMaskedSoftmax.apply(
+        scores, mask, scale, *checks.visible_band(queries, keys, causal, pre_tokens, next_tokens)
+    )
 
 
 class _Attention(Function):
@@ -148,9 +171,20 @@ class _Attention(Function):
         query, key, value, output = ctx.saved_tensors
         q, k, v = float32_of(query), float32_of(key), float32_of(value)
         grads = empty(q.shape), empty(k.shape), empty(v.shape)
-        threads.run(kernels.attention_backward, k.shape[1] * k.shape[2], 2 * _attention_work(q, k), sgemm_address(),
-                    float32_of(output_grad).reshape(q.shape), q, k, v, float32_of(output).reshape(q.shape), *ctx.statistics,
-                    *ctx.options, *grads)
+        threads.run(
+            kernels.attention_backward,
+            k.shape[1] * k.shape[2],
+            2 * _attention_work(q, k),
+            sgemm_address(),
+            float32_of(output_grad).reshape(q.shape),
+            q,
+            k,
+            v,
+            float32_of(output).reshape(q.shape),
+            *ctx.statistics,
+            *ctx.options,
+            *grads,
+        )
         return (*(tensor_of(grad, query.dtype) for grad in grads), None)
 
 
@@ -166,8 +200,10 @@ def core_attention(query, key, value, mask=None, scale=None, causal=False, dropo
     keys = key.shape[0]
     checks.check_mask(mask, batch, queries, keys)
     if not 0 <= dropout_p < 1 or (dropout_p > 0 and dropout_mask is None):
-        raise ValueError(f"core_attention got dropout_p={dropout_p} and dropout_mask "
-                         f"{'None' if dropout_mask is None else dropout_mask.shape}: expected 0 <= dropout_p < 1, with a mask.")
+        raise ValueError(
+            f"core_attention got dropout_p={dropout_p} and dropout_mask "
+            f"{'None' if dropout_mask is None else dropout_mask.shape}: expected 0 <= dropout_p < 1, with a mask."
+        )
     keep, mode = _NO_KEEP, kernels.DROPOUT_NONE
     if dropout_p > 0:
         if dropout_mask.shape != (batch, heads, queries, keys):
@@ -175,22 +211,45 @@ def core_attention(query, key, value, mask=None, scale=None, causal=False, dropo
                              f"{(batch, heads, queries, keys)}.")
         keep, mode = bytes_of(dropout_mask), kernels.DROPOUT_MASK
     lower, upper = checks.visible_band(queries, keys, causal, pre_tokens, next_tokens)
-    options = (checks.default_scale(scale, size) * float(softmax_scale), lower, upper, _mask_array(mask), mask is not None, mode,
-               keep, 0, 1.0 - dropout_p)
+    options = (
+        checks.default_scale(scale, size) * float(softmax_scale),
+        lower,
+        upper,
+        _mask_array(mask),
+        mask is not None,
+        mode,
+        keep,
+        0,
+        1.0 - dropout_p,
+    )
     return _Attention.apply(query, key, value, options)[0]
 
 
-def flash_attention(query, key, value, mask=None, scale=None, pre_tokens=2147483647, next_tokens=2147483647, sparse_mode=0,
-                    input_layout="SBH", keep_prob=1.0, dropout_seed=None):
+def flash_attention(
+    query,
+    key,
+    value,
+    mask=None,
+    scale=None,
+    pre_tokens=2147483647,
+    next_tokens=2147483647,
+    sparse_mode=0,
+    input_layout="SBH",
+    keep_prob=1.0,
+    dropout_seed=None,
+):
     """See `ops.flash_attention`."""
     checks.check_flash_arguments(mask, sparse_mode, input_layout, keep_prob, dropout_seed)
     return _flash(query, key, value, mask, scale, pre_tokens, next_tokens, sparse_mode, keep_prob, dropout_seed)[0]
 
 
-def attention_with_statistics(query, key, value, mask, scale, pre_tokens, next_tokens, sparse_mode, keep_prob, dropout_seed):
+def attention_with_statistics(
+    query, key, value, mask, scale, pre_tokens, next_tokens, sparse_mode, keep_prob, dropout_seed
+):
     """`flash_attention`, and the maximum and the sum of exponentials of each query's softmax, float32 [b, n, sq, 8]."""
-    output, maximum, inverse_sum = _flash(query, key, value, mask, scale, pre_tokens, next_tokens, sparse_mode, keep_prob,
-                                          dropout_seed)
+    output, maximum, inverse_sum = _flash(
+        query, key, value, mask, scale, pre_tokens, next_tokens, sparse_mode, keep_prob, dropout_seed
+    )
     with np.errstate(divide="ignore"):
         total = 1 / storage.read_array(inverse_sum)
     return output, _eightfold(storage.read_array(maximum)), _eightfold(np.where(np.isfinite(total), total, 0))
@@ -210,8 +269,17 @@ def _flash(query, key, value, mask, scale, pre_tokens, next_tokens, sparse_mode,
         checks.check_mask(mask, batch, queries, keys)
     mode = kernels.DROPOUT_SEED if keep_prob < 1 else kernels.DROPOUT_NONE
     seed = int(dropout_seed) & 0x7FFFFFFFFFFFFFFF if keep_prob < 1 else 0
-    options = (checks.default_scale(scale, size), lower, upper, _mask_array(mask if masked else None), masked, mode, _NO_KEEP,
-               seed, float(keep_prob))
+    options = (
+        checks.default_scale(scale, size),
+        lower,
+        upper,
+        _mask_array(mask if masked else None),
+        masked,
+        mode,
+        _NO_KEEP,
+        seed,
+        float(keep_prob),
+    )
     return _Attention.apply(query, key, value, options)
 
 

@@ -1,4 +1,6 @@
-"""Where SciPy's BLAS is, and that it runs on the calling thread only: kernels are spread by `threads`, not inside BLAS."""
+"""Where SciPy's BLAS is, and that it runs on the calling thread only: kernels are spread by `threads`, not inside
+BLAS.
+"""
 import ctypes
 import functools
 import logging

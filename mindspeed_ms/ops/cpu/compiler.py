@@ -4,6 +4,8 @@ A kernel works on the rows (columns, elements) `start` to `stop` of its arrays; 
 float32 unless a kernel says otherwise: half precisions are widened and narrowed outside, so each kernel has one
 specialisation. Compilation happens at the first call, never at import, so a process may fork after importing this.
 """
+import contextlib
+import fcntl
 import hashlib
 import logging
 import os
@@ -24,14 +26,43 @@ _EXACT_FLAGS = frozenset({"contract", "nsz"})
 _REDUCTION_FLAGS = _EXACT_FLAGS | {"reassoc"}
 
 
+class Kernel:
+    """A compiled function. Its first call compiles, or loads what another rank of this machine has compiled
+    meanwhile.
+    """
+
+    def __init__(self, function):
+        self.__doc__ = function.__doc__
+        self.__name__ = function.__name__
+        previous = numba.config.CACHE_DIR
+        numba.config.CACHE_DIR = _cache_directory()  # numba reads it while decorating
+        try:
+            self.dispatcher = numba.njit(nogil=True, cache=True, fastmath=set(_EXACT_FLAGS), error_model="numpy")(
+                function
+            )
+        finally:
+            numba.config.CACHE_DIR = previous
+        self._is_compiled = False
+
+    def __call__(self, *arguments):
+        if not self._is_compiled:
+            with _one_rank_compiles():
+                self.dispatcher.compile(tuple(numba.typeof(argument) for argument in arguments))
+            self._is_compiled = True
+        return self.dispatcher(*arguments)
+
+
 def kernel(function):
-    """Compile `function` for the CPU and keep the machine code on disk."""
-    previous = numba.config.CACHE_DIR
-    numba.config.CACHE_DIR = _cache_directory()  # numba reads it while decorating
-    try:
-        return numba.njit(nogil=True, cache=True, fastmath=set(_EXACT_FLAGS), error_model="numpy")(function)
-    finally:
-        numba.config.CACHE_DIR = previous
+    """Compile `function` for the CPU at its first call and keep the machine code on disk."""
+    return Kernel(function)
+
+
+@contextlib.contextmanager
+def _one_rank_compiles():
+    """Ranks run the same kernels at the same time: one compiles, the others wait and load the result."""
+    with open(os.path.join(_cache_directory(), "compiling.lock"), "ab") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # released when the file is closed, also by the end of the process
+        yield
 
 
 def shared(function):
@@ -57,12 +88,15 @@ def _cache_directory():
     global _chosen_directory
     if _chosen_directory is None:
         _chosen_directory = os.environ.get(CACHE_ENVIRONMENT_VARIABLE) or _default_directory()
+        os.makedirs(_chosen_directory, exist_ok=True)
     return _chosen_directory
 
 
 def _default_directory():
     root = pathlib.Path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache")
-    directory = root / "mindspeed_ms" / "numba" / f"{getattr(mindspeed_ms, '__version__', 'source')}-{_sources_digest()}"
+    directory = (
+        root / "mindspeed_ms" / "numba" / f"{getattr(mindspeed_ms, '__version__', 'source')}-{_sources_digest()}"
+    )
     try:
         directory.mkdir(parents=True, exist_ok=True)
         if os.access(directory, os.W_OK):

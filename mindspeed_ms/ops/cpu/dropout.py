@@ -14,7 +14,9 @@ def _check(p, keep_mask, x):
     if p > 0 and keep_mask is None:
         raise ValueError(f"dropout got p={p} without a keep mask: draw one from core.rng.")
     if p > 0 and keep_mask.shape != x.shape:
-        raise ValueError(f"dropout got an input of shape {x.shape} and a mask of shape {keep_mask.shape}: expected equal shapes.")
+        raise ValueError(
+            f"dropout got an input of shape {x.shape} and a mask of shape {keep_mask.shape}: expected equal shapes."
+        )
 
 
 def _masked(values, keep, p):

@@ -29,8 +29,15 @@ class _EmbeddingLookup(Function):
     @staticmethod
     def backward(ctx, output_grad):
         weight_grad = empty(ctx.weight_shape)
-        threads.run(movement.scatter_rows, weight_grad.shape[1], weight_grad.size, rows_of(float32_of(output_grad)), ctx.ids,
-                    ctx.vocab_start, weight_grad)
+        threads.run(
+            movement.scatter_rows,
+            weight_grad.shape[1],
+            weight_grad.size,
+            rows_of(float32_of(output_grad)),
+            ctx.ids,
+            ctx.vocab_start,
+            weight_grad,
+        )
         return tensor_of(weight_grad, ctx.dtype), None, None, None
 
 
@@ -38,8 +45,10 @@ def embedding_lookup(weight, ids, vocab_start=0, vocab_end=None, vocab_size=None
     """See `ops.embedding_lookup`."""
     vocab_end = vocab_start + weight.shape[0] if vocab_end is None else vocab_end
     if vocab_end - vocab_start != weight.shape[0]:
-        raise ValueError(f"embedding_lookup got a weight of {weight.shape[0]} rows for ids {vocab_start} to {vocab_end}: "
-                         f"expected {vocab_end - vocab_start} rows.")
+        raise ValueError(
+            f"embedding_lookup got a weight of {weight.shape[0]} rows for ids {vocab_start} to {vocab_end}: "
+            f"expected {vocab_end - vocab_start} rows."
+        )
     ids_array = integers_of(ids).reshape(-1)
     _check_ids(ids_array, vocab_end if vocab_size is None else vocab_size)
     return _EmbeddingLookup.apply(weight, ids, ids_array, int(vocab_start))

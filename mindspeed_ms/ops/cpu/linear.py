@@ -1,8 +1,8 @@
 """Matrix products in float32; half precisions pass through it and are rounded once.
 
 The forward and the weight gradient use BLAS, which is as fast as MindSpore's kernel on one thread, loses less to other
-processes when spread by `threads`, and can add to its result. The input gradient and batches use MindSpore's kernel, which is
-faster there and reads transposed operands in place.
+processes when spread by `threads`, and can add to its result. The input gradient and batches use MindSpore's kernel,
+which is faster there and reads transposed operands in place.
 """
 import functools
 
@@ -21,10 +21,7 @@ _NARROW = 256
 """Fewer columns than this are not worth cutting: the rows are."""
 
 _product_primitive = functools.cache(ops.MatMul)
-_batch_NARROW = 256
-"""Fewer columns than this are not worth cutting: the rows are."""
-
-_product_primitive = functools.cache(ops.BatchMatMul)
+_batch_product_primitive = functools.cache(ops.BatchMatMul)
 
 
 def _product(a, b, transpose_a, transpose_b):
@@ -48,18 +45,21 @@ def linear_forward(x, weight, bias=None):
     values, rows = rows_of(float32_of(x)), float32_of(weight)
     y = empty((*x.shape[:-1], weight.shape[0]))
     flat = rows_of(y)
-    kernel = products.linear_columns if rows.shape[0] >= _NARROW else products.linear_rows
-    _run_product(kernel, rows.shape[0] if rows.shape[0] >= _NARROW else len(values), values, rows, flat)
+    if rows.shape[0] >= _NARROW:
+        _run_product(products.linear_columns, rows.shape[0], flat.size * values.shape[1], values, rows, flat)
+    else:
+        _run_product(products.linear_rows, len(values), flat.size * values.shape[1], values, rows, flat)
     if bias is not None:
         threads.run(add_bias, len(flat), flat.size, flat, float32_of(bias))
     return tensor_of(y, x.dtype)
 
 
-def _run_product(kernel, total, a, b, *arguments):
-    """Run a kernel of `products` over `total` rows or columns; every piece packs one operand anew, so pieces stay large."""
+def _run_product(kernel, total, work, *arguments):
+    """Run a kernel of `products` over `total` rows or columns; each piece packs one operand anew, so pieces stay
+    large.
+    """
     pieces_per_thread = 2 if total >= 4 * _NARROW * threads.thread_count() else 1
-    threads.run(kernel, total, a.size * b.size // a.shape[0], sgemm_address(), a, b, *arguments,
-                pieces_per_thread=pieces_per_thread)
+    threads.run(kernel, total, work, sgemm_address(), *arguments, pieces_per_thread=pieces_per_thread)
 
 
 def linear_input_grad(output_grad, weight):
@@ -71,12 +71,13 @@ def linear_input_grad(output_grad, weight):
 def linear_weight_grad(output_grad, x, accumulate_into=None):
     """See `ops.linear_weight_grad`."""
     g, values = rows_of(float32_of(output_grad)), rows_of(float32_of(x))
+    work = g.size * values.shape[1]
     if accumulate_into is not None and accumulate_into.dtype == ms.float32:
         # BLAS adds while it multiplies, which saves two passes over the gradient buffer
-        _run_product(products.weight_grad_rows, g.shape[1], g, values, 1.0, storage.as_array(accumulate_into))
+        _run_product(products.weight_grad_rows, g.shape[1], work, g, values, 1.0, storage.as_array(accumulate_into))
         return accumulate_into
     result = empty((g.shape[1], values.shape[1]))
-    _run_product(products.weight_grad_rows, g.shape[1], g, values, 0.0, result)
+    _run_product(products.weight_grad_rows, g.shape[1], work, g, values, 0.0, result)
     if accumulate_into is None:
         return tensor_of(result, x.dtype)
     storage.write(accumulate_into, tensor_of(result + float32_of(accumulate_into), accumulate_into.dtype))
@@ -136,10 +137,14 @@ class _MatMul(Function):
         left, right, g = _batches_of(a), _batches_of(b), _batches_of(output_grad)
         left_grad = right_grad = None
         if ctx.needs_input_grad[0]:
-            left_grad = _product(right, g, transpose_b, True) if transpose_a else _product(g, right, False, not transpose_b)
+            left_grad = (
+                _product(right, g, transpose_b, True) if transpose_a else _product(g, right, False, not transpose_b)
+            )
             left_grad = tensor_of(left_grad.reshape(a.shape), a.dtype)
         if ctx.needs_input_grad[1]:
-            right_grad = _product(g, left, True, transpose_a) if transpose_b else _product(left, g, not transpose_a, False)
+            right_grad = (
+                _product(g, left, True, transpose_a) if transpose_b else _product(left, g, not transpose_a, False)
+            )
             right_grad = tensor_of(right_grad.reshape(b.shape), b.dtype)
         return left_grad, right_grad, None, None
 
@@ -148,6 +153,8 @@ def matmul(a, b, transpose_a=False, transpose_b=False):
     """See `ops.matmul`."""
     inner = a.shape[-2 if transpose_a else -1], b.shape[-1 if transpose_b else -2]
     if a.ndim < 2 or a.shape[:-2] != b.shape[:-2] or inner[0] != inner[1]:
-        raise ValueError(f"matmul got shapes {a.shape} (transposed: {transpose_a}) and {b.shape} (transposed: {transpose_b}): "
-                         "expected equal leading dimensions and inner sizes.")
+        raise ValueError(
+            f"matmul got shapes {a.shape} (transposed: {transpose_a}) and {b.shape} (transposed: {transpose_b}): "
+            "expected equal leading dimensions and inner sizes."
+        )
     return _MatMul.apply(a, b, transpose_a, transpose_b)

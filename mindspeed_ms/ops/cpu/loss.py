@@ -1,5 +1,6 @@
 """Pieces of the cross entropy over a split vocabulary."""
 import mindspore as ms
+import numpy as np
 
 from mindspeed_ms.core import autograd, storage
 from mindspeed_ms.ops.cpu import threads
@@ -26,11 +27,31 @@ def cross_entropy_local_sums(logits, maximum, target, vocab_start, vocab_end, la
     smoothing = label_smoothing > 0
     sum_exp, target_logit = empty(logits.shape[:-1]), empty(logits.shape[:-1])
     logit_sum = empty(logits.shape[:-1]) if smoothing else empty((1,))
-    threads.run(kernels.local_sums, len(values), _WORK_PER_ELEMENT * values.size, values, _flat(maximum),
-                integers_of(target).reshape(-1), int(vocab_start), smoothing, sum_exp.reshape(-1), target_logit.reshape(-1),
-                logit_sum.reshape(-1))
+    threads.run(
+        kernels.local_sums,
+        len(values),
+        _WORK_PER_ELEMENT * values.size,
+        values,
+        _flat(maximum),
+        integers_of(target).reshape(-1),
+        int(vocab_start),
+        smoothing,
+        sum_exp.reshape(-1),
+        target_logit.reshape(-1),
+        logit_sum.reshape(-1),
+    )
     return (storage.from_array(sum_exp), storage.from_array(target_logit),
             storage.from_array(logit_sum) if smoothing else None)
+
+
+def cross_entropy_loss(sum_exp, target_logit, logit_sum=None, label_smoothing=0.0, vocab_size=None):
+    """See `ops.cross_entropy_loss`."""
+    logarithm = np.log(float32_of(sum_exp), dtype=np.float64)
+    loss = logarithm - float32_of(target_logit)
+    if label_smoothing:
+        share = label_smoothing * vocab_size / (vocab_size - 1)
+        loss = (1 - share) * loss - share * (float32_of(logit_sum) / vocab_size - logarithm)
+    return storage.from_array(loss.astype(np.float32))
 
 
 @autograd.no_grad()
@@ -44,8 +65,20 @@ def cross_entropy_gradient(logits, maximum, sum_exp, target, vocab_start, vocab_
     spread = label_smoothing * vocab_size / (vocab_size - 1) if label_smoothing else 0.0
     other_share = spread / vocab_size if label_smoothing else 0.0
     output = values if in_place and logits.dtype == ms.float32 else empty(values.shape)
-    threads.run(kernels.gradient, len(values), _WORK_PER_ELEMENT * values.size, values, _flat(maximum), _flat(sum_exp),
-                integers_of(target).reshape(-1), int(vocab_start), _flat(grad_output), 1.0 - spread, other_share, output)
+    threads.run(
+        kernels.gradient,
+        len(values),
+        _WORK_PER_ELEMENT * values.size,
+        values,
+        _flat(maximum),
+        _flat(sum_exp),
+        integers_of(target).reshape(-1),
+        int(vocab_start),
+        _flat(grad_output),
+        1.0 - spread,
+        other_share,
+        output,
+    )
     return tensor_of(output.reshape(logits.shape), logits.dtype)
 
 
@@ -55,5 +88,7 @@ def _flat(tensor):
 
 def _check_vocabulary(logits, vocab_start, vocab_end):
     if logits.shape[-1] != vocab_end - vocab_start:
-        raise ValueError(f"cross entropy got logits over {logits.shape[-1]} ids for the range {vocab_start} to {vocab_end}: "
-                         f"expected {vocab_end - vocab_start}.")
+        raise ValueError(
+            f"cross entropy got logits over {logits.shape[-1]} ids for the range {vocab_start} to {vocab_end}: "
+            f"expected {vocab_end - vocab_start}."
+        )

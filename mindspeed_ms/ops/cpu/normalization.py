@@ -11,8 +11,16 @@ class _RMSNorm(Function):
     def forward(ctx, x, weight, eps):
         values = rows_of(float32_of(x))
         y, inverse_rms = empty(x.shape), empty(len(values))
-        threads.run(kernels.rms_norm_forward, len(values), values.size, values, float32_of(weight), float(eps), rows_of(y),
-                    inverse_rms)
+        threads.run(
+            kernels.rms_norm_forward,
+            len(values),
+            values.size,
+            values,
+            float32_of(weight),
+            float(eps),
+            rows_of(y),
+            inverse_rms,
+        )
         ctx.save_for_backward(x, weight)
         ctx.inverse_rms = inverse_rms
         return tensor_of(y, x.dtype), storage.from_array(inverse_rms.reshape(*x.shape[:-1], 1))
@@ -39,8 +47,18 @@ class _LayerNorm(Function):
     def forward(ctx, x, gamma, beta, eps):
         values = rows_of(float32_of(x))
         y, means, inverse_deviations = empty(x.shape), empty(len(values)), empty(len(values))
-        threads.run(kernels.layer_norm_forward, len(values), 2 * values.size, values, float32_of(gamma), float32_of(beta),
-                    float(eps), rows_of(y), means, inverse_deviations)
+        threads.run(
+            kernels.layer_norm_forward,
+            len(values),
+            2 * values.size,
+            values,
+            float32_of(gamma),
+            float32_of(beta),
+            float(eps),
+            rows_of(y),
+            means,
+            inverse_deviations,
+        )
         ctx.save_for_backward(x, gamma)
         ctx.statistics = means, inverse_deviations
         ctx.beta_dtype = beta.dtype
@@ -53,8 +71,16 @@ class _LayerNorm(Function):
         input_grad = gamma_grad = beta_grad = None
         if ctx.needs_input_grad[0]:
             result = empty(x.shape)
-            threads.run(kernels.layer_norm_input_grad, len(g), 2 * g.size, g, values, float32_of(gamma), *ctx.statistics,
-                        rows_of(result))
+            threads.run(
+                kernels.layer_norm_input_grad,
+                len(g),
+                2 * g.size,
+                g,
+                values,
+                float32_of(gamma),
+                *ctx.statistics,
+                rows_of(result),
+            )
             input_grad = tensor_of(result, x.dtype)
         if ctx.needs_input_grad[1] or ctx.needs_input_grad[2]:
             gamma_result, beta_result = empty(gamma.shape), empty(gamma.shape)

@@ -24,18 +24,35 @@ def _flat_values(tensor):
 def _check_sizes(parameter, *others):
     for other in others:
         if other.size != parameter.size:
-            raise ValueError(f"an optimizer step got a parameter of {parameter.size} elements and a state or gradient of "
-                             f"{other.size}.")
+            raise ValueError(
+                f"an optimizer step got a parameter of {parameter.size} elements and a state or gradient of "
+                f"{other.size}."
+            )
 
 
-def adamw_step(parameter, exp_avg, exp_avg_sq, grad, *, learning_rate, beta1, beta2, eps, weight_decay, step, grad_scale=1.0):
+def adamw_step(
+    parameter, exp_avg, exp_avg_sq, grad, *, learning_rate, beta1, beta2, eps, weight_decay, step, grad_scale=1.0
+):
     """See `ops.adamw_step`."""
     if step < 1:
         raise ValueError(f"adamw_step got step={step}: steps count from 1.")
     _check_sizes(parameter, exp_avg, exp_avg_sq, grad)
-    threads.run(kernels.adamw, parameter.size, parameter.size, _flat_storage(parameter), _flat_storage(exp_avg),
-                _flat_storage(exp_avg_sq), _flat_values(grad), float(grad_scale), float(beta1), float(beta2), float(eps),
-                1.0 - learning_rate * weight_decay, learning_rate / (1.0 - beta1 ** step), math.sqrt(1.0 - beta2 ** step))
+    threads.run(
+        kernels.adamw,
+        parameter.size,
+        parameter.size,
+        _flat_storage(parameter),
+        _flat_storage(exp_avg),
+        _flat_storage(exp_avg_sq),
+        _flat_values(grad),
+        float(grad_scale),
+        float(beta1),
+        float(beta2),
+        float(eps),
+        1.0 - learning_rate * weight_decay,
+        learning_rate / (1.0 - beta1**step),
+        math.sqrt(1.0 - beta2**step),
+    )
 
 
 def sgd_step(parameter, momentum_buffer, grad, *, learning_rate, momentum=0.0, weight_decay=0.0, first_step=False,

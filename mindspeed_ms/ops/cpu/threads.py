@@ -1,6 +1,7 @@
 """Spreads kernels over the cores of this process.
 
-Helpers are ordinary threads; kernels run without the interpreter lock. Work is cut into fixed pieces that whoever is free
+Helpers are ordinary threads; kernels run without the interpreter lock. Work is cut into fixed pieces that whoever is
+free
 takes next, so a helper that the operating system wakes late delays nobody: barriers between spinning threads, as OpenMP
 has them, cost milliseconds whenever another process uses a core. Threads start at the first use, hence after any fork.
 """

@@ -10,7 +10,8 @@ def apply_rotary(t, cos, sin, interleaved=False):
 
     Args:
         t (Tensor): [s, b, n, d].
-        cos (Tensor), sin (Tensor): float32 [s, 1, 1, rot] or [s, b, 1, rot], rot <= d even; elements past rot pass through.
+        cos (Tensor), sin (Tensor): float32 [s, 1, 1, rot] or [s, b, 1, rot], rot <= d even; elements past rot
+            pass through.
         interleaved: pairs are (0, 1), (2, 3), ... instead of (0, rot/2), (1, rot/2 + 1), ...
 
     Returns:
@@ -38,7 +39,8 @@ def scaled_masked_softmax(scores, mask=None, scale=1.0, causal=False, pre_tokens
         scores (Tensor): [b, n, sq, sk].
         mask (Tensor): bool or uint8 [b, 1, sq, sk], [1, 1, sq, sk] or [sq, sk], True = blocked; or None.
         causal: key j is visible to query i only if j - (sk - sq) <= i.
-        pre_tokens, next_tokens: key j is visible to query i only if i - pre_tokens <= j <= i + next_tokens (None: no limit).
+        pre_tokens, next_tokens: key j is visible to query i only if i - pre_tokens <= j <= i + next_tokens (None: no
+            limit).
 
     Returns:
         Tensor like `scores`, computed in float32. A row with no visible key is all zero.
@@ -48,13 +50,15 @@ def scaled_masked_softmax(scores, mask=None, scale=1.0, causal=False, pre_tokens
 
 def core_attention(query, key, value, mask=None, scale=None, causal=False, dropout_p=0.0, dropout_mask=None,
                    softmax_in_fp32=True, softmax_scale=1.0, pre_tokens=None, next_tokens=None):
-    """Plain attention with the [b, n, sq, sk] matrix in memory; differentiable in query, key and value.
+    """Plain attention; differentiable in query, key and value.
 
-    scores = query . key * scale; probabilities = softmax(scores * softmax_scale) with masks; output = dropout(probabilities) . value
+    scores = query . key * scale; probabilities = softmax(scores * softmax_scale) with masks;
+    output = dropout(probabilities) . value. On Ascend the [b, n, sq, sk] matrices are in memory; the CPU form computes
+    the same block by block.
 
     Args:
-        query (Tensor): [sq, b, n, d]; key, value (Tensor): [sk, b, groups, d], n a multiple of groups; query head h uses
-            group h // (n / groups).
+        query (Tensor): [sq, b, n, d]; key, value (Tensor): [sk, b, groups, d], n a multiple of groups; query head h
+            uses group h // (n / groups).
         mask, causal, pre_tokens, next_tokens: as in `scaled_masked_softmax`.
         scale: None means 1 / sqrt(d).
         dropout_p: probability of dropping; needs `dropout_mask`.
@@ -76,15 +80,15 @@ def flash_attention(query, key, value, mask=None, scale=None, pre_tokens=UNLIMIT
                     sparse_mode=0, input_layout="SBH", keep_prob=1.0, dropout_seed=None):
     """Attention that never holds an [sq, sk] matrix per head; differentiable in query, key and value.
 
-    CPU: blocks with an online softmax, recomputed in the backward. Ascend: `flash_attention_score` (half precisions only).
+    CPU: blocks with an online softmax, recomputed in the backward. Ascend: `flash_attention_score` (half precisions).
 
     Args:
         query, key, value (Tensor): [s, b, n or groups, d] as in `core_attention`, whatever `input_layout` says.
-        mask (Tensor): bool or uint8, True = blocked: [b, 1, sq, sk], [1, 1, sq, sk] or [sq, sk] in sparse modes 0 and 1;
-            ignored in modes 2 to 4, where the mode itself is the mask.
+        mask (Tensor): bool or uint8, True = blocked: [b, 1, sq, sk], [1, 1, sq, sk] or [sq, sk] in sparse modes 0 and
+            1; ignored in modes 2 to 4, where the mode itself is the mask.
         scale: None means 1 / sqrt(d).
-        pre_tokens, next_tokens: key j is visible to query i only if i - pre_tokens <= j <= i + next_tokens, in sparse mode 0
-            with a mask, and in mode 4 with i counted from the lower right corner (i + sk - sq).
+        pre_tokens, next_tokens: key j is visible to query i only if i - pre_tokens <= j <= i + next_tokens, in sparse
+            mode 0 with a mask, and in mode 4 with i counted from the lower right corner (i + sk - sq).
         sparse_mode: 0 mask and band, 1 mask only, 2 causal from the upper left, 3 causal from the lower right, 4 band.
         input_layout: layout in which the Ascend operator is called: "SBH", "BNSD", "BSH" or "BSND".
         keep_prob: 1 - dropout probability; below 1 needs `dropout_seed`.
@@ -94,7 +98,8 @@ def flash_attention(query, key, value, mask=None, scale=None, pre_tokens=UNLIMIT
         Tensor [sq, b, n * d], dtype of `query`.
 
     Raises:
-        ValueError: unknown layout or sparse mode, shapes that do not fit, mode 1 without a mask, dropout without a seed.
+        ValueError: unknown layout or sparse mode, shapes that do not fit, mode 1 without a mask, dropout without a
+            seed.
     """
     return current_forms().flash_attention(query, key, value, mask, scale, pre_tokens, next_tokens, sparse_mode,
                                            input_layout, keep_prob, dropout_seed)

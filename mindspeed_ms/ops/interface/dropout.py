@@ -1,4 +1,7 @@
-"""Dropout and residual additions. Keep masks come from `core.rng`, so that every layout and recomputation draws alike."""
+"""Dropout and residual additions.
+
+Keep masks come from `core.rng`, so that every layout and recomputation draws alike.
+"""
 from mindspeed_ms.ops.forms import current_forms
 
 
@@ -20,8 +23,8 @@ def bias_dropout_add(x, bias, residual, p=0.0, keep_mask=None):
     """`residual + dropout(x + bias)`, differentiable.
 
     Args:
-        x (Tensor): [..., h]; bias (Tensor): [h] in the dtype of `x`, or None; residual (Tensor): shape of `x`, dtype of `x`
-            or float32.
+        x (Tensor): [..., h]; bias (Tensor): [h] in the dtype of `x`, or None; residual (Tensor): shape of `x`, dtype of
+            `x` or float32.
         p, keep_mask: as in `dropout`.
 
     Returns:

@@ -22,7 +22,9 @@ def linear_forward(x, weight, bias=None):
 
 
 def linear_input_grad(output_grad, weight):
-    """Gradient of a linear's input: [..., output_size] x [output_size, input_size] -> [..., input_size]. Not differentiable."""
+    """Gradient of a linear's input: [..., output_size] x [output_size, input_size] -> [..., input_size]. Not
+    differentiable.
+    """
     return current_forms().linear_input_grad(output_grad, weight)
 
 
@@ -38,7 +40,9 @@ def linear_weight_grad(output_grad, x, accumulate_into=None):
 
 
 def bias_grad(output_grad):
-    """Sum over all leading dimensions, accumulated in double precision: [..., n] -> [n] in the dtype of `output_grad`."""
+    """Sum over all leading dimensions, accumulated in double precision: [..., n] -> [n] in the dtype of
+    `output_grad`.
+    """
     return current_forms().bias_grad(output_grad)
 
 

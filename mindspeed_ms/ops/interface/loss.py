@@ -1,4 +1,6 @@
-"""Local pieces of the cross entropy over a split vocabulary; reductions between ranks are the caller's. Not differentiable."""
+"""Local pieces of the cross entropy over a split vocabulary; reductions between ranks are the caller's. Not
+differentiable.
+"""
 from mindspeed_ms.ops.forms import current_forms
 
 
@@ -23,12 +25,27 @@ def cross_entropy_local_sums(logits, maximum, target, vocab_start, vocab_end, la
     return current_forms().cross_entropy_local_sums(logits, maximum, target, vocab_start, vocab_end, label_smoothing)
 
 
+def cross_entropy_loss(sum_exp, target_logit, logit_sum=None, label_smoothing=0.0, vocab_size=None):
+    """Loss of each token from the sums over all ranks; the logarithm is taken in double precision on CPU.
+
+    log(sum_exp) - target_logit, and with label smoothing, a = label_smoothing * vocab_size / (vocab_size - 1):
+    (1 - a) * that - a * (logit_sum / vocab_size - log(sum_exp)).
+
+    Args:
+        sum_exp, target_logit, logit_sum (Tensor): float32 [...], see `cross_entropy_local_sums`.
+
+    Returns:
+        float32 Tensor [...].
+    """
+    return current_forms().cross_entropy_loss(sum_exp, target_logit, logit_sum, label_smoothing, vocab_size)
+
+
 def cross_entropy_gradient(logits, maximum, sum_exp, target, vocab_start, vocab_end, grad_output, label_smoothing=0.0,
                            vocab_size=None, in_place=False):
     """Gradient of the loss with respect to the local logits.
 
-    (softmax - (1 - a) * onehot(target) - a / vocab_size) * grad_output, with softmax = exp(logits - maximum) / sum_exp and
-    a = label_smoothing * vocab_size / (vocab_size - 1) for the part spread over all ids (Megatron's form).
+    (softmax - (1 - a) * onehot(target) - a / vocab_size) * grad_output, with softmax = exp(logits - maximum) / sum_exp
+    and a = label_smoothing * vocab_size / (vocab_size - 1) for the part spread over all ids (Megatron's form).
 
     Args:
         sum_exp (Tensor): float32 [...], summed over all ranks.

@@ -2,7 +2,9 @@
 from mindspeed_ms.ops.forms import current_forms
 
 
-def adamw_step(parameter, exp_avg, exp_avg_sq, grad, *, learning_rate, beta1, beta2, eps, weight_decay, step, grad_scale=1.0):
+def adamw_step(
+    parameter, exp_avg, exp_avg_sq, grad, *, learning_rate, beta1, beta2, eps, weight_decay, step, grad_scale=1.0
+):
     """One AdamW step as Megatron takes it: bias-corrected, decoupled decay, eps outside the root.
 
     p *= 1 - lr * weight_decay;  m = b1 m + (1 - b1) g;  v = b2 v + (1 - b2) g^2;
@@ -14,15 +16,30 @@ def adamw_step(parameter, exp_avg, exp_avg_sq, grad, *, learning_rate, beta1, be
         step (int): counts from 1.
         grad_scale (float): multiplies the gradient on the fly (clipping, loss scale).
     """
-    current_forms().adamw_step(parameter, exp_avg, exp_avg_sq, grad, learning_rate=learning_rate, beta1=beta1, beta2=beta2,
-                               eps=eps, weight_decay=weight_decay, step=step, grad_scale=grad_scale)
+    current_forms().adamw_step(
+        parameter,
+        exp_avg,
+        exp_avg_sq,
+        grad,
+        learning_rate=learning_rate,
+        beta1=beta1,
+        beta2=beta2,
+        eps=eps,
+        weight_decay=weight_decay,
+        step=step,
+        grad_scale=grad_scale,
+    )
 
 
-def sgd_step(parameter, momentum_buffer, grad, *, learning_rate, momentum=0.0, weight_decay=0.0, first_step=False, grad_scale=1.0):
-    """One SGD step: g += weight_decay * p; buffer = momentum * buffer + g (g itself on the first step); p -= lr * buffer.
+def sgd_step(
+    parameter, momentum_buffer, grad, *, learning_rate, momentum=0.0, weight_decay=0.0, first_step=False, grad_scale=1.0
+):
+    """One SGD step: g += weight_decay * p; buffer = momentum * buffer + g (g itself on the first step); p -= lr *
+    buffer.
 
     Args:
-        parameter (Tensor): float32; momentum_buffer (Tensor): float32 or None if `momentum` is 0; grad as in `adamw_step`.
+        parameter (Tensor): float32; momentum_buffer (Tensor): float32 or None if `momentum` is 0; grad as in
+            `adamw_step`.
     """
     current_forms().sgd_step(parameter, momentum_buffer, grad, learning_rate=learning_rate, momentum=momentum,
                              weight_decay=weight_decay, first_step=first_step, grad_scale=grad_scale)

@@ -1,7 +1,7 @@
 """Attention in blocks of queries and keys with an online softmax; no [sq, sk] matrix is ever held.
 
-Arrays are query [sq, b, n, d], key and value [sk, b, groups, d]; query head h reads group h // (n / groups). `maximum` and
-`inverse_sum` [b, n, sq] keep each query's softmax for the backward, which recomputes the probabilities.
+Arrays are query [sq, b, n, d], key and value [sk, b, groups, d]; query head h reads group h // (n / groups). `maximum`
+and `inverse_sum` [b, n, sq] keep each query's softmax for the backward, which recomputes the probabilities.
 
 Key j is visible to query i if i + lower <= j <= i + upper and, with a mask, mask[b or 0, i, j] == 0. Dropout keeps what
 `keep` [b, n, sq, sk] says (mode 1) or what a hash of seed and position says (mode 2).
@@ -32,7 +32,11 @@ def _fill_heads(array, first, last, b, head):
 @inline
 def _kept_by_hash(seed, row, column, threshold):
     """Whether (row, column) survives: a mixing function of 64 bits (constants of the public-domain splitmix64)."""
-    z = np.uint64(seed) + np.uint64(row) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(column) * np.uint64(0xD1342543DE82EF95)
+    z = (
+        np.uint64(seed)
+        + np.uint64(row) * np.uint64(0x9E3779B97F4A7C15)
+        + np.uint64(column) * np.uint64(0xD1342543DE82EF95)
+    )
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return np.uint32((z ^ (z >> np.uint64(31))) >> np.uint64(32)) < threshold
@@ -94,7 +98,16 @@ def attention_forward(start, stop, sgemm, query, key, value, scale, lower, upper
                                 address_of(key[k0:, b, group]), k_step, 0.0, address_of(scores), KEY_BLOCK)
             for r in range(rows):
                 row = scores[r, :columns]
-                _hide(row, first + r, k0, keys, lower, upper, has_mask, mask[b % mask.shape[0], (first + r) % mask.shape[1]])
+                _hide(
+                    row,
+                    first + r,
+                    k0,
+                    keys,
+                    lower,
+                    upper,
+                    has_mask,
+                    mask[b % mask.shape[0], (first + r) % mask.shape[1]],
+                )
                 new_largest = max(largest[r], row_maximum(row))
                 if new_largest == _LOWEST:
                     fill(row, _ZERO)
@@ -119,8 +132,30 @@ def attention_forward(start, stop, sgemm, query, key, value, scale, lower, upper
 
 
 @kernel
-def attention_backward(start, stop, sgemm, output_grad, query, key, value, output, maximum, inverse_sum, scale, lower, upper,
-                       mask, has_mask, dropout, keep, seed, keep_probability, query_grad, key_grad, value_grad):
+def attention_backward(
+    start,
+    stop,
+    sgemm,
+    output_grad,
+    query,
+    key,
+    value,
+    output,
+    maximum,
+    inverse_sum,
+    scale,
+    lower,
+    upper,
+    mask,
+    has_mask,
+    dropout,
+    keep,
+    seed,
+    keep_probability,
+    query_grad,
+    key_grad,
+    value_grad,
+):
     """Pairs (b, group) `start` to `stop`: no two of them write the same gradient."""
     queries, batch, heads, size = query.shape
     keys, groups = key.shape[0], key.shape[2]

@@ -1,7 +1,7 @@
 """Matrix products inside kernels: SciPy's BLAS, called through its address, on matrices with any row distance.
 
-SciPy publishes its BLAS to compiled code (`scipy.linalg.cython_blas`), and MindSpore requires SciPy. The address is an argument
-of the kernel, because machine code kept on disk must not contain addresses of this process.
+SciPy publishes its BLAS to compiled code (`scipy.linalg.cython_blas`), and MindSpore requires SciPy. The address is an
+argument of the kernel, because machine code kept on disk must not contain addresses of this process.
 """
 import numpy as np
 from llvmlite import ir
@@ -55,7 +55,9 @@ def _sgemm(typing_context, function, trans_a, trans_b, m, n, k, alpha, a, lda, b
 
 @inline
 def multiply(sgemm, m, n, k, alpha, a, a_step, b, b_step, beta, c, c_step):
-    """C[m, n] = alpha A[m, k] B[k, n] + beta C; matrices are addresses of row-major float32 with the distance of rows."""
+    """C[m, n] = alpha A[m, k] B[k, n] + beta C; matrices are addresses of row-major float32 with the distance of
+    rows.
+    """
     _sgemm(sgemm, _NO, _NO, n, m, k, np.float32(alpha), b, b_step, a, a_step, np.float32(beta), c, c_step)
 
 

@@ -1,4 +1,6 @@
-"""Kernels that move or combine elements: embedding, qkv split, rotary, dropout, residuals. Movers take any element type."""
+"""Kernels that move or combine elements: embedding, qkv split, rotary, dropout, residuals. Movers take any element
+type.
+"""
 import numpy as np
 
 from mindspeed_ms.ops.cpu.compiler import inline, kernel
@@ -27,7 +29,9 @@ def gather_rows(start, stop, weight, ids, vocab_start, output):
 
 @kernel
 def scatter_rows(start, stop, output_grad, ids, vocab_start, weight_grad):
-    """Columns `start` to `stop` of weight_grad [rows, h]: zero, then those of output_grad [n, h] in the order of the ids."""
+    """Columns `start` to `stop` of weight_grad [rows, h]: zero, then those of output_grad [n, h] in the order of the
+    ids.
+    """
     for row in range(weight_grad.shape[0]):
         target = weight_grad[row, start:stop]
         for j in range(target.size):
@@ -42,7 +46,9 @@ def scatter_rows(start, stop, output_grad, ids, vocab_start, weight_grad):
 
 @kernel
 def split_query_key_value(start, stop, mixed, query, key, value):
-    """mixed [tokens, groups, (queries + 2) * d] -> query [tokens, groups, queries * d], key and value [tokens, groups, d]."""
+    """mixed [tokens, groups, (queries + 2) * d] -> query [tokens, groups, queries * d], key and value [tokens,
+    groups, d].
+    """
     wide, size = query.shape[2], key.shape[2]
     for token in range(start, stop):
         for group in range(mixed.shape[1]):

@@ -19,7 +19,9 @@ def linear_rows(start, stop, sgemm, x, weight, y):
 
 @kernel
 def weight_grad_rows(start, stop, sgemm, output_grad, x, keep, weight_grad):
-    """Rows `start` to `stop` of weight_grad [out, in] = keep * weight_grad + output_grad [tokens, out]^T x [tokens, in]."""
+    """Rows `start` to `stop` of weight_grad [out, in] = keep * weight_grad + output_grad [tokens, out]^T x [tokens,
+    in].
+    """
     transposed_multiply(sgemm, stop - start, x.shape[1], x.shape[0], 1.0, address_of(output_grad[:, start:]),
                         output_grad.shape[1], address_of(x), x.shape[1], keep, address_of(weight_grad[start:]),
                         weight_grad.shape[1])

@@ -1,6 +1,7 @@
 """Masked softmax over rows of scores [b * n * sq, sk].
 
-Row r belongs to query i = r % sq; its visible keys are i + lower <= j <= i + upper and, with a mask, mask[b or 0, i, j] == 0.
+Row r belongs to query i = r % sq; its visible keys are i + lower <= j <= i + upper and, with a mask, mask[b or 0, i, j]
+== 0.
 """
 import numpy as np
 

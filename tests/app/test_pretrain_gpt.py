@@ -1,0 +1,136 @@
+"""gpt/pretrain_gpt.sh, launched by msrun: training, resuming, signals, a rank that dies, both CPU backends."""
+
+import fcntl
+import os
+import pty
+import shutil
+import signal
+import struct
+import termios
+import time
+
+import pytest
+
+from tests.app.job import Job, environment
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def start(tmp_path):
+    """Starts jobs and sees that none outlives its test: `start(*arguments, folder=..., terminal=...)`."""
+    jobs = []
+
+    def begin(*arguments, folder=tmp_path, terminal=None):
+        folder.mkdir(exist_ok=True)
+        jobs.append(Job(folder, [str(argument) for argument in arguments], terminal))
+        return jobs[-1]
+
+    yield begin
+    for job in jobs:
+        if job.process.poll() is None:
+            job.kill()
+
+
+def test_trains_resumes_and_knows_its_end(start, tmp_path):
+    """Losses of a run that was cut at iteration 4 are those of one that was not; a third call has nothing left to do."""
+    arguments = ("--train-iters", 8, "--save-interval", 4, "--eval-interval", 4)
+    job = start(*arguments)
+    assert job.wait() == 0, job.printed()
+    whole = job.losses()
+    assert sorted(whole) == list(range(1, 9))
+    summary = job.metrics()[-1]
+    assert {"unigram_entropy", "held_out_loss", "held_out_below_unigram", "first_train_loss"} <= set(summary)
+    output = tmp_path / "output"
+    assert (output / "loss_curve.png").stat().st_size > 1000
+    assert "Epoch: 0, Step: 8, Loss: " in job.log(0) and "Loss: " in job.log(1)
+    assert "Iteration: 8/8" in job.printed() and "results in" in job.printed()
+
+    shutil.rmtree(output / "iter_0000008")
+    (output / "latest_checkpointed_iteration.txt").write_text("4")
+    job = start(*arguments)
+    assert job.wait() == 0, job.printed()
+    assert "resumed from" in job.log(0) and "Iteration: 5/8" in job.log(0) and "Iteration: 4/8" not in job.log(0)
+    assert job.losses() == whole
+
+    job = start(*arguments)
+    assert job.wait() == 0, job.printed()
+    assert "training is complete" in job.printed() and "--train-iters" in job.printed()
+    assert job.losses() == whole
+
+
+def test_ctrl_c_on_a_terminal_saves_and_ends(start, tmp_path):
+    """Ctrl-C goes to the script alone; the ranks save and end with code 0."""
+    controller, terminal = pty.openpty()
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 120, 0, 0))
+    job = start("--train-iters", 100000, terminal=terminal)
+    os.close(terminal)
+    os.set_blocking(controller, False)
+    job.wait_for("Step: 3,")
+    os.killpg(job.process.pid, signal.SIGINT)  # what a terminal does with its foreground group
+    shown, end = b"", time.monotonic() + 60
+    while job.process.poll() is None and time.monotonic() < end:
+        shown += _available(controller)
+        time.sleep(0.05)
+    assert job.wait(10) == 0, shown.decode(errors="replace")
+    shown += _available(controller)
+    os.close(controller)
+    saved = (tmp_path / "output" / "latest_checkpointed_iteration.txt").read_text().strip()
+    assert int(saved) >= 3
+    assert f"saved checkpoint of iteration {saved}" in job.log(0)
+    assert b"step/s" in shown or b"s/step" in shown, shown  # the progress bar
+
+
+def _available(descriptor):
+    try:
+        return os.read(descriptor, 1 << 16)
+    except OSError:
+        return b""
+
+
+def test_killed_rank_ends_the_job(start):
+    """Within ten seconds, with a code that is not 0 and one line that names the rank."""
+    job = start("--train-iters", 100000)
+    job.wait_for("Step: 3,")
+    ranks = job.ranks()
+    assert sorted(ranks) == [0, 1]
+    os.kill(ranks[1], signal.SIGKILL)
+    begin = time.monotonic()
+    assert job.wait(30) != 0
+    assert time.monotonic() - begin < 10
+    assert f"rank 1 (pid {ranks[1]}) died in " in job.log(0)
+    assert f"rank 1 (pid {ranks[1]}) died in " in job.printed()
+    assert not job.ranks() and not os.path.exists(f"/proc/{ranks[0]}")
+
+
+def test_mccl_gives_the_bits_of_shm(start, tmp_path):
+    """Four ranks (tensor parallel 2, data parallel 2): losses and gradient norms of both backends are equal."""
+    results = {}
+    for backend in ("shm", "mccl"):
+        job = start("--world", 4, "--train-iters", 3, "--comm-backend", backend, folder=tmp_path / backend)
+        assert job.wait() == 0, job.printed()
+        results[backend] = [(line["loss"], line["grad_norm"]) for line in job.metrics() if "loss" in line]
+    assert len(results["shm"]) == 3
+    assert results["shm"] == results["mccl"]
+
+
+@pytest.mark.parametrize("arguments, expected", [
+    (["--world", "3"], "3"),
+    (["--data-path", "nowhere"], "nowhere does not exist"),
+    (["--num-attention-heads", "3"], "num_attention_heads"),
+    (["--trian-iters", "3"], "--train-iters"),
+    (["--world", "none"], "expected a positive number"),
+])
+def test_mistakes_are_found_before_a_rank_starts(start, tmp_path, arguments, expected):
+    """Exit code 2 and the value in the message, without msrun."""
+    job = start(*arguments)
+    assert job.wait(30) == 2
+    assert expected in job.printed(), job.printed()
+    assert "Traceback" not in job.printed() and not (tmp_path / "msrun_log").exists()
+
+
+def test_environment_is_clean(monkeypatch):
+    """A job started from within a job does not take over its place."""
+    monkeypatch.setenv("RANK_ID", "7")
+    monkeypatch.setenv("MS_WORKER_NUM", "8")
+    assert not {"RANK_ID", "MS_WORKER_NUM"} & set(environment())

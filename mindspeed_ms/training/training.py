@@ -1,7 +1,7 @@
 """pretrain: from the configuration to a trained model. Names and order: Megatron's training.py, upstream, the guide."""
 import time
 
-from mindspeed_ms.config import fit_to_world, require_available
+from mindspeed_ms.config import fit_to_world, page, require_available
 from mindspeed_ms.core import comm, rng
 from mindspeed_ms.core import num_microbatches_calculator as calculator
 from mindspeed_ms.core.device import launch_environment
@@ -69,6 +69,8 @@ def pretrain(train_valid_test_datasets_provider, model_provider_func, model_type
     comm.leave_if_scheduler(comm.backend_name(all_config.parallel_config.communication_backend))
     fit_to_world(all_config, launch_environment().world_size)
     set_parallel_context(all_config.parallel_config)
+    if comm.get_rank() == 0:
+        logger.info("the configuration, and who set it:\n%s", page(all_config))
     if not rng.get_rng_tracker().is_initialized():
         set_seed(all_config.training_config.seed)
     init_batch_sizes(all_config)

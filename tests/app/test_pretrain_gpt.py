@@ -117,7 +117,7 @@ def test_mccl_gives_the_bits_of_shm(start, tmp_path):
 @pytest.mark.parametrize("arguments, expected", [
     (["--world", "3"], "3"),
     (["--data-path", "nowhere"], "nowhere does not exist"),
-    (["--num-attention-heads", "3"], "num_attention_heads"),
+    (["--num-attention-heads", "3"], "--num-attention-heads = 3"),
     (["--trian-iters", "3"], "--train-iters"),
     (["--world", "none"], "expected a positive number"),
 ])

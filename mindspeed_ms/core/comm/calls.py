@@ -18,6 +18,9 @@ _FIRST_LENGTH, _MAXIMUM_AXES, _BYTES_WORD = 5, 12, 17
 COMPARED_WORDS = _BYTES_WORD
 WORDS = _BYTES_WORD + 1
 _FREE_LENGTH = -1
+_SEQUENCE_WORD = 3
+_TEMPLATES_KEPT = 4096
+_templates = {}
 
 
 def debug_enabled():
@@ -34,20 +37,36 @@ class Call:
         detail (str or int): the reduction's name, or the source's global rank.
         nbytes (int): bytes that this rank gives.
         splits (tuple): of an all_to_all, rows for each rank and rows from each rank; axis 0 may then differ between ranks.
-    """
-    __slots__ = ("detail", "dtype", "nbytes", "operation", "sequence", "shape", "splits")
+        blocking (bool): it is waited for at once.
 
-    def __init__(self, operation, dtype="uint8", shape=(), detail=None, nbytes=0, splits=None):
+    Attributes:
+        template (np.ndarray): the header but for the sequence number; shared between calls.
+    """
+    __slots__ = ("blocking", "detail", "dtype", "nbytes", "operation", "sequence", "shape", "splits", "template")
+
+    def __init__(self, operation, dtype="uint8", shape=(), detail=None, nbytes=0, splits=None, blocking=True):
         self.operation = operation
         self.dtype = dtype
         self.shape = shape
         self.detail = detail
         self.nbytes = nbytes
         self.splits = splits
+        self.blocking = blocking
         self.sequence = 0
+        key = (operation, dtype, shape, detail, nbytes, splits is None)
+        self.template = _templates.get(key)
+        if self.template is None:
+            if len(_templates) >= _TEMPLATES_KEPT:
+                _templates.clear()
+            self.template = _templates[key] = np.array(self._words(), np.int64)
 
     def words(self):
-        """The header as a list of `WORDS` numbers."""
+        """The header: `WORDS` int64."""
+        words = self.template.copy()
+        words[_SEQUENCE_WORD] = self.sequence
+        return words
+
+    def _words(self):
         shape = list(self.shape)
         axes = len(shape)
         if axes > _MAXIMUM_AXES:
@@ -58,7 +77,7 @@ class Call:
             detail = REDUCTIONS.index(self.detail)
         else:
             detail = _NO_DETAIL if self.detail is None else self.detail
-        return [_OPERATION_NUMBERS[self.operation], DTYPE_NUMBERS[self.dtype], detail, self.sequence, axes,
+        return [_OPERATION_NUMBERS[self.operation], DTYPE_NUMBERS[self.dtype], detail, 0, axes,
                 *shape, *([0] * (_MAXIMUM_AXES - len(shape))), self.nbytes]
 
     def __str__(self):

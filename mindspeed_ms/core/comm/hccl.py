@@ -258,7 +258,7 @@ class HcclGroup(ProcessGroup):
         self._sequence += 1
         call = Call(operation, dtype_name(tensor.dtype), tuple(tensor.shape), detail, 0, splits)
         call.sequence = self._sequence
-        everyone = self.all_gather_object((call.words(), splits, calls.caller_stack(_STACK_BYTES)))
+        everyone = self.all_gather_object((call.words().tolist(), splits, calls.caller_stack(_STACK_BYTES)))
         headers = [words for words, _, _ in everyone]
         if any(words[:COMPARED_WORDS] != headers[0][:COMPARED_WORDS] for words in headers):
             stacks = [np.frombuffer(stack, np.uint8) for _, _, stack in everyone]

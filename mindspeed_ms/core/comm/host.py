@@ -45,7 +45,7 @@ class HostProcessGroup(ProcessGroup):
         else:
             array, dtype = payload.writable(out, "all_reduce_in_place", self)
             result = array
-        call = Call("all_reduce", dtype, array.shape, op, array.nbytes)
+        call = Call("all_reduce", dtype, array.shape, op, array.nbytes, None, not async_op)
         operation = self._start_all_reduce(call, array.reshape(-1), result.reshape(-1))
         return Result(operation, _result(tensor, out, result, dtype))
 
@@ -54,7 +54,7 @@ class HostProcessGroup(ProcessGroup):
         result = self._output(out, (array.shape[0] * self.size, *array.shape[1:]), dtype, "all_gather_into")
         if out is not None and payload.overlaps_elsewhere(array, result, self.rank * array.nbytes):
             array = array.copy()
-        call = Call("all_gather", dtype, array.shape, None, array.nbytes)
+        call = Call("all_gather", dtype, array.shape, None, array.nbytes, None, not async_op)
         operation = self._start_all_gather(call, array.reshape(-1), result.reshape(-1))
         return Result(operation, _result(tensor, out, result, dtype))
 
@@ -63,7 +63,7 @@ class HostProcessGroup(ProcessGroup):
         result = self._output(out, (array.shape[0] // self.size, *array.shape[1:]), dtype, "reduce_scatter_into")
         if out is not None and payload.overlaps_elsewhere(result, array, self.rank * result.nbytes):
             array = array.copy()
-        call = Call("reduce_scatter", dtype, array.shape, op, array.nbytes)
+        call = Call("reduce_scatter", dtype, array.shape, op, array.nbytes, None, not async_op)
         operation = self._start_reduce_scatter(call, array.reshape(-1), result.reshape(-1))
         return Result(operation, _result(tensor, out, result, dtype))
 
@@ -71,7 +71,8 @@ class HostProcessGroup(ProcessGroup):
         array, dtype = payload.read(tensor, "all_to_all", self)
         result = payload.empty((sum(output_splits), *array.shape[1:]), dtype)
         row = array.itemsize * int(np.prod(array.shape[1:], dtype=np.int64))
-        call = Call("all_to_all", dtype, array.shape, None, array.nbytes, (input_splits, output_splits))
+        call = Call("all_to_all", dtype, array.shape, None, array.nbytes, (input_splits, output_splits),
+                    not async_op)
         operation = self._start_all_to_all(call, array.reshape(-1), result.reshape(-1), row)
         return Result(operation, _result(tensor, None, result, dtype))
 
@@ -82,7 +83,7 @@ class HostProcessGroup(ProcessGroup):
         else:
             array, dtype = payload.writable(out, "broadcast_in_place", self)
             result = array
-        call = Call("broadcast", dtype, array.shape, source, array.nbytes)
+        call = Call("broadcast", dtype, array.shape, source, array.nbytes, None, not async_op)
         operation = self._start_broadcast(call, result.reshape(-1), self.ranks.index(source))
         return Result(operation, _result(tensor, out, result, dtype))
 

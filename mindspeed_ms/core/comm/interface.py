@@ -29,6 +29,15 @@ class Handle(ABC):
     def is_completed(self):
         """True if `wait()` would return at once. Lets the call go on, without blocking."""
 
+    def wait_part(self, index):
+        """Result of one message of `batch_isend_irecv`; where the backend can, without waiting for the others."""
+        return self.wait()[index]
+
+    def is_part_completed(self, index):
+        """True if `wait_part(index)` would return at once."""
+        del index
+        return self.is_completed()
+
 
 class CompletedHandle(Handle):
     """A call that needed no communication."""
@@ -300,6 +309,14 @@ class GatheredHandle(Handle):
         """True if all are."""
         states = [handle.is_completed() for handle in self._handles]  # asking lets each go on
         return all(states)
+
+    def wait_part(self, index):
+        """Block until one of them is complete; return its result."""
+        return self._handles[index].wait()
+
+    def is_part_completed(self, index):
+        """True if one of them is."""
+        return self._handles[index].is_completed()
 
 
 def _given(result, async_op):

@@ -108,7 +108,7 @@ class _Receive(Handle):
     def take(self, letter):
         """Check the header, fill the output."""
         group, expected = self._group, self._call.words()
-        if letter.words[:COMPARED_WORDS].tolist() != expected[:COMPARED_WORDS]:
+        if not np.array_equal(letter.words[:COMPARED_WORDS], expected[:COMPARED_WORDS]):
             raise group.fail(MismatchError(
                 f"different messages met on group {group.name}: rank {group.ranks[self._peer]} sends "
                 f"{calls.describe_message(letter.words)}; rank {group.ranks[group.rank]} expects "
@@ -174,11 +174,10 @@ class MindsporeGroup(HostProcessGroup):
 
     def compare(self, call, letters):
         """Refuse, on every member, headers that differ."""
-        own = Letter(np.array(call.words()), np.array(call.splits or ()).reshape(-1),
+        own = Letter(call.words(), np.array(call.splits or ()).reshape(-1),
                      np.frombuffer(self._stack(), np.uint8), _NOTHING)
         ordered = [letters.get(index, own) for index in range(self.size)]
-        expected = call.words()[:COMPARED_WORDS]
-        if any(letter.words[:COMPARED_WORDS].tolist() != expected for letter in ordered):
+        if any(not np.array_equal(letter.words[:COMPARED_WORDS], own.words[:COMPARED_WORDS]) for letter in ordered):
             stacks = [letter.stack for letter in ordered] if self._debug else None
             raise MismatchError(calls.describe_mismatch(self, [letter.words for letter in ordered])
                                 + calls.describe_stacks(self, stacks))

@@ -53,7 +53,7 @@ class Mailbox:
             CommError: MindSpore could not send.
         """
         splits = [] if call.splits is None else [*call.splits[0], *call.splits[1]]
-        words = np.array([channel, contents.size, len(splits), len(stack), *call.words(), *splits], np.int64)
+        words = np.array([channel, contents.size, len(splits), len(stack), *call.words().tolist(), *splits], np.int64)
         parts = [words.view(np.uint8), np.frombuffer(stack, np.uint8)]
         inline = contents.size <= _INLINE_BYTES
         if inline:

@@ -107,9 +107,23 @@ class Engine:
         self._watch = watch
         self._active = {}
 
-    def activate(self, group):
-        """A group has calls that are not done."""
+    def start(self, operation):
+        """Let a new call of a group go as far as it can; one that is waited for at once may take a moment."""
+        group = operation.group
         self._active[group] = None
+        if operation.call.blocking and self._is_alone(operation):
+            self.spins = SPINS
+            try:
+                group.advance()
+            finally:
+                self.spins = 0
+        else:
+            group.advance()
+        if group.idle():
+            self._active.pop(group, None)
+
+    def _is_alone(self, operation):
+        return len(self._active) == 1 and operation.group.is_only(operation)
 
     def pending(self):
         """The calls that are not done."""
@@ -124,7 +138,7 @@ class Engine:
 
     def wait(self, operation):
         """Advance until `operation` is done."""
-        self.spins = SPINS if len(self._active) == 1 and operation.group.is_only(operation) else 0
+        self.spins = SPINS if self._is_alone(operation) else 0
         try:
             if not self._spin(operation):
                 self._sleep(operation)

@@ -8,10 +8,9 @@ import numpy as np
 
 from mindspeed_ms.core.comm import calls
 from mindspeed_ms.core.comm import shm_kernels as kernels
-from mindspeed_ms.core.comm.calls import COMPARED_WORDS, WORDS, Call
+from mindspeed_ms.core.comm.calls import COMPARED_WORDS, Call
 from mindspeed_ms.core.comm.errors import MismatchError
 from mindspeed_ms.core.comm.host import HostProcessGroup
-from mindspeed_ms.core.comm.payload import address
 from mindspeed_ms.core.comm.progress import Operation
 from mindspeed_ms.core.comm.reduction import array_at, combine_into
 from mindspeed_ms.core.comm.shm_messages import Messages
@@ -24,6 +23,7 @@ from mindspeed_ms.core.comm.shm_region import (
 )
 
 _HEADER_STRIDE = HEADER_WORDS * 8
+_NOTHING = np.empty(0, np.uint8)
 
 
 class SharedMemoryGroup(HostProcessGroup):
@@ -135,8 +135,7 @@ class SharedMemoryGroup(HostProcessGroup):
         operation = Operation(self, call)
         operation.start(make_generator(operation, *arguments))
         self._collectives.append(operation)
-        self.engine.activate(self)
-        self.advance()
+        self.engine.start(operation)
         return operation
 
     def _start_all_reduce(self, call, source, out):
@@ -178,44 +177,54 @@ class SharedMemoryGroup(HostProcessGroup):
         self._next_round += 1
         return self._next_round - 1
 
-    def _publish(self, operation, source, count, large, first):
-        """Put `count` bytes at address `source` into this rank's slot of a new round; returns the round."""
-        if large:
-            self.region.reserve_large()
-        round_ = yield from self._room(operation)
-        if first:
-            self._write_header(operation, round_)
-        base, stride = self.region.large_slots(round_) if large else self.region.small_slots(round_)
-        kernels.publish(base + self.rank * stride, source, count, self.region.own_arrived, round_)
-        self.engine.moves += 1
-        return round_
-
-    def _write_header(self, operation, round_):
+    def _header(self, operation, round_, first):
+        """Address where the first round's header goes, 0 for later rounds; what does not fit into it is written here."""
+        if not first:
+            return 0
         slot = round_ % ROUNDS
-        self.region.headers[slot, self.rank, :WORDS] = operation.call.words()
         if operation.call.splits is not None:
             self.region.splits[slot, self.rank] = operation.call.splits
         if self._debug:
             stack = np.frombuffer(calls.caller_stack(STACK_BYTES), np.uint8)
             self.region.stacks[slot, self.rank, :] = 0
             self.region.stacks[slot, self.rank, :stack.size] = stack
+        return self.region.headers_address(round_) + self.rank * _HEADER_STRIDE
 
-    def _arrivals(self, operation, round_, first, only=None):
-        """Wait until all ranks (or `only` one) have published a round, and the call's turn has come; check headers."""
+    def _publish(self, operation, data, offset, count, large, first):
+        """Put `count` bytes of `data` (uint8) into this rank's slot of a new round; returns the round."""
+        if large:
+            self.region.reserve_large()
+        round_ = yield from self._room(operation)
+        base, stride = self.region.slots(round_, large)
+        kernels.publish(self._header(operation, round_, first), operation.call.template, operation.call.sequence,
+                        base + self.rank * stride, data, offset, count, self.region.own_arrived, round_)
+        self.engine.moves += 1
+        return round_
+
+    def _arrivals(self, operation, round_, first):
+        """Wait until all ranks have published a round and the call's turn has come; check headers."""
         while self._completed != round_ - 1:
             operation.waits = ("earlier",)
             yield
-        if only is None or first:
-            while kernels.wait_all(self.region.arrived, self.size, round_, self.engine.spins) >= 0:
-                operation.waits = ("arrived", round_)
-                yield
-        else:
-            while not kernels.wait_one(self.region.arrived + only * kernels.LINE, round_, self.engine.spins):
-                operation.waits = ("arrived_one", round_, only)
-                yield
-        if first and kernels.differing(self.region.headers_address(round_), _HEADER_STRIDE, self.size, COMPARED_WORDS,
-                                       self.rank) >= 0:
-            raise self._mismatch(round_)
+        headers = self.region.headers_address(round_) if first else 0
+        while True:
+            behind = kernels.arrivals(self.region.arrived, self.size, round_, self.engine.spins, headers, _HEADER_STRIDE,
+                                      COMPARED_WORDS, self.rank)
+            if behind == -1:
+                return
+            if behind < -1:
+                raise self._mismatch(round_)
+            operation.waits = ("arrived", round_)
+            yield
+
+    def _arrival_of(self, operation, round_, rank):
+        """Wait until one rank has published a round and the call's turn has come."""
+        while self._completed != round_ - 1:
+            operation.waits = ("earlier",)
+            yield
+        while not kernels.wait_one(self.region.arrived + rank * kernels.LINE, round_, self.engine.spins):
+            operation.waits = ("arrived_one", round_, rank)
+            yield
 
     def _complete(self, round_):
         kernels.write_counter(self.region.own_finished, round_)
@@ -230,140 +239,116 @@ class SharedMemoryGroup(HostProcessGroup):
     # ---- the calls ----------------------------------------------------------------------------------------------------
 
     def _meet(self, operation):
-        round_ = yield from self._publish(operation, 0, 0, False, True)
+        round_ = yield from self._publish(operation, _NOTHING, 0, 0, False, True)
         operation.posted = True
         yield from self._arrivals(operation, round_, True)
         self._complete(round_)
 
     def _all_reduce_directly(self, operation, source, out):
-        call = operation.call
-        large = source.nbytes > SMALL_BYTES
-        round_ = yield from self._publish(operation, address(source), source.nbytes, large, True)
+        """Every rank reads and combines everything."""
+        call, data = operation.call, source.view(np.uint8)
+        large = data.size > SMALL_BYTES
+        round_ = yield from self._publish(operation, data, 0, data.size, large, True)
         operation.posted = True
         yield from self._arrivals(operation, round_, True)
-        base, stride = self.region.large_slots(round_) if large else self.region.small_slots(round_)
+        base, stride = self.region.slots(round_, large)
         combine_into(out, call.dtype, call.detail, base, stride, self.size)
         self._complete(round_)
 
     def _all_reduce_by_shares(self, operation, source, out):
         """Each rank combines one share of a slot's data and publishes it in the next round."""
         region, call, width = self.region, operation.call, source.itemsize
-        per_round = region.slot_bytes // width
-        for start in range(0, source.size, per_round):
-            count = min(per_round, source.size - start)
-            round_ = yield from self._publish(operation, address(source) + start * width, count * width, True, start == 0)
+        data, result = source.view(np.uint8), out.view(np.uint8)
+        for start in range(0, data.size, region.slot_bytes):
+            count = min(region.slot_bytes, data.size - start)
+            round_ = yield from self._publish(operation, data, start, count, True, start == 0)
             yield from self._arrivals(operation, round_, start == 0)
-            share = -(-count // self.size)
+            share = -(-count // (width * self.size)) * width
             first, last = min(count, self.rank * share), min(count, (self.rank + 1) * share)
             base, stride = region.large_slots(round_)
             next_round = yield from self._room(operation)
             shares, _ = region.large_slots(next_round)
-            own = array_at(shares + self.rank * stride + first * width, last - first, source.dtype)
-            combine_into(own, call.dtype, call.detail, base + first * width, stride, self.size)
+            own = array_at(shares + self.rank * stride + first, (last - first) // width, source.dtype)
+            combine_into(own, call.dtype, call.detail, base + first, stride, self.size)
             self._complete(round_)
             kernels.write_counter(region.own_arrived, next_round)
-            operation.posted = start + count == source.size
+            operation.posted = start + count == data.size
             yield from self._arrivals(operation, next_round, False)
-            kernels.collect_parts(address(out) + start * width, shares, stride, self.size, share * width, count * width)
+            kernels.gather_parts(result, start, shares, stride, self.size, share, count)
             self._complete(next_round)
 
     def _gather(self, operation, source, out):
-        large = source.nbytes > SMALL_BYTES
-        total = source.nbytes
-        per_round = self.region.slot_bytes
-        source_address, out_address = address(source), address(out)
+        data, result = source.view(np.uint8), out.view(np.uint8)
+        large, total, per_round = data.size > SMALL_BYTES, data.size, self.region.slot_bytes
         for start in range(0, max(total, 1), per_round):
             count = min(per_round, total - start)
-            round_ = yield from self._publish(operation, source_address + start, count, large, start == 0)
+            round_ = yield from self._publish(operation, data, start, count, large, start == 0)
             operation.posted = start + count == total
             yield from self._arrivals(operation, round_, start == 0)
-            base, stride = self.region.large_slots(round_) if large else self.region.small_slots(round_)
-            kernels.collect(out_address + start, total, base, stride, self.size, count)
+            base, stride = self.region.slots(round_, large)
+            kernels.gather(result, start, total, base, stride, self.size, count)
             self._complete(round_)
 
     def _scatter(self, operation, source, out):
+        """In a slot lie the pieces for all ranks, one after the other."""
         region, call, width = self.region, operation.call, source.itemsize
-        large = source.nbytes > SMALL_BYTES
-        length = out.size
-        per_round = max(1, region.slot_bytes // (width * self.size))
+        data, length = source.view(np.uint8), out.nbytes
+        large = data.size > SMALL_BYTES
+        per_round = max(1, region.slot_bytes // (width * self.size)) * width
         for start in range(0, max(length, 1), per_round):
             count = min(per_round, length - start)
             if large:
                 region.reserve_large()
             round_ = yield from self._room(operation)
-            if start == 0:
-                self._write_header(operation, round_)
-            base, stride = region.large_slots(round_) if large else region.small_slots(round_)
-            kernels.collect(base + self.rank * stride, count * width, address(source) + start * width, length * width,
-                            self.size, count * width)
-            kernels.write_counter(region.own_arrived, round_)
+            base, stride = region.slots(round_, large)
+            kernels.publish_strided(self._header(operation, round_, start == 0), call.template, call.sequence,
+                                    base + self.rank * stride, data, start, length, count, self.size, region.own_arrived,
+                                    round_)
             self.engine.moves += 1
             operation.posted = start + count == length
             yield from self._arrivals(operation, round_, start == 0)
-            combine_into(out[start:start + count], call.dtype, call.detail, base + self.rank * count * width, stride,
-                         self.size)
+            combine_into(out[start // width:(start + count) // width], call.dtype, call.detail, base + self.rank * count,
+                         stride, self.size)
             self._complete(round_)
 
-    def _spread(self, operation, data, source):
+    def _spread(self, operation, source, index):
         """Only the source publishes data; all publish the header."""
-        large = data.nbytes > SMALL_BYTES
-        is_source = self.rank == source
-        per_round = self.region.slot_bytes
-        total = data.nbytes
+        data = source.view(np.uint8)
+        large, total, per_round = data.size > SMALL_BYTES, data.size, self.region.slot_bytes
+        is_source = self.rank == index
         for start in range(0, max(total, 1), per_round):
             count = min(per_round, total - start)
-            round_ = yield from self._publish(operation, address(data) + start, count if is_source else 0,
-                                              large and is_source, start == 0)
+            round_ = yield from self._publish(operation, data, start, count if is_source else 0, large and is_source,
+                                              start == 0)
             operation.posted = start + count == total
-            yield from self._arrivals(operation, round_, start == 0, only=source)
-            if not is_source and count:
-                base, stride = self.region.large_slots(round_) if large else self.region.small_slots(round_)
-                kernels.collect(address(data) + start, 0, base + source * stride, 0, 1, count)
+            if start == 0:
+                yield from self._arrivals(operation, round_, True)
+            else:
+                yield from self._arrival_of(operation, round_, index)
+            if not is_source:
+                base, stride = self.region.slots(round_, large)
+                kernels.gather(data, start, 0, base + index * stride, 0, 1, count)
             self._complete(round_)
 
     def _exchange(self, operation, source, out, row):
         """Each rank publishes all that it sends, slot by slot; each picks out what is for it."""
         region = self.region
-        large = source.nbytes > SMALL_BYTES
-        per_round = region.slot_bytes
-        plan = None
+        data, result = source.view(np.uint8), out.view(np.uint8)
+        large, per_round = data.size > SMALL_BYTES, region.slot_bytes
+        splits, longest = None, 1
         start = 0
-        while plan is None or start < plan.longest:
-            count = max(0, min(per_round, source.nbytes - start))
-            round_ = yield from self._publish(operation, address(source) + start, count, large, start == 0)
-            operation.posted = plan is not None and start + per_round >= plan.longest
+        while start < longest:
+            count = max(0, min(per_round, data.size - start))
+            round_ = yield from self._publish(operation, data, start, count, large, start == 0)
+            operation.posted = splits is not None and start + per_round >= longest
             yield from self._arrivals(operation, round_, start == 0)
-            if plan is None:
-                plan = self._plan_exchange(round_, row)
-                operation.posted = per_round >= plan.longest
-            for rank in range(self.size):
-                first, last = max(plan.starts[rank], start), min(plan.ends[rank], start + per_round)
-                if last > first:
-                    is_large = plan.totals[rank] > SMALL_BYTES
-                    base, stride = region.large_slots(round_) if is_large else region.small_slots(round_)
-                    kernels.collect(address(out) + plan.places[rank] + first - plan.starts[rank], 0,
-                                    base + rank * stride + first - start, 0, 1, last - first)
+            if splits is None:
+                splits = region.splits[round_ % ROUNDS].copy()
+                longest = kernels.longest_exchange(splits, row)
+                if longest < 0:
+                    calls.check_matching_splits(self, splits)
+                operation.posted = per_round >= longest
+            kernels.take_exchanged(result, splits, self.rank, row, start, per_round, *region.small_slots(round_), SMALL_BYTES,
+                                   *region.large_slots(round_))
             self._complete(round_)
             start += per_round
-
-    def _plan_exchange(self, round_, row):
-        splits = self.region.splits[round_ % ROUNDS].copy()
-        calls.check_matching_splits(self, splits)
-        return _ExchangePlan(splits[:, 0] * row, self.rank)
-
-
-class _ExchangePlan:
-    """Where the bytes for rank `rank` are in each rank's data, and where they go.
-
-    Args:
-        sizes (np.ndarray): `[from, to]`, bytes.
-    """
-
-    def __init__(self, sizes, rank):
-        ends = sizes.cumsum(axis=1)[:, rank]
-        lengths = sizes[:, rank]
-        self.starts = (ends - lengths).tolist()
-        self.ends = ends.tolist()
-        self.places = (lengths.cumsum() - lengths).tolist()
-        self.totals = sizes.sum(axis=1).tolist()
-        self.longest = max(self.totals)

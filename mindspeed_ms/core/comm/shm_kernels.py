@@ -23,6 +23,7 @@ from numba.extending import intrinsic
 LINE = 128  # two cache lines of x86, one or two of aarch64: neighbours are fetched in pairs
 BLOCK = 2048  # elements combined at a time, so that partial results stay in the first-level cache
 SUM, MAX, MIN, PROD = range(4)
+SEQUENCE_WORD = 3  # of a call's header
 
 
 def _cache_directory():
@@ -158,41 +159,113 @@ def wait_one(counter, value, spins):
 
 
 @kernel
-def publish(destination, source, count, counter, value):
-    """Copy bytes, then set a counter."""
+def publish(header, template, sequence, destination, data, offset, count, counter, value):
+    """Write a call's header (unless its address is 0) and `count` bytes of `data` from `offset` on; then set a counter."""
+    if header:
+        _write_header(header, template, sequence)
     if count:
-        copy_bytes(destination, source, count)
+        copy_bytes(destination, data.ctypes.data + offset, count)
     fence()
     store(counter, value)
     fence()
 
 
 @kernel
-def differing(headers, stride, count, words, mine):
-    """First rank whose header of `words` int64 differs from that of rank `mine`, -1 if none."""
+def publish_strided(header, template, sequence, destination, data, offset, stride, size, count, counter, value):
+    """As `publish`, for `count` pieces of `size` bytes that lie `stride` bytes apart."""
+    if header:
+        _write_header(header, template, sequence)
+    for piece in range(count):
+        copy_bytes(destination + piece * size, data.ctypes.data + offset + piece * stride, size)
+    fence()
+    store(counter, value)
+    fence()
+
+
+@kernel
+def _write_header(header, template, sequence):
+    words = carray(pointer_to(header), (template.size,), np.int64)
+    for word in range(template.size):
+        words[word] = template[word]
+    words[SEQUENCE_WORD] = sequence
+
+
+@kernel
+def arrivals(counters, count, value, spins, headers, stride, words, mine):
+    """As `wait_all`; then, unless `headers` is 0, -2 - r if the header of rank r is the first that differs from `mine`'s."""
+    index = wait_all(counters, count, value, spins)
+    if index >= 0 or headers == 0:
+        return index
     own = carray(pointer_to(headers + mine * stride), (words,), np.int64)
     for rank in range(count):
         other = carray(pointer_to(headers + rank * stride), (words,), np.int64)
         for word in range(words):
             if own[word] != other[word]:
-                return rank
+                return -2 - rank
     return -1
 
 
 @kernel
-def collect(destination, destination_stride, source, source_stride, count, size):
-    """Copy `size` bytes from each of `count` places."""
-    for rank in range(count):
-        copy_bytes(destination + rank * destination_stride, source + rank * source_stride, size)
+def header_matches(header, template, sequence, words):
+    """True if a header is that of this call."""
+    other = carray(pointer_to(header), (words,), np.int64)
+    for word in range(words):
+        if other[word] != (sequence if word == SEQUENCE_WORD else template[word]):
+            return False
+    return True
 
 
 @kernel
-def collect_parts(destination, source, stride, count, part, total):
+def gather(out, offset, out_stride, source, source_stride, count, size):
+    """Copy `size` bytes from each of `count` places, `source_stride` apart, into `out`."""
+    for rank in range(count):
+        copy_bytes(out.ctypes.data + offset + rank * out_stride, source + rank * source_stride, size)
+
+
+@kernel
+def gather_parts(out, offset, source, stride, count, part, total):
     """Join `count` parts of `part` bytes (the last ones may be short or empty) of `total` bytes, each from its own place."""
     for rank in range(count):
         start = min(rank * part, total)
         end = min(start + part, total)
-        copy_bytes(destination + start, source + rank * stride + start, end - start)
+        copy_bytes(out.ctypes.data + offset + start, source + rank * stride + start, end - start)
+
+
+@kernel
+def longest_exchange(splits, row):
+    """Most bytes that a rank sends by `splits` `[rank, to or from, other]`; -1 if two ranks disagree about their rows."""
+    size = splits.shape[0]
+    longest = 0
+    for rank in range(size):
+        total = 0
+        for other in range(size):
+            total += splits[rank, 0, other] * row
+            if splits[rank, 0, other] != splits[other, 1, rank]:
+                return -1
+        longest = max(longest, total)
+    return longest
+
+
+@kernel
+def take_exchanged(out, splits, mine, row, start, window, small, small_stride, small_bytes, large, large_stride):
+    """Copy what is for rank `mine` out of bytes `start` to `start + window` of every rank's data."""
+    size = splits.shape[0]
+    place = 0
+    for rank in range(size):
+        first = 0
+        total = 0
+        for other in range(size):
+            length = splits[rank, 0, other] * row
+            total += length
+            if other < mine:
+                first += length
+        length = splits[rank, 0, mine] * row
+        begin = max(first, start)
+        end = min(first + length, start + window)
+        if end > begin:
+            source = small + rank * small_stride if total <= small_bytes else large + rank * large_stride
+            copy_bytes(out.ctypes.data + place + begin - first, source + begin - start, end - begin)
+        place += length
 
 
 @kernel
@@ -265,17 +338,23 @@ def combine_bfloat16(out, source, stride, count, op):
 def warm_up():
     """Compile (or load from the cache) what every job uses, one process at a time: the others then find it in the cache."""
     words = np.zeros(4 * LINE, np.int64)
+    data = words.view(np.uint8)
     base = words.ctypes.data
+    splits = np.zeros((1, 2, 1), np.int64)
     with _compiling_alone():
         full_fence()
         read_counter(base)
         write_counter(base, 0)
         wait_all(base, 1, 0, 0)
         wait_one(base, 0, 0)
-        publish(base, base, 0, base, 0)
-        differing(base, 8, 1, 1, 0)
-        collect(base, 8, base, 8, 0, 0)
-        collect_parts(base, base, 8, 1, 0, 0)
+        publish(0, words, 0, base, data, 0, 0, base, 0)
+        publish_strided(0, words, 0, base, data, 0, 0, 0, 0, base, 0)
+        arrivals(base, 1, 0, 0, 0, 8, 1, 0)
+        header_matches(base, words, 0, 1)
+        gather(data, 0, 8, base, 8, 0, 0)
+        gather_parts(data, 0, base, 8, 1, 0, 0)
+        longest_exchange(splits, 1)
+        take_exchanged(data, splits, 0, 1, 0, 0, base, 8, 8, base, 8)
         combine(np.zeros(1, np.float32), base, 8, 1, SUM)
 
 

@@ -10,10 +10,9 @@ import numpy as np
 
 from mindspeed_ms.core.comm import calls
 from mindspeed_ms.core.comm import shm_kernels as kernels
-from mindspeed_ms.core.comm.calls import COMPARED_WORDS, WORDS
+from mindspeed_ms.core.comm.calls import COMPARED_WORDS
 from mindspeed_ms.core.comm.errors import MismatchError
 from mindspeed_ms.core.comm.interface import CompletedHandle
-from mindspeed_ms.core.comm.payload import address
 from mindspeed_ms.core.comm.progress import Operation
 from mindspeed_ms.core.comm.shm_region import REFUSAL_BYTES, RING_SLOTS, STACK_BYTES
 
@@ -101,11 +100,10 @@ class Messages:
         self._group.check_usable()
         key = kind, peer
         call.sequence = self._sequences[key] = self._sequences.get(key, 0) + 1
-        message = Message(self._group, call, kind, peer, data)
+        message = Message(self._group, call, kind, peer, data.view(np.uint8))
         message.start(make_generator(message))
         self._queues.setdefault(key, deque()).append(message)
-        self._group.engine.activate(self._group)
-        self.advance()
+        self._group.engine.start(message)
         return message
 
     def _wait_or_keep(self, message):
@@ -127,10 +125,9 @@ class Messages:
     # ---- the ring -----------------------------------------------------------------------------------------------------
 
     def _send(self, message):
-        group, region = self._group, self._region
-        peer = message.peer
+        group, region, call = self._group, self._region, message.call
+        peer, total = message.peer, call.nbytes
         written, read, refused = region.ring_counters(group.rank, peer)
-        total = message.data.nbytes
         for start in range(0, max(total, 1), region.ring_slot_bytes):
             count = min(region.ring_slot_bytes, total - start)
             index = self._slots_done.get(("send", peer), 0)
@@ -140,51 +137,51 @@ class Messages:
                 if kernels.wait_one(read, index - RING_SLOTS + 1, group.engine.spins):
                     break
                 yield
-            if start == 0:
-                self._write_header(message, index % RING_SLOTS)
-            kernels.publish(region.ring_slot(group.rank, peer, index), address(message.data) + start, count, written,
-                            index + 1)
+            header = region.ring_header(group.rank, peer, index) if start == 0 else 0
+            if header and region.ring_stacks is not None:
+                self._write_stack(region.ring_stacks[group.rank, peer, index % RING_SLOTS])
+            kernels.publish(header, call.template, call.sequence, region.ring_slot(group.rank, peer, index), message.data,
+                            start, count, written, index + 1)
             self._slots_done["send", peer] = index + 1
             group.engine.moves += 1
 
-    def _write_header(self, message, slot):
-        region, rank = self._region, self._group.rank
-        region.ring_headers[rank, message.peer, slot, :WORDS] = message.call.words()
-        if region.ring_stacks is not None:
-            stack = np.frombuffer(calls.caller_stack(STACK_BYTES), np.uint8)
-            region.ring_stacks[rank, message.peer, slot, :] = 0
-            region.ring_stacks[rank, message.peer, slot, :stack.size] = stack
+    @staticmethod
+    def _write_stack(area):
+        stack = np.frombuffer(calls.caller_stack(STACK_BYTES), np.uint8)
+        area[:] = 0
+        area[:stack.size] = stack
 
     def _receive(self, message):
-        group, region = self._group, self._region
-        peer, total = message.peer, message.data.nbytes
+        group, region, call = self._group, self._region, message.call
+        peer, total = message.peer, call.nbytes
         written, read, _ = region.ring_counters(peer, group.rank)
         for start in range(0, max(total, 1), region.ring_slot_bytes):
             count = min(region.ring_slot_bytes, total - start)
             index = self._slots_done.get(("recv", peer), 0)
             while not kernels.wait_one(written, index + 1, group.engine.spins):
                 yield
-            if start == 0:
-                self._check_header(message, index % RING_SLOTS)
-            kernels.publish(address(message.data) + start, region.ring_slot(peer, group.rank, index), count, read, index + 1)
+            if start == 0 and not kernels.header_matches(region.ring_header(peer, group.rank, index), call.template,
+                                                         call.sequence, COMPARED_WORDS):
+                raise self._refuse(message, index % RING_SLOTS)
+            kernels.gather(message.data, start, 0, region.ring_slot(peer, group.rank, index), 0, 1, count)
+            kernels.write_counter(read, index + 1)
             self._slots_done["recv", peer] = index + 1
             group.engine.moves += 1
 
-    def _check_header(self, message, slot):
+    def _refuse(self, message, slot):
+        """Tell the sender that its message is another than expected; returns the error."""
         group, region = self._group, self._region
         sent = region.ring_headers[message.peer, group.rank, slot]
-        expected = message.call.words()
-        if sent[:COMPARED_WORDS].tolist() == expected[:COMPARED_WORDS]:
-            return
         text = (f"different messages met on group {group.name}: rank {group.ranks[message.peer]} sends "
-                f"{calls.describe_message(sent)}; rank {group.ranks[group.rank]} expects {calls.describe_message(expected)}")
+                f"{calls.describe_message(sent)}; rank {group.ranks[group.rank]} expects "
+                f"{calls.describe_message(message.call.words())}")
         if region.ring_stacks is not None:
             stack = region.ring_stacks[message.peer, group.rank, slot].tobytes().rstrip(b"\0").decode(errors="replace")
             text += f"\n---- sent from\n{stack}"
         data = np.frombuffer(text.encode()[:REFUSAL_BYTES], np.uint8)
         region.refusals[message.peer, group.rank, :data.size] = data
         kernels.write_counter(region.ring_counters(message.peer, group.rank)[2], 1)
-        raise MismatchError(text)
+        return MismatchError(text)
 
     def _refusal(self, source, destination):
         return self._region.refusals[source, destination].tobytes().rstrip(b"\0").decode(errors="replace")

@@ -128,6 +128,15 @@ class Region:
         """First header of a round; the next rank's is `HEADER_WORDS * 8` bytes further."""
         return self._base + self._headers + (round_ % ROUNDS) * self.size * _HEADER_BYTES
 
+    def ring_header(self, source, destination, count):
+        """Address of the header beside the slot that is written as the `count`-th."""
+        ring = (source * self.size + destination) * RING_SLOTS + count % RING_SLOTS
+        return self._base + self._ring_headers + ring * _HEADER_BYTES
+
+    def slots(self, round_, large):
+        """(address of rank 0's slot, bytes to the next rank's)."""
+        return self.large_slots(round_) if large else self.small_slots(round_)
+
     def small_slots(self, round_):
         """(address of rank 0's small slot, bytes to the next rank's)."""
         return self._base + self._small + (round_ % ROUNDS) * self.size * SMALL_BYTES, SMALL_BYTES

@@ -1,15 +1,17 @@
-"""Forward and backward of all micro-batches of a step. Source: Megatron core, `schedules.py`.
+"""Forward and backward of all micro-batches of a step. Source of names and arguments: Megatron core, `schedules.py`.
 
-The loss is never multiplied on the tape: loss scale and 1/micro-batches go into the gradient that seeds the backward.
+The order of work is a plan of `layout.pipeline_plan`; `execution` runs it. The loss is never multiplied on the tape: loss
+scale and 1/micro-batches go into the gradient that starts the backward.
 """
 from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import lru_cache
+from itertools import tee
 
-import numpy as np
-from mindspore import Tensor
-
-from mindspeed_ms.core import autograd, parallel_state
+from mindspeed_ms.core import parallel_state
+from mindspeed_ms.core.pipeline_parallel.execution import PlanExecution
+from mindspeed_ms.core.pipeline_parallel.p2p_communication import PipelineCommunicator, PipelineSettings
+from mindspeed_ms.layout.pipeline_actions import build_plan
 
 
 @dataclass
@@ -29,15 +31,12 @@ class ScheduleOptions:
 
 
 def get_forward_backward_func():
-    """The schedule for this run's pipeline layout.
-
-    Raises:
-        ValueError: more than one pipeline stage; only the schedule without pipelining exists.
-    """
-    stages = parallel_state.get_pipeline_model_parallel_world_size()
-    if stages > 1:
-        raise ValueError(f"pipeline_model_parallel_size is {stages}: no pipeline schedule is available, expected 1.")
-    return forward_backward_no_pipelining
+    """The schedule for this run's pipeline layout; all take the arguments of `forward_backward_no_pipelining`."""
+    if parallel_state.get_pipeline_model_parallel_world_size() == 1:
+        return forward_backward_no_pipelining
+    if (parallel_state.get_virtual_pipeline_model_parallel_world_size() or 1) > 1:
+        return forward_backward_pipelining_with_interleaving
+    return forward_backward_pipelining_without_interleaving
 
 
 def forward_backward_no_pipelining(*, forward_step_func, data_iterator, model, num_microbatches, seq_length=None,
@@ -47,60 +46,76 @@ def forward_backward_no_pipelining(*, forward_step_func, data_iterator, model, n
 
     Args:
         forward_step_func (Callable): `(data_iterator, model) -> (output, loss_func)`; `loss_func(output)` returns
-            `(loss, reduced)` or `(loss, num_tokens, reduced)` as in Megatron, `reduced` being what is reported.
-        data_iterator (Iterator or list with one): gives the micro-batches.
-        model (Cell or list with one): the model.
+            `(loss, reduced)` or `(loss, num_tokens, reduced)` as in Megatron, `reduced` being what is reported. It is
+            called where the model ends; elsewhere the output goes to the next stage.
+        data_iterator (Iterator or list with one per chunk): gives the micro-batches. A single one serves all chunks:
+            each gets every micro-batch.
+        model (Cell or list of this stage's chunks): the model.
         num_microbatches (int): how many micro-batches.
+        seq_length, micro_batch_size (Optional[int]): of the tensors between stages; None: as configured.
         forward_only (bool): no backward (evaluation).
-        collect_non_loss_data (bool): call `loss_func(output, non_loss_data=True)` and collect what it returns.
+        collect_non_loss_data (bool): call `loss_func(output, non_loss_data=True)` and collect what it returns; only with
+            `forward_only`.
         options (Optional[ScheduleOptions]): loss scale, finalisation.
-        seq_length, micro_batch_size, decoder_seq_length, first_val_step: of Megatron's signature; shapes are known from
-            the tensors here.
+        decoder_seq_length, first_val_step: of Megatron's signature, for architectures that do not exist here.
 
     Returns:
-        list: what the loss function reported, one entry per micro-batch.
+        list: what the loss function reported, one entry per micro-batch; empty on stages without the loss.
+
+    Raises:
+        ValueError: another number of chunks than the layout has, or a model that does not work in a pipeline.
+        PipelineMismatchError: a stage sends another shape than the next one expects.
     """
-    del seq_length, micro_batch_size, decoder_seq_length, first_val_step
+    return _forward_backward(1, forward_step_func, data_iterator, model, num_microbatches, seq_length, micro_batch_size,
+                             forward_only, collect_non_loss_data, options)
+
+
+def forward_backward_pipelining_without_interleaving(*, forward_step_func, data_iterator, model, num_microbatches,
+                                                     seq_length=None, micro_batch_size=None, decoder_seq_length=None,
+                                                     forward_only=False, collect_non_loss_data=False,
+                                                     first_val_step=None, options=None):
+    """1F1B: stage r of pp has at most pp - r micro-batches in flight. See `forward_backward_no_pipelining`."""
+    return _forward_backward(1, forward_step_func, data_iterator, model, num_microbatches, seq_length, micro_batch_size,
+                             forward_only, collect_non_loss_data, options)
+
+
+def forward_backward_pipelining_with_interleaving(*, forward_step_func, data_iterator, model, num_microbatches,
+                                                  seq_length=None, micro_batch_size=None, decoder_seq_length=None,
+                                                  forward_only=False, collect_non_loss_data=False,
+                                                  first_val_step=None, options=None):
+    """1F1B over several chunks per stage. See `forward_backward_no_pipelining`."""
+    chunks = parallel_state.get_virtual_pipeline_model_parallel_world_size()
+    return _forward_backward(chunks, forward_step_func, data_iterator, model, num_microbatches, seq_length,
+                             micro_batch_size, forward_only, collect_non_loss_data, options)
+
+
+_plan = lru_cache(maxsize=32)(build_plan)
+
+
+def _forward_backward(chunks, forward_step_func, data_iterator, model, num_microbatches, seq_length, micro_batch_size,
+                      forward_only, collect_non_loss_data, options):
+    if collect_non_loss_data and not forward_only:
+        raise ValueError("collect_non_loss_data gives no loss to go backward from: it needs forward_only=True.")
     options = options or ScheduleOptions()
-    model, data_iterator = _only(model, "model"), _only(data_iterator, "data_iterator")
-    no_sync = getattr(model, "no_sync", nullcontext)
-    collected, total_tokens = [], 0.0
-    for number in range(num_microbatches):
-        is_last = number == num_microbatches - 1
-        context = nullcontext() if is_last or forward_only else no_sync()
-        with context, (autograd.no_grad() if forward_only else nullcontext()):
-            loss, tokens = forward_step(forward_step_func, data_iterator, model, collected, collect_non_loss_data)
-            if not forward_only:
-                backward_step(loss, _seed(options, tokens, num_microbatches))
-        total_tokens += tokens or 0.0
+    models = _per_chunk(model, chunks, "model")
+    stages = parallel_state.get_pipeline_model_parallel_world_size()
+    communicator = settings = None
+    group_size, overlap = None, False
+    if stages > 1:
+        settings = PipelineSettings.of(models[0].config)
+        communicator = PipelineCommunicator(settings, settings.tensor_shape(seq_length, micro_batch_size))
+        group_size = settings.microbatch_group_size if chunks > 1 else None
+        # the length of a message must be known before it can be received, so exchanging shapes excludes overlap
+        overlap = chunks > 1 and settings.overlap_p2p_comm and not settings.variable_seq_lengths
+    plan = _plan(stages, num_microbatches, chunks, group_size, forward_only, overlap)
+    execution = PlanExecution(
+        plan, parallel_state.get_pipeline_model_parallel_rank(), models, _iterators(data_iterator, chunks),
+        forward_step_func, lambda tokens: _seed(options, tokens, num_microbatches), communicator, settings,
+        collect_non_loss_data)
+    execution.run()
     if not forward_only and options.finalize_model_grads_func is not None:
-        options.finalize_model_grads_func([model], total_tokens if options.calculate_per_token_loss else None)
-    return collected
-
-
-def forward_step(forward_step_func, data_iterator, model, collected, collect_non_loss_data=False):
-    """Run one micro-batch forward and append what its loss function reports to `collected`.
-
-    Returns:
-        (loss, num_tokens): the tensor to start the backward from (None for non-loss data) and the tokens that the loss
-        function counted, or None.
-    """
-    output, loss_func = forward_step_func(data_iterator, model)
-    if collect_non_loss_data:
-        collected.append(loss_func(output, non_loss_data=True))
-        return None, None
-    result = loss_func(output)
-    if not isinstance(result, tuple) or len(result) not in (2, 3):
-        raise ValueError(f"the loss function returned {type(result).__name__}: expected (loss, reported) or (loss, "
-                         "number of tokens, reported).")
-    collected.append(result[-1])
-    tokens = _as_float(result[1]) if len(result) == 3 else None
-    return result[0], tokens
-
-
-def backward_step(loss, seed):
-    """Run the backward from a scalar loss; `seed` (float) is the gradient of the loss."""
-    autograd.backward(loss, Tensor(np.full(loss.shape, seed, np.float32)).astype(loss.dtype))
+        options.finalize_model_grads_func(models, execution.total_tokens if options.calculate_per_token_loss else None)
+    return execution.collected
 
 
 def _seed(options, tokens, num_microbatches):
@@ -115,13 +130,19 @@ def _seed(options, tokens, num_microbatches):
     return scale / ((tokens or 1.0) if tokens is not None else 1.0) / num_microbatches
 
 
-def _as_float(value):
-    return float(value.asnumpy()) if isinstance(value, Tensor) else float(value)
+def _per_chunk(model, chunks, name):
+    """`model` as a list of one entry per chunk."""
+    models = list(model) if isinstance(model, (list, tuple)) else [model]
+    if len(models) != chunks:
+        raise ValueError(f"{name} has {len(models)} entries: expected {chunks}, one for each chunk of this pipeline stage "
+                         "(virtual_pipeline_model_parallel_size).")
+    return models
 
 
-def _only(value, name):
-    if isinstance(value, (list, tuple)):
-        if len(value) != 1:
-            raise ValueError(f"{name} has {len(value)} entries: without pipelining expected one.")
-        return value[0]
-    return value
+def _iterators(data_iterator, chunks):
+    """One iterator per chunk; chunks that share one get each of its micro-batches."""
+    if isinstance(data_iterator, (list, tuple)):
+        return _per_chunk(data_iterator, chunks, "data_iterator")
+    if chunks == 1 or data_iterator is None:
+        return [data_iterator] * chunks
+    return list(tee(data_iterator, chunks))

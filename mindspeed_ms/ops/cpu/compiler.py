@@ -26,35 +26,73 @@ _EXACT_FLAGS = frozenset({"contract", "nsz"})
 _REDUCTION_FLAGS = _EXACT_FLAGS | {"reassoc"}
 
 
+_ENTRY = """def {name}(bell, job, total, piece, {arguments}):
+    add_atomically(bell, 0, 1)
+    start = add_atomically(job, NEXT, piece)
+    while start < total:
+        body(start, min(start + piece, total), {arguments})
+        add_atomically(job, FINISHED, 1)
+        start = add_atomically(job, NEXT, piece)
+"""
+
+NEXT, FINISHED = 0, 8
+"""Places in a job's int64 array, on different cache lines: start of the next piece, number of finished pieces."""
+JOB_SIZE = 16
+
+
 class Kernel:
-    """A compiled function. Its first call compiles, or loads what another rank of this machine has compiled
-    meanwhile.
+    """A function of `start, stop, ...` compiled into a loop that takes pieces of a job until none is left.
+
+    `entry(bell, job, total, piece, ...)` counts `bell` up (helpers wait for that), then runs pieces of `total`; several
+    threads may be in it with the same `job`. The first call compiles, or loads what another rank compiled meanwhile.
     """
 
     def __init__(self, function):
         self.__doc__ = function.__doc__
         self.__name__ = function.__name__
-        previous = numba.config.CACHE_DIR
-        numba.config.CACHE_DIR = _cache_directory()  # numba reads it while decorating
-        try:
-            self.dispatcher = numba.njit(nogil=True, cache=True, fastmath=set(_EXACT_FLAGS), error_model="numpy")(
-                function
-            )
-        finally:
-            numba.config.CACHE_DIR = previous
+        self._entry = _cached(_entry_of(function))
         self._is_compiled = False
 
-    def __call__(self, *arguments):
+    def entry(self, *arguments):
+        """Run pieces of a job; see the class."""
         if not self._is_compiled:
             with _one_rank_compiles():
-                self.dispatcher.compile(tuple(numba.typeof(argument) for argument in arguments))
+                self._entry.compile(tuple(numba.typeof(argument) for argument in arguments))
             self._is_compiled = True
-        return self.dispatcher(*arguments)
+        return self._entry(*arguments)
+
+
+def _entry_of(function):
+    """The loop around `function`, in its file and at its line, so that numba can keep the machine code on disk."""
+    from mindspeed_ms.ops.cpu.kernels.atomics import add_atomically
+    code = function.__code__
+    arguments = ", ".join(code.co_varnames[2:code.co_argcount])
+    namespace = {"body": numba.njit(fastmath=set(_EXACT_FLAGS), error_model="numpy")(function),
+                 "add_atomically": add_atomically, "NEXT": NEXT, "FINISHED": FINISHED}
+    exec(compile(_ENTRY.format(name=function.__name__, arguments=arguments), code.co_filename, "exec"), namespace)
+    entry = namespace[function.__name__]
+    entry.__code__ = entry.__code__.replace(co_firstlineno=code.co_firstlineno)
+    entry.__module__, entry.__qualname__ = function.__module__, function.__qualname__
+    return entry
+
+
+def _cached(function):
+    previous = numba.config.CACHE_DIR
+    numba.config.CACHE_DIR = _cache_directory()  # numba reads it while decorating
+    try:
+        return numba.njit(nogil=True, cache=True, fastmath=set(_EXACT_FLAGS), error_model="numpy")(function)
+    finally:
+        numba.config.CACHE_DIR = previous
 
 
 def kernel(function):
-    """Compile `function` for the CPU at its first call and keep the machine code on disk."""
+    """Make a `Kernel` of a function of `start, stop, arrays and numbers`; results must not depend on the cut."""
     return Kernel(function)
+
+
+def wait_function(function):
+    """Compile a function that waits; it releases the interpreter lock."""
+    return _cached(function)
 
 
 @contextlib.contextmanager

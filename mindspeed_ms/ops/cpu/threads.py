@@ -1,45 +1,30 @@
 """Spreads kernels over the cores of this process.
 
-Helpers are ordinary threads; kernels run without the interpreter lock. Work is cut into fixed pieces that whoever is
-free
-takes next, so a helper that the operating system wakes late delays nobody: barriers between spinning threads, as OpenMP
-has them, cost milliseconds whenever another process uses a core. Threads start at the first use, hence after any fork.
+A job is cut into pieces that whoever is free takes next. The caller never waits for a thread to start, only for pieces that
+another thread has begun: static shares with barriers, as OpenMP has them, cost milliseconds whenever another process uses a
+core. Helpers are ordinary threads; between kernels they watch a counter for a moment, because waking a sleeping thread
+takes longer than many kernels, then sleep. They start at the first use, hence after any fork.
 """
-import itertools
-import queue
+import os
 import threading
 
+import numpy as np
+
 from mindspeed_ms.core.device import thread_count as _device_threads
+from mindspeed_ms.ops.cpu.compiler import FINISHED, JOB_SIZE
+from mindspeed_ms.ops.cpu.kernels.atomics import wait_until_changed
 
-MINIMUM_WORK = 65536
-"""Element operations below which handing a piece to another thread costs more than it gains (some 20 us)."""
-_PIECES_PER_THREAD = 3
+MINIMUM_WORK = 32768
+"""Element operations below which a piece is not worth handing to another thread."""
+_PIECES_PER_THREAD = 4
+_IDLE_ROUNDS = 40000
+_WAIT_ROUNDS = 100_000_000
 
-_jobs = queue.SimpleQueue()
-_helpers = 0
 _threads = 0
-
-
-class _Job:
-    def __init__(self, kernel, total, piece, arguments):
-        self.kernel = kernel
-        self.total = total
-        self.piece = piece
-        self.arguments = arguments
-        self.starts = itertools.count(0, piece)  # next() is atomic
-        self.finished = queue.SimpleQueue()
-
-    def take_pieces(self):
-        """Run pieces until none is left."""
-        for start in self.starts:
-            if start >= self.total:
-                return
-            failure = None
-            try:
-                self.kernel(start, min(start + self.piece, self.total), *self.arguments)
-            except BaseException as error:  # handed to the caller, who must not wait for ever
-                failure = error
-            self.finished.put(failure)
+_helpers = []
+_bell = np.zeros(1, np.int64)
+_silent_bell = np.zeros(1, np.int64)
+_current = None  # (kernel, arguments of its entry) that helpers may join
 
 
 def run(kernel, total, work, *arguments, pieces_per_thread=_PIECES_PER_THREAD):
@@ -50,22 +35,30 @@ def run(kernel, total, work, *arguments, pieces_per_thread=_PIECES_PER_THREAD):
         work: element operations of the whole call, to decide whether more than one thread is worth while.
         pieces_per_thread: more pieces share the work better, fewer suit kernels with a cost per piece.
     """
+    job = np.zeros(JOB_SIZE, np.int64)
     pieces = min(total, work // MINIMUM_WORK)
     if pieces < 2 or thread_count() == 1:
-        kernel(0, total, *arguments)
+        kernel.entry(_silent_bell, job, total, max(total, 1), *arguments)
         return
     pieces = min(pieces, pieces_per_thread * _threads)
-    helpers = min(pieces, _threads) - 1
-    _start_helpers(helpers)
     piece = -(-total // pieces)
-    job = _Job(kernel, total, piece, arguments)
-    for _ in range(helpers):
-        _jobs.put(job)
-    job.take_pieces()
-    failures = [job.finished.get() for _ in range(-(-total // piece))]
-    for failure in failures:
-        if failure is not None:
-            raise failure
+    _run_with_helpers(kernel, job, total, piece, arguments)
+
+
+def _run_with_helpers(kernel, job, total, piece, arguments):
+    global _current
+    _wake_helpers(_threads - 1)
+    _current = kernel, (_silent_bell, job, total, piece, *arguments)
+    try:
+        # the bell rings inside, where the interpreter lock is free for the helpers
+        kernel.entry(_bell, job, total, piece, *arguments)
+    finally:
+        _current = None
+    pieces = -(-total // piece)
+    finished = int(job[FINISHED])
+    while finished < pieces:
+        wait_until_changed(job, FINISHED, finished, _WAIT_ROUNDS)
+        finished = int(job[FINISHED])
 
 
 def thread_count():
@@ -76,13 +69,36 @@ def thread_count():
     return _threads
 
 
-def _start_helpers(number):
-    global _helpers
-    while _helpers < number:
-        threading.Thread(target=_help, name=f"mindspeed_ms-kernel-{_helpers}", daemon=True).start()
-        _helpers += 1
+class _Helper(threading.Thread):
+    """Joins jobs; sleeps when there has been none for a moment."""
+
+    def __init__(self, number):
+        super().__init__(name=f"mindspeed_ms-kernel-{number}", daemon=True)
+        self.is_asleep = False
+        self.wake = threading.Semaphore(0)
+
+    def run(self):
+        """Join every job that is announced. A job missed while falling asleep is merely done by the others."""
+        seen = int(_bell[0])
+        while True:
+            if not wait_until_changed(_bell, 0, seen, _IDLE_ROUNDS):
+                self.is_asleep = True
+                self.wake.acquire()
+            seen = int(_bell[0])
+            current = _current
+            if current is not None:
+                kernel, arguments = current
+                kernel.entry(*arguments)
 
 
-def _help():
-    while True:
-        _jobs.get().take_pieces()
+def _wake_helpers(number):
+    while len(_helpers) < number:
+        _helpers.append(_Helper(len(_helpers)))
+        _helpers[-1].start()
+    for helper in _helpers[:number]:
+        if helper.is_asleep:
+            helper.is_asleep = False
+            helper.wake.release()
+
+
+os.register_at_fork(after_in_child=_helpers.clear)  # threads do not survive a fork

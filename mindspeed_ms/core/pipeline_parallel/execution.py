@@ -1,0 +1,182 @@
+"""Executes one stage's part of a pipeline plan: the only place where a plan meets tensors."""
+from contextlib import nullcontext
+
+import numpy as np
+from mindspore import Tensor
+
+from mindspeed_ms.core import autograd, parallel_state
+from mindspeed_ms.core.device import to_dtype
+from mindspeed_ms.layout.pipeline_actions import BACKWARD, FORWARD, Communicate
+
+
+class PlanExecution:
+    """Runs the steps of one stage once.
+
+    Args:
+        plan (PipelinePlan): the schedule.
+        stage (int): this rank's stage.
+        models (list[Cell]): the stage's chunks.
+        iterators (list): of micro-batches, one per chunk.
+        forward_step_func (Callable): `(data_iterator, model) -> (output, loss_func)`.
+        seed (Callable): `(number of tokens or None) -> float`, the gradient that a micro-batch's backward starts with.
+        communicator (Optional[PipelineCommunicator]): None without other stages.
+        settings (Optional[PipelineSettings]): None without other stages.
+        collect_non_loss_data (bool): ask the loss function for that instead of losses.
+
+    Attributes:
+        collected (list): what the loss function reported, per micro-batch; empty unless the loss is on this stage.
+        total_tokens (float): tokens that the loss functions counted.
+    """
+
+    def __init__(self, plan, stage, models, iterators, forward_step_func, seed, communicator=None, settings=None,
+                 collect_non_loss_data=False):
+        self.plan, self.stage = plan, stage
+        self.models, self.iterators = models, iterators
+        self.forward_step_func, self.seed = forward_step_func, seed
+        self.communicator, self.settings = communicator, settings
+        self.collect_non_loss_data = collect_non_loss_data
+        self.collected, self.total_tokens = [], 0.0
+        self._last_backwards = set(plan.last_backwards(stage).values())
+        self._live = {}      # (micro-batch, chunk) -> (input, output, gradient to start with)
+        self._outgoing = {}  # (kind, micro-batch, chunk) -> tensor to send
+        self._incoming = {}  # (kind, micro-batch, chunk) -> transfer under way
+        self._sending = []
+
+    def run(self):
+        """Run all steps, then wait until everything was sent."""
+        virtual_rank = parallel_state.get_virtual_pipeline_model_parallel_rank()
+        for step in self.plan.steps[self.stage]:
+            if isinstance(step, Communicate):
+                self._communicate(step)
+            elif step.kind == FORWARD:
+                self._forward(step)
+            else:
+                self._backward(step)
+        for sending in self._sending:
+            sending.wait()
+        self._sending.clear()
+        _enter_chunk(virtual_rank)
+
+    # ---- computing ----------------------------------------------------------------------------------------------------
+
+    def _forward(self, step):
+        _enter_chunk(step.chunk)
+        key = step.micro_batch, step.chunk
+        model, iterator = self.models[step.chunk], self.iterators[step.chunk]
+        input_tensor = None
+        if not self.plan.is_first(self.stage, step.chunk):
+            input_tensor = self._received(FORWARD, key, to_dtype(self.settings.hidden_dtype))
+        with autograd.no_grad() if self.plan.forward_only else nullcontext():
+            if input_tensor is not None:
+                if not self.plan.forward_only:
+                    autograd.set_requires_grad(input_tensor)
+                _set_input_tensor(model, input_tensor)
+            output, loss_func = self.forward_step_func(iterator, model)
+            if input_tensor is not None:
+                _set_input_tensor(model, None)  # or it would live until the chunk's next forward
+            seed = None
+            if self.plan.is_last(self.stage, step.chunk):
+                output, seed = self._loss(output, loss_func)
+        if not self.plan.is_last(self.stage, step.chunk):
+            self._outgoing[(FORWARD, *key)] = _checked_output(output, model)
+        if not self.plan.forward_only:
+            self._live[key] = input_tensor, output, seed
+
+    def _loss(self, output, loss_func):
+        """(tensor to start the backward from, its gradient) of a micro-batch; None for data that are no loss."""
+        if self.collect_non_loss_data:
+            self.collected.append(loss_func(output, non_loss_data=True))
+            return None, None
+        result = loss_func(output)
+        if not isinstance(result, tuple) or len(result) not in (2, 3):
+            raise ValueError(f"the loss function returned {type(result).__name__}: expected (loss, reported) or (loss, "
+                             "number of tokens, reported).")
+        self.collected.append(result[-1])
+        tokens = _as_float(result[1]) if len(result) == 3 else None
+        self.total_tokens += tokens or 0.0
+        return result[0], None if self.plan.forward_only else self.seed(tokens)
+
+    def _backward(self, step):
+        _enter_chunk(step.chunk)
+        key = step.micro_batch, step.chunk
+        input_tensor, output, seed = self._live.pop(key)
+        if self.plan.is_last(self.stage, step.chunk):
+            grad = Tensor(np.full(output.shape, seed, np.float32)).astype(output.dtype)
+        else:
+            grad = self._received(BACKWARD, key, output.dtype)
+        no_sync = getattr(self.models[step.chunk], "no_sync", nullcontext)
+        with nullcontext() if step in self._last_backwards else no_sync():
+            input_grad = _backward_through(input_tensor, output, grad)
+        if input_tensor is not None:
+            self._outgoing[(BACKWARD, *key)] = input_grad
+
+    # ---- communicating ------------------------------------------------------------------------------------------------
+
+    def _received(self, kind, key, dtype):
+        """The tensor that a step consumes, as a leaf of `dtype`."""
+        tensor = self._incoming.pop((kind, *key)).wait()
+        return tensor if tensor.dtype == dtype else autograd.detach(tensor.astype(dtype))
+
+    def _communicate(self, step):
+        tensors = {transfer: self._outgoing.pop((transfer.kind, transfer.micro_batch, transfer.chunk))
+                   for transfer in step.transfers if transfer.action == "send"}
+        for started in self.communicator.start(step.transfers, tensors):
+            if not self.plan.overlap:
+                started.wait()
+            transfer = started.transfer
+            if transfer.action == "recv":
+                self._incoming[transfer.kind, transfer.micro_batch, transfer.chunk] = started
+            else:
+                self._sending.append(started)
+        # a message that is under way holds the memory itself, so the output can give it up at once
+        for transfer, tensor in tensors.items():
+            if transfer.kind == FORWARD and not self.plan.forward_only:
+                self._deallocate(tensor, transfer)
+        self._sending = [sending for sending in self._sending if not sending.is_completed()]
+
+    def _deallocate(self, output, transfer):
+        input_tensor = self._live[transfer.micro_batch, transfer.chunk][0]
+        if self.settings.deallocate_pipeline_outputs and output is not input_tensor:
+            autograd.deallocate_output(output)
+
+
+def _enter_chunk(chunk):
+    """Make `chunk` the one that `parallel_state` answers for."""
+    if parallel_state.get_virtual_pipeline_model_parallel_world_size() is not None:
+        parallel_state.set_virtual_pipeline_model_parallel_rank(chunk)
+
+
+def _set_input_tensor(model, tensor):
+    module = getattr(model, "module", model)
+    if not hasattr(module, "set_input_tensor"):
+        raise ValueError(f"{type(module).__name__} has no set_input_tensor: a model on several pipeline stages must take "
+                         "its input that way on all stages but the first.")
+    module.set_input_tensor(tensor)
+
+
+def _checked_output(output, model):
+    if not isinstance(output, Tensor):
+        module = getattr(model, "module", model)
+        raise ValueError(f"{type(module).__name__} returned {type(output).__name__}: on all pipeline stages but the last "
+                         "the model must return its hidden states, one Tensor.")
+    return output
+
+
+def _backward_through(input_tensor, output, grad):
+    """Run the backward of a chunk; the gradient of its input, or None for the model's first chunk."""
+    if output is input_tensor:  # a chunk without layers
+        return grad
+    if autograd.requires_grad(output):  # not in a first chunk whose weights are all frozen
+        autograd.backward(output, grad)
+    if input_tensor is None:
+        return None
+    input_grad = autograd.tensor_grad(input_tensor)
+    if input_grad is None:
+        raise ValueError("the output of a pipeline stage does not depend on its input: the model must work on the tensor "
+                         "that set_input_tensor() gives it.")
+    autograd.set_grad(input_tensor, None)
+    return input_grad
+
+
+def _as_float(value):
+    return float(value.asnumpy()) if isinstance(value, Tensor) else float(value)

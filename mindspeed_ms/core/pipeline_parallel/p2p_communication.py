@@ -1,0 +1,201 @@
+"""Tensors on their way between pipeline stages. Source: Megatron core, `p2p_communication.py`.
+
+The order of transfers comes from a plan of `layout.pipeline_plan`, which puts all of them into one order over all stages:
+nothing here can wait in a circle, whatever the backend buffers.
+"""
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+
+from mindspeed_ms.core import autograd, parallel_state
+from mindspeed_ms.core.comm.errors import DeadlockError, MismatchError
+from mindspeed_ms.core.comm.interface import P2P
+from mindspeed_ms.core.device import to_dtype
+
+_DIMENSIONS = 3  # hidden states are [s, b, h]
+
+
+class PipelineMismatchError(RuntimeError):
+    """A stage sends a tensor of another shape or dtype than its neighbour expects; the text names ranks and both."""
+
+
+@dataclass(frozen=True)
+class PipelineSettings:
+    """What the stages know of each other's tensors without asking.
+
+    Attributes:
+        hidden_size (int): width of the hidden states.
+        seq_length (int): whole length of a sequence.
+        micro_batch_size (int): rows of a micro-batch.
+        hidden_dtype (str): dtype in which a stage works on hidden states.
+        recv_dtype (str): dtype in which they travel.
+        sequence_parallel (bool): hidden states are cut along the sequence over the tensor-parallel ranks.
+        variable_seq_lengths (bool): each tensor's shape is sent ahead of it.
+        overlap_p2p_comm (bool): transfers of the interleaved schedule go on during computation.
+        deallocate_pipeline_outputs (bool): a sent output keeps its graph but not its memory.
+        microbatch_group_size (Optional[int]): micro-batches that one chunk runs in a row; None: number of stages.
+    """
+    hidden_size: int
+    seq_length: int
+    micro_batch_size: int
+    hidden_dtype: str = "float32"
+    recv_dtype: str = "float32"
+    sequence_parallel: bool = False
+    variable_seq_lengths: bool = False
+    overlap_p2p_comm: bool = True
+    deallocate_pipeline_outputs: bool = True
+    microbatch_group_size: int | None = None
+
+    @classmethod
+    def of(cls, config):
+        """The settings of an AllConfig, a TransformerConfig, or an object that has them as `pipeline`.
+
+        Raises:
+            ValueError: the configuration does not say how large the hidden states are.
+        """
+        if isinstance(getattr(config, "pipeline", None), cls):
+            return config.pipeline
+        model = getattr(config, "model_config", None)
+        model = model if hasattr(model, "hidden_size") else config
+        parallel = getattr(config, "parallel_config", None) or getattr(model, "parallel_config", None)
+        dataset = getattr(config, "dataset_config", None) or getattr(model, "dataset_config", None)
+        if parallel is None or dataset is None or not hasattr(model, "hidden_size"):
+            raise ValueError(f"a model chunk has a {type(config).__name__} as its config: a pipeline needs an AllConfig "
+                             "or TransformerConfig, from which it knows the shape of the hidden states.")
+        hidden_dtype = model.residual_connection_dtype or model.compute_dtype
+        return cls(
+            model.hidden_size, model.seq_length, dataset.batch_size, hidden_dtype, parallel.recv_dtype or hidden_dtype,
+            parallel.sequence_parallel, parallel.variable_seq_lengths, parallel.overlap_p2p_comm,
+            parallel.deallocate_pipeline_outputs, parallel.microbatch_group_size_per_virtual_pipeline_stage)
+
+    def tensor_shape(self, seq_length=None, micro_batch_size=None):
+        """Shape `[s, b, h]` of the hidden states of one rank; Megatron's `get_tensor_shapes`."""
+        length = (seq_length or self.seq_length) // parallel_state.get_context_parallel_world_size()
+        if self.sequence_parallel:
+            length //= parallel_state.get_tensor_model_parallel_world_size()
+        return length, micro_batch_size or self.micro_batch_size, self.hidden_size
+
+
+class InFlight:
+    """One end of a transfer that was started."""
+
+    def __init__(self, communicator, transfer, handle, index):
+        self.transfer = transfer
+        self._communicator, self._handle, self._index = communicator, handle, index
+
+    def wait(self):
+        """Block until it is complete; the received tensor, None for a send."""
+        with self._communicator.naming_stages(self.transfer):
+            return self._handle.wait_part(self._index)
+
+    def is_completed(self):
+        """True if `wait()` would return at once."""
+        with self._communicator.naming_stages(self.transfer):
+            return self._handle.is_part_completed(self._index)
+
+
+class Arrived:
+    """A transfer that is complete."""
+
+    def __init__(self, transfer, tensor=None):
+        self.transfer, self._tensor = transfer, tensor
+
+    def wait(self):
+        """The received tensor, None for a send."""
+        return self._tensor
+
+    def is_completed(self):
+        """True."""
+        return True
+
+
+class PipelineCommunicator:
+    """Executes the transfers of a plan for this stage.
+
+    Args:
+        settings (PipelineSettings): dtypes, and whether shapes are exchanged.
+        shape (tuple): of every tensor, unless shapes are exchanged.
+    """
+
+    def __init__(self, settings, shape):
+        self.group = parallel_state.get_pipeline_model_parallel_group()
+        self.exchanges_shapes = settings.variable_seq_lengths
+        self.shape = tuple(shape)
+        self.recv_dtype = to_dtype(settings.recv_dtype)
+
+    def start(self, transfers, tensors):
+        """Start transfers that may go on together.
+
+        Args:
+            transfers (sequence[Transfer]): in the plan's order.
+            tensors (dict[Transfer, Tensor]): what to send; left alone by the caller until the transfer is complete.
+
+        Returns:
+            list: one object with `transfer`, `wait()` and `is_completed()` per transfer. With exchanged shapes all
+            are complete: the length of a message must be known before it can be received.
+
+        Raises:
+            PipelineMismatchError: a tensor has another shape than the neighbour expects.
+        """
+        if self.exchanges_shapes:
+            return [Arrived(transfer, self._exchange(transfer, tensors.get(transfer))) for transfer in transfers]
+        messages = []
+        for transfer in transfers:
+            if transfer.action == "send":
+                self._check_shape(transfer, tensors[transfer])
+                messages.append(P2P.send(self._sendable(tensors[transfer]), self._rank(transfer)))
+            else:
+                messages.append(P2P.recv(self.shape, self.recv_dtype, self._rank(transfer)))
+        with self.naming_stages(*transfers):
+            handle = self.group.batch_isend_irecv(messages)
+        return [InFlight(self, transfer, handle, index) for index, transfer in enumerate(transfers)]
+
+    def _exchange(self, transfer, tensor):
+        """One transfer with its shape ahead of it; complete on return."""
+        rank = self._rank(transfer)
+        with self.naming_stages(transfer):
+            if transfer.action == "send":
+                if len(tensor.shape) != _DIMENSIONS:
+                    self._refuse(transfer, tensor, f"{_DIMENSIONS} dimensions [s, b, h]")
+                self.group.send(np.array(tensor.shape, np.int64), rank)
+                return self.group.send(self._sendable(tensor), rank)
+            shape = self.group.recv((_DIMENSIONS,), np.int64, rank)
+            return self.group.recv(tuple(int(length) for length in shape), self.recv_dtype, rank)
+
+    def _sendable(self, tensor):
+        with autograd.no_grad():
+            tensor = autograd.detach(tensor)
+            return tensor if tensor.dtype == self.recv_dtype else tensor.astype(self.recv_dtype)
+
+    def _rank(self, transfer):
+        return self.group.ranks[transfer.peer]
+
+    def _check_shape(self, transfer, tensor):
+        if tuple(tensor.shape) != self.shape:
+            self._refuse(transfer, tensor, f"shape {self.shape} as the configuration says")
+
+    def _refuse(self, transfer, tensor, expected):
+        group = self.group
+        raise PipelineMismatchError(
+            f"pipeline stage {group.rank} (rank {group.ranks[group.rank]}) has a tensor of shape {tuple(tensor.shape)} to "
+            f"send ({transfer}), but stage {transfer.peer} (rank {self._rank(transfer)}) expects {expected}. Give batches "
+            "of seq_length tokens and batch_size rows, or set variable_seq_lengths (--variable-seq-lengths) for batches "
+            "of different length.")
+
+    @contextmanager
+    def naming_stages(self, *transfers):
+        """Inside, a message that does not match is reported with the stages and what was to be transferred."""
+        try:
+            yield
+        except DeadlockError:
+            raise
+        except MismatchError as error:
+            group = self.group
+            peers = ", ".join(f"stage {peer} (rank {group.ranks[peer]})"
+                              for peer in sorted({transfer.peer for transfer in transfers}))
+            raise PipelineMismatchError(
+                f"pipeline stage {group.rank} (rank {group.ranks[group.rank]}) and {peers} do not agree on a tensor "
+                f"({'; '.join(map(str, transfers))}): {error}. All stages must have the same seq_length, batch_size, "
+                "hidden_size and recv_dtype; for batches of different length set variable_seq_lengths "
+                "(--variable-seq-lengths).") from error

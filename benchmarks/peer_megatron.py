@@ -12,9 +12,8 @@ import os
 import sys
 import time
 
-import torch
-
 import shapes
+import torch
 
 
 def redirect_cuda_to_cpu():

@@ -3,7 +3,7 @@
 SEED = 1234
 LAYERS, HIDDEN, HEADS, SEQUENCE, VOCABULARY, MICRO_BATCH = 4, 512, 8, 256, 8192, 2
 SHAPES = {
-    "llama": dict(ffn=1376, norm="RMSNorm", activation="swiglu", rope=True, bias=False, tied=False),
-    "gpt2": dict(ffn=2048, norm="LayerNorm", activation="gelu", rope=False, bias=True, tied=True),
+    "llama": {"ffn": 1376, "norm": "RMSNorm", "activation": "swiglu", "rope": True, "bias": False, "tied": False},
+    "gpt2": {"ffn": 2048, "norm": "LayerNorm", "activation": "gelu", "rope": False, "bias": True, "tied": True},
 }
 LEARNING_RATE, BETAS, EPSILON, WEIGHT_DECAY, CLIP = 1e-4, (0.9, 0.95), 1e-8, 0.1, 1.0

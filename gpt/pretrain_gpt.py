@@ -112,9 +112,7 @@ def main():
     set_seed(all_config.training_config.seed)
 
     corpus = build_corpus(all_config)
-    print_rank_0(f"corpus {corpus.folder}: {len(corpus.train_tokens)} training tokens in {len(corpus.train_documents)} documents, "
-                 f"{len(corpus.valid_tokens)} held-out tokens in {len(corpus.valid_documents)}: "
-                 f"{', '.join(corpus.valid_documents[:20])}{' ...' if len(corpus.valid_documents) > 20 else ''}")
+    print_rank_0(corpus.summary())
     provider = make_datasets_provider(all_config, corpus)
     train_ds, valid_ds, _ = provider(get_train_valid_test_num_samples(all_config))
     train_dataloader = build_pretraining_data_loader(train_ds, 0, all_config)

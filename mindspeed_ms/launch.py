@@ -2,9 +2,9 @@
 
     python -m mindspeed_ms.launch -n 4 script.py arguments...
 
-The ranks are forked from a process that has imported MindSpore, so eight of them start in the time of one. They communicate
-through shared memory (backend shm). If a rank fails the others are ended, and its exit status is that of the command. For
-several machines, and on Ascend, use msrun.
+The ranks are forked from a process that has imported MindSpore, so eight of them start in the time of one. They
+communicate through shared memory (backend shm). If a rank fails the others are ended, and its exit status is that of
+the command. For several machines, and on Ascend, use msrun.
 """
 import argparse
 import os
@@ -99,7 +99,7 @@ class _Launch:
             if read is not None:
                 os.close(write)
                 self._pipe = read
-                self._log = open(logs / "worker_0.log", "wb")
+                self._log = open(logs / "worker_0.log", "wb")  # noqa: SIM115 - closed with the pipe
         signal.signal(signal.SIGINT, self._on_signal)
         signal.signal(signal.SIGTERM, self._on_signal)
         return None

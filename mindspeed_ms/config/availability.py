@@ -33,15 +33,6 @@ class Missing:
 
 # a feature that comes takes its line out
 NOT_YET = (
-    Missing(
-        "parallel_config.pipeline_model_parallel_size",
-        "pipeline parallelism",
-        parts=(
-            "parallel_config.overlap_p2p_comm",
-            "parallel_config.deallocate_pipeline_outputs",
-            "parallel_config.recv_dtype",
-        ),
-    ),
     Missing("parallel_config.context_parallel_size", "context parallelism"),
     Missing("parallel_config.expert_model_parallel_size", "expert parallelism"),
     Missing("moe_config.num_experts", "a mixture of experts", parts=("moe_config.",)),
@@ -54,12 +45,6 @@ NOT_YET = (
     ),
     Missing("optimizer_config.optimizer_cpu_offload", "optimizer state on the host"),
     Missing("optimizer_config.reuse_fp32_param", "shared storage of bf16 and fp32 parameters"),
-    Missing("model_config.recompute_granularity", "recomputation"),
-    Missing("parallel_config.recompute", "recomputation"),
-    Missing("parallel_config.select_recompute", "selective recomputation"),
-    Missing("parallel_config.select_comm_recompute", "recomputation of communication"),
-    Missing("parallel_config.noop_layers", "no-op layers"),
-    Missing("parallel_config.variable_seq_lengths", "batches of different length"),
     Missing("model_config.rope_scaling", "scaling of rotary frequencies", parts=("model_config.rope_scaling.",)),
     Missing("model_config.qk_layernorm", "norms of queries and keys"),
     Missing("training_config.profile", "profiling", parts=("training_config.profile_",)),

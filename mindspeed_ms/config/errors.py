@@ -45,6 +45,10 @@ class ConfigError(ValueError):
         self.problems = [problems] if isinstance(problems, Problem) else list(problems)
         super().__init__(self._text())
 
+    def __reduce__(self):
+        """Pickled by its problems: the text alone could not be taken apart again."""
+        return type(self), (self.problems,)
+
     def _text(self):
         if len(self.problems) == 1:
             return str(self.problems[0])

@@ -107,7 +107,11 @@ def destroy_model_parallel():
     set_grid(None)
 
 
-    # ---- tensor parallelism ------------------------------------------------------------------------------------------
+# groups of a world that ended are of no use: the grid goes with it
+comm.at_destroy(destroy_model_parallel)
+
+
+# ---- tensor parallelism ------------------------------------------------------------------------------------------
 
 
 def get_tensor_model_parallel_group(check_initialized=True):

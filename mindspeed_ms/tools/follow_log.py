@@ -30,24 +30,23 @@ def lines_of(path, process):
         path (str): the file; it need not exist yet.
         process (int): id of the process that lets the file grow.
     """
-    file, rest = None, ""
-    try:
+    while not os.path.exists(path):
+        if not is_running(process):
+            return
+        time.sleep(_INTERVAL_SECONDS)
+    rest = ""
+    with open(path, encoding="utf-8", errors="replace") as file:
         while True:
-            ended = not is_running(process)
-            if file is None and os.path.exists(path):
-                file = open(path, encoding="utf-8", errors="replace")
-            text = file.read() if file is not None else ""
+            ended = not is_running(process)  # asked before reading: what it wrote last is read then
+            text = file.read()
             *lines, rest = (rest + text).split("\n")
             yield from lines
             if ended:
                 break
             if not text:
                 time.sleep(_INTERVAL_SECONDS)
-        if rest:
-            yield rest
-    finally:
-        if file is not None:
-            file.close()
+    if rest:
+        yield rest
 
 
 class Screen:

@@ -7,6 +7,7 @@ from mindspeed_ms.core import parallel_state
 from mindspeed_ms.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
 from mindspeed_ms.core.logging import logger
 from mindspeed_ms.core.optimizer import OptimizerConfig, OptimizerParamScheduler, get_megatron_optimizer
+from mindspeed_ms.core.pipeline_parallel.p2p_communication import PipelineSettings
 from mindspeed_ms.training.data import global_batch_size
 
 
@@ -14,39 +15,63 @@ def get_model(model_provider_func, all_config):
     """Build this rank's model chunks and move their parameters into buffers.
 
     Args:
-        model_provider_func (Callable): `(pre_process, post_process) -> nn.Cell`.
-        all_config (AllConfig): read: training_config for the buffers.
+        model_provider_func (Callable): `(pre_process, post_process) -> nn.Cell`; called once per chunk.
+        all_config (AllConfig): read: training_config for the buffers, sizes for the pipeline.
 
     Returns:
-        list[DistributedDataParallel]
+        list[DistributedDataParallel]: one per chunk of this rank's pipeline stage.
     """
-    cell = model_provider_func(pre_process=parallel_state.is_pipeline_first_stage(),
-                               post_process=parallel_state.is_pipeline_last_stage())
-    if not isinstance(cell, nn.Cell):
-        raise ValueError(f"model_provider_func returned a {type(cell).__name__}: expected a mindspore.nn.Cell.")
-    if all_config.parallel_config.pipeline_model_parallel_size == 1:
-        parameters = sum(param.size for param in cell.get_parameters())
-        if parallel_state.get_data_parallel_rank(with_context_parallel=True) == 0:
-            logger.info("parameters on tensor-parallel rank %d: %d", parallel_state.get_tensor_model_parallel_rank(),
-                        parameters)
+    cells = _build_chunks(model_provider_func)
+    if parallel_state.get_data_parallel_rank(with_context_parallel=True) == 0:
+        parameters = sum(param.size for cell in cells for param in cell.get_parameters())
+        logger.info("parameters on %s: %d", _place(), parameters)
     later_stage = not parallel_state.is_pipeline_first_stage(ignore_virtual=True)
+    delayed = all_config.training_config.delay_grad_reduce and later_stage
+    # the reduction of later chunks overlaps with the backward of earlier ones as it is
     return [DistributedDataParallel(ModelSettings.of(all_config), get_ddp_config(all_config), cell,
-                                    disable_bucketing=all_config.training_config.delay_grad_reduce and later_stage)]
+                                    disable_bucketing=delayed or chunk > 0)
+            for chunk, cell in enumerate(cells)]
+
+
+def _build_chunks(model_provider_func):
+    """The cells of this stage's chunks, each built while `parallel_state` answers for it."""
+    chunks = parallel_state.get_virtual_pipeline_model_parallel_world_size()
+    cells = []
+    for chunk in range(chunks or 1):
+        if chunks is not None:
+            parallel_state.set_virtual_pipeline_model_parallel_rank(chunk)
+        cell = model_provider_func(pre_process=parallel_state.is_pipeline_first_stage(),
+                                   post_process=parallel_state.is_pipeline_last_stage())
+        if not isinstance(cell, nn.Cell):
+            raise ValueError(f"model_provider_func returned a {type(cell).__name__}: expected a mindspore.nn.Cell.")
+        cells.append(cell)
+    if chunks is not None:
+        parallel_state.set_virtual_pipeline_model_parallel_rank(0)
+    return cells
+
+
+def _place():
+    text = f"tensor-parallel rank {parallel_state.get_tensor_model_parallel_rank()}"
+    if parallel_state.get_pipeline_model_parallel_world_size() == 1:
+        return text
+    return f"{text} of pipeline stage {parallel_state.get_pipeline_model_parallel_rank()}"
 
 
 @dataclass(frozen=True)
 class ModelSettings:
-    """What data parallelism and gradient finalisation read of a model's configuration."""
+    """What data parallelism, pipeline and gradient finalisation read of a model's configuration."""
     sequence_parallel: bool = False
     gradient_accumulation_fusion: bool = False
     calculate_per_token_loss: bool = False
+    pipeline: PipelineSettings | None = None
 
     @classmethod
     def of(cls, all_config):
         """The settings of an AllConfig."""
         parallel = all_config.parallel_config
         return cls(parallel.sequence_parallel, parallel.gradient_accumulation_fusion,
-                   all_config.training_config.calculate_per_token_loss)
+                   all_config.training_config.calculate_per_token_loss,
+                   PipelineSettings.of(all_config) if parallel.pipeline_model_parallel_size > 1 else None)
 
 
 def get_ddp_config(all_config):

@@ -31,12 +31,11 @@ class Job:
         if not text.exists():
             text.write_text(Path(os.__file__).read_text(encoding="utf-8"), encoding="utf-8")
         self.output = self.folder / "printed.txt"
-        where = terminal if terminal is not None else open(self.output, "w")
-        self.process = subprocess.Popen(
-            ["bash", str(SCRIPT), *TINY, "--data-path", str(text), *arguments], cwd=folder, env=environment(),
-            stdin=subprocess.DEVNULL, stdout=where, stderr=subprocess.STDOUT, start_new_session=True)
-        if terminal is None:
-            where.close()
+        with open(self.output, "w") as file:
+            self.process = subprocess.Popen(
+                ["bash", str(SCRIPT), *TINY, "--data-path", str(text), *arguments], cwd=folder, env=environment(),
+                stdin=subprocess.DEVNULL, stdout=file if terminal is None else terminal, stderr=subprocess.STDOUT,
+                start_new_session=True)
 
     def wait(self, seconds=150):
         """The exit code; a job that does not end is killed and fails the test."""

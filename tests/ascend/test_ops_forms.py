@@ -62,7 +62,7 @@ def _products():
 
     def accumulated():
         main_grad = storage.FlatBuffer(20, "float32").slice(0, 20, (4, 5))
-        ops.linear_weight_grad(dy, x, main_grad)
+        ops.linear_weight_grad(dy, x, main_grad, overwrite=True)
         return ops.linear_weight_grad(dy, x, main_grad)
 
     _same(accumulated)

@@ -2,6 +2,7 @@
 import time
 
 import numpy as np
+import pytest
 
 from mindspeed_ms.core import comm
 from mindspeed_ms.core.comm import P2P
@@ -86,3 +87,14 @@ def _unfinished_sends_at_the_end():
 
 def test_what_was_sent_arrives_even_if_the_sender_ends(world):
     assert world(2)(_unfinished_sends_at_the_end)[1] == LARGE
+
+
+def _start_a_call_that_the_peer_never_makes():
+    if comm.get_rank() == 0:
+        comm.world_group().all_reduce(np.ones(4, np.float32), async_op=True)
+
+
+def test_a_call_that_was_started_and_never_completed_is_an_error_at_the_end(world):
+    with pytest.raises(comm.PeerLeftError, match="finished without taking part in all_reduce on group world"):
+        world(2)(_start_a_call_that_the_peer_never_makes)
+    assert world(2)(comm.get_rank) == [0, 1]

@@ -1,5 +1,5 @@
-"""The hccl backend against a recording stand-in: every call binds to the installed operator's signature and gets the right
-tensors. The stand-in plays two ranks that hold the same values. The backend was not run on hardware here."""
+"""The hccl backend against a recording stand-in: every call binds to the installed operator's signature and gets the
+right tensors. The stand-in plays two ranks that hold the same values. The backend was not run on hardware here."""
 import inspect
 
 import numpy as np

@@ -38,7 +38,7 @@ def test_check_of_the_trio_as_a_command():
     code, out, err, seconds = run("check", *TRIO_FILES, "--world", "128")
     assert (code, err) == (0, "")
     assert "128 ranks: dp4 tp8 pp4" in out and "15/16/16/15" in out and "39,093,884,928 parameters" in out
-    assert "pipeline parallelism" in out or "not available" not in out
+    assert "distributed optimizer" in out or "not available" not in out
     assert seconds < 1.0
 
 

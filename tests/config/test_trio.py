@@ -74,7 +74,8 @@ def test_as_shipped():
 
 def test_with_the_guide_s_commented_lines(with_comments):
     all_config = init_configs_from_yaml(with_comments)
-    assert all_config.notices == []
+    # the one that says that it is done in any case
+    assert [notice for notice in all_config.notices if "select_comm_recompute: ignored" not in notice] == []
     fit_to_world(all_config, 128)
     assert all_config.parallel_config.virtual_pipeline_model_parallel_size == 4
     assert stages_from_config(all_config).stage_totals == [16, 16, 16, 14]

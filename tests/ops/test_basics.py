@@ -51,6 +51,8 @@ def _raw_linear(dtype):
     for times in (1, 2):
         assert ops.linear_weight_grad(dy, x, main_grad) is main_grad
         assert_close(values(main_grad), times * flat[0].T @ flat[1], 2e-6, "accumulated weight grad")
+    ops.linear_weight_grad(dy, x, main_grad, overwrite=True)
+    assert_close(values(main_grad), flat[0].T @ flat[1], 2e-6, "overwritten weight grad")
 
 
 def _views(_):

@@ -6,6 +6,7 @@ from mindspore import Tensor
 from mindspeed_ms import ops
 from mindspeed_ms.core import autograd
 from mindspeed_ms.ops.cpu import threads
+from mindspeed_ms.ops.cpu.compiler import kernel
 from tests.ops import references
 from tests.ops.harness import assert_close, tensor, values
 
@@ -77,17 +78,23 @@ def test_large_results_are_accurate(world):
     world(1)(_accurate)
 
 
-def _failure_in_a_piece():
-    def kernel(start, stop):
-        if start <= 30 < stop:
-            raise RuntimeError("piece failed")
-
-    with pytest.raises(RuntimeError, match="piece failed"):
-        _with_threads(3, lambda: threads.run(kernel, 100, 10 ** 9))
-    done = []
-    _with_threads(3, lambda: threads.run(lambda start, stop: done.extend(range(start, stop)), 100, 10 ** 9))
-    assert sorted(done) == list(range(100))
+@kernel
+def _count(start, stop, counts, bad):
+    for i in range(start, stop):
+        counts[i] += 1
+        if i == bad:
+            raise ValueError("piece failed")
 
 
-def test_a_failing_piece_is_reported(world):
-    world(1)(_failure_in_a_piece)
+def _pieces():
+    for number in (1, 2, 5):
+        for total in (0, 1, 7, 1000):
+            counts = np.zeros(total + 1, np.int64)
+            _with_threads(number, lambda t=total, c=counts: [threads.run(_count, t, 10 ** 9, c, -1) for _ in range(20)])
+            assert (counts[:total] == 20).all() and counts[total] == 0, f"{total} pieces on {number} threads"
+        with pytest.raises(ValueError, match="piece failed"):
+            _with_threads(number, lambda: threads.run(_count, 1000, 10 ** 9, np.zeros(1000, np.int64), 613))
+
+
+def test_every_piece_runs_once_and_failures_are_raised(world):
+    world(1)(_pieces)

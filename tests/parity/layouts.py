@@ -9,6 +9,12 @@ class Layout:
     world: int
     flags: tuple
 
+    @property
+    def tensor_parallel_size(self):
+        """Tensor-parallel ranks."""
+        name = "--tensor-model-parallel-size"
+        return int(self.flags[self.flags.index(name) + 1]) if name in self.flags else 1
+
 
 LAYOUTS = {layout.name: layout for layout in (
     Layout("tp1", 1, ()),
@@ -20,8 +26,7 @@ LAYOUTS = {layout.name: layout for layout in (
     Layout("tp4sp", 4, ("--tensor-model-parallel-size", "4", "--sequence-parallel")),
 )}
 
-LATER_FLAGS = ("--pipeline-model-parallel-size", "--context-parallel-size", "--num-experts", "--recompute-granularity",
-               "--recompute-activations", "--use-distributed-optimizer", "--bf16", "--fp16")
+LATER_FLAGS = ("--context-parallel-size", "--num-experts", "--use-distributed-optimizer", "--bf16", "--fp16")
 """Flags of features that this package refuses for now; recordings with them are not collected."""
 
 

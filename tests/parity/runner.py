@@ -14,8 +14,8 @@ def config_of(flags, extra):
 
 def start(all_config, seed):
     """Parallel groups, seeds and batch sizes of a run."""
-    from mindspeed_ms.core import parallel_state
     from mindspeed_ms.core import num_microbatches_calculator as calculator
+    from mindspeed_ms.core import parallel_state
     from mindspeed_ms.training.run import init_batch_sizes
     from mindspeed_ms.training.utils import set_parallel_context, set_seed
     parallel_state.destroy_model_parallel()
@@ -31,6 +31,9 @@ def fill_weights(model, weights):
 
     from mindspeed_ms.core import storage
     for name, parameter in model.parameters_and_names():
+        if parameter.shared_with is not None:  # the last stage's copy of tied word embeddings
+            own, original, _ = parameter.shared_with
+            name = name.replace(own, original)
         if weights is None:
             whole = rule_weight(megatron_name(name), parameter.sharding.global_shape)
         else:

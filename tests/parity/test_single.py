@@ -13,21 +13,16 @@ from tests.parity.layouts import LAYOUTS, is_available, padded_vocabulary, tenso
 SINGLE = [name for name in recordings.available("single_") if is_available(recordings.load(name))]
 
 
-def _tensor_parallel_size(layout):
-    flags = layout.flags
-    return int(flags[flags.index("--tensor-model-parallel-size") + 1]) if "--tensor-model-parallel-size" in flags else 1
-
-
 def _cases(fits):
     for name in SINGLE:
         limit = tensor_parallel_limit(recordings.load(name))
         for layout in LAYOUTS.values():
-            if (_tensor_parallel_size(layout) <= limit) == fits:
+            if (layout.tensor_parallel_size <= limit) == fits:
                 yield pytest.param(name, layout, id=f"{name}-{layout.name}")
 
 
 def _vocabulary_flags(recording, layout):
-    return ["--padded-vocab-size", str(padded_vocabulary(recording, _tensor_parallel_size(layout)))]
+    return ["--padded-vocab-size", str(padded_vocabulary(recording, layout.tensor_parallel_size))]
 
 
 def _run(world, recording, layout, keep=(), extra=()):
@@ -110,7 +105,7 @@ def test_a_layout_that_cannot_be_is_refused(name, layout):
     """More tensor-parallel ranks than key/value groups: an error that names the groups, before anything is built."""
     from mindspeed_ms.config import ConfigError
     recording = recordings.load(name)
-    with pytest.raises(ConfigError, match="num_query_groups|num-query-groups"):
+    with pytest.raises(ConfigError, match=r"num_query_groups|num-query-groups"):
         config = runner.config_of(recording.flags, [*layout.flags, *_vocabulary_flags(recording, layout)])
         config.check(world_size=layout.world)
 

@@ -22,9 +22,15 @@ def virtual_size(parallel, num_layers):
         return parallel.virtual_pipeline_model_parallel_size
     if rows or not parallel.num_layers_per_virtual_pipeline_stage or not num_layers:
         return 1
-    return max(
-        1, num_layers // (parallel.pipeline_model_parallel_size * parallel.num_layers_per_virtual_pipeline_stage)
-    )
+    stages, layers = _spread(parallel, num_layers)
+    return max(1, layers // (max(1, stages) * parallel.num_layers_per_virtual_pipeline_stage))
+
+
+def _spread(parallel, num_layers):
+    """(stages that hold layers, layers that are spread over them, counting embedding and loss where they count)."""
+    stages = parallel.pipeline_model_parallel_size - bool(parallel.standalone_embedding_stage)
+    counted = parallel.account_for_embedding_in_pipeline_split, parallel.account_for_loss_in_pipeline_split
+    return stages, num_layers + sum(map(bool, counted))
 
 
 @rule
@@ -104,26 +110,27 @@ def virtual_pipeline_needs_pipeline(context):
 def layers_spread_over_chunks(context):
     """num_layers % (pp * layers per chunk) without a list, and enough layers for all stages."""
     parallel, model = context.parallel, context.model
-    stages, per = parallel.pipeline_model_parallel_size, parallel.num_layers_per_virtual_pipeline_stage
-    if not model or parallel.num_layer_list or stages == 1:
+    per = parallel.num_layers_per_virtual_pipeline_stage
+    if not model or parallel.num_layer_list or parallel.pipeline_model_parallel_size == 1:
         return
+    stages, layers = _spread(parallel, model.num_layers)
     chunks = parallel.virtual_pipeline_model_parallel_size
-    if per and model.num_layers % (stages * per):
+    if per and layers % (stages * per):
         yield context.problem(
             f"{_M}.num_layers",
             f"must be a multiple of pp * layers per virtual stage = {stages * per}; or give num_layer_list",
             _PP,
             _PER,
         )
-    elif per and chunks and model.num_layers != stages * per * chunks:
+    elif per and chunks and layers != stages * per * chunks:
         yield context.problem(
             _VPP,
-            f"expects {model.num_layers // (stages * per)} = num_layers / pp / layers per virtual stage",
+            f"expects {layers // (stages * per)} = num_layers / pp / layers per virtual stage",
             f"{_M}.num_layers",
             _PP,
             _PER,
         )
-    if model.num_layers < stages * virtual_size(parallel, model.num_layers):
+    if layers < stages * virtual_size(parallel, model.num_layers):
         yield context.problem(f"{_M}.num_layers", "is less than one layer for each stage and chunk", _PP, _VPP)
 
 
@@ -140,6 +147,13 @@ def micro_batches_fit_interleaving(context):
             f"{_P}.microbatch_group_size_per_virtual_pipeline_stage", f"must be at least pp = {stages}", _PP
         )
     count, key = number_of_micro_batches(context)
+    if group and count and 0 < count % group < stages:
+        yield context.problem(
+            f"{_P}.microbatch_group_size_per_virtual_pipeline_stage",
+            f"leaves a last group of {count % group} of the {count} micro-batches; a group needs at least pp = {stages}",
+            _PP,
+            key,
+        )
     if group is None and count and count % stages:
         yield context.problem(
             key, f"gives {count} micro-batches; the interleaved schedule needs a multiple of pp = {stages}", _PP

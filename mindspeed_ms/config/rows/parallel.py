@@ -43,7 +43,14 @@ ROWS = (
     _parallel("sequence_parallel", seen="operators"),
     _parallel("recompute", seen="operators"),
     _parallel("select_recompute", seen="operators"),
-    _parallel("select_comm_recompute", seen="operators"),
+    _parallel(
+        "select_comm_recompute",
+        seen="log",
+        **ignored(
+            "only this rank's part of the sequence is kept and the gather is repeated in the backward in any case",
+            "总是只保留本rank的序列部分，反向中总是重做聚合通信",
+        ),
+    ),
     _parallel("zero_level", seen="memory"),
     _parallel(
         "zero_shard_size", seen="layout", convert=conversions.minus_one_is_none("parallel_config.zero_shard_size")

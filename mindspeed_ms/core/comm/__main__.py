@@ -3,9 +3,9 @@
     python -m mindspeed_ms.core.comm --ranks 8
     python -m mindspeed_ms.core.comm --ranks 2 --backends mccl
 
-Random calls of every operation, dtype and shape over overlapping groups are compared with numpy bit by bit. shm runs in forked
-processes, mccl under msrun. Started by msrun itself, this checks the ranks of that job (on Ascend: hccl). The exit status is
-not 0 if anything fails.
+Random calls of every operation, dtype and shape over overlapping groups are compared with numpy bit by bit. shm runs in
+forked processes, mccl under msrun. Started by msrun itself, this checks the ranks of that job (on Ascend: hccl). The
+exit status is not 0 if anything fails.
 """
 import argparse
 import os

@@ -14,8 +14,8 @@ _WARM_UP_CALLS = 2
 def measure(seconds_each):
     """{operation: {bytes: microseconds per call}}, the same on all ranks.
 
-    The size is that of the whole tensor: the result of all_gather, the argument of the others. `ring`: each rank sends to the
-    next. Calls are repeated for about `seconds_each`.
+    The size is that of the whole tensor: the result of all_gather, the argument of the others. `ring`: each rank sends
+    to the next. Calls are repeated for about `seconds_each`.
     """
     group = registry.world_group()
     return {operation: {size: _time(group, _function(group, operation, size), seconds_each)
@@ -61,7 +61,7 @@ def table(measured):
             lines.append(f"{operation:16}{times[0]:10.0f}")
             continue
         cells = "".join(f"{times[size]:10.0f}" for size in SIZES)
-        lines.append(f"{operation:16}{cells}{SIZES[-1] / times[SIZES[-1]] / 1e3:8.2f}")
+        lines.append(f"{operation:16}{cells}{SIZES[-1] / times[SIZES[-1]] / 1e3:8.3f}")
     return "\n".join(lines)
 
 

@@ -1,7 +1,8 @@
-"""The board of a shared-memory job: one entry per rank, telling who it is, whether it left and why, and what it waits for.
+"""The board of a shared-memory job: one entry per rank, telling who it is, whether it left and why, and what it waits
+for.
 
-Peers read it while they wait. It is how a death, an early end or a circle of waiting ranks becomes one clear line on every
-rank that is concerned.
+Peers read it while they wait. It is how a death, an early end or a circle of waiting ranks becomes one clear line on
+every rank that is concerned.
 """
 import hashlib
 import os
@@ -28,6 +29,8 @@ _TEXTS = {"wait": 3072, "left": 5120, "verdict": 6656}  # byte offsets; a length
 _TEXT_BYTES = 1500
 JOINED, FINISHED, RAISED = 1, 2, 3
 _POLL_SECONDS = 0.002
+_DIFFERENT_NAMESPACES = ("the ranks run in different pid namespaces (containers) and cannot see each other: start them in one "
+                         "container, or use backend mccl.")
 
 
 class Board:
@@ -86,10 +89,10 @@ class Board:
                 words = np.frombuffer(file.read(64), np.int64)
         except OSError:
             return
-        if words.size >= 4 and words[0] == _MAGIC and words[3] == processes.namespace():
-            if processes.is_alive(int(words[1]), int(words[2])):
-                raise SharedMemoryError(f"another job with the same identity is starting on this host (its rank 0 is pid "
-                                        f"{words[1]}): give each job its own MINDSPEED_MS_JOB_ID or scheduler port.")
+        is_board = words.size >= 4 and words[0] == _MAGIC and words[3] == processes.namespace()
+        if is_board and processes.is_alive(int(words[1]), int(words[2])):
+            raise SharedMemoryError(f"another job with the same identity is starting on this host (its rank 0 is pid "
+                                    f"{words[1]}): give each job its own MINDSPEED_MS_JOB_ID or scheduler port.")
 
     @property
     def _bytes(self):
@@ -122,8 +125,10 @@ class Board:
             return False
         header = np.frombuffer(file.memory, np.int64, 8)
         kernels.full_fence()
+        if header[0] == _MAGIC and header[3] != processes.namespace():
+            raise SharedMemoryError(_DIFFERENT_NAMESPACES)
         if header[0] != _MAGIC or header[4] != self.size or not processes.is_alive(int(header[1]), int(header[2])):
-            os.close(file._descriptor)
+            file.release()
             return False
         self._map(file)
         self.job_name = self._read_text(self._header_bytes, 1024)
@@ -157,8 +162,7 @@ class Board:
                                         f"{self.reason(rank)}")
             time.sleep(_POLL_SECONDS)
         if len(set(self._entries[:, _NAMESPACE].tolist())) > 1:
-            raise SharedMemoryError("the ranks run in different pid namespaces (containers) and cannot see each other: use "
-                                    "one container, or backend mccl.")
+            raise SharedMemoryError(_DIFFERENT_NAMESPACES)
 
     # ---- what peers ask -----------------------------------------------------------------------------------------------
 

@@ -36,7 +36,8 @@ class Call:
         dtype (str), shape: of the tensor; the same on every rank.
         detail (str or int): the reduction's name, or the source's global rank.
         nbytes (int): bytes that this rank gives.
-        splits (tuple): of an all_to_all, rows for each rank and rows from each rank; axis 0 may then differ between ranks.
+        splits (tuple): of an all_to_all, rows for each rank and rows from each rank; axis 0 may then differ between
+            ranks.
         blocking (bool): it is waited for at once.
 
     Attributes:

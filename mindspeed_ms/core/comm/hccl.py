@@ -1,8 +1,8 @@
 """Backend `hccl`: Ascend, through the documented operators of `mindspore.mint.distributed`.
 
-Results are written in place by those operators, so forms that return a new tensor allocate it first. Every operator is looked
-up in the module when it is called. HCCL neither compares the calls of the ranks nor watches their processes; with
-MINDSPEED_MS_COMM_DEBUG=1 the calls are compared first, as the host backends always do.
+Results are written in place by those operators, so forms that return a new tensor allocate it first. Every operator is
+looked up in the module when it is called. HCCL neither compares the calls of the ranks nor watches their processes;
+with MINDSPEED_MS_COMM_DEBUG=1 the calls are compared first, as the host backends always do.
 """
 import functools
 import hashlib
@@ -105,8 +105,8 @@ class HcclGroup(ProcessGroup):
         self._compare("all_reduce", tensor, op)
         if out is not None and tensor.dtype != mstype.bool_:
             if not tensor.is_contiguous():
-                raise CommError(f"all_reduce_in_place on group {self.name}: the tensor is not contiguous. Pass a contiguous one, "
-                                "or use all_reduce.")
+                raise CommError(f"all_reduce_in_place on group {self.name}: the tensor is not contiguous. Pass a contiguous "
+                                "one, or use all_reduce.")
             data = tensor
         else:
             data = self._own_copy(tensor)

@@ -34,8 +34,8 @@ class Result(Handle):
 class HostProcessGroup(ProcessGroup):
     """A group whose data is moved by the processor.
 
-    Backends implement the `_start_*` methods on contiguous arrays; each returns a handle, and has filled `out` when that is
-    complete.
+    Backends implement the `_start_*` methods on contiguous arrays; each returns a handle, and has filled `out` when
+    that is complete.
     """
 
     def _all_reduce(self, tensor, op, out, async_op):
@@ -98,13 +98,13 @@ class HostProcessGroup(ProcessGroup):
 
     def _isend(self, tensor, peer, async_op=True):
         array, dtype = payload.read(tensor, "send", self)
-        call = Call("message", dtype, array.shape, None, array.nbytes)
+        call = Call("message", dtype, array.shape, None, array.nbytes, blocking=False)
         return self._start_send(call, array.reshape(-1), peer, async_op)
 
     def _irecv(self, shape, dtype, peer):
         name, as_numpy = payload.requested_dtype(dtype)
         result = payload.empty(tuple(shape), name)
-        call = Call("message", name, result.shape, None, result.nbytes)
+        call = Call("message", name, result.shape, None, result.nbytes, blocking=False)
         operation = self._start_recv(call, result.reshape(-1), peer)
         return Result(operation, lambda: payload.wrap(result, name, as_numpy))
 

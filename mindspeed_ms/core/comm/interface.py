@@ -1,10 +1,11 @@
 """The one interface of all communication backends: named groups, their collectives, messages and handles.
 
-Tensors are MindSpore tensors, contiguous or not; numpy arrays are taken as well and then numpy arrays come back. Results are
-new tensors that own their memory. Collectives work along axis 0. Reductions run in rank order, so a result depends on
-neither timing nor backend: float32, float64 and integers are combined as `((r0 + r1) + r2) + ...` in their own type
-(integers wrap); bfloat16 and float16 are accumulated in float32 in that order and rounded once at the end; bool is
-combined logically (sum and max: or, prod and min: and). (hccl reduces in its own order, fixed if HCCL_DETERMINISTIC=true.)
+Tensors are MindSpore tensors, contiguous or not; numpy arrays are taken as well and then numpy arrays come back.
+Results are new tensors that own their memory. Collectives work along axis 0. Reductions run in rank order, so a result
+depends on neither timing nor backend: float32, float64 and integers are combined as `((r0 + r1) + r2) + ...` in their
+own type (integers wrap); bfloat16 and float16 are accumulated in float32 in that order and rounded once at the end;
+bool is combined logically (sum and max: or, prod and min: and). (hccl reduces in its own order, fixed if
+HCCL_DETERMINISTIC=true.)
 
 An asynchronous call returns a `Handle` before it is complete. Its tensors must be left alone until `wait()` returned.
 Handles of one group complete in the order in which their calls were made; while a rank waits for one, those of all its
@@ -269,7 +270,7 @@ class ProcessGroup(ABC):
         from mindspeed_ms.core.comm.payload import copy_into
         return copy_into(out, tensor, self)
 
-    def close(self):
+    def close(self):  # noqa: B027 - most backends hold nothing
         """Give back what the group holds."""
 
     def index_of(self, rank, operation):

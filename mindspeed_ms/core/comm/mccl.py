@@ -1,13 +1,14 @@
 """Backend `mccl`: ranks under msrun, through MindSpore's own CPU communication, composed from its send and receive.
 
-MindSpore's native CPU collectives know few dtypes and no asynchronous form, so every call here is messages of bytes. In a
-collective each rank sends one message to every other: a header, and what the call gives to that rank. As all members always
-exchange headers, a differing call is an error on all of them. Reductions run in rank order in the same code as shm's: the
-results are equal bit by bit.
+MindSpore's native CPU collectives know few dtypes and no asynchronous form, so every call here is messages of bytes. In
+a collective each rank sends one message to every other: a header, and what the call gives to that rank. As all members
+always exchange headers, a differing call is an error on all of them. Reductions run in rank order in the same code as
+shm's: the results are equal bit by bit.
 
-Everything is sent in one step, also by all_reduce: a second step could only be sent by a rank that waits, and ranks that wait
-for different calls would then stop each other. Asynchronous calls send when they are made and receive when they are waited for, in the order in which they were made. A lost
-peer is only noticed after the timeout (MS_CPU_COMM_OP_TIMEOUT, set from ours) or by msrun, which then ends the job.
+Everything is sent in one step, also by all_reduce: a second step could only be sent by a rank that waits, and ranks
+that wait for different calls would then stop each other. Asynchronous calls send when they are made and receive when
+they are waited for, in the order in which they were made. A lost peer is only noticed after the timeout
+(MS_CPU_COMM_OP_TIMEOUT, set from ours) or by msrun, which then ends the job.
 """
 import hashlib
 import os
@@ -45,8 +46,8 @@ class MindsporeJob:
         kernels.warm_up()
         init_mindspore("mccl")
         if get_rank() != environment.rank:
-            raise CommError(f"MindSpore calls this process rank {get_rank()}, RANK_ID says {environment.rank}: start the job with "
-                            "msrun's --worker_num and --local_worker_num, or give --node_rank on every host.")
+            raise CommError(f"MindSpore calls this process rank {get_rank()}, RANK_ID says {environment.rank}: start the job "
+                            "with msrun's --worker_num and --local_worker_num, or give --node_rank on every host.")
         self._rank = environment.rank
         self._mailbox = Mailbox(environment.world_size)
         self._groups_made = {}

@@ -1,9 +1,9 @@
 """Messages of bytes through MindSpore's CPU communication.
 
-MindSpore keeps one queue for each ordered pair of ranks, whatever group or tag is named; a receive must be at least as long as
-what was sent, and empty messages break the queue. So every message is an envelope, with its contents inside if they are
-short, else followed by them; the envelope names the channel, and what arrives for another channel is kept until asked for.
-A send is buffered by MindSpore and returns at once; a receive blocks.
+MindSpore keeps one queue for each ordered pair of ranks, whatever group or tag is named; a receive must be at least as
+long as what was sent, and empty messages break the queue. So every message is an envelope, with its contents inside if
+they are short, else followed by them; the envelope names the channel, and what arrives for another channel is kept
+until asked for. A send is buffered by MindSpore and returns at once; a receive blocks.
 """
 import os
 from collections import deque
@@ -99,5 +99,5 @@ class Mailbox:
             _pynative_executor.sync()
         except RuntimeError as error:
             reason = str(error).strip().splitlines()
-            raise CommError(f"could not {what} rank {rank} ({reason[0] if reason else error}): it ended, or did not come within "
-                            f"{TIMEOUT_VARIABLE}={os.environ.get(TIMEOUT_VARIABLE)} s.") from error
+            raise CommError(f"could not {what} rank {rank} ({reason[0] if reason else error}): it ended, or did not come "
+                            f"within {TIMEOUT_VARIABLE}={os.environ.get(TIMEOUT_VARIABLE)} s.") from error

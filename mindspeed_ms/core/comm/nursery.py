@@ -1,8 +1,8 @@
 """The clean process that forks the workers of worlds.
 
 It imports MindSpore and runs no operator, so it has no device, no threads and can be forked at any time; a fork costs
-milliseconds where a fresh start costs seconds per rank. `Nursery` is the asking side, `main` the process itself. Requests
-and answers are datagrams on one Unix socket; the sockets of the workers travel with the request.
+milliseconds where a fresh start costs seconds per rank. `Nursery` is the asking side, `main` the process itself.
+Requests and answers are datagrams on one Unix socket; the sockets of the workers travel with the request.
 """
 import ctypes
 import importlib

@@ -1,7 +1,7 @@
 """Between tensors and the byte arrays that host backends move.
 
-A payload is a C-contiguous numpy array. bfloat16, which numpy lacks, travels as its 16 bits in an int16 array with the name
-"bfloat16" beside it.
+A payload is a C-contiguous numpy array. bfloat16, which numpy lacks, travels as its 16 bits in an int16 array with the
+name "bfloat16" beside it.
 """
 import numpy as np
 
@@ -11,6 +11,7 @@ from mindspeed_ms.core.comm.errors import CommError
 DTYPE_NAMES = ("float32", "float16", "bfloat16", "int32", "int64", "uint8", "bool", "float64", "int8", "int16", "uint16",
                "uint32", "uint64")
 DTYPE_NUMBERS = {name: number for number, name in enumerate(DTYPE_NAMES)}
+_names = {}
 _WIRE_DTYPES = {name: np.dtype("int16" if name == "bfloat16" else name) for name in DTYPE_NAMES}
 
 
@@ -19,10 +20,16 @@ def wire_dtype(name):
     return _WIRE_DTYPES[name]
 
 
+def _name(dtype):
+    """Name of a numpy dtype; numpy takes microseconds to make it, so it is kept."""
+    name = _names[dtype] = dtype.name
+    return name
+
+
 def read(tensor, operation, group):
-    """Contiguous array of a tensor's values and its dtype's name; no copy where the tensor is contiguous and owns its memory."""
+    """Contiguous array of a tensor's values and its dtype's name; no copy if the tensor is contiguous and owns its memory."""
     array = tensor if isinstance(tensor, np.ndarray) else tensor.asnumpy()
-    name = array.dtype.name
+    name = _names.get(array.dtype) or _name(array.dtype)
     if name == "bfloat16":
         array = array.view(np.int16)
     elif name not in DTYPE_NUMBERS:
@@ -71,7 +78,8 @@ def wrap(array, name, as_numpy):
 def requested_dtype(dtype):
     """Name of the dtype given to `recv`, and whether it is numpy's, so that a numpy array is wanted."""
     if isinstance(dtype, np.dtype) or (isinstance(dtype, type) and issubclass(dtype, np.generic)):
-        name = np.dtype(dtype).name
+        dtype = np.dtype(dtype)
+        name = _names.get(dtype) or _name(dtype)
         if name not in DTYPE_NUMBERS:
             raise CommError(f"recv: dtype {name} cannot be sent; expected one of {', '.join(DTYPE_NAMES)}.")
         return name, True

@@ -1,8 +1,8 @@
 """Making calls go on: while a rank waits for one, those of all its groups advance.
 
-A call is a generator that yields whenever it must wait for a peer. Nothing runs in the background: calls advance when they are
-made, when any call is waited for and when a handle is asked for its state. As a rank that waits advances everything, ranks
-that wait for different calls never stop each other.
+A call is a generator that yields whenever it must wait for a peer. Nothing runs in the background: calls advance when
+they are made, when any call is waited for and when a handle is asked for its state. As a rank that waits advances
+everything, ranks that wait for different calls never stop each other.
 """
 import os
 import time

@@ -1,5 +1,5 @@
-"""Combining the values of all ranks, in rank order, from one piece of memory. Every host backend uses these functions, so
-their results are equal bit by bit."""
+"""Combining the values of all ranks, in rank order, from one piece of memory. Every host backend uses these functions,
+so their results are equal bit by bit."""
 import ctypes
 
 import numpy as np

@@ -1,7 +1,7 @@
 """Starting and ending communication, and making groups.
 
-The backend is, in this order: the argument of `init`, the environment variable MINDSPEED_MS_COMM_BACKEND, "hccl" on Ascend,
-"shm" on CPU. A world of one rank needs none.
+The backend is, in this order: the argument of `init`, the environment variable MINDSPEED_MS_COMM_BACKEND, "hccl" on
+Ascend, "shm" on CPU. A world of one rank needs none.
 """
 import atexit
 import importlib
@@ -174,8 +174,8 @@ def world_group():
 def new_group(ranks, name=None, timeout=None):
     """Make a group. Only its members call this, each with the same ranks in the same order and the same name.
 
-    It does not wait for the other members. Two groups of the same name and ranks are two groups, told apart by the order in
-    which a rank makes them.
+    It does not wait for the other members. Two groups of the same name and ranks are two groups, told apart by the
+    order in which a rank makes them.
 
     Args:
         ranks (iterable[int]): global ranks; results are in their order.

@@ -1,7 +1,7 @@
 """Checks of a backend by random calls whose results every rank can work out alone.
 
-All ranks draw the same program: a group, an operation, a dtype, a shape. The values of each rank come from the program too,
-so that the expected result, to the last bit, is computed with numpy beside the call.
+All ranks draw the same program: a group, an operation, a dtype, a shape. The values of each rank come from the program
+too, so that the expected result, to the last bit, is computed with numpy beside the call.
 """
 import random
 
@@ -40,7 +40,7 @@ class SelfTest:
                             self._messages, self._barrier, self._objects]
 
     def run(self, calls):
-        """Make `calls` calls, some of them asynchronous and completed in another order; returns how many this rank took part in."""
+        """Make `calls` calls, some asynchronous and completed in another order; returns how many this rank took part in."""
         outstanding, taken = [], 0
         for _ in range(calls):
             self._calls += 1

@@ -1,8 +1,8 @@
 """Files in shared memory: their names, their space, and clearing away what killed jobs left.
 
-A job's files are named after the process of its rank 0 (pid, start time, pid namespace) and a random word, so no job ever
-opens another's, and any later job can tell that their owner is gone. Files are unlinked as soon as all members have mapped
-them; they then vanish with the last process, however it ends.
+A job's files are named after the process of its rank 0 (pid, start time, pid namespace) and a random word, so no job
+ever opens another's, and any later job can tell that their owner is gone. Files are unlinked as soon as all members
+have mapped them; they then vanish with the last process, however it ends.
 """
 import errno
 import mmap
@@ -123,5 +123,9 @@ class SharedFile:
         """Remove the name and let go of the descriptor; the memory goes with its last array."""
         if self._descriptor >= 0:
             self.unlink()
-            os.close(self._descriptor)
-            self._descriptor = -1
+            self.release()
+
+    def release(self):
+        """Let go of the descriptor and leave the name: the file is somebody else's."""
+        os.close(self._descriptor)
+        self._descriptor = -1

@@ -1,7 +1,7 @@
 """Messages between two ranks of a group that share memory: one ring of slots per direction.
 
-A send is complete when all of it is in the ring. A blocking send that finds the ring full, and stays so, keeps a copy of the
-rest, which goes out while the rank waits for anything later; so ranks that all send first never stop each other.
+A send is complete when all of it is in the ring. A blocking send that finds the ring full, and stays so, keeps a copy
+of the rest, which goes out while the rank waits for anything later; so ranks that all send first never stop each other.
 """
 import time
 from collections import deque

@@ -1,11 +1,13 @@
 """The shared memory of one group: where everything is.
 
-Collectives go through rounds, numbered from 1 per group. In a round each rank publishes a header (first round of a call) and
-up to a slot of data, raises its `arrived` counter to the round's number, reads what it needs from the others, and raises
-its `finished` counter. A rank has `ROUNDS` slots, used in turn: it may publish round t once all have finished t - ROUNDS.
-Small data has slots of its own, so that a group which only moves small tensors takes little memory.
+Collectives go through rounds, numbered from 1 per group. In a round each rank publishes a header (first round of a
+call) and up to a slot of data, raises its `arrived` counter to the round's number, reads what it needs from the others,
+and raises its `finished` counter. A rank has `ROUNDS` slots, used in turn: it may publish round t once all have
+finished t - ROUNDS. Small data has slots of its own, so that a group which only moves small tensors takes little
+memory.
 
-Messages go through one ring of slots for each ordered pair of ranks, with a counter of slots written and one of slots read.
+Messages go through one ring of slots for each ordered pair of ranks, with a counter of slots written and one of slots
+read.
 
 Space is reserved when it is first used (`reserve_*`), as writing to a full file system would kill the process.
 """
@@ -15,12 +17,12 @@ import numpy as np
 
 from mindspeed_ms.core.comm.errors import CommError, SharedMemoryError
 from mindspeed_ms.core.comm.shm_files import SharedFile
-from mindspeed_ms.core.comm.shm_kernels import LINE
+from mindspeed_ms.core.comm.shm_kernels import LINE, full_fence
 
 SLOT_ENVIRONMENT_VARIABLE = "MINDSPEED_MS_SHM_SLOT_BYTES"
 ROUNDS = 4
 SMALL_BYTES = 16 << 10
-DEFAULT_SLOT_BYTES = 512 << 10
+DEFAULT_SLOT_BYTES = 256 << 10
 HEADER_WORDS = 24
 _HEADER_BYTES = HEADER_WORDS * 8
 STACK_BYTES = 2048
@@ -115,6 +117,7 @@ class Region:
 
     def _announce_mapping(self):
         self._mapped_flags[self.rank] = 1
+        full_fence()  # of two that come together at least one must see both flags
         self.unlink_if_mapped()
 
     def unlink_if_mapped(self):

@@ -75,10 +75,9 @@ class _WatchedOperation:
 
     def _lost_peer(self, targets):
         for rank in targets:
-            state = self._board.state(rank)
-            if state != JOINED or not self._board.is_alive(rank):
-                if self._still_awaited(rank):
-                    return self._lost_error(rank)
+            lost = self._board.state(rank) != JOINED or not self._board.is_alive(rank)
+            if lost and self._still_awaited(rank):
+                return self._lost_error(rank)
         return None
 
     def _still_awaited(self, rank):
@@ -106,9 +105,9 @@ class _WatchedOperation:
     def _circle(self, targets):
         """Publish what this rank waits for; look for ranks that wait for each other.
 
-        A rank needs every rank that it waits for, and a waiting rank advances all its calls: so a circle of waiting ranks
-        never resolves. What the board shows may be old; only when each rank of the circle has looked again (beats) after
-        all of them were seen waiting is it certain that none can go on.
+        A rank needs every rank that it waits for, and a waiting rank advances all its calls: so a circle of waiting
+        ranks never resolves. What the board shows may be old; only when each rank of the circle has looked again
+        (beats) after all of them were seen waiting is it certain that none can go on.
         """
         now = time.monotonic()
         board = self._board

@@ -60,7 +60,11 @@ def run(task, rank, size):
         outcome = Outcome(rank, to_host(value))
     except BaseException as exception:  # SystemExit and KeyboardInterrupt of a test are its outcome, not the worker's end
         outcome = Outcome(rank, exception=exception, traceback=traceback.format_exc())
-    end_rank(outcome.exception)
+    try:
+        end_rank(outcome.exception)
+    except Exception as exception:  # a call that was started and cannot be completed
+        if outcome.succeeded:
+            outcome = Outcome(rank, exception=exception, traceback=traceback.format_exc())
     return outcome
 
 

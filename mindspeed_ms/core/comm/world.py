@@ -4,8 +4,8 @@
         results = world(function, argument)      # function(argument) on 4 ranks; one result per rank
 
 The function must be importable (module level). In it communication is up (`comm.get_rank()`, `comm.world_group()`); it
-is torn down after each call, so calls do not see each other's groups. An error on a rank is raised here with that rank's
-traceback. A world whose rank died or hangs is replaced at the next call.
+is torn down after each call, so calls do not see each other's groups. An error on a rank is raised here with that
+rank's traceback. A world whose rank died or hangs is replaced at the next call.
 """
 import inspect
 import os
@@ -91,8 +91,8 @@ class World:
         """Run `function(*arguments, **keywords)` on every rank; returns the list of their results.
 
         Raises:
-            Exception: what a rank raised, with the tracebacks of all failed ranks as its cause; an error of a rank's own
-                goes before one that it only had because a peer failed.
+            Exception: what a rank raised, with the tracebacks of all failed ranks as its cause; an error of a rank's
+                own goes before one that it only had because a peer failed.
             WorkerDied: a rank's process ended.
             WorldTimeout: some rank did not end in time.
         """

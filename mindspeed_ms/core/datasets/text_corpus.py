@@ -1,6 +1,6 @@
 """Plain text as training data: documents, a byte-level BPE trained on them, and the encoded tokens on disk.
 
-The default text is one that every machine has: the sources of Python's own standard library. Every twentieth document is held
+The default text is one that every machine has: the sources of Python's own standard library. Every tenth document is held
 out for validation. The result lies in a folder whose name is a hash of the text and of the settings; the folder appears
 whole or not at all, and only one process builds it while others wait.
 """
@@ -23,13 +23,14 @@ logger = logging.getLogger("mindspeed_ms")
 
 END_OF_DOCUMENT = "<|endoftext|>"
 SMALLEST_VOCABULARY = 257  # all bytes and the end of a document
-HOLD_OUT_EVERY = 20
+HOLD_OUT_EVERY = 10
 # Tests, tables and bundled programs say little about the language, and some distributions leave them out.
 _SKIPPED_FOLDERS = frozenset(
     "__pycache__ __phello__ dist-packages distutils encodings ensurepip idlelib lib2to3 lib-dynload pydoc_data "
     "site-packages test tests turtledemo".split()
 )
 _PIECE = 32_768
+_SHOWN = 20
 _FORMAT_VERSION = 1
 
 
@@ -62,8 +63,14 @@ class TextCorpus:
 
         return Tokenizer.from_file(str(self.folder / "tokenizer.json"))
 
+    def summary(self):
+        """One line for a log: sizes, and which documents were held out."""
+        shown = ", ".join(self.valid_documents[:_SHOWN]) + (", ..." if len(self.valid_documents) > _SHOWN else "")
+        return (f"corpus {self.folder}: {len(self.train_tokens)} training tokens in {len(self.train_documents)} documents, "
+                f"{len(self.valid_tokens)} held-out tokens in {len(self.valid_documents)}: {shown}")
 
-def standard_library_documents(size_limit=2_500_000):
+
+def standard_library_documents(size_limit=1_250_000):
     """Names and texts (list of (str, str)) of the standard library's sources in a fixed order, at most `size_limit` bytes.
 
     The order is that of a hash of the name, so that the limit drops files from everywhere, not the end of the alphabet.
@@ -130,9 +137,9 @@ def _read_text(path):
 
 
 def hold_out(documents):
-    """Cut a list of documents into (training, validation): every twentieth is held out.
+    """Cut a list of documents into (training, validation): every tenth is held out.
 
-    Fewer than twenty documents are first cut into pieces of 32 KB, so that one long file has a held-out part too.
+    Fewer than ten documents are first cut into pieces of 32 KB, so that one long file has a held-out part too.
     """
     if len(documents) < HOLD_OUT_EVERY:
         documents = [piece for document in documents for piece in _pieces(*document)]
@@ -167,8 +174,8 @@ def build_text_corpus(cache_directory, training, validation, vocab_size):
         ValueError: the vocabulary is too small for bytes, or there is no training text.
     """
     if vocab_size < SMALLEST_VOCABULARY:
-        raise ValueError(f"the vocabulary has {vocab_size} tokens: text needs at least {SMALLEST_VOCABULARY} (all bytes and the "
-                         "end of a document). Raise padded_vocab_size.")
+        raise ValueError(f"the vocabulary has {vocab_size} tokens: text needs at least {SMALLEST_VOCABULARY} (all bytes and "
+                         "the end of a document). Raise padded_vocab_size.")
     if not training:
         raise ValueError("there is no training text: expected at least one document beside those held out.")
     cache_directory = Path(cache_directory)
@@ -243,8 +250,8 @@ def _build(folder, training, validation, vocab_size):
         os.rename(temporary, folder)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-    logger.info("corpus built in %.1f s: %d training tokens, %d held-out tokens", time.perf_counter() - start, len(train_tokens),
-                len(valid_tokens))
+    logger.info("corpus built in %.1f s: %d training tokens, %d held-out tokens", time.perf_counter() - start,
+                len(train_tokens), len(valid_tokens))
 
 
 def _train_tokenizer(texts, vocab_size):

@@ -32,7 +32,7 @@ class BufferLayout:
     numel_unpadded: int
 
 
-def plan_buffer(sizes, bucket_size=None, parameter_alignment=1, bucket_alignment=1, alone=()):
+def plan_buffer(sizes, bucket_size=None, parameter_alignment=1, bucket_alignment=1, alone=(), units=None):
     """Lay parameters out in a buffer.
 
     Args:
@@ -41,6 +41,7 @@ def plan_buffer(sizes, bucket_size=None, parameter_alignment=1, bucket_alignment
         parameter_alignment (int): each parameter starts at a multiple of this.
         bucket_alignment (int): each bucket ends at a multiple of this.
         alone (Iterable[int]): indices of parameters that need a bucket of their own.
+        units (Optional[list[int]]): a number of each parameter; a bucket holds parameters with the same.
 
     Returns:
         BufferLayout
@@ -57,7 +58,8 @@ def plan_buffer(sizes, bucket_size=None, parameter_alignment=1, bucket_alignment
             bucket_start, held = position, 0
 
     for index in range(len(sizes) - 1, -1, -1):
-        if index in alone:
+        changes_unit = units is not None and index + 1 < len(sizes) and units[index] != units[index + 1]
+        if index in alone or changes_unit:
             close_bucket()
         start = _round_up(position, parameter_alignment)
         position = start + sizes[index]

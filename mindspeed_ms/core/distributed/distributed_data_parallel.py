@@ -8,6 +8,9 @@ from mindspore import nn
 from mindspeed_ms import ops
 from mindspeed_ms.core import autograd, parallel_state, storage
 from mindspeed_ms.core.distributed.param_and_grad_buffer import ParamAndGradBuffer
+from mindspeed_ms.core.distributed.param_gather import OverlappedParamGather
+from mindspeed_ms.core.distributed.sharded_units import ShardedUnits
+from mindspeed_ms.core.distributed.sharding import make_sharding
 
 logger = logging.getLogger("mindspeed_ms")
 
@@ -17,7 +20,8 @@ class DistributedDataParallel(nn.Cell):
 
     After each backward a hook adds the parameter's gradient to `param.main_grad` and clears it. `finish_grad_sync`
     leaves the average over the data-parallel group there. Also without data parallelism: the optimizer works on the
-    buffers.
+    buffers. With the distributed optimizer or a ZeRO level this rank gets the average of its part only, and with z2 and
+    z3 holds nothing else; `whole_parameters` gives access to parameters that are sharded.
 
     Args:
         config: the model's configuration; read: `gradient_accumulation_fusion` and `calculate_per_token_loss`
@@ -27,7 +31,7 @@ class DistributedDataParallel(nn.Cell):
         disable_bucketing (bool): one bucket, whatever `ddp_config` says (later pipeline stages and chunks).
 
     Raises:
-        ValueError: the module has no parameter that requires a gradient.
+        ValueError: the module is the whole model and has no parameter that requires a gradient.
     """
 
     def __init__(self, config, ddp_config, module, disable_bucketing=False):
@@ -39,17 +43,25 @@ class DistributedDataParallel(nn.Cell):
         self.is_last_microbatch = True
         self._data_group = parallel_state.get_data_parallel_group(with_context_parallel=True)
         self.bucket_size = self._resolved_bucket_size(disable_bucketing)
+        self._units = ShardedUnits(module, ddp_config) if ddp_config.shards_params else None
         self.buffers = self._make_buffers()
         self._buffer_of = {id(param): buffer for buffer in self.buffers for param in buffer.params}
-        # gradients fused into the backward add to main_grad by themselves and need zeros there
-        self._zero_eagerly = bool(getattr(config, "gradient_accumulation_fusion", False))
+        self._param_gather = None
+        if self._units is not None:
+            self._units.attach(self.buffers)
+        elif ddp_config.overlap_param_gather:
+            self._param_gather = OverlappedParamGather(module, self.buffers)
+        # gradients fused into the backward add to main_grad by themselves and need zeros there; where gradients are
+        # sharded there is no main_grad then, and nothing is fused
+        self._zero_eagerly = (bool(getattr(config, "gradient_accumulation_fusion", False))
+                              and not ddp_config.shards_grads)
         self._unwritten = set(self._buffer_of)
         self._hooks = [autograd.post_accumulate_hook(param, self._accumulate) for buffer in self.buffers
                        for param in buffer.params]
-        self.broadcast_params()
 
     def _resolved_bucket_size(self, disable_bucketing):
-        if disable_bucketing or not self.ddp_config.overlap_grad_reduce:
+        config = self.ddp_config
+        if (disable_bucketing or not config.overlap_grad_reduce) and not config.shards_grads:
             return None
         return self.ddp_config.bucket_size or max(40_000_000, 1_000_000 * self._data_group.size)
 
@@ -58,13 +70,18 @@ class DistributedDataParallel(nn.Cell):
         for name, param in self.module.parameters_and_names():
             if param.requires_grad:
                 kinds.setdefault((param.dtype, self._grad_dtype(param), is_expert(param)), []).append((name, param))
-        if not kinds:
+        # a pipeline stage may hold nothing but no-op layers
+        if not kinds and parallel_state.get_pipeline_model_parallel_world_size() == 1:
             raise ValueError(f"{type(self.module).__name__} has no parameter that requires a gradient: nothing to "
                              "train.")
-        factor = 1.0 if getattr(self.config, "calculate_per_token_loss", False) else 1.0 / self._data_group.size
-        return [ParamAndGradBuffer(self.ddp_config, param_dtype, grad_dtype, named_params,
-                                   parallel_state.get_expert_data_parallel_group() if expert else self._data_group,
-                                   self.bucket_size, factor, expert)
+        sums = getattr(self.config, "calculate_per_token_loss", False) or self.ddp_config.sum_gradients
+        factor = 1.0 if sums else 1.0 / self._data_group.size
+        groups = {expert: parallel_state.get_expert_data_parallel_group() if expert else self._data_group
+                  for expert in sorted({expert for _, _, expert in kinds})}
+        shardings = {expert: make_sharding(self.ddp_config, group) for expert, group in groups.items()}
+        return [ParamAndGradBuffer(self.ddp_config, param_dtype, grad_dtype, named_params, groups[expert],
+                                   self.bucket_size, factor, expert, shardings[expert],
+                                   self._units.unit_of if self._units is not None else None)
                 for (param_dtype, grad_dtype, expert), named_params in kinds.items()]
 
     def _grad_dtype(self, param):
@@ -72,10 +89,23 @@ class DistributedDataParallel(nn.Cell):
 
     def construct(self, *args, **kwargs):
         """The module's own construct."""
+        if self._units is not None:
+            self._units.begin_forward()
+            output = self.module(*args, **kwargs)
+            self._units.end_forward(output)
+            return output
+        if self._param_gather is not None:
+            self._param_gather.begin_forward()
+            output = self.module(*args, **kwargs)
+            self._param_gather.end_forward()
+            return output
         return self.module(*args, **kwargs)
 
     def _accumulate(self, param):
         grad = autograd.tensor_grad(param)
+        if self.ddp_config.shards_grads:
+            self._accumulate_sharded(param, grad)
+            return
         if grad is not None:
             autograd.set_grad(param, None)
             if id(param) in self._unwritten and not self._zero_eagerly:
@@ -85,6 +115,15 @@ class DistributedDataParallel(nn.Cell):
         self._unwritten.discard(id(param))
         if self.ddp_config.overlap_grad_reduce and self.is_last_microbatch:
             self._buffer_of[id(param)].bucket_of(param).register_grad_ready(param)
+
+    def _accumulate_sharded(self, param, grad):
+        if grad is None:
+            return
+        autograd.set_grad(param, None)
+        bucket = self._buffer_of[id(param)].bucket_of(param)
+        bucket.add_grad(param, grad, self.is_last_microbatch or not self.ddp_config.allreduce_after_grad_accumulation)
+        if self._units is not None:
+            self._units.grad_arrived(param, bucket)
 
     @contextmanager
     def no_sync(self):
@@ -119,17 +158,19 @@ class DistributedDataParallel(nn.Cell):
                 bucket.start_grad_sync()
 
     def finish_grad_sync(self):
-        """Leave the reduced gradients in every `main_grad`."""
+        """Leave the reduced gradients in every `main_grad` (in this rank's part, where they are sharded)."""
         self._clear_unwritten()
         for buffer in self.buffers:
             for bucket in buffer.buckets:
                 bucket.finish_grad_sync()
+        if self._units is not None:
+            self._units.release_all()
 
     issue_grad_reduce = start_grad_sync
     final_grad_reduce = finish_grad_sync
 
     def _clear_unwritten(self):
-        if self._unwritten and not self._zero_eagerly:
+        if self._unwritten and not self._zero_eagerly and not self.ddp_config.shards_grads:
             for buffer in self.buffers:
                 for param in buffer.params:
                     if id(param) in self._unwritten:
@@ -141,16 +182,68 @@ class DistributedDataParallel(nn.Cell):
         for buffer in self.buffers:
             buffer.scale_gradients(factor)
 
+    # ---- parameters after an update, and in full ---------------------------------------------------------------------
+
+    def start_param_sync(self):
+        """After the update of this rank's shards: bring the parameters together, where they are held in full.
+
+        With `overlap_param_gather` they are complete after `finish_param_sync` only, which the next forward calls as it
+        needs them.
+        """
+        if not self.ddp_config.shards_optimizer or self._units is not None:
+            return
+        if self._param_gather is not None:
+            self._param_gather.start()
+            return
+        for buffer in self.buffers:
+            for bucket in buffer.buckets:
+                bucket.start_param_gather()
+                bucket.finish_param_gather()
+
+    def finish_param_sync(self):
+        """Wait until parameters that are held in full are up to date; all data-parallel ranks call it."""
+        if self._param_gather is not None:
+            self._param_gather.finish()
+
+    @contextmanager
+    def whole_parameters(self, changes=False):
+        """Inside, every parameter is up to date and in full; all data-parallel ranks enter together.
+
+        Args:
+            changes (bool): values are written inside: ranks keep their parts of them.
+        """
+        self.finish_param_sync()
+        if self._units is None:
+            yield
+            return
+        self._units.gather_all()
+        try:
+            yield
+            if changes:
+                for buffer in self.buffers:
+                    for bucket in buffer.buckets:
+                        bucket.keep_params()
+        finally:
+            self._units.release_all()
+
     def broadcast_params(self):
         """Give every rank of a data-parallel group the parameters of the group's first rank."""
-        for buffer in self.buffers:
-            group = buffer.data_parallel_group
-            if group.size > 1:
-                group.broadcast_in_place(buffer.param_buffer.tensor, group.ranks[0])
+        with self.whole_parameters(changes=True):
+            for buffer in self.buffers:
+                if self._units is None:
+                    buffer.broadcast(buffer.param_buffer.tensor)
+                for bucket in buffer.buckets if self._units is not None else ():
+                    bucket.broadcast_params()
 
     def set_input_tensor(self, input_tensor):
         """Hand the input of a later pipeline stage to the module."""
         self.module.set_input_tensor(input_tensor)
+
+    @property
+    def whole_nbytes(self):
+        """Bytes of sharded parameters and gradients that exist in full just now."""
+        return sum(getattr(bucket, "param_bytes", 0) + getattr(bucket, "grad_bytes", 0)
+                   for buffer in self.buffers for bucket in buffer.buckets)
 
     @property
     def nbytes(self):

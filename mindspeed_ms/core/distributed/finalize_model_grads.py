@@ -50,7 +50,9 @@ def _allreduce_sequence_parallel_grads(model):
 
 def _allreduce_embedding_grads(model):
     """Sum the gradients of the copies of a tied embedding on the first and last pipeline stage."""
-    if parallel_state.get_pipeline_model_parallel_world_size() == 1 or not parallel_state.is_rank_in_embedding_group():
+    if parallel_state.get_pipeline_model_parallel_world_size() == 1:
+        return
+    if not parallel_state.is_rank_in_embedding_group(ignore_virtual=True):
         return
     group = parallel_state.get_embedding_group()
     if group.size > 1:

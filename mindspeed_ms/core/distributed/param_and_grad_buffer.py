@@ -1,93 +1,28 @@
-"""Flat memory for parameters and gradients, and the reduction of gradients bucket by bucket.
+"""Flat memory for parameters and gradients, cut into buckets.
 
 Source: Megatron core, `param_and_grad_buffer.py`. Parameters and gradients of one kind have the same offsets, so an
 optimizer works on ranges of both at once, and a shard of a bucket is a range too.
 """
 import logging
-import math
 
 from mindspeed_ms import ops
 from mindspeed_ms.core import storage
 from mindspeed_ms.core.device import dtype_name, dtype_size
+from mindspeed_ms.core.distributed.bucket import Bucket
 from mindspeed_ms.core.distributed.buffer_layout import alignments, plan_buffer
+from mindspeed_ms.core.distributed.sharded_bucket import ShardedGradBucket, ShardedParamBucket
+
+__all__ = ["Bucket", "ParamAndGradBuffer"]
 
 logger = logging.getLogger("mindspeed_ms")
-
-
-class Bucket:
-    """A range of a buffer whose gradients are reduced together.
-
-    Attributes:
-        index (int): number of the bucket in its buffer.
-        params (list[Parameter]): the parameters in it, in buffer order.
-        start, stop (int): its range in the buffer.
-        grad_data, param_data (Tensor): flat, over the buffers' memory.
-    """
-
-    def __init__(self, buffer, index, params, start, stop):
-        self.buffer = buffer
-        self.index = index
-        self.params = params
-        self.start, self.stop = start, stop
-        self.grad_data = buffer.grad_buffer.slice(start, stop)
-        self.param_data = buffer.param_buffer.slice(start, stop)
-        self.reset()
-
-    def reset(self):
-        """Forget this step's gradients; no reduction may be under way."""
-        self._ready = set()
-        self._handle = None
-        self._started = self._finished = False
-
-    def register_grad_ready(self, param):
-        """Note that the last gradient of the step arrived; the last parameter of the bucket starts the reduction."""
-        self._ready.add(id(param))
-        if len(self._ready) == len(self.params):
-            self.start_grad_sync()
-
-    def start_grad_sync(self):
-        """Begin to sum the gradients over the data-parallel group (asynchronously with `overlap_grad_reduce`)."""
-        if self._started:
-            return
-        self._started = True
-        buffer, config = self.buffer, self.buffer.ddp_config
-        if config.check_for_nan_in_grad:
-            self._check_finite()
-        if not config.average_in_collective and buffer.gradient_scaling_factor != 1.0:
-            ops.scale_in_place(self.grad_data, buffer.gradient_scaling_factor)
-        if buffer.data_parallel_group.size > 1:
-            self._handle = buffer.data_parallel_group.all_reduce_in_place(
-                self.grad_data, op="sum", async_op=config.overlap_grad_reduce)
-
-    def finish_grad_sync(self):
-        """Wait until `grad_data` holds the reduced gradients; starts the reduction if nothing did."""
-        if self._finished:
-            return
-        self.start_grad_sync()
-        self._finished = True
-        buffer = self.buffer
-        if self._handle is not None and hasattr(self._handle, "wait"):
-            self._handle.wait()
-        self._handle = None
-        if buffer.ddp_config.average_in_collective and buffer.gradient_scaling_factor != 1.0:
-            ops.scale_in_place(self.grad_data, buffer.gradient_scaling_factor)
-
-    def _check_finite(self):
-        if not math.isfinite(ops.sum_of_squares(self.grad_data)):
-            names = [name for name, param in zip(self.buffer.names_of(self.params), self.params)
-                     if not math.isfinite(ops.sum_of_squares(param.main_grad))]
-            group = self.buffer.data_parallel_group
-            raise RuntimeError(
-                f"rank {group.ranks[group.rank]} found NaN or infinity in its local gradients of "
-                f"{', '.join(names[:5])}{' and others' if len(names) > 5 else ''} before the data-parallel reduction "
-                "(check_for_nan_in_grad). Lower the learning rate or the loss scale, or look at this iteration's "
-                "batch.")
 
 
 class ParamAndGradBuffer:
     """All parameters of one kind (dtype, gradient dtype, expert or not) of a model chunk, and their gradients.
 
     The parameters' data move into the buffer; each gets `main_grad`, its slice of the gradient buffer in its own shape.
+    What is sharded is held in part only: `param_buffer` and `grad_buffer` are then this rank's parts of all buckets,
+    one after another, and `main_grad` is, after the reduction, the parameter's piece of that.
 
     Args:
         ddp_config (DistributedDataParallelConfig): options.
@@ -97,32 +32,49 @@ class ParamAndGradBuffer:
         bucket_size (Optional[int]): elements of a bucket; None for one bucket.
         gradient_scaling_factor (float): multiplies the gradients around the reduction.
         is_expert (bool): the parameters belong to experts.
+        sharding (Optional[Sharding]): over which ranks optimizer, gradients and parameters are sharded.
+        unit_of (Optional[Callable[[Parameter], int]]): number of the unit that a parameter is gathered with; a bucket
+            holds parameters of one unit.
+
+    Attributes:
+        shapes (list[tuple[int]]): of the parameters in full.
     """
 
     def __init__(self, ddp_config, param_dtype, grad_dtype, named_params, data_parallel_group, bucket_size,
-                 gradient_scaling_factor, is_expert=False):
+                 gradient_scaling_factor, is_expert=False, sharding=None, unit_of=None):
         self.ddp_config = ddp_config
         self.param_dtype, self.grad_dtype = param_dtype, grad_dtype
         self.names = [name for name, _ in named_params]
         self.params = [param for _, param in named_params]
+        self.shapes = [tuple(param.shape) for param in self.params]
         self.data_parallel_group = data_parallel_group
         self.gradient_scaling_factor = gradient_scaling_factor
         self.is_expert = is_expert
-        alone = [index for index, param in enumerate(self.params)
-                 if ddp_config.use_distributed_optimizer and getattr(param, "shared_embedding", False)]
-        parameter_alignment, bucket_alignment = alignments(
-            data_parallel_group.size, dtype_size(param_dtype), ddp_config.use_distributed_optimizer,
-            ddp_config.enable_mem_align)
-        self.layout = plan_buffer([param.size for param in self.params], bucket_size, parameter_alignment,
-                                  bucket_alignment, alone)
-        self.param_buffer = storage.FlatBuffer(self.layout.numel, param_dtype)
-        self.grad_buffer = storage.FlatBuffer(self.layout.numel, grad_dtype)
-        self._move_parameters()
+        self.sharding = sharding
+        self.layout = self._plan(bucket_size, unit_of)
+        shards = sharding.group.size if sharding is not None else 1
+        held = self.layout.numel // (shards if ddp_config.shards_params else 1)
+        self.param_buffer = storage.FlatBuffer(held, param_dtype)
+        held = self.layout.numel // (shards if ddp_config.shards_grads else 1)
+        self.grad_buffer = storage.FlatBuffer(held, grad_dtype)
+        if not ddp_config.shards_params:
+            self._move_parameters()
         self.buckets = [self._make_bucket(index) for index in range(len(self.layout.buckets))]
         self._bucket_of = {id(param): bucket for bucket in self.buckets for param in bucket.params}
         logger.debug("buffer of %d %s parameters with %s gradients: %d elements (%d padding) in %d buckets",
                      len(self.params), dtype_name(param_dtype), dtype_name(grad_dtype), self.layout.numel,
                      self.layout.numel - self.layout.numel_unpadded, len(self.buckets))
+
+    def _plan(self, bucket_size, unit_of):
+        config = self.ddp_config
+        alone = [index for index, param in enumerate(self.params)
+                 if config.shards_optimizer and getattr(param, "shared_embedding", False)]
+        parameter_alignment, bucket_alignment = alignments(
+            self.data_parallel_group.size, dtype_size(self.param_dtype), config.shards_optimizer,
+            config.enable_mem_align)
+        units = [unit_of(param) for param in self.params] if unit_of is not None else None
+        return plan_buffer([param.size for param in self.params], bucket_size, parameter_alignment, bucket_alignment,
+                           alone, units)
 
     def _move_parameters(self):
         for placed in self.layout.parameters:
@@ -130,11 +82,20 @@ class ParamAndGradBuffer:
             data = self.param_buffer.slice(placed.start, placed.stop, param.shape)
             storage.write(data, param)
             storage.set_data(param, data)
-            param.main_grad = self.grad_buffer.slice(placed.start, placed.stop, param.shape)
+            if not self.ddp_config.shards_grads:
+                param.main_grad = self.grad_buffer.slice(placed.start, placed.stop, param.shape)
+        self.broadcast(self.param_buffer.tensor)
+
+    def broadcast(self, tensor):
+        """Give every rank of the data-parallel group the values of the group's first rank."""
+        if self.data_parallel_group.size > 1:
+            self.data_parallel_group.broadcast_in_place(tensor, self.data_parallel_group.ranks[0])
 
     def _make_bucket(self, index):
-        params = [self.params[placed.index] for placed in self.layout.parameters if placed.bucket == index]
-        return Bucket(self, index, params, *self.layout.buckets[index])
+        config = self.ddp_config
+        kind = ShardedParamBucket if config.shards_params else ShardedGradBucket if config.shards_grads else Bucket
+        return kind(self, index, [placed for placed in self.layout.parameters if placed.bucket == index],
+                    *self.layout.buckets[index])
 
     def bucket_of(self, param):
         """The bucket that holds this parameter."""
@@ -144,6 +105,29 @@ class ParamAndGradBuffer:
         """State-dict keys of these parameters."""
         names = {id(param): name for name, param in zip(self.names, self.params)}
         return [names[id(param)] for param in params]
+
+    def shard_ranges(self):
+        """(start, stop) of what this rank's optimizer updates: its part of each bucket, or everything."""
+        if self.sharding is None:
+            return [(0, self.layout.numel)]
+        return [(bucket.shard_start, bucket.shard_stop) for bucket in self.buckets]
+
+    def slice_param(self, start, stop, shape=None):
+        """Tensor over parameters in a shard range; `start` and `stop` count elements of the whole buffer."""
+        first = self._held(start, self.ddp_config.shards_params)
+        return self.param_buffer.slice(first, first + stop - start, shape)
+
+    def slice_grad(self, start, stop, shape=None):
+        """Tensor over reduced gradients in a shard range; see `slice_param`."""
+        first = self._held(start, self.ddp_config.shards_grads)
+        return self.grad_buffer.slice(first, first + stop - start, shape)
+
+    def _held(self, position, is_sharded):
+        """Where an element of the whole buffer is among those that are held here."""
+        if not is_sharded:
+            return position
+        bucket = next(bucket for bucket in self.buckets if bucket.shard_start <= position < bucket.shard_stop)
+        return bucket.start // bucket.shard_size + position - bucket.shard_start
 
     def reset(self):
         """Forget this step's gradients without touching their memory."""

@@ -1,6 +1,7 @@
 """Which parameters share learning rate and weight decay. Source: Megatron core, `_get_param_groups`."""
 import math
 
+from mindspeed_ms.core import parallel_state
 from mindspeed_ms.core.distributed.distributed_data_parallel import is_expert
 
 
@@ -47,10 +48,20 @@ def has_no_weight_decay(name, param, config):
 
 
 def _check_endings(named_params, endings):
-    for ending in endings or ():
-        if not any(name.endswith(ending) for name, _ in named_params):
+    if not endings:
+        return
+    names = _names_of_all_stages([name for name, _ in named_params])
+    for ending in endings:
+        if not any(name.endswith(ending) for name in names):
             raise ValueError(f"no_weight_decay_params has {ending!r}, but no parameter's name ends so; names are like "
-                             f"{named_params[0][0]!r}.")
+                             f"{names[0]!r}.")
+
+
+def _names_of_all_stages(names):
+    if not parallel_state.is_initialized() or parallel_state.get_pipeline_model_parallel_world_size() == 1:
+        return names
+    return [name for stage in parallel_state.get_pipeline_model_parallel_group().all_gather_object(names)
+            for name in stage]
 
 
 def _make_group(key, members, config):

@@ -11,6 +11,7 @@ from mindspeed_ms.core.autograd import (
     backward,
     detach,
     enable_grad,
+    is_grad_enabled,
     requires_grad,
     set_requires_grad,
     tensor_grad,
@@ -101,7 +102,7 @@ class CheckpointFunction(Function):
 
 
 def checkpoint(function, distribute_saved_activations, *args):
-    """`function(*args)` whose intermediate results are computed again in the backward.
+    """`function(*args)` whose intermediate results are computed again in the backward; under `no_grad` just that.
 
     Args:
         function (Callable): takes and returns Tensors; must draw random numbers from `core.rng` only.
@@ -109,6 +110,8 @@ def checkpoint(function, distribute_saved_activations, *args):
             tensor-parallel group, and gather it in the backward.
         args: positional arguments of `function`.
     """
+    if not is_grad_enabled():
+        return function(*args)
     return CheckpointFunction.apply(function, distribute_saved_activations, *args)
 
 

@@ -23,13 +23,16 @@ def linear_input_grad(output_grad, weight):
 
 
 @autograd.no_grad()
-def linear_weight_grad(output_grad, x, accumulate_into=None):
+def linear_weight_grad(output_grad, x, accumulate_into=None, overwrite=False):
     """See `ops.linear_weight_grad`."""
     rows = output_grad.reshape(-1, output_grad.shape[-1])
     result = mint.matmul(mint.transpose(rows, 0, 1), x.reshape(-1, x.shape[-1]))
     if accumulate_into is None:
         return result
-    storage.add_into(accumulate_into, result)
+    if overwrite:
+        storage.write(accumulate_into, result)
+    else:
+        storage.add_into(accumulate_into, result)
     return accumulate_into
 
 

@@ -1,10 +1,9 @@
 """Between Tensors and the float32 arrays that kernels work on."""
+import ctypes
 import functools
-import math
 
 import mindspore as ms
 import numpy as np
-from mindspore import mint
 
 from mindspeed_ms.core import storage
 from mindspeed_ms.ops.cpu import threads
@@ -61,19 +60,23 @@ def bytes_of(mask):
     return np.ascontiguousarray(array)
 
 
-_POOLED_ELEMENTS = 32768
-
-
 def empty(shape):
-    """Uninitialised float32 array.
+    """Uninitialised float32 array."""
+    return np.empty(shape, np.float32)
 
-    Large ones come from MindSpore's memory pool: what numpy frees goes back to the operating system, and the page
-    faults of new memory cost several times the kernel that fills it.
-    """
-    shape = (shape,) if isinstance(shape, int) else tuple(shape)
-    if math.prod(shape) < _POOLED_ELEMENTS:
-        return np.empty(shape, np.float32)
-    return storage.read_array(mint.empty(shape, dtype=ms.float32))
+
+def _keep_freed_memory():
+    """Let the C library keep large freed blocks: the page faults of new memory cost more than most kernels."""
+    set_option = getattr(ctypes.CDLL(None), "mallopt", None)
+    if set_option is not None:  # other C libraries than glibc have no such switch
+        set_option(_M_MMAP_THRESHOLD, _LARGE)
+        set_option(_M_TRIM_THRESHOLD, _LARGE)
+        set_option(_M_TOP_PAD, 64 << 20)
+
+
+_M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD = -1, -2, -3  # numbers of malloc.h
+_LARGE = (1 << 31) - 1
+_keep_freed_memory()
 
 
 def rows_of(array):

@@ -146,11 +146,11 @@ class _Attention(Function):
     """Both kinds of attention: on a CPU walking blocks is faster than a whole matrix of scores, and exact as well.
 
     `options`: scale, lower, upper, mask array, whether it counts, dropout mode, keep array, seed, keep probability.
-    Returns the output and the statistics of each query's softmax, float32 [b, n, sq].
+    Returns the output and, if asked, the maximum and inverse sum of each query's softmax, float32 [b, n, sq].
     """
 
     @staticmethod
-    def forward(ctx, query, key, value, options):
+    def forward(ctx, query, key, value, options, with_statistics):
         q, k, v = float32_of(query), float32_of(key), float32_of(value)
         queries, batch, heads, size = q.shape
         output = empty(q.shape)
@@ -162,12 +162,12 @@ class _Attention(Function):
         ctx.save_for_backward(query, key, value, result)
         ctx.statistics, ctx.options = statistics, options
         ctx.set_materialize_grads(False)
-        return result, storage.from_array(statistics[0]), storage.from_array(statistics[1])
+        return (result, *map(storage.from_array, statistics)) if with_statistics else result
 
     @staticmethod
-    def backward(ctx, output_grad, _maximum_grad, _inverse_sum_grad):
+    def backward(ctx, output_grad, *_):
         if output_grad is None:
-            return None, None, None, None
+            return None, None, None, None, None
         query, key, value, output = ctx.saved_tensors
         q, k, v = float32_of(query), float32_of(key), float32_of(value)
         grads = empty(q.shape), empty(k.shape), empty(v.shape)
@@ -185,7 +185,7 @@ class _Attention(Function):
             *ctx.options,
             *grads,
         )
-        return (*(tensor_of(grad, query.dtype) for grad in grads), None)
+        return (*(tensor_of(grad, query.dtype) for grad in grads), None, None)
 
 
 def _attention_work(q, k):
@@ -222,7 +222,7 @@ def core_attention(query, key, value, mask=None, scale=None, causal=False, dropo
         0,
         1.0 - dropout_p,
     )
-    return _Attention.apply(query, key, value, options)[0]
+    return _Attention.apply(query, key, value, options, False)
 
 
 def flash_attention(
@@ -240,16 +240,20 @@ def flash_attention(
 ):
     """See `ops.flash_attention`."""
     checks.check_flash_arguments(mask, sparse_mode, input_layout, keep_prob, dropout_seed)
-    return _flash(query, key, value, mask, scale, pre_tokens, next_tokens, sparse_mode, keep_prob, dropout_seed)[0]
+    options = _flash_options(
+        query, key, value, mask, scale, pre_tokens, next_tokens, sparse_mode, keep_prob, dropout_seed
+    )
+    return _Attention.apply(query, key, value, options, False)
 
 
 def attention_with_statistics(
     query, key, value, mask, scale, pre_tokens, next_tokens, sparse_mode, keep_prob, dropout_seed
 ):
     """`flash_attention`, and the maximum and the sum of exponentials of each query's softmax, float32 [b, n, sq, 8]."""
-    output, maximum, inverse_sum = _flash(
+    options = _flash_options(
         query, key, value, mask, scale, pre_tokens, next_tokens, sparse_mode, keep_prob, dropout_seed
     )
+    output, maximum, inverse_sum = _Attention.apply(query, key, value, options, True)
     with np.errstate(divide="ignore"):
         total = 1 / storage.read_array(inverse_sum)
     return output, _eightfold(storage.read_array(maximum)), _eightfold(np.where(np.isfinite(total), total, 0))
@@ -260,7 +264,7 @@ def _eightfold(statistic):
     return storage.from_array(np.repeat(statistic[..., None], 8, -1).astype(np.float32))
 
 
-def _flash(query, key, value, mask, scale, pre_tokens, next_tokens, sparse_mode, keep_prob, dropout_seed):
+def _flash_options(query, key, value, mask, scale, pre_tokens, next_tokens, sparse_mode, keep_prob, dropout_seed):
     checks.check_heads(query, key, value)
     queries, batch, _, size = query.shape
     keys = key.shape[0]
@@ -269,7 +273,7 @@ def _flash(query, key, value, mask, scale, pre_tokens, next_tokens, sparse_mode,
         checks.check_mask(mask, batch, queries, keys)
     mode = kernels.DROPOUT_SEED if keep_prob < 1 else kernels.DROPOUT_NONE
     seed = int(dropout_seed) & 0x7FFFFFFFFFFFFFFF if keep_prob < 1 else 0
-    options = (
+    return (
         checks.default_scale(scale, size),
         lower,
         upper,
@@ -280,7 +284,6 @@ def _flash(query, key, value, mask, scale, pre_tokens, next_tokens, sparse_mode,
         seed,
         float(keep_prob),
     )
-    return _Attention.apply(query, key, value, options)
 
 
 class _SwapLeading(Function):

@@ -24,6 +24,7 @@ CACHE_ENVIRONMENT_VARIABLE = "NUMBA_CACHE_DIR"
 # because range reductions and compensated sums depend on their order
 _EXACT_FLAGS = frozenset({"contract", "nsz"})
 _REDUCTION_FLAGS = _EXACT_FLAGS | {"reassoc"}
+_INNER = {"error_model": "numpy", "no_cpython_wrapper": True, "no_cfunc_wrapper": True}  # only called by kernels
 
 
 _ENTRY = """def {name}(bell, job, total, piece, {arguments}):
@@ -67,7 +68,7 @@ def _entry_of(function):
     from mindspeed_ms.ops.cpu.kernels.atomics import add_atomically
     code = function.__code__
     arguments = ", ".join(code.co_varnames[2:code.co_argcount])
-    namespace = {"body": numba.njit(fastmath=set(_EXACT_FLAGS), error_model="numpy")(function),
+    namespace = {"body": numba.njit(fastmath=set(_EXACT_FLAGS), **_INNER)(function),
                  "add_atomically": add_atomically, "NEXT": NEXT, "FINISHED": FINISHED}
     exec(compile(_ENTRY.format(name=function.__name__, arguments=arguments), code.co_filename, "exec"), namespace)
     entry = namespace[function.__name__]
@@ -80,7 +81,9 @@ def _cached(function):
     previous = numba.config.CACHE_DIR
     numba.config.CACHE_DIR = _cache_directory()  # numba reads it while decorating
     try:
-        return numba.njit(nogil=True, cache=True, fastmath=set(_EXACT_FLAGS), error_model="numpy")(function)
+        return numba.njit(nogil=True, cache=True, no_cfunc_wrapper=True, fastmath=set(_EXACT_FLAGS), error_model="numpy")(
+            function
+        )
     finally:
         numba.config.CACHE_DIR = previous
 
@@ -105,17 +108,17 @@ def _one_rank_compiles():
 
 def shared(function):
     """A function for use inside kernels that stays a function: for rare or long parts, to keep compilation short."""
-    return numba.njit(fastmath=set(_EXACT_FLAGS), error_model="numpy", no_cpython_wrapper=True)(function)
+    return numba.njit(fastmath=set(_EXACT_FLAGS), **_INNER)(function)
 
 
 def inline(function):
     """A function for use inside kernels, inlined by the compiler."""
-    return numba.njit(fastmath=set(_EXACT_FLAGS), error_model="numpy", forceinline=True)(function)
+    return numba.njit(fastmath=set(_EXACT_FLAGS), forceinline=True, **_INNER)(function)
 
 
 def reduction(function):
     """Like `inline`, for sums whose order does not matter, so that they run in vectors."""
-    return numba.njit(fastmath=set(_REDUCTION_FLAGS), error_model="numpy", forceinline=True)(function)
+    return numba.njit(fastmath=set(_REDUCTION_FLAGS), forceinline=True, **_INNER)(function)
 
 
 _chosen_directory = None

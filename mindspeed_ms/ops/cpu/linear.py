@@ -19,6 +19,8 @@ from mindspeed_ms.ops.cpu.kernels.movement import add_bias
 
 _NARROW = 256
 """Fewer columns than this are not worth cutting: the rows are."""
+_DEEP = 4096
+"""From this inner size on MindSpore's kernel is faster for the input gradient."""
 
 _product_primitive = functools.cache(ops.MatMul)
 _batch_product_primitive = functools.cache(ops.BatchMatMul)
@@ -64,24 +66,38 @@ def _run_product(kernel, total, work, *arguments):
 
 def linear_input_grad(output_grad, weight):
     """See `ops.linear_input_grad`."""
-    result = _product(rows_of(float32_of(output_grad)), float32_of(weight), False, False)
-    return tensor_of(result.reshape(*output_grad.shape[:-1], weight.shape[1]), output_grad.dtype)
+    g, rows = rows_of(float32_of(output_grad)), float32_of(weight)
+    shape = (*output_grad.shape[:-1], weight.shape[1])
+    if rows.shape[0] >= _DEEP:
+        return tensor_of(_product(g, rows, False, False).reshape(shape), output_grad.dtype)
+    result = empty(shape)
+    flat = rows_of(result)
+    if flat.shape[1] >= _NARROW:
+        _run_product(products.input_grad_columns, flat.shape[1], g.size * flat.shape[1], g, rows, flat)
+    else:
+        _run_product(products.input_grad_rows, len(flat), g.size * flat.shape[1], g, rows, flat)
+    return tensor_of(result, output_grad.dtype)
 
 
-def linear_weight_grad(output_grad, x, accumulate_into=None):
+def linear_weight_grad(output_grad, x, accumulate_into=None, overwrite=False):
     """See `ops.linear_weight_grad`."""
     g, values = rows_of(float32_of(output_grad)), rows_of(float32_of(x))
-    work = g.size * values.shape[1]
     if accumulate_into is not None and accumulate_into.dtype == ms.float32:
         # BLAS adds while it multiplies, which saves two passes over the gradient buffer
-        _run_product(products.weight_grad_rows, g.shape[1], work, g, values, 1.0, storage.as_array(accumulate_into))
-        return accumulate_into
-    result = empty((g.shape[1], values.shape[1]))
-    _run_product(products.weight_grad_rows, g.shape[1], work, g, values, 0.0, result)
+        return _weight_grad(g, values, 0.0 if overwrite else 1.0, accumulate_into)
+    result = _weight_grad(g, values, 0.0, storage.from_array(empty((g.shape[1], values.shape[1]))))
     if accumulate_into is None:
-        return tensor_of(result, x.dtype)
-    storage.write(accumulate_into, tensor_of(result + float32_of(accumulate_into), accumulate_into.dtype))
+        return tensor_of(storage.read_array(result), x.dtype)
+    total = storage.read_array(result) + (0 if overwrite else float32_of(accumulate_into))
+    storage.write(accumulate_into, tensor_of(total, accumulate_into.dtype))
     return accumulate_into
+
+
+def _weight_grad(g, values, keep, target):
+    _run_product(
+        products.weight_grad_rows, g.shape[1], g.size * values.shape[1], g, values, keep, storage.as_array(target)
+    )
+    return target
 
 
 def column_sums(values):

@@ -8,7 +8,7 @@ from mindspeed_ms.ops.cpu.kernels import normalization as kernels
 
 class _RMSNorm(Function):
     @staticmethod
-    def forward(ctx, x, weight, eps):
+    def forward(ctx, x, weight, eps, with_inverse):
         values = rows_of(float32_of(x))
         y, inverse_rms = empty(x.shape), empty(len(values))
         threads.run(
@@ -23,10 +23,14 @@ class _RMSNorm(Function):
         )
         ctx.save_for_backward(x, weight)
         ctx.inverse_rms = inverse_rms
-        return tensor_of(y, x.dtype), storage.from_array(inverse_rms.reshape(*x.shape[:-1], 1))
+        ctx.set_materialize_grads(False)
+        result = tensor_of(y, x.dtype)
+        return (result, storage.from_array(inverse_rms.reshape(*x.shape[:-1], 1))) if with_inverse else result
 
     @staticmethod
-    def backward(ctx, output_grad, _inverse_rms_grad):
+    def backward(ctx, output_grad, *_):
+        if output_grad is None:
+            return None, None, None, None
         x, weight = ctx.saved_tensors
         g, values = rows_of(float32_of(output_grad)), rows_of(float32_of(x))
         input_grad = weight_grad = None
@@ -39,7 +43,7 @@ class _RMSNorm(Function):
             result = empty(weight.shape)
             threads.run(kernels.rms_norm_weight_grad, result.size, g.size, g, values, ctx.inverse_rms, result)
             weight_grad = tensor_of(result, weight.dtype)
-        return input_grad, weight_grad, None
+        return input_grad, weight_grad, None, None
 
 
 class _LayerNorm(Function):
@@ -93,13 +97,14 @@ class _LayerNorm(Function):
 
 def rms_norm(x, weight, eps):
     """See `ops.rms_norm`."""
-    return rms_norm_with_inverse(x, weight, eps)[0]
+    _check_size(x, weight)
+    return _RMSNorm.apply(x, weight, eps, False)
 
 
 def rms_norm_with_inverse(x, weight, eps):
     """`rms_norm` and the inverse root mean square [..., 1], float32, without a gradient."""
     _check_size(x, weight)
-    return _RMSNorm.apply(x, weight, eps)
+    return _RMSNorm.apply(x, weight, eps, True)
 
 
 def layer_norm(x, gamma, beta, eps):

@@ -1,9 +1,9 @@
 """Spreads kernels over the cores of this process.
 
-A job is cut into pieces that whoever is free takes next. The caller never waits for a thread to start, only for pieces that
-another thread has begun: static shares with barriers, as OpenMP has them, cost milliseconds whenever another process uses a
-core. Helpers are ordinary threads; between kernels they watch a counter for a moment, because waking a sleeping thread
-takes longer than many kernels, then sleep. They start at the first use, hence after any fork.
+A job is cut into pieces that whoever is free takes next. The caller never waits for a thread to start, only for pieces
+that another thread has begun: static shares with barriers, as OpenMP has them, cost milliseconds whenever another
+process uses a core. Helpers are ordinary threads; between kernels they watch a counter for a moment, because waking a
+sleeping thread takes longer than many kernels, then sleep. They start at the first use, hence after any fork.
 """
 import os
 import threading
@@ -17,14 +17,14 @@ from mindspeed_ms.ops.cpu.kernels.atomics import wait_until_changed
 MINIMUM_WORK = 32768
 """Element operations below which a piece is not worth handing to another thread."""
 _PIECES_PER_THREAD = 4
-_IDLE_ROUNDS = 40000
-_WAIT_ROUNDS = 100_000_000
+_IDLE_ROUNDS = 20000
+_WAIT_ROUNDS = 100_000
 
 _threads = 0
 _helpers = []
 _bell = np.zeros(1, np.int64)
 _silent_bell = np.zeros(1, np.int64)
-_current = None  # (kernel, arguments of its entry) that helpers may join
+_current = None  # the job that helpers may join: kernel, arguments of its entry, list for failures
 
 
 def run(kernel, total, work, *arguments, pieces_per_thread=_PIECES_PER_THREAD):
@@ -48,7 +48,8 @@ def run(kernel, total, work, *arguments, pieces_per_thread=_PIECES_PER_THREAD):
 def _run_with_helpers(kernel, job, total, piece, arguments):
     global _current
     _wake_helpers(_threads - 1)
-    _current = kernel, (_silent_bell, job, total, piece, *arguments)
+    failures = []
+    _current = kernel, (_silent_bell, job, total, piece, *arguments), failures
     try:
         # the bell rings inside, where the interpreter lock is free for the helpers
         kernel.entry(_bell, job, total, piece, *arguments)
@@ -57,6 +58,8 @@ def _run_with_helpers(kernel, job, total, piece, arguments):
     pieces = -(-total // piece)
     finished = int(job[FINISHED])
     while finished < pieces:
+        if failures:
+            raise failures[0]
         wait_until_changed(job, FINISHED, finished, _WAIT_ROUNDS)
         finished = int(job[FINISHED])
 
@@ -87,8 +90,11 @@ class _Helper(threading.Thread):
             seen = int(_bell[0])
             current = _current
             if current is not None:
-                kernel, arguments = current
-                kernel.entry(*arguments)
+                kernel, arguments, failures = current
+                try:
+                    kernel.entry(*arguments)
+                except Exception as error:  # the caller raises it
+                    failures.append(error)
 
 
 def _wake_helpers(number):

@@ -28,15 +28,16 @@ def linear_input_grad(output_grad, weight):
     return current_forms().linear_input_grad(output_grad, weight)
 
 
-def linear_weight_grad(output_grad, x, accumulate_into=None):
+def linear_weight_grad(output_grad, x, accumulate_into=None, overwrite=False):
     """Gradient of a linear's weight: [..., output_size], [..., input_size] -> [output_size, input_size].
 
     Args:
         output_grad (Tensor), x (Tensor): same leading dimensions and dtype.
         accumulate_into (Tensor): storage tensor [output_size, input_size] (float32, or the dtype of `x`) to which the
             gradient is added in place in the same product; it is returned. None: a new tensor in the dtype of `x`.
+        overwrite: write the gradient there instead of adding it, for the first micro-batch of a step.
     """
-    return current_forms().linear_weight_grad(output_grad, x, accumulate_into)
+    return current_forms().linear_weight_grad(output_grad, x, accumulate_into, overwrite)
 
 
 def bias_grad(output_grad):

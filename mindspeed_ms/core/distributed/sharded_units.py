@@ -1,0 +1,131 @@
+"""Units of a model whose parameters are gathered before they are used and given up after (ZeRO level z3).
+
+Units are the layers of lists of layers; what is left (embedding, final norm, head) is one more, the root, which stays
+in full from the forward to the last backward of a step. The others are gathered before their forward, given up after
+it, gathered again when the gradient of their output arrives, and given up when all their gradients have been taken.
+"""
+from mindspore import Tensor
+
+from mindspeed_ms.core import autograd
+
+
+class ShardedUnits:
+    """Gathers and releases the units of one model chunk.
+
+    Args:
+        module (nn.Cell): the chunk; hooks are put on its layers.
+        ddp_config (DistributedDataParallelConfig): read: overlap_param_gather, param_resident.
+    """
+
+    def __init__(self, module, ddp_config):
+        self.prefetches = ddp_config.overlap_param_gather
+        self.is_resident = ddp_config.param_resident
+        self.cells = find_units(module)
+        # parameters of a unit are those that no earlier unit has; the root's number is the last
+        self._unit_of = {}
+        for number, cell in enumerate(self.cells):
+            for param in cell.get_parameters():
+                self._unit_of.setdefault(id(param), number)
+        self._buckets = [[] for _ in range(len(self.cells) + 1)]
+        self._arrived = {}
+        self._in_backward = self._keeps = False
+
+    def unit_of(self, param):
+        """Number of the unit that a parameter belongs to."""
+        return self._unit_of.get(id(param), len(self.cells))
+
+    def attach(self, buffers):
+        """Take over the buckets of these buffers and put the hooks on."""
+        for buffer in buffers:
+            for bucket in reversed(buffer.buckets):  # in the order of the forward
+                self._buckets[self.unit_of(bucket.params[0])].append(bucket)
+        for number, cell in enumerate(self.cells):
+            cell.register_forward_pre_hook(lambda _cell, _args, number=number: self._before_forward(number))
+            cell.register_forward_hook(lambda _cell, _args, output, number=number: self._after_forward(number, output))
+
+    # ---- the chunk's forward and step --------------------------------------------------------------------------------
+
+    def begin_forward(self):
+        """The chunk's forward begins."""
+        self._in_backward = False
+        self._keeps = self.is_resident and autograd.is_grad_enabled()
+        self._gather(len(self.cells))
+
+    def end_forward(self, output):
+        """The chunk's forward has ended."""
+        if autograd.is_grad_enabled():
+            for tensor in _differentiable(output):
+                autograd.gradient_hook(tensor, self._begin_backward)
+        else:
+            self.release_all()
+
+    def _begin_backward(self, _grad):
+        self._in_backward = True
+
+    def gather_all(self):
+        """Bring all parameters of the chunk together."""
+        for number in range(len(self._buckets)):
+            self._gather(number)
+
+    def release_all(self):
+        """Give up all parameters in full."""
+        self._arrived.clear()
+        for number in range(len(self._buckets)):
+            self._release(number)
+
+    # ---- a unit ------------------------------------------------------------------------------------------------------
+
+    def _before_forward(self, number):
+        self._gather(number)
+        self._prefetch(number - 1 if self._in_backward else number + 1)
+
+    def _after_forward(self, number, output):
+        for tensor in _differentiable(output):
+            autograd.gradient_hook(tensor, lambda _grad: self._before_backward(number))
+        if not self._keeps and not self._in_backward:  # in the backward a recomputation precedes it
+            self._release(number)
+
+    def _before_backward(self, number):
+        self._gather(number)
+        self._prefetch(number - 1)
+
+    def grad_arrived(self, param, bucket):
+        """A gradient was taken; after the last one of a bucket its parameters are not needed any more."""
+        arrived = self._arrived.setdefault(id(bucket), set())
+        arrived.add(id(param))
+        if len(arrived) == len(bucket.params):
+            arrived.clear()
+            if not self._keeps and self.unit_of(param) < len(self.cells):
+                bucket.release_params()
+
+    def _gather(self, number):
+        for bucket in self._buckets[number]:
+            bucket.finish_param_gather()
+
+    def _prefetch(self, number):
+        if self.prefetches and 0 <= number < len(self.cells):
+            for bucket in self._buckets[number]:
+                bucket.start_param_gather(async_op=True)
+
+    def _release(self, number):
+        for bucket in self._buckets[number]:
+            bucket.release_params()
+
+
+def find_units(cell):
+    """The layers of all lists of layers (cells whose children are all called by numbers), outermost lists only."""
+    units = []
+    children = cell.name_cells()
+    is_list = bool(children) and all(name.isdigit() for name in children)
+    for child in children.values():
+        if is_list and any(True for _ in child.get_parameters()):
+            units.append(child)
+        elif not is_list:
+            units += find_units(child)
+    return units
+
+
+def _differentiable(output):
+    """Tensors of an output (a Tensor or a sequence) that a gradient will come to."""
+    outputs = output if isinstance(output, (tuple, list)) else (output,)
+    return [tensor for tensor in outputs if isinstance(tensor, Tensor) and autograd.requires_grad(tensor)]

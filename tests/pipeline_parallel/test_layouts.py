@@ -1,0 +1,72 @@
+"""The training does not know how the layers were cut: losses, gradient norms and final weights equal one rank's."""
+import pytest
+
+from tests.pipeline_parallel import job
+
+EIGHT = {"num_layers": 8}
+PP = "pipeline_model_parallel_size"
+VPP = "virtual_pipeline_model_parallel_size"
+TP2 = {"tensor_model_parallel_size": 2, "sequence_parallel": True}
+LAYOUTS = {
+    "pp2": ({}, {PP: 2}, 1),
+    "pp4": ({}, {PP: 4}, 1),
+    "pp3": ({}, {PP: 3}, 1),
+    "pp2vpp2": ({}, {PP: 2, VPP: 2}, 1),
+    "pp4vpp2": (EIGHT, {PP: 4, VPP: 2}, 1),
+    "pp2vpp4_group3": (EIGHT, {PP: 2, VPP: 4, "microbatch_group_size_per_virtual_pipeline_stage": 3}, 1),
+    "pp2tp2dp2": ({}, {PP: 2, **TP2}, 2),
+    "pp2vpp2dp2": ({}, {PP: 2, VPP: 2}, 2),
+    "uneven": ({}, {PP: 2, "num_layer_list": [3, 1]}, 1),
+    "uneven_chunks": (EIGHT, {PP: 2, "num_layer_list": [[3, 1], [2, 2]]}, 1),
+    "upstream_order": (EIGHT, {PP: 2, "num_layer_list": [[3, 1], [1, 3]], "num_layer_list_order": "vpp_pp"}, 1),
+    "first_and_last": ({}, {PP: 3, "num_layers_in_first_pipeline_stage": 1, "num_layers_in_last_pipeline_stage": 1}, 1),
+    "embedding_and_loss_count": ({"num_layers": 6}, {PP: 4, "account_for_embedding_in_pipeline_split": True,
+                                                     "account_for_loss_in_pipeline_split": True}, 1),
+    "standalone_embedding": ({}, {PP: 3, "standalone_embedding_stage": True}, 1),
+    "standalone_embedding_chunks": ({}, {PP: 3, VPP: 2, "standalone_embedding_stage": True}, 1),
+}
+MODELS = {"tied": job.TIED, "untied": job.UNTIED}
+
+
+@pytest.mark.parametrize("model, layout", [
+    *(("tied", layout) for layout in LAYOUTS), ("untied", "pp4"), ("untied", "pp2vpp2"), ("untied", "pp2tp2dp2")])
+def test_equals_one_rank(world, model, layout):
+    model_fields, parallel, data_parallel = LAYOUTS[layout]
+    fields = {**MODELS[model], **model_fields}
+    # 8 micro-batches in groups of 3 leave one of 2, and 3 stages need a multiple of 3
+    sections = {"dataset": {"global_batch_size": 6}} if parallel[PP] == 3 and parallel.get(VPP) else {}
+    data = job.batches(3, rows=6) if sections else None
+    reference = world(1)(job.train, fields, data=data, **sections)
+    results = world(job.world_size(parallel, data_parallel))(job.train, fields, parallel, data=data, **sections)
+    job.assert_equal_trainings(results, reference, model == "tied")
+
+
+@pytest.mark.parametrize("parallel", [
+    {PP: 2, "noop_layers": [1]}, {PP: 2, "noop_layers": [2, 3]}, {PP: 4, "noop_layers": [0, 3]},
+    {PP: 2, VPP: 2, "noop_layers": [1]}], ids=str)
+def test_noop_layers_are_the_smaller_model(world, parallel):
+    """Layers that pass their input on: equal to the model without them, also where they leave a chunk empty."""
+    reference = world(1)(job.train, {**job.TIED, "num_layers": 4 - len(parallel["noop_layers"])})
+    job.assert_equal_trainings(world(job.world_size(parallel))(job.train, job.TIED, parallel), reference, tied=True)
+
+
+@pytest.mark.parametrize("training", [{"calculate_per_token_loss": True}, {"overlap_grad_reduce": True, "bucket_size": 900},
+                                      {"overlap_grad_reduce": True, "delay_grad_reduce": True, "bucket_size": 900}], ids=str)
+def test_data_parallel_options(world, training):
+    parallel = {PP: 2, VPP: 2}
+    reference = world(1)(job.train, job.TIED, training=training)
+    job.assert_equal_trainings(world(4)(job.train, job.TIED, parallel, training=training), reference, tied=True)
+
+
+def test_guide_model_with_tied_embeddings(world):
+    """The guide's own GPTModel on two stages equals the packaged model on one rank."""
+    fields = {**job.TIED, "vocab_size": 128}
+    reference = world(1)(job.train, fields)
+    job.assert_equal_trainings(world(2)(job.train, fields, {PP: 2}, model_class=job.guide_model), reference, tied=True)
+
+
+def test_twice_is_bit_equal(world):
+    first, second = (world(2)(job.train, job.TIED, {PP: 2, VPP: 2}) for _ in range(2))
+    for one, other in zip(first, second):
+        assert one["loss"] == other["loss"] and one["grad_norm"] == other["grad_norm"]
+        assert all((array == other["weights"][name][1]).all() for name, (_, array) in one["weights"].items())

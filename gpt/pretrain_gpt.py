@@ -7,11 +7,12 @@ import contextlib
 import os
 import sys
 
-from mindspeed_ms.config import ConfigError, fit_to_world, init_configs_from_args
+from mindspeed_ms.config import ConfigError, fit_to_world, init_configs_from_args, require_available
 from mindspeed_ms.core.datasets import text_corpus
 from mindspeed_ms.core.datasets.token_dataset import TokenDataset
 from mindspeed_ms.core.logging import setup_logging
 from mindspeed_ms.training import get_args, initialize_megatron
+from mindspeed_ms.training.checkpoint_files import CheckpointError
 
 LARGEST_VOCABULARY = 32_768  # of the BPE that is trained here; the model may have more rows
 
@@ -26,10 +27,17 @@ def add_example_args(parser):
 
 
 def build_corpus(all_config):
-    """The encoded text that the configuration names (text_corpus.TextCorpus); built once, then found again."""
+    """The encoded text that the configuration names (text_corpus.TextCorpus); built once, then found again.
+
+    Raises:
+        FileNotFoundError, CorpusError: the text is missing, or none that can be used.
+    """
     dataset = all_config.dataset_config
     if any(_is_number(word) for word in dataset.data_path or ()):
-        raise ValueError("data_path has weights: this script mixes nothing, give files and folders of text only.")
+        raise text_corpus.CorpusError("data_path has weights: this script mixes nothing, give files and folders of text only.")
+    if dataset.valid_data_path and not dataset.train_data_path:
+        raise text_corpus.CorpusError("valid_data_path (--valid-data-path) is given without train_data_path "
+                                      "(--train-data-path): name both, or let --data-path hold a part out.")
     if dataset.train_data_path:
         training = text_corpus.text_documents(dataset.train_data_path)
         validation = text_corpus.text_documents(dataset.valid_data_path) if dataset.valid_data_path else []
@@ -38,8 +46,12 @@ def build_corpus(all_config):
     else:
         training, validation = text_corpus.hold_out(text_corpus.standard_library_documents())
     folder = dataset.data_cache_path or os.path.join(all_config.training_config.output_dir, "corpus")
-    vocab_size = dataset.vocab_size or min(all_config.model_config.vocab_size, LARGEST_VOCABULARY)
-    return text_corpus.build_text_corpus(folder, training, validation, vocab_size)
+    vocab_size = min(dataset.vocab_size or LARGEST_VOCABULARY, all_config.model_config.vocab_size)
+    corpus = text_corpus.build_text_corpus(folder, training, validation, vocab_size)
+    if len(corpus.train_tokens) <= all_config.model_config.seq_length:
+        raise text_corpus.CorpusError(f"the training text has {len(corpus.train_tokens)} tokens, fewer than one sample of "
+                                      f"seq_length {all_config.model_config.seq_length} needs: give more text.")
+    return corpus
 
 
 def _is_number(word):
@@ -80,10 +92,15 @@ def get_batch(data_iterator):
 
 def prepare(all_config):
     """Find mistakes and build the corpus before any rank starts. Returns the number of ranks."""
-    parallel = all_config.parallel_config
+    parallel, training = all_config.parallel_config, all_config.training_config
     smallest = (parallel.tensor_model_parallel_size * parallel.pipeline_model_parallel_size * parallel.context_parallel_size)
     world_size = parallel.world_size or smallest
     fit_to_world(all_config, world_size)
+    if training.load_checkpoint and not os.path.isdir(training.load_checkpoint):
+        raise FileNotFoundError(f"load_checkpoint (--load) is {training.load_checkpoint}: there is no such folder.")
+    os.makedirs(training.output_dir, exist_ok=True)
+    if not os.access(training.output_dir, os.W_OK):
+        raise PermissionError(f"output_dir (--save) is {training.output_dir}: the folder cannot be written.")
     build_corpus(all_config)
     return world_size
 
@@ -92,12 +109,13 @@ def main():
     """Train, following the guide step by step."""
     initialize_megatron(extra_args_provider=add_example_args)
     args = get_args()
+    all_config = init_configs_from_args(args)
+    require_available(all_config)
     if args.prepare:
         with contextlib.redirect_stdout(sys.stderr):
-            world_size = prepare(init_configs_from_args(args))
+            world_size = prepare(all_config)
         print(world_size)
         return
-    all_config = init_configs_from_args(args)
 
     # Everything that needs MindSpore is imported here: a mistake in the configuration is found in a second.
     from pretrain_gpt_report import report
@@ -142,6 +160,6 @@ if __name__ == "__main__":
     setup_logging()
     try:
         main()
-    except (ConfigError, FileNotFoundError) as error:
+    except (ConfigError, CheckpointError, OSError, text_corpus.CorpusError) as error:
         print(f"pretrain_gpt.py: error: {error}", file=sys.stderr, flush=True)
         sys.exit(2)

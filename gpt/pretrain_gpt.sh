@@ -65,11 +65,18 @@ options=(--worker_num="$world" --local_worker_num="$local_world" --master_port="
          --cluster_time_out=300)
 [[ -z ${MASTER_ADDR:-} ]] || options+=(--master_addr="$MASTER_ADDR")
 [[ -z ${NODE_RANK:-} ]] || options+=(--node_rank="$NODE_RANK")
-first_log=$log_dir/worker_$((${NODE_RANK:-0} * local_world)).log
+first_rank=$((${NODE_RANK:-0} * local_world))
+first_log=$log_dir/worker_$first_rank.log
 
 mkdir -p "$log_dir" || exit 1
-rm -f "$first_log"
+if ((local_world == world)); then  # other machines may share the folder
+    rm -f "$log_dir"/worker_*.log
+else
+    for ((rank = first_rank; rank < first_rank + local_world; rank++)); do rm -f "$log_dir/worker_$rank.log"; done
+fi
 echo "Starting $world ranks on $device; logs: $PWD/$log_dir"
+
+export MINDSPEED_MS_JOB=$$.$port  # by this the ranks are found
 
 # In a session of its own msrun does not see Ctrl-C: it would kill the ranks before they have saved.
 PATH=$(dirname "$python"):$PATH setsid msrun "${options[@]}" "$here/pretrain_gpt.py" "${arguments[@]}" > "$log_dir/msrun.log" 2>&1 &
@@ -77,24 +84,22 @@ msrun_pid=$!
 "$python" -m mindspeed_ms.tools.follow_log "$first_log" --process "$msrun_pid" &
 follower_pid=$!
 
-ranks() {  # process ids of the ranks: children of msrun that run the script as workers (others show logs, or coordinate)
-    local stat words
-    for stat in /proc/[0-9]*/stat; do
-        words=$(sed 's/^[0-9]* (.*) //' "$stat" 2> /dev/null) || continue
-        set -- $words
-        [[ ${2:-} == "$msrun_pid" ]] || continue
-        local pid=${stat#/proc/}
-        pid=${pid%/stat}
-        grep -q pretrain_gpt.py "/proc/$pid/cmdline" 2> /dev/null || continue
-        { tr '\0' '\n' < "/proc/$pid/environ"; } 2> /dev/null | grep -qx MS_ROLE=MS_WORKER && echo "$pid"
+ranks() {  # process ids of this job's ranks (msrun also runs a scheduler, and processes that show logs)
+    local process
+    for process in /proc/[0-9]*; do
+        grep -zqx "MINDSPEED_MS_JOB=$MINDSPEED_MS_JOB" "$process/environ" 2> /dev/null \
+            && grep -zqx MS_ROLE=MS_WORKER "$process/environ" 2> /dev/null \
+            && grep -q pretrain_gpt.py "$process/cmdline" 2> /dev/null && echo "${process#/proc/}"
     done
 }
 interrupts=0
+killed=""
 interrupt() {
     interrupts=$((interrupts + 1))
     local found
     found=$(ranks)
     if [[ -z $found || $interrupts -gt 2 ]]; then  # the ranks are not there yet, or do not listen
+        killed=yes
         kill -KILL -- "-$msrun_pid" $found 2> /dev/null
     else
         kill -TERM $found 2> /dev/null
@@ -102,17 +107,22 @@ interrupt() {
 }
 trap interrupt INT TERM HUP
 
-while kill -0 "$msrun_pid" 2> /dev/null; do wait "$msrun_pid"; done
-wait "$msrun_pid"
+while kill -0 "$msrun_pid" 2> /dev/null; do wait "$msrun_pid"; done 2> /dev/null
+wait "$msrun_pid" 2> /dev/null
 status=$?
 trap - INT TERM HUP
 wait "$follower_pid"
+kill -KILL -- "-$msrun_pid" $(ranks) 2> /dev/null  # something is left only if msrun itself was killed
 
+if [[ -n $killed ]]; then
+    echo "Interrupted before the ranks could save: the job was ended at once." >&2
+    exit 130
+fi
 if ((status)); then
     echo "The job failed (exit code $status). Logs: $PWD/$log_dir/worker_*.log, $PWD/$log_dir/msrun.log" >&2
-    # rank 0's log was shown; of the others say what may be the cause
+    touch "$first_log"  # it was shown; of the other logs say what may be the cause
     for log in "$log_dir"/worker_*.log; do
         [[ $log == "$first_log" ]] || grep -hE "rank [0-9]+ \(pid [0-9]+\) died|^[A-Za-z_.]*(Error|Exception)\b" "$log"
-    done | awk '!seen[$0]++' | head -n 5 >&2
+    done | awk 'FILENAME != "-" { seen[$0] = 1; next } !seen[$0]++' "$first_log" - | head -n 5 >&2
 fi
 exit "$status"

@@ -98,6 +98,9 @@ def main(words=None):
     if words[0] not in COMMANDS:
         print(f"no command {words[0]!r}.{did_you_mean(words[0], COMMANDS)}\n\n{_USAGE}", file=sys.stderr)
         return 2
+    if {"-h", "--help"} & set(words[1:]) and words[0] != "check":  # check takes Megatron's arguments, --help included
+        print(_USAGE)
+        return 0
     try:
         COMMANDS[words[0]](words[1:])
     except (ValueError, OSError) as error:  # ConfigError and LayoutError are ValueErrors

@@ -25,11 +25,10 @@ class ArgumentParser(argparse.ArgumentParser):
         result, rest = self.parse_known_args(args, namespace)
         if rest:
             known = list(self._option_string_actions)
-            hints = [
-                f"{word}{did_you_mean(word.split('=')[0], known, cutoff=0.75)}" if word.startswith("--") else word
-                for word in rest
-            ]
-            self.error("unknown arguments: " + "; ".join(hints))
+            # what follows an unknown flag is its value, no mistake of its own
+            words = [word for word in rest if word.startswith("--")] or rest
+            hints = [f"{word}.{did_you_mean(word.split('=')[0], known, cutoff=0.75)}" for word in words]
+            self.error("unknown arguments: " + " ".join(hints))
         return result
 
     def error(self, message):

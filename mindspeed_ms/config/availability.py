@@ -37,13 +37,6 @@ NOT_YET = (
     Missing("parallel_config.expert_model_parallel_size", "expert parallelism"),
     Missing("moe_config.num_experts", "a mixture of experts", parts=("moe_config.",)),
     Missing("lora_config.use_lora", "low-rank adapters", parts=("lora_config.",)),
-    Missing("training_config.use_distributed_optimizer", "the distributed optimizer"),
-    Missing(
-        "parallel_config.zero_level",
-        "ZeRO sharding",
-        parts=("parallel_config.zero_shard_size", "optimizer_config.zero_config"),
-    ),
-    Missing("optimizer_config.optimizer_cpu_offload", "optimizer state on the host"),
     Missing("optimizer_config.reuse_fp32_param", "shared storage of bf16 and fp32 parameters"),
     Missing("model_config.rope_scaling", "scaling of rotary frequencies", parts=("model_config.rope_scaling.",)),
     Missing("model_config.qk_layernorm", "norms of queries and keys"),
@@ -54,9 +47,7 @@ NOT_YET = (
         "training_config.best_metric_comparison", "keeping the best checkpoint", parts=("training_config.eval_metric",)
     ),
     Missing("training_config.use_checkpoint_args", "taking the model's shape from a checkpoint"),
-    Missing("optimizer_config.overlap_param_gather", "gathering parameters during the forward pass"),
     Missing("optimizer_config.overlap_param_gather_with_optimizer_step", "gathering parameters during the update"),
-    Missing("training_config.grad_reduce_in_bf16", "reducing gradients in bf16"),
     Missing("training_config.loss_reduction", "a loss that is summed"),
     Missing("training_config.ckpt_format", "upstream's checkpoint formats"),
     Missing("training_config.crc_check", "check sums of checkpoints"),

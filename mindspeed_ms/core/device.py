@@ -150,7 +150,9 @@ def initialize_device():
     if target == "CPU":
         with _quiet_mindspore():
             ms.set_context(pynative_synchronize=True)
-            ms.device_context.cpu.op_tuning.threads_num(thread_count())
+            # MindSpore's kernels search for the best number of threads during their first calls, so the order of their
+            # sums, and with it the last bits, would change while they run; the kernels of ops/ have their own threads
+            ms.device_context.cpu.op_tuning.threads_num(1)
     from mindspeed_ms.core import autograd
     autograd.enable_tape()
     _initialized_target = target

@@ -18,6 +18,7 @@ _NUMPY_DTYPES = {"float32": np.float32, "float16": np.float16, "float64": np.flo
 _ARRAY_KINDS = {to_dtype(name): np.dtype(np.int16 if name == "bfloat16" else kind) for name, kind in _NUMPY_DTYPES.items()}
 
 _ALIGNMENT = 64
+_CAST_ELEMENTS = 1 << 18
 
 
 class FlatBuffer:
@@ -109,10 +110,19 @@ def write(destination, source):
     with autograd.no_grad():
         if device_target() == "CPU":
             if source.dtype != destination.dtype:
-                source = source.astype(destination.dtype)
-            as_array(destination)[...] = read_array(source).reshape(destination.shape)
+                _write_cast(destination, source)
+            else:
+                as_array(destination)[...] = read_array(source).reshape(destination.shape)
         else:
             destination[:] = source.reshape(destination.shape).astype(destination.dtype)
+
+
+def _write_cast(destination, source):
+    """`write` to another dtype, in parts: a cast of the whole would stay in the device's memory pool."""
+    target, values = as_array(destination).reshape(-1), read_array(source).reshape(-1)
+    for start in range(0, values.size, _CAST_ELEMENTS):
+        part = from_array(values[start:start + _CAST_ELEMENTS], source.dtype).astype(destination.dtype)
+        target[start:start + _CAST_ELEMENTS] = read_array(part)
 
 
 def add_into(destination, source):

@@ -11,6 +11,7 @@ import os
 import random
 import re
 import shutil
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 
 import numpy as np
@@ -44,7 +45,8 @@ def save_checkpoint(folder, train_state, model, optimizer=None, opt_param_schedu
     target = os.path.join(folder, f"iter_{train_state.iteration:07d}")
     temporary = f"{target}.incomplete"
     _on_rank_zero(_make_empty, temporary, folder)
-    _everyone(_write_rank, temporary, train_state, model, optimizer, opt_param_scheduler, data_position, save_rng)
+    with whole_parameters(model):
+        _everyone(_write_rank, temporary, train_state, model, optimizer, opt_param_scheduler, data_position, save_rng)
     _on_rank_zero(_publish, temporary, target, folder, train_state.iteration, keep_checkpoint_max)
     if comm.get_rank() == 0:
         logger.info("saved checkpoint of iteration %d to %s", train_state.iteration, target)
@@ -57,14 +59,17 @@ def _make_empty(temporary, folder):
 
 
 def _write_rank(temporary, train_state, model, optimizer, opt_param_scheduler, data_position, save_rng):
+    sharded = optimizer is not None and optimizer.is_sharded
+    optimizer_state = optimizer.state_dict() if optimizer is not None else None
     if parallel_state.get_data_parallel_rank(with_context_parallel=True) == 0:
         write_state(os.path.join(temporary, model_file_name()), {
             "format_version": FORMAT_VERSION, "layout": _layout(), "train_state": asdict(train_state),
             "model": dict(named_parameters(model)),
-            "optimizer": optimizer.state_dict() if optimizer is not None else None,
+            "optimizer": None if sharded else optimizer_state, "optimizer_is_sharded": sharded,
             "opt_param_scheduler": opt_param_scheduler.state_dict() if opt_param_scheduler is not None else None})
     write_state(os.path.join(temporary, rank_file_name()), {
-        "rng": random_states() if save_rng else None, "data_position": data_position})
+        "rng": random_states() if save_rng else None, "data_position": data_position,
+        "optimizer_shard": optimizer_state if sharded else None})
 
 
 def _publish(temporary, target, folder, iteration, keep_checkpoint_max):
@@ -138,16 +143,39 @@ def read_checkpoint(folder, iteration=None):
     Raises:
         CheckpointError: none there, damaged, or of another layout.
     """
-    path = _checkpoint_path(folder, iteration)
-    state = read_state(os.path.join(path, _existing_model_file(path)))
+    path = find_checkpoint(folder, iteration)
+    state = read_state(os.path.join(path, model_file_name()))
     if state.get("format_version") != FORMAT_VERSION:
         raise CheckpointError(f"{path} has format version {state.get('format_version')}: expected {FORMAT_VERSION}.")
     own = os.path.join(path, rank_file_name())
     state.update(read_state(own) if os.path.isfile(own) else {"rng": None, "data_position": None})
+    if state.get("optimizer_is_sharded"):
+        state["optimizer"] = state.pop("optimizer_shard", None)
     return state
 
 
+def find_checkpoint(folder, iteration=None):
+    """Folder of one checkpoint that this layout can read; arguments as for `read_checkpoint`.
+
+    Raises:
+        CheckpointError: none there, or one of another layout.
+    """
+    path = _checkpoint_path(folder, iteration)
+    _check_model_files(path)
+    return path
+
+
+def check_complete(state, folder):
+    """Raise CheckpointError if a training cannot go on from what `read_checkpoint` found: this rank's file was lost."""
+    if state["data_position"] is None and comm.get_rank() < state["layout"]["world"]:
+        raise CheckpointError(f"the checkpoint in {folder} has lost {rank_file_name()}, the random states and the position in "
+                              "the data of this rank: bring it back, resume from another one (--ckpt-step), or start from "
+                              "the weights alone (--load without --resume-training).")
+
+
 def _checkpoint_path(folder, iteration):
+    if not os.path.isdir(folder):
+        raise CheckpointError(f"{folder} holds no checkpoint: there is no such folder.")
     if _FOLDER.match(os.path.basename(os.path.normpath(folder))):
         return folder
     number = latest_iteration(folder) if iteration is None else iteration
@@ -160,7 +188,7 @@ def _checkpoint_path(folder, iteration):
     return path
 
 
-def _existing_model_file(path):
+def _check_model_files(path):
     present = sorted(name for name in os.listdir(path) if name.startswith("model_"))
     layout = _layout()
     count = layout["tensor"] * layout["pipeline"]
@@ -168,7 +196,6 @@ def _existing_model_file(path):
         raise CheckpointError(f"{path} was saved by {len(present)} tensor x pipeline ranks ({', '.join(present[:4])}), "
                               f"this run has {count} (tensor {layout['tensor']}, pipeline {layout['pipeline']}): use "
                               "the same sizes.")
-    return model_file_name()
 
 
 def restore(state, model, optimizer=None, opt_param_scheduler=None, strict=True, load_rng=True):
@@ -179,6 +206,9 @@ def restore(state, model, optimizer=None, opt_param_scheduler=None, strict=True,
     """
     load_parameters(model, state["model"], strict)
     if optimizer is not None:
+        if state["optimizer"] is None and state.get("optimizer_is_sharded"):
+            raise CheckpointError(f"the checkpoint has no optimizer shard of rank {comm.get_rank()}: it was saved by fewer "
+                                  "ranks. Use as many, or set no_load_optim to start the optimizer afresh.")
         if state["optimizer"] is None:
             raise CheckpointError("the checkpoint has no optimizer state: set no_load_optim to start the optimizer "
                                   "afresh.")
@@ -195,9 +225,23 @@ def named_parameters(model):
         yield from getattr(chunk, "module", chunk).parameters_and_names()
 
 
+@contextmanager
+def whole_parameters(model, changes=False):
+    """Inside, all parameters of the chunks are in full; see `DistributedDataParallel.whole_parameters`."""
+    with ExitStack() as stack:
+        for chunk in model:
+            if hasattr(chunk, "whole_parameters"):
+                stack.enter_context(chunk.whole_parameters(changes))
+        yield
+
+
 def load_parameters(model, values, strict=True):
     """Copy values (dict of Tensors by state-dict key) into the parameters; see `restore`."""
-    own = dict(named_parameters(model))
+    with whole_parameters(model, changes=True):
+        _copy_parameters(dict(named_parameters(model)), values, strict)
+
+
+def _copy_parameters(own, values, strict):
     missing, unexpected = sorted(set(own) - set(values)), sorted(set(values) - set(own))
     wrong = [f"{name} {tuple(values[name].shape)} instead of {tuple(own[name].shape)}" for name in own if name in values
              and tuple(values[name].shape) != tuple(own[name].shape)]

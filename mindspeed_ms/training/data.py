@@ -124,6 +124,7 @@ def split_batch(batch, micro_batch_size, num_microbatches):
     if not isinstance(batch, dict):
         raise ValueError(f"a batch is a {type(batch).__name__}: expected a dict keyed by the names of the model's "
                          "construct.")
+    batch = {name: _array_of_list(name, value) for name, value in batch.items()}
     rows = max((value.shape[0] for value in batch.values() if _has_rows(value)), default=1)
     for name, value in batch.items():
         _check_rows(name, value, rows)
@@ -135,6 +136,16 @@ def split_batch(batch, micro_batch_size, num_microbatches):
                          f"micro-batch at a time. The entries are {_shapes(batch)}.")
     return [{name: to_tensor(_rows_of(value, rows, number * micro_batch_size, micro_batch_size))
              for name, value in batch.items()} for number in range(num_microbatches)]
+
+
+def _array_of_list(name, value):
+    if not isinstance(value, list):
+        return value
+    try:
+        return host_array(value)
+    except ValueError as error:
+        raise ValueError(f"entry {name!r} of a batch is a list that makes no array ({error}): expected equal lengths in "
+                         "each dimension.") from error
 
 
 def _shapes(batch):
@@ -159,7 +170,7 @@ def _rows_of(value, rows, start, count):
 
 def to_tensor(value):
     """Tensor of a batch's entry (numpy arrays are shared, not copied); None and other objects stay what they are."""
-    if isinstance(value, (list, np.ndarray, np.generic)):
+    if isinstance(value, (np.ndarray, np.generic)):
         array = np.ascontiguousarray(host_array(value)) if np.ndim(value) else host_array(value)
         return Tensor.from_numpy(array if array.flags.writeable else array.copy())
     return value

@@ -42,8 +42,11 @@ def check_weights_across_data_parallel_ranks(model, iteration):
         RuntimeError: on all ranks of a group whose weights differ; names the ranks.
     """
     for chunk in model:
+        chunk.finish_param_sync()
         for number, buffer in enumerate(chunk.buffers):
-            group = buffer.data_parallel_group
+            # ranks whose parameters are sharded hold the same as their replicas only
+            sharded = buffer.sharding is not None and buffer.ddp_config.shards_params
+            group = buffer.sharding.replicas if sharded else buffer.data_parallel_group
             if group.size == 1:
                 continue
             own = zlib.crc32(storage.read_array(buffer.param_buffer.tensor).view(np.uint8))

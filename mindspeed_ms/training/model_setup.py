@@ -76,7 +76,7 @@ class ModelSettings:
 
 def get_ddp_config(all_config):
     """DistributedDataParallelConfig of an AllConfig."""
-    training = all_config.training_config
+    training, zero = all_config.training_config, all_config.optimizer_config.zero_config or {}
     return DistributedDataParallelConfig(
         grad_reduce_in_fp32=training.accumulate_allreduce_grads_in_fp32,
         overlap_grad_reduce=training.overlap_grad_reduce or all_config.parallel_config.overlap_grad_reduce,
@@ -84,7 +84,13 @@ def get_ddp_config(all_config):
         bucket_size=training.bucket_size,
         average_in_collective=training.average_in_collective,
         check_for_nan_in_grad=training.check_for_nan_in_grad,
-        enable_mem_align=training.enable_mem_align)
+        enable_mem_align=training.enable_mem_align,
+        overlap_param_gather=all_config.optimizer_config.overlap_param_gather,
+        zero_level=all_config.parallel_config.zero_level,
+        zero_shard_size=all_config.parallel_config.zero_shard_size,
+        allreduce_after_grad_accumulation=zero.get("allreduce_after_grad_accumulation", False),
+        param_resident=zero.get("param_resident", False),
+        sum_gradients=zero.get("grad_allreduce_op", "mean") == "sum")
 
 
 def get_optimizer_config(all_config):
@@ -106,6 +112,7 @@ def get_optimizer_config(all_config):
         "hysteresis": training.hysteresis, "adam_beta1": optimizer.betas[0], "adam_beta2": optimizer.betas[1],
         "adam_eps": optimizer.eps, "sgd_momentum": optimizer.sgd_momentum, "clip_grad": clip_grad,
         "grad_clip_type": clip_type, "log_num_zeros_in_grad": training.log_num_zeros_in_grad,
+        "cpu_offload": optimizer.optimizer_cpu_offload or bool((optimizer.zero_config or {}).get("cpu_offload")),
     }
     optional = ("initial_loss_scale", "loss_scale_factor", "loss_scale_window")
     return OptimizerConfig(**{name: value for name,

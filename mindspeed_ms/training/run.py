@@ -32,6 +32,7 @@ class TrainingRun:
         draws_ahead (bool): the micro-batches of a step are read before it starts.
         metrics (MetricsLogger): reports.
         last_saved (Optional[int]): iteration of the newest checkpoint of this run.
+        load_from (Optional[str]): folder whose checkpoint the run starts from.
     """
     all_config: Any
     training_iters: int = 0
@@ -49,6 +50,7 @@ class TrainingRun:
     draws_ahead: bool = True
     metrics: Any = None
     last_saved: int | None = None
+    load_from: str | None = None
     start_time: float = field(default_factory=time.monotonic)
 
     def data(self):
@@ -148,18 +150,31 @@ def _iterations_of_samples(samples, rampup_batch_size):
     return iterations
 
 
-def load(run):
-    """Load weights, or a whole training with `resume_training`; does nothing if the configuration names no checkpoint.
+def find_checkpoint(run):
+    """Set `run.load_from`, before anything is built: a checkpoint that is missing shows at once.
 
     Raises:
-        CheckpointError: the named checkpoint does not exist or does not fit.
+        CheckpointError: the named checkpoint does not exist or has another layout.
     """
     settings = run.all_config.training_config
-    folder = _folder_to_load(settings)
+    run.load_from = _folder_to_load(settings)
+    if run.load_from is not None:
+        checkpointing.find_checkpoint(run.load_from, settings.ckpt_step)
+
+
+def load(run):
+    """Load weights, or a whole training with `resume_training`; does nothing if there is no checkpoint to load.
+
+    Raises:
+        CheckpointError: the checkpoint is damaged or does not fit the model.
+    """
+    settings, folder = run.all_config.training_config, run.load_from
     if folder is None:
         return
     state = checkpointing.read_checkpoint(folder, settings.ckpt_step)
     resumes = settings.resume_training and not settings.finetune and folder != settings.pretrained_checkpoint
+    if resumes:
+        checkpointing.check_complete(state, folder)
     with_optimizer = resumes and not settings.no_load_optim
     checkpointing.restore(state, run.model, run.optimizer if with_optimizer else None,
                           run.opt_param_scheduler if with_optimizer else None, settings.load_strict,

@@ -28,16 +28,18 @@ class TrainOneStep:
         calculate_per_token_loss (bool): see above.
         check_for_nan_in_loss (bool): raise when a loss is not finite.
         log_params_norm (bool): report the norm of the weights.
+        sequence_length (Optional[int]): tokens of a sample, for the throughput; None: the tokens that the loss is over.
     """
 
     def __init__(self, model, optimizer, opt_param_scheduler, forward_step_func, calculate_per_token_loss=False,
-                 check_for_nan_in_loss=True, log_params_norm=False):
+                 check_for_nan_in_loss=True, log_params_norm=False, sequence_length=None):
         self.model = model
         self.optimizer = optimizer
         self.opt_param_scheduler = opt_param_scheduler
         self.forward_step_func = forward_step_func
         self.check_for_nan_in_loss = check_for_nan_in_loss
         self.log_params_norm = log_params_norm
+        self.sequence_length = sequence_length
         self.options = ScheduleOptions(calculate_per_token_loss, optimizer.get_loss_scale, finalize_model_grads)
         self.reducer = LossReducer()
 
@@ -68,9 +70,15 @@ class TrainOneStep:
         if success:
             self.opt_param_scheduler.step(calculator.get_current_global_batch_size())
         params_norm = self.optimizer.get_params_norm() if self.log_params_norm else None
-        report = StepReport(losses.values, losses.tokens, success, loss_scale, learning_rate, grad_norm, num_zeros,
+        report = StepReport(losses.values, self._tokens(losses), success, loss_scale, learning_rate, grad_norm, num_zeros,
                             params_norm, time.perf_counter() - start)
         return report, bool(losses.stop_requested)
+
+    def _tokens(self, losses):
+        """Tokens that this step read: the throughput must not depend on what the loss function reports."""
+        if self.sequence_length is None:
+            return losses.tokens
+        return calculator.get_current_global_batch_size() * self.sequence_length
 
 
 def _learning_rate(optimizer):

@@ -20,7 +20,7 @@ from mindspeed_ms.training.housekeeping import GarbageCollection, check_weights_
 from mindspeed_ms.training.initialize import initialize_megatron
 from mindspeed_ms.training.metrics import MetricsLogger
 from mindspeed_ms.training.model_setup import get_model, get_optimizer, get_optimizer_param_scheduler
-from mindspeed_ms.training.run import TrainingRun, build_data, init_batch_sizes, load
+from mindspeed_ms.training.run import TrainingRun, build_data, find_checkpoint, init_batch_sizes, load
 from mindspeed_ms.training.signals import SignalHandler
 from mindspeed_ms.training.tensorboard import TensorboardEvents, make_tensorboard_writer
 from mindspeed_ms.training.train_step import TrainOneStep
@@ -75,6 +75,7 @@ def pretrain(train_valid_test_datasets_provider, model_provider_func, model_type
         set_seed(all_config.training_config.seed)
     init_batch_sizes(all_config)
     run = TrainingRun(all_config, process_non_loss_data_func=process_non_loss_data_func)
+    find_checkpoint(run)
     build_data(run, train_valid_test_datasets_provider, train_data_loader, valid_data_loader, test_data_loader,
                get_batch_func)
     _build_model(run, model_provider_func, forward_step_func)
@@ -91,6 +92,8 @@ def pretrain(train_valid_test_datasets_provider, model_provider_func, model_type
         train(run)
     finally:
         run.metrics.close()
+    for chunk in run.model:
+        chunk.finish_param_sync()
     return run
 
 
@@ -120,7 +123,8 @@ def _build_model(run, model_provider_func, forward_step_func):
     run.draws_ahead = forward_step_func is None
     run.forward_step_func = forward_step_func or make_forward_step(training.calculate_per_token_loss)
     run.step = TrainOneStep(run.model, run.optimizer, run.opt_param_scheduler, run.forward_step_func,
-                            training.calculate_per_token_loss, training.check_for_nan_in_loss, training.log_params_norm)
+                            training.calculate_per_token_loss, training.check_for_nan_in_loss, training.log_params_norm,
+                            run.all_config.model_config.seq_length)
     for chunk in run.model:
         chunk.set_train(True)
 

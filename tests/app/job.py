@@ -99,7 +99,7 @@ class Job:
 
 def environment():
     """The variables of a job: this interpreter first, this checkout importable, nothing of an outer launch."""
-    result = {name: value for name, value in os.environ.items() if not name.startswith(("MS_", "RANK_", "MINDSPEED_MS_COMM"))}
+    result = {name: value for name, value in os.environ.items() if not name.startswith(("MS_", "RANK_", "MINDSPEED_MS_"))}
     result["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), result["PATH"]])
     result["PYTHONPATH"] = os.pathsep.join(filter(None, [str(REPOSITORY), result.get("PYTHONPATH")]))
     result["MINDSPEED_MS_DEVICE"] = "CPU"

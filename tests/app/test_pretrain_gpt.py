@@ -6,12 +6,14 @@ import pty
 import shutil
 import signal
 import struct
+import subprocess
+import sys
 import termios
 import time
 
 import pytest
 
-from tests.app.job import Job, environment
+from tests.app.job import SCRIPT, TINY, Job, environment
 
 pytestmark = pytest.mark.slow
 
@@ -88,6 +90,20 @@ def _available(descriptor):
         return b""
 
 
+def test_interrupt_before_the_ranks_listen(start, tmp_path):
+    """Ends at once and says so; what an earlier job has logged is not shown as its cause."""
+    (tmp_path / "msrun_log").mkdir()
+    (tmp_path / "msrun_log" / "worker_1.log").write_text("ValueError: of an earlier job\n")
+    job = start("--train-iters", 100000)
+    end = time.monotonic() + 60
+    while "Starting 2 ranks" not in job.printed() and time.monotonic() < end:
+        time.sleep(0.02)
+    os.kill(job.process.pid, signal.SIGINT)
+    assert job.wait(30) == 130, job.printed()
+    assert "Interrupted before" in job.printed()
+    assert "earlier job" not in job.printed() and "Killed" not in job.printed()
+
+
 def test_killed_rank_ends_the_job(start):
     """Within ten seconds, with a code that is not 0 and one line that names the rank."""
     job = start("--train-iters", 100000)
@@ -117,6 +133,11 @@ def test_mccl_gives_the_bits_of_shm(start, tmp_path):
 @pytest.mark.parametrize("arguments, expected", [
     (["--world", "3"], "3"),
     (["--data-path", "nowhere"], "nowhere does not exist"),
+    (["--data-path", "printed.txt"], "there is no text in printed.txt"),
+    (["--data-path", "0.5", "text.txt"], "data_path has weights"),
+    (["--load", "nowhere"], "load_checkpoint (--load) is nowhere: there is no such folder"),
+    (["--save", "text.txt/folder"], "text.txt/folder"),
+    (["--seq-length", "1048576", "--max-position-embeddings", "1048576"], "fewer than one sample"),
     (["--num-attention-heads", "3"], "--num-attention-heads = 3"),
     (["--trian-iters", "3"], "--train-iters"),
     (["--world", "none"], "expected a positive number"),
@@ -127,6 +148,19 @@ def test_mistakes_are_found_before_a_rank_starts(start, tmp_path, arguments, exp
     assert job.wait(30) == 2
     assert expected in job.printed(), job.printed()
     assert "Traceback" not in job.printed() and not (tmp_path / "msrun_log").exists()
+
+
+@pytest.mark.parametrize("arguments, expected", [
+    (["--config", "empty.yaml"], "model_config: is missing"),
+    ([*TINY, "--valid-data-path", "empty.yaml"], "without train_data_path"),
+])
+def test_mistakes_of_the_script_alone(tmp_path, arguments, expected):
+    """No launcher, no default configuration."""
+    (tmp_path / "empty.yaml").touch()
+    result = subprocess.run([sys.executable, SCRIPT.with_suffix(".py"), *arguments], cwd=tmp_path, env=environment(),
+                            capture_output=True, text=True, check=False)
+    assert result.returncode == 2 and expected in result.stderr, result.stderr
+    assert "Traceback" not in result.stderr
 
 
 def test_environment_is_clean(monkeypatch):

@@ -69,6 +69,7 @@ SPECIAL = {
     "model_config.ffn_post_norm_scale": (0.5, _SANDWICH),
     "model_config.residual_connection_dtype": ("float32", _BF16),
     "model_config.fp32_residual_connection": (True, _BF16),
+    "training_config.grad_reduce_in_bf16": (True, _BF16),
     "model_config.init_method": "zeros",
     "model_config.bias_init": 0.5,
     "model_config.params_dtype": ("float32", _BF16),

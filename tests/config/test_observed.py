@@ -37,6 +37,7 @@ DECIDED_HERE = {
     "model_config.transformer_impl",
     "training_config.loss_func_kwargs",
     "training_config.grad_clip_kwargs",
+    "training_config.grad_reduce_in_bf16",
 }
 # for the code of a user's own datasets provider, which reads them from the configuration or get_args()
 FOR_DATASETS = {

@@ -47,6 +47,13 @@ def test_few_documents_are_cut_into_pieces():
     assert all(piece.endswith("\n") for _, piece in training)
 
 
+def test_a_short_file_is_cut_too():
+    training, validation = text_corpus.hold_out([("short", "a line of text\n" * 40)])
+    assert len(training) > 8 * len(validation) > 0
+    with pytest.raises(text_corpus.CorpusError, match="too few to hold a part out"):
+        text_corpus.hold_out([("tiny", "a")])
+
+
 def test_settings_and_text_decide_the_folder(tmp_path):
     assert build(tmp_path).folder == build(tmp_path).folder
     assert build(tmp_path, vocab_size=290).folder != build(tmp_path).folder
@@ -86,6 +93,10 @@ def test_incomplete_folder_is_named(tmp_path):
     (folder / "valid.npy").unlink()
     with pytest.raises(FileNotFoundError, match=r"has no valid\.npy"):
         build(tmp_path)
+    for content in (b"", bytes(100)):
+        (folder / "valid.npy").write_bytes(content)
+        with pytest.raises(text_corpus.CorpusError, match="is damaged"):
+            build(tmp_path)
 
 
 def test_standard_library_is_text_in_a_fixed_order():
@@ -106,8 +117,8 @@ def test_own_text(tmp_path):
 @pytest.mark.parametrize("name, error, expected", [
     ("missing", FileNotFoundError, "missing does not exist"),
     ("indexed", FileNotFoundError, "indexed files"),
-    ("binary", ValueError, "not UTF-8 text"),
-    ("empty", ValueError, "no text"),
+    ("binary", text_corpus.CorpusError, "not UTF-8 text"),
+    ("empty", text_corpus.CorpusError, "no text"),
 ])
 def test_bad_paths(tmp_path, name, error, expected):
     (tmp_path / "indexed.idx").write_bytes(b"MMIDIDX")

@@ -4,6 +4,7 @@ import pytest
 
 from tests.model import builders
 from tests.model.test_layouts import assert_equal_runs
+from tests.pipeline_parallel import job
 
 TP2_SP = {"tensor_model_parallel_size": 2, "sequence_parallel": True}
 STRONG = {"init_method_std": 0.2}
@@ -38,3 +39,13 @@ def test_guide_model_equals_packaged_model(world, model, eod):
     for one, other in zip(guide, packaged):
         assert one["logits"].shape == (2, builders.SIZES["seq_length"], builders.SIZES["vocab_size"] // 2)
         np.testing.assert_array_equal(one["logits"], other["logits"])
+
+
+@pytest.mark.parametrize("parallel", [
+    {"pipeline_model_parallel_size": 2}, {"pipeline_model_parallel_size": 2, "virtual_pipeline_model_parallel_size": 2}],
+    ids=["pp2", "pp2vpp2"])
+def test_guide_model_on_two_stages_with_tied_embeddings(world, parallel):
+    """Trains like the packaged model on one rank; the copies of the tied weight stay equal."""
+    reference = world(1)(job.train, job.TIED)
+    results = world(2)(job.train, job.TIED, parallel, model_class=job.guide_model)
+    job.assert_equal_trainings(results, reference, tied=True)

@@ -143,14 +143,23 @@ def _bad_calls(model, data):
         ("attention_mask of shape", {"tokens": data["tokens"], "attention_mask": Tensor(np.zeros((3, 32, 32), bool))}),
         ("loss_mask", {"tokens": data["tokens"], "labels": data["labels"],
                        "loss_mask": Tensor(np.ones((2, 31), np.float32))}),
+        ("tokens are float32: expected integers", {"tokens": data["tokens"].float()}),
+        ("tokens are a str", {"tokens": "some text"}),
+        ("tokens have shape", {"tokens": data["tokens"][0]}),
+        ("labels of shape .* do not fit tokens", {"tokens": data["tokens"][:1], "labels": data["labels"]}),
+        ("label 128 .sample 1, position 3. is outside", {"tokens": data["tokens"], "labels": Tensor.from_numpy(outside)}),
     ]
     for text, arguments in calls:
         with pytest.raises(ValueError, match=text):
             model(**arguments)
     with pytest.raises(RuntimeError, match="one tensor"):
         model.set_input_tensor([None, None])
+    masked = np.ones((2, 32), np.float32)
+    masked[1, 3] = 0.0
+    hidden = {"labels": Tensor.from_numpy(outside), "loss_mask": Tensor(masked)}
+    assert np.isfinite(model(data["tokens"], **hidden).asnumpy())  # what is masked may be anything
     return len(calls)
 
 
 def test_errors(world):
-    assert world(2)(bad_models) == [12, 12]
+    assert world(2)(bad_models) == [17, 17]

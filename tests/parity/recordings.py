@@ -14,6 +14,8 @@ from pathlib import Path
 import numpy as np
 
 FIGURES = Path(__file__).parent / "figures"
+CURVE = "curve_"
+"""Names with this prefix are runs that wrote a checkpoint."""
 REPOSITORY = Path(__file__).resolve().parents[2]
 
 
@@ -93,10 +95,23 @@ def available(prefix):
 def load(name):
     """The `Recording` called `name`: from the full folder where it is, else from the committed figures."""
     folder = golden_folder()
+    if name.startswith(CURVE) and folder is not None:
+        return _load_curve(name, folder / "ckpt")
     path = folder / f"{name}.npz" if folder is not None else None
     if path is not None and path.exists():
         return _load_full(name, path)
     return _load_figures(name)
+
+
+def _load_curve(name, folder):
+    """The curve of a run that also wrote a checkpoint; its flags without those about saving."""
+    with np.load(folder / name.removeprefix(CURVE) / "curve.npz") as data:
+        meta = json.loads(str(data["meta"]))
+        figures = {key: data[key] for key in ("loss", "grad_norm", "lr")}
+    with np.load(folder / "tokens.npz") as data:
+        batches = {key: data[key] for key in ("tokens", "labels", "loss_mask")}
+    flags = meta["flags"][:meta["flags"].index("--save")]
+    return Recording(name, flags, figures, batches, None, meta["variant"], meta.get("world", 1))
 
 
 def _load_full(name, path):
@@ -122,7 +137,7 @@ def _load_figures(name):
 
 def write_figures():
     """Write the committed figures from the full folder: run `python -m tests.parity.recordings` after new recordings."""
-    for name in available("single_") + available("dist_"):
+    for name in [*available("single_"), *available("dist_"), CURVE + "llama_bf16_tp2dp2_distopt"]:
         recording = load(name)
         content = {"variant": recording.variant, "world": recording.world, "flags": recording.flags,
                    **{key: values.tolist() for key, values in recording.figures.items()}}

@@ -39,7 +39,7 @@ def fill_weights(model, weights):
         else:
             whole = weights[name]
         local = np.ascontiguousarray(parameter.sharding.split(whole), dtype=np.float32)
-        storage.set_data(parameter, Tensor.from_numpy(local.copy()))
+        storage.write(parameter, Tensor.from_numpy(local.copy()))
 
 
 def local_batch(batches, step, micro_batch_size):
@@ -67,7 +67,7 @@ def micro_batches(batch, micro_batch_size):
                for name, value in batch.items()}
 
 
-def run(flags, extra, batches, weights=None, keep=()):
+def run(flags, extra, batches, weights=None, keep=(), settings=None, watch=None):
     """Train on recorded batches.
 
     Args:
@@ -76,15 +76,22 @@ def run(flags, extra, batches, weights=None, keep=()):
         batches (dict): `tokens`, `labels`, `loss_mask`, each `[step, global batch, sequence]`.
         weights (Optional[dict]): our name -> whole initial array; None takes the recordings' rule.
         keep (sequence): of "gradients" (step 0), "weights", "moments" (at the end).
+        settings (Optional[dict]): values of configuration paths that have no flag.
+        watch (Optional[Callable]): `(step, number)` called before each step (`TrainOneStep`) and once after the last;
+            what it returns is kept as `watched`.
 
     Returns:
         dict: loss, grad_norm, lr per step; what `keep` names as `{name: (sharding, array)}`.
     """
     from mindspeed_ms.legacy.model.gpt_model import GPTModel
+    from mindspeed_ms.training.checkpointing import whole_parameters
     from mindspeed_ms.training.forward_step import make_forward_step
     from mindspeed_ms.training.model_setup import get_model, get_optimizer, get_optimizer_param_scheduler
     from mindspeed_ms.training.train_step import TrainOneStep
     all_config = config_of(flags, extra)
+    for path, value in (settings or {}).items():
+        section, name = path.split(".")
+        setattr(getattr(all_config, section), name, value)
     start(all_config, all_config.training_config.seed or 1234)
 
     def model_provider(pre_process=True, post_process=True):
@@ -97,25 +104,34 @@ def run(flags, extra, batches, weights=None, keep=()):
     scheduler = get_optimizer_param_scheduler(optimizer, all_config, all_config.training_config.training_iters)
     per_token = all_config.training_config.calculate_per_token_loss
     step = TrainOneStep(model, optimizer, scheduler, make_forward_step(per_token), per_token)
-    result = {"loss": [], "grad_norm": [], "lr": []}
+    result = {"loss": [], "grad_norm": [], "lr": [], "loss_scale": [], "success": [], "watched": []}
     if "gradients" in keep:
         _capture_first_gradients(optimizer, model, result)
     micro_batch_size = all_config.dataset_config.batch_size
     for number in range(len(batches["tokens"])):
+        if watch is not None:
+            result["watched"].append(watch(step, number))
         batch = local_batch(batches, number, micro_batch_size)
         report, _ = step(micro_batches(batch, micro_batch_size), number + 1)
         result["loss"].append(next(iter(report.losses.values())))
         result["grad_norm"].append(report.grad_norm)
         result["lr"].append(report.learning_rate)
+        result["loss_scale"].append(report.loss_scale)
+        result["success"].append(report.finite_grads)
+    if watch is not None:
+        result["watched"].append(watch(step, len(batches["tokens"])))
     if "weights" in keep:
-        result["weights"] = {name: (p.sharding, p.asnumpy().copy()) for name, p in _parameters(model)}
+        with whole_parameters(model):
+            result["weights"] = {name: (p.sharding, _float32(p).copy()) for name, p in _parameters(model)}
     if "moments" in keep:
         _collect_moments(optimizer, model, result)
     return result
 
 
 def _parameters(model):
-    return [item for chunk in model for item in chunk.module.parameters_and_names()]
+    """(name, Parameter) of all chunks, without the last stage's copy of tied word embeddings."""
+    return [(name, param) for chunk in model for name, param in chunk.module.parameters_and_names()
+            if param.shared_with is None]
 
 
 def _capture_first_gradients(optimizer, model, result):
@@ -123,17 +139,47 @@ def _capture_first_gradients(optimizer, model, result):
 
     def step():
         if "gradients" not in result:
-            result["gradients"] = {name: (p.sharding, p.main_grad.asnumpy().copy()) for name, p in _parameters(model)}
+            shardings = {name: p.sharding for name, p in _parameters(model)}
+            result["gradients"] = {name: (shardings[name], found["grad"])
+                                   for name, found in whole_gradients(optimizer).items()}
         return original()
 
     optimizer.step = step
 
 
+def _float32(tensor):
+    import mindspore as ms
+    return tensor.astype(ms.float32).asnumpy()
+
+
 def _collect_moments(optimizer, model, result):
     shardings = {name: p.sharding for name, p in _parameters(model)}
-    for name, states in optimizer.parameter_states():
-        for kind in ("exp_avg", "exp_avg_sq"):
-            result.setdefault(kind, {})[name] = (shardings[name], states[kind].asnumpy().copy())
+    for name, states in whole_states(optimizer).items():
+        for kind, array in states.items():
+            result.setdefault(kind, {})[name] = (shardings[name], array)
+
+
+def whole_states(optimizer):
+    """`{name: {state: array}}` in the parameters' local shapes, put together from the data-parallel ranks' pieces."""
+    return _put_together(optimizer, [state for _, state in optimizer.parameter_states()])
+
+
+def whole_gradients(optimizer):
+    """The same of the reduced gradients: `{name: {"grad": array}}`."""
+    return _put_together(optimizer, [{"grad": shard.slice_grad(piece.start, piece.stop)}
+                                     for shard in optimizer.shards for piece in shard.pieces])
+
+
+def _put_together(optimizer, states):
+    pieces = [piece for shard in optimizer.shards for piece in shard.pieces]
+    own = [(piece.name, piece.offset, {kind: _float32(tensor).reshape(-1).copy() for kind, tensor in state.items()})
+           for piece, state in zip(pieces, states)]
+    sharding = optimizer.shards[0].buffer.sharding
+    parts = [part for rank in (sharding.group.all_gather_object(own) if sharding else [own]) for part in rank]
+    parts.sort(key=lambda part: part[1])
+    shapes = {name: shape for shard in optimizer.shards for name, shape in zip(shard.buffer.names, shard.buffer.shapes)}
+    return {name: {kind: np.concatenate([arrays[kind] for other, _, arrays in parts if other == name]).reshape(shape)
+                   for kind in parts[0][2]} for name, shape in shapes.items()}
 
 
 def joined(results, kind):

@@ -11,10 +11,21 @@ DISTRIBUTED = [name for name in recordings.available("dist_") if is_available(re
 @pytest.mark.parametrize("name", DISTRIBUTED)
 def test_equals_megatron(world, name):
     """Loss within 1e-5 and gradient norm within 2e-5 per step on every rank."""
+    _check(world, name)
+
+
+@pytest.mark.parametrize("level", ["z2", "z3"])
+@pytest.mark.parametrize("name", ["dist_pp2dp2_distopt_gpt2", "dist_tp2dp2_distopt_llama"])
+def test_equals_megatron_at_higher_zero_levels(world, name, level):
+    """Megatron's distributed optimizer against sharded gradients and parameters, with pipeline and tied embedding."""
+    _check(world, name, ("--zero-level", level, "--overlap-grad-reduce", "--overlap-param-gather"))
+
+
+def _check(world, name, options=()):
     recording = recordings.load(name)
     single = recordings.load(f"single_{recording.variant}")
     size = int(recording.flag("--tensor-model-parallel-size", 1))
-    extra = ["--padded-vocab-size", str(padded_vocabulary(recording, size))]
+    extra = ["--padded-vocab-size", str(padded_vocabulary(recording, size)), *options]
     weights = runner.our_arrays(single.arrays("w0")) if single.path is not None else None
     for result in world(recording.world)(runner.run, recording.flags, extra, single.batches, weights):
         for key, tolerance in (("loss", 1e-5), ("grad_norm", 2e-5)):

@@ -22,6 +22,9 @@ class Saved:
 class LiveTensors:
     """Follows saved tensors and stage outputs through a step.
 
+    Args:
+        resident_start (int): memory of the process that its growth is counted from.
+
     Attributes:
         peak (dict): at the moment with the most saved bytes: micro_batches, tensors, layer_tensors, saved_bytes,
             output_bytes.
@@ -29,13 +32,13 @@ class LiveTensors:
         layer_tensors (set[int]): numbers of tensors that the layers of one chunk kept for one micro-batch.
     """
 
-    def __init__(self):
+    def __init__(self, resident_start):
         self._live = weakref.WeakSet()
         self._outputs = []
         self._place, self._in_layers = None, False
         self._forwards = {}
         self.peak, self.most_micro_batches, self.layer_tensors = {"saved_bytes": -1}, 0, set()
-        self.resident_start, self.resident_peak = resident_bytes(), 0
+        self.resident_start, self.resident_peak = resident_start, 0
 
     def _pack(self, tensor):
         saved = Saved(tensor, self._place, self._in_layers)
@@ -106,7 +109,7 @@ def measure(model_fields, parallel, micro_batches_per_step, rows=1):
 
     Returns:
         dict: stage, peak, most_micro_batches, layer_tensors, left (tensors still kept after the step), buffer_bytes,
-        resident_bytes (growth of VmRSS during the step).
+        resident_bytes (growth of VmRSS since the model was built).
     """
     from mindspeed_ms.core import parallel_state
     length = model_fields["seq_length"]
@@ -116,8 +119,9 @@ def measure(model_fields, parallel, micro_batches_per_step, rows=1):
     data = job.batches(1, length, rows * micro_batches_per_step)
     for name in ("tokens", "labels"):
         data[name] = np.ascontiguousarray(data[name] % model_fields["vocab_size"])
+    resident_start = resident_bytes()
     step(micro_batches(local_batch(data, 0, rows), rows), 1)
-    live = LiveTensors()
+    live = LiveTensors(resident_start)
     step.forward_step_func = live.following(step.forward_step_func)
     with live.marking_layers():
         step(micro_batches(local_batch(data, 0, rows), rows), 2)

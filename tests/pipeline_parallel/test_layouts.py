@@ -58,15 +58,40 @@ def test_data_parallel_options(world, training):
     job.assert_equal_trainings(world(4)(job.train, job.TIED, parallel, training=training), reference, tied=True)
 
 
-def test_guide_model_with_tied_embeddings(world):
-    """The guide's own GPTModel on two stages equals the packaged model on one rank."""
-    fields = {**job.TIED, "vocab_size": 128}
-    reference = world(1)(job.train, fields)
-    job.assert_equal_trainings(world(2)(job.train, fields, {PP: 2}, model_class=job.guide_model), reference, tied=True)
-
-
 def test_twice_is_bit_equal(world):
     first, second = (world(2)(job.train, job.TIED, {PP: 2, VPP: 2}) for _ in range(2))
     for one, other in zip(first, second):
         assert one["loss"] == other["loss"] and one["grad_norm"] == other["grad_norm"]
         assert all((array == other["weights"][name][1]).all() for name, (_, array) in one["weights"].items())
+
+
+def embeddings_of_stages(parallel):
+    """Which embeddings and groups a stage has, and its tied gradient after one step."""
+    from mindspeed_ms.core import parallel_state as state
+    from tests.parity.runner import local_batch, micro_batches
+    model, _, step = job.build(job.make_config(job.TIED, parallel))
+    step(micro_batches(local_batch(job.batches(1), 0, 1), 1), 1)
+    named = [item for chunk in model for item in chunk.module.parameters_and_names()]
+    tied = [param.main_grad.asnumpy().copy() for _, param in named if param.shared_embedding]
+    return {"names": {name for name, _ in named if "embedding" in name or "output_layer" in name}, "tied": tied,
+            "in_embedding_group": state.is_rank_in_embedding_group(ignore_virtual=True),
+            "in_position_group": state.is_rank_in_position_embedding_group()}
+
+
+@pytest.mark.parametrize("parallel", [{PP: 3}, {PP: 4}, {PP: 2, VPP: 2}], ids=str)
+def test_tied_embeddings_are_at_both_ends_only(world, parallel):
+    """Equal gradients on the first and last stage, nothing between, position embeddings on the first alone."""
+    first, *middle, last = world(job.world_size(parallel))(embeddings_of_stages, parallel)
+    positions = job.WORD_EMBEDDINGS.replace("word", "position")
+    assert first["names"] == {job.WORD_EMBEDDINGS, positions} and last["names"] == {job.HEAD}
+    assert (first["tied"][0] == last["tied"][0]).all() and abs(first["tied"][0]).max() > 0
+    assert first["in_embedding_group"] and last["in_embedding_group"]
+    assert first["in_position_group"] and not last["in_position_group"]
+    for stage in middle:
+        assert not stage["names"] and not stage["tied"]
+        assert not stage["in_embedding_group"] and not stage["in_position_group"]
+
+
+def test_one_stage_holds_one_copy(world):
+    (only,) = world(1)(embeddings_of_stages, {})
+    assert job.HEAD not in only["names"] and not only["tied"]

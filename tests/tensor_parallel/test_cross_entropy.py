@@ -29,6 +29,8 @@ def goldens():
         masked(logits, label, Tensor(np.ones((1, 1), np.float32)))
     with pytest.raises(ValueError, match="target"):
         loss(logits, two)
+    with pytest.raises(ValueError, match="targets are float32: expected integers"):
+        loss(logits, label.float())
     with pytest.raises(ValueError, match="label_smoothing"):
         loss(logits, label, 1.0)
     with pytest.raises(ValueError, match="takes no"):

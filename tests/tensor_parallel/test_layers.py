@@ -255,6 +255,8 @@ def embedding(size, reduce_scatter):
     ids[1, 2] = 16
     with pytest.raises(ValueError, match="16"):
         layer(_tensor(ids))
+    with pytest.raises(ValueError, match="token ids are float32: expected integers"):
+        layer(_tensor(ids.astype(np.float32)))
     return {"output": output, "weight": (layer.weight.sharding, layer.weight.asnumpy().copy()),
             "gradient": _gradient(layer.weight)}
 

@@ -23,6 +23,7 @@ def bad_batches(folder):
         caught_message(ValueError, folder, [tiny.samples(3)]),
         caught_message(ValueError, folder, [{**batch, "labels": batch["labels"][:2]}]),
         caught_message(ValueError, folder, [[batch["tokens"]]]),
+        caught_message(ValueError, folder, [{**batch, "tokens": [[1, 2], [3]]}]),
         caught_message(ValueError, folder, []),
         caught_message(ValueError, folder, None),
         caught_message(ValueError, folder, 7),
@@ -37,7 +38,8 @@ def test_bad_data_is_named(world, tmp_path):
     for message, words in zip(messages, [
             "lacks labels, loss_mask and has unknown label", "a batch has 3 rows: expected 4",
             "entry 'labels' of a batch has 2",
-            "a batch is a list", "training data is empty", "train_data_loader is None on tensor-parallel rank 0",
+            "a batch is a list", "entry 'tokens' of a batch is a list that makes no array",
+            "training data is empty", "train_data_loader is None on tensor-parallel rank 0",
             "train_data_loader is a int", "the dataset has 1 samples", "ran out after iteration 2 of 6",
             "nothing to train: training_iters is 0"]):
         assert words in message, message

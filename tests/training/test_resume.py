@@ -169,7 +169,13 @@ def bad_checkpoints(folder):
         messages.append(str(caught.value))
 
     expect(run_pretrain, folder / "b", BATCHES, {"training": {"load_checkpoint": str(folder / "nowhere")}})
+    expect(run_pretrain, folder / "b", BATCHES, {"training": {"load_checkpoint": str(folder / "nowhere"), "ckpt_step": 7}})
+    assert not (folder / "b").exists()  # found before anything is built
     expect(run_pretrain, folder, BATCHES, config(ckpt_step=7))
+    own = folder / "iter_0000002" / "rank_00000.npz"
+    own.rename(folder / "aside")
+    expect(run_pretrain, folder, BATCHES, config())
+    (folder / "aside").rename(own)
     path = folder / "iter_0000002" / "model_00_000.npz"
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 0xFF
@@ -182,7 +188,8 @@ def bad_checkpoints(folder):
 
 def test_missing_and_damaged_checkpoints_are_named(world, tmp_path):
     messages, = world(1)(bad_checkpoints, tmp_path)
-    for message, words in zip(messages, ("nowhere", "iteration 7", "damaged", "'release it'")):
+    expected = ("nowhere", "nowhere", "iteration 7", "lost rank_00000.npz", "damaged", "'release it'")
+    for message, words in zip(messages, expected):
         assert words in message
 
 

@@ -168,6 +168,10 @@ def gradients_in_one_type(context):
             f"{_T}.accumulate_allreduce_grads_in_fp32",
         )
     low = context.model is not None and context.model.params_dtype == "bfloat16"
+    if training.grad_reduce_in_bf16 and context.model is not None and not low:
+        yield context.problem(
+            f"{_T}.grad_reduce_in_bf16", "needs bf16: gradients have the type of the parameters", f"{_T}.bf16"
+        )
     if low and not training.accumulate_allreduce_grads_in_fp32 and not training.grad_reduce_in_bf16:
         context.notice(
             "accumulate_allreduce_grads_in_fp32 is False: gradients of bf16 parameters are summed in bf16; "
@@ -222,11 +226,29 @@ def zero_settings_fit(context):
             yield context.problem(path, "needs zero_level", f"{_P}.zero_level")
         if size and size % parallel.zero_shard_size:
             yield context.problem(path, f"must divide the data parallel size {size}")
+    yield from _zero_config_values(context)
     for name in context.optimizer.zero_config or {}:
         if name not in _ZERO_KEYS:
             yield context.problem(f"{_O}.zero_config", f"has the unknown key {name!r}; expects {', '.join(_ZERO_KEYS)}")
     if context.optimizer.zero_config and not parallel.zero_level:
         yield context.problem(f"{_O}.zero_config", "needs zero_level", f"{_P}.zero_level")
+
+
+def _zero_config_values(context):
+    """Values of zero_config, and the level that each needs."""
+    path, zero, level = f"{_O}.zero_config", context.optimizer.zero_config or {}, context.parallel.zero_level
+    for name in ("param_resident", "allreduce_after_grad_accumulation", "cpu_offload"):
+        if not isinstance(zero.get(name, False), bool):
+            yield context.problem(path, f"{name}: expects True or False, not {zero[name]!r}")
+    if zero.get("grad_allreduce_op", "mean") not in ("mean", "sum"):
+        yield context.problem(path, f"grad_allreduce_op: expects mean or sum, not {zero['grad_allreduce_op']!r}")
+    if zero.get("opt_parallel_group") is not None:
+        yield context.problem(path, "opt_parallel_group is not taken: use zero_shard_size", f"{_P}.zero_shard_size")
+    if zero.get("param_resident") is True and level not in (None, "z3"):
+        yield context.problem(path, "param_resident needs zero_level z3", f"{_P}.zero_level")
+    if zero.get("allreduce_after_grad_accumulation") is True and level == "z1":
+        yield context.problem(path, "allreduce_after_grad_accumulation needs zero_level z2 or z3; z1 always does so",
+                              f"{_P}.zero_level")
 
 
 @rule

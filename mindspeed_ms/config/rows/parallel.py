@@ -53,7 +53,7 @@ ROWS = (
     ),
     _parallel("zero_level", seen="memory"),
     _parallel(
-        "zero_shard_size", seen="layout", convert=conversions.minus_one_is_none("parallel_config.zero_shard_size")
+        "zero_shard_size", seen="memory", convert=conversions.minus_one_is_none("parallel_config.zero_shard_size")
     ),
     yaml_only("parallel_config.overlap_grad_reduce", seen="operators"),
     _parallel(

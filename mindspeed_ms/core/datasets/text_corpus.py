@@ -34,6 +34,10 @@ _SHOWN = 20
 _FORMAT_VERSION = 1
 
 
+class CorpusError(ValueError):
+    """Text that no corpus can be made of; the message says what to give instead."""
+
+
 @dataclass(frozen=True)
 class TextCorpus:
     """An encoded corpus.
@@ -104,7 +108,7 @@ def text_documents(paths):
 
     Raises:
         FileNotFoundError: a path does not exist.
-        ValueError: a file is not UTF-8 text, or there is none.
+        CorpusError: a file is not UTF-8 text, or there is none.
     """
     documents = []
     for path in map(Path, paths):
@@ -114,11 +118,11 @@ def text_documents(paths):
         for file in files:
             text = _read_text(file)
             if text is None:
-                raise ValueError(f"{file} is not UTF-8 text: give plain text files, or folders that hold nothing else.")
+                raise CorpusError(f"{file} is not UTF-8 text: give plain text files, or folders that hold nothing else.")
             if text.strip():
                 documents.append((str(file), text))
     if not documents:
-        raise ValueError(f"there is no text in {', '.join(map(str, paths))}.")
+        raise CorpusError(f"there is no text in {', '.join(map(str, paths))}.")
     return documents
 
 
@@ -139,21 +143,30 @@ def _read_text(path):
 def hold_out(documents):
     """Cut a list of documents into (training, validation): every tenth is held out.
 
-    Fewer than ten documents are first cut into pieces of 32 KB, so that one long file has a held-out part too.
+    Fewer than ten documents are first cut into pieces of a tenth of the text, at most 32 KB, so that a single file has a
+    held-out part too.
+
+    Raises:
+        CorpusError: the text is too short to be cut.
     """
     if len(documents) < HOLD_OUT_EVERY:
-        documents = [piece for document in documents for piece in _pieces(*document)]
+        length = sum(len(text) for _, text in documents)
+        size = min(_PIECE, max(1, length // HOLD_OUT_EVERY))
+        documents = [piece for document in documents for piece in _pieces(*document, size)]
+        if len(documents) < 2:
+            raise CorpusError(f"the text has {length} characters only, too few to hold a part out: give more text, or name "
+                              "the two parts (--train-data-path, --valid-data-path).")
     last = HOLD_OUT_EVERY - 1
     held_out = documents[last::HOLD_OUT_EVERY] or documents[-1:]
     chosen = {id(document) for document in held_out}
     return [document for document in documents if id(document) not in chosen], held_out
 
 
-def _pieces(name, text):
+def _pieces(name, text, size):
     pieces, start = [], 0
     while start < len(text):
-        end = text.rfind("\n", start, start + _PIECE) + 1 if start + _PIECE < len(text) else len(text)
-        end = end if end > start else start + _PIECE
+        end = text.rfind("\n", start, start + size) + 1 if start + size < len(text) else len(text)
+        end = end if end > start else start + size
         pieces.append((f"{name}[{start}:{end}]", text[start:end]))
         start = end
     return pieces
@@ -171,13 +184,13 @@ def build_text_corpus(cache_directory, training, validation, vocab_size):
         TextCorpus
 
     Raises:
-        ValueError: the vocabulary is too small for bytes, or there is no training text.
+        CorpusError: the vocabulary is too small for bytes, or there is no training text.
     """
     if vocab_size < SMALLEST_VOCABULARY:
-        raise ValueError(f"the vocabulary has {vocab_size} tokens: text needs at least {SMALLEST_VOCABULARY} (all bytes and "
+        raise CorpusError(f"the vocabulary has {vocab_size} tokens: text needs at least {SMALLEST_VOCABULARY} (all bytes and "
                          "the end of a document). Raise padded_vocab_size.")
     if not training:
-        raise ValueError("there is no training text: expected at least one document beside those held out.")
+        raise CorpusError("there is no training text: expected at least one document beside those held out.")
     cache_directory = Path(cache_directory)
     folder = cache_directory / f"text-{_content_hash(training, validation, vocab_size)}"
     if not folder.is_dir():
@@ -194,16 +207,22 @@ def load_text_corpus(folder):
 
     Raises:
         FileNotFoundError: one of its files is missing.
+        CorpusError: one of them is damaged.
     """
     folder = Path(folder)
     for name in ("corpus.json", "train.npy", "valid.npy", "tokenizer.json"):
         if not (folder / name).is_file():
             raise FileNotFoundError(f"the tokenized corpus {folder} has no {name}: delete the folder to have it built again.")
-    description = json.loads((folder / "corpus.json").read_text(encoding="utf-8"))
+    try:
+        description = json.loads((folder / "corpus.json").read_text(encoding="utf-8"))
+        train_tokens, valid_tokens = (np.load(folder / name, mmap_mode="r") for name in ("train.npy", "valid.npy"))
+    except (ValueError, EOFError) as error:
+        raise CorpusError(f"the tokenized corpus {folder} is damaged ({error}): delete the folder to have it built "
+                          "again.") from error
     return TextCorpus(
         folder=folder,
-        train_tokens=np.load(folder / "train.npy", mmap_mode="r"),
-        valid_tokens=np.load(folder / "valid.npy", mmap_mode="r"),
+        train_tokens=train_tokens,
+        valid_tokens=valid_tokens,
         vocab_size=description["vocab_size"],
         end_of_document=description["end_of_document"],
         unigram_entropy=description["unigram_entropy"],

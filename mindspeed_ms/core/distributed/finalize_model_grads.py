@@ -57,7 +57,8 @@ def _allreduce_embedding_grads(model):
     group = parallel_state.get_embedding_group()
     if group.size > 1:
         for param in _trainable_parameters(model):
-            if getattr(param, "shared_embedding", False):
+            # where gradients are sharded, both stages hold the same piece, maybe none
+            if getattr(param, "shared_embedding", False) and param.main_grad.size:
                 group.all_reduce_in_place(param.main_grad, op="sum")
 
 
@@ -65,7 +66,8 @@ def _allreduce_coalesced(grads, group):
     """Sum tensors over a group with one collective per dtype."""
     by_dtype = {}
     for grad in grads:
-        by_dtype.setdefault(grad.dtype, []).append(grad)
+        if grad.size:  # where gradients are sharded, this rank may hold nothing of one
+            by_dtype.setdefault(grad.dtype, []).append(grad)
     for dtype, same in by_dtype.items():
         flat = storage.FlatBuffer(sum(grad.size for grad in same), dtype)
         slices, start = [], 0

@@ -29,33 +29,37 @@ class ModelStatistics:
     Args:
         shards (list[OptimizerShard]): this rank's part.
         slice_of (Callable[[OptimizerShard, int, int], Tensor]): which values of a shard; default: its gradients.
-        sharded_over_data (bool): data-parallel ranks hold different parts (distributed optimizer).
     """
 
-    def __init__(self, shards, slice_of=None, sharded_over_data=False):
+    def __init__(self, shards, slice_of=None):
         slice_of = slice_of or (lambda shard, start, stop: shard.slice_grad(start, stop))
-        self._local = {False: [], True: []}
-        for shard in shards:
-            expert = shard.buffer.is_expert
-            self._local[expert] += [slice_of(shard, run.start, run.stop) for run in shard.runs_by(
-                lambda piece, expert=expert: True if counts_in_norm(piece.param, expert) else None)]
+        self._local, self._padding = {False: [], True: []}, {False: 0, True: 0}
         self._groups = {False: [parallel_state.get_model_parallel_group()]}
-        if sharded_over_data:
-            self._groups[False].append(parallel_state.get_data_parallel_group(with_context_parallel=True))
         if self._any_rank_has_experts(shards):
             self._groups[True] = [parallel_state.get_expert_tensor_model_pipeline_parallel_group()]
-            if sharded_over_data:
-                self._groups[True].append(parallel_state.get_expert_data_parallel_group())
+        for shard in shards:
+            self._add(shard, slice_of, shard.buffer.is_expert)
+
+    def _add(self, shard, slice_of, expert):
+        runs = shard.runs_by(lambda piece: True if counts_in_norm(piece.param, expert) else None)
+        self._local[expert] += [slice_of(shard, run.start, run.stop) for run in runs]
+        self._padding[expert] += sum(run.stop - run.start for run in runs) - sum(
+            piece.stop - piece.start for piece in shard.pieces if counts_in_norm(piece.param, expert))
+        sharding = shard.buffer.sharding
+        if sharding is not None and sharding.group not in self._groups[expert]:
+            # the ranks' parts first: all of them have buffers of this kind or none has
+            self._groups[expert].insert(0, sharding.group)
 
     @staticmethod
     def _any_rank_has_experts(shards):
         own = np.array([float(any(shard.buffer.is_expert for shard in shards))])
         return bool(_sum_over(parallel_state.get_model_parallel_group(), own)[0])
 
-    def _total(self, measure):
+    def _total(self, measure, padding=False):
         total = 0.0
         for expert, groups in self._groups.items():
-            local = np.array([sum((measure(tensor) for tensor in self._local[expert]), 0.0)], np.float64)
+            values = sum((measure(tensor) for tensor in self._local[expert]), 0.0)
+            local = np.array([values - self._padding[expert] * padding], np.float64)
             for group in groups:
                 local = _sum_over(group, local)
             total += float(local[0])
@@ -68,7 +72,7 @@ class ModelStatistics:
 
     def num_zeros(self):
         """Elements that are exactly zero (int)."""
-        return int(self._total(ops.count_zeros))
+        return int(self._total(ops.count_zeros, padding=True))
 
 
 def _sum_over(group, values):

@@ -4,6 +4,7 @@ Source: Megatron core, `optimizer.py`: names and order of a step (unscale, look 
 round the masters). Unscaling and clipping are one factor inside the update, the norm is one pass.
 """
 import math
+from contextlib import ExitStack
 
 from mindspeed_ms.core import storage
 from mindspeed_ms.core.optimizer.adamw import AdamW
@@ -38,15 +39,18 @@ class MegatronOptimizer:
         named_params = [(name, param) for chunk in self.model_chunks for name,
                         param in chunk.module.parameters_and_names()
                         if param.requires_grad]
-        self.param_groups = get_param_groups(named_params, config, no_weight_decay_cond, scale_lr_cond, lr_mult)
+        with ExitStack() as stack:
+            for chunk in self.model_chunks:
+                stack.enter_context(chunk.whole_parameters())
+            self.param_groups = get_param_groups(named_params, config, no_weight_decay_cond, scale_lr_cond, lr_mult)
         group_of = {id(param): number for number, group in enumerate(self.param_groups) for param in group["params"]}
         self.shards = self._make_shards(group_of)
         self.update = self._make_update()
         self.statistics = ModelStatistics(self.shards)
 
     def _make_shards(self, group_of):
-        return [OptimizerShard(buffer, 0, buffer.layout.numel, group_of)
-                for chunk in self.model_chunks for buffer in chunk.buffers]
+        return [OptimizerShard(buffer, start, stop, group_of)
+                for chunk in self.model_chunks for buffer in chunk.buffers for start, stop in buffer.shard_ranges()]
 
     def _make_update(self):
         if self.config.kind() == "sgd":
@@ -91,9 +95,15 @@ class MegatronOptimizer:
             return False, grad_norm, None
         num_zeros = self.statistics.num_zeros() if self.config.log_num_zeros_in_grad else None
         self.update.step(self.param_groups, inverse_scale * self._clip(grad_norm, inverse_scale))
+        self._update_model_params()
+        return True, grad_norm, num_zeros
+
+    def _update_model_params(self):
+        """Round the masters into the parameters; of sharded ones, bring the ranks' parts together."""
         for shard in self.shards:
             shard.copy_main_params_to_model_params()
-        return True, grad_norm, num_zeros
+        for chunk in self.model_chunks:
+            chunk.start_param_sync()
 
     def _clip(self, grad_norm, inverse_scale):
         if self.config.grad_clip_type == "GradClipByValue":
@@ -107,15 +117,20 @@ class MegatronOptimizer:
         for shard in self.shards:
             shard.copy_model_params_to_main_params()
 
+    @property
+    def is_sharded(self):
+        """Whether data-parallel ranks hold different parts of the state."""
+        return any(shard.buffer.sharding is not None for shard in self.shards)
+
     def parameter_states(self):
-        """Yield (name, state) of every parameter held here.
+        """Yield (name, state) of every parameter held here; of sharded state this rank's pieces, flat unless whole.
 
         `state` maps exp_avg, exp_avg_sq (momentum_buffer for SGD) and, with masters, fp32_param to float32 Tensors over
         the optimizer's own memory, in the parameter's shape: reading saves them, `storage.write` restores them.
         """
         for index, shard in enumerate(self.shards):
             for piece in shard.pieces:
-                shape = piece.param.shape if piece.is_whole else None
+                shape = piece.shape if piece.is_whole else None
                 state = {name: buffers[index].slice(piece.start, piece.stop, shape)
                          for name, buffers in self.update.state.items()}
                 if shard.has_masters:
@@ -126,19 +141,31 @@ class MegatronOptimizer:
         """Everything that `load_state_dict` needs; the tensors share the optimizer's memory.
 
         Returns:
-            dict: step, param_groups (settings only), state {name: {state name: Tensor}}, grad_scaler.
+            dict: step, param_groups (settings only), state {name: {state name: Tensor}}, grad_scaler, and for sharded
+                state `sharding`: the range of each parameter that is held.
         """
         groups = [{key: value for key, value in group.items() if key not in ("params", "names")}
                   for group in self.param_groups]
         return {"step": self.update.step_count, "param_groups": groups, "state": dict(self.parameter_states()),
-                "grad_scaler": self.grad_scaler.state_dict() if self.grad_scaler is not None else {}}
+                "grad_scaler": self.grad_scaler.state_dict() if self.grad_scaler is not None else {},
+                "sharding": self._sharding()}
+
+    def _sharding(self):
+        if not self.is_sharded:
+            return None
+        return {piece.name: [piece.offset, piece.offset + piece.stop - piece.start]
+                for shard in self.shards for piece in shard.pieces}
 
     def load_state_dict(self, state_dict):
         """Restore `state_dict()`.
 
         Raises:
-            ValueError: a parameter or one of its states is missing, or has another shape.
+            ValueError: a parameter or one of its states is missing, or has another shape; or it was sharded otherwise.
         """
+        if state_dict.get("sharding") != self._sharding():
+            raise ValueError("the optimizer state was saved with another sharding (use_distributed_optimizer, zero_level, "
+                             "zero_shard_size, bucket_size or number of data-parallel ranks): keep these settings, or "
+                             "start the optimizer afresh with no_load_optim.")
         saved = state_dict["state"]
         for name, states in self.parameter_states():
             for key, tensor in states.items():
@@ -154,8 +181,7 @@ class MegatronOptimizer:
             group.update(lr=settings["lr"], weight_decay=settings["weight_decay"])
         if self.grad_scaler is not None and state_dict["grad_scaler"]:
             self.grad_scaler.load_state_dict(state_dict["grad_scaler"])
-        for shard in self.shards:
-            shard.copy_main_params_to_model_params()
+        self._update_model_params()
 
     @property
     def nbytes(self):

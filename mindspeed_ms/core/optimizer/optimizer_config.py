@@ -26,6 +26,7 @@ class OptimizerConfig:
         clip_grad (float): the norm (or value) to clip to; 0 for none.
         grad_clip_type (str): ClipGlobalNorm or GradClipByValue.
         log_num_zeros_in_grad (bool): count the zero gradients of each step.
+        cpu_offload (bool): keep the optimizer's state in the host's memory; on CPU it is there in any case.
     """
     optimizer: str = "adam"
     lr: float | None = None
@@ -49,6 +50,7 @@ class OptimizerConfig:
     clip_grad: float = 1.0
     grad_clip_type: str = "ClipGlobalNorm"
     log_num_zeros_in_grad: bool = False
+    cpu_offload: bool = False
 
     def __post_init__(self):
         if self.kind() is None:

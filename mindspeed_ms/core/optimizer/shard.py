@@ -1,4 +1,5 @@
 """The part of a buffer that this rank's optimizer updates, cut into runs that one operator call can update."""
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +17,7 @@ class Piece:
         param (Parameter): the parameter.
         start, stop (int): elements of the shard.
         offset (int): element of the flattened parameter that `start` is.
+        shape (tuple[int]): of the whole parameter.
         group (int): number of its parameter group.
     """
     name: str
@@ -23,12 +25,13 @@ class Piece:
     start: int
     stop: int
     offset: int
+    shape: tuple
     group: int
 
     @property
     def is_whole(self):
         """Whether the whole parameter lies in the shard."""
-        return self.stop - self.start == self.param.size
+        return self.stop - self.start == math.prod(self.shape)
 
 
 @dataclass(frozen=True)
@@ -60,8 +63,8 @@ class OptimizerShard:
         self.buffer = buffer
         self.start, self.stop = start, stop
         self.numel = stop - start
-        self.param = buffer.param_buffer.slice(start, stop)
-        self.grad = buffer.grad_buffer.slice(start, stop)
+        self.param = buffer.slice_param(start, stop)
+        self.grad = buffer.slice_grad(start, stop)
         self.pieces = self._make_pieces(group_of)
         self.runs = self.runs_by(lambda piece: piece.group)
         self.has_masters = buffer.param_dtype != ms.float32
@@ -76,7 +79,7 @@ class OptimizerShard:
             if start < stop:
                 param = self.buffer.params[placed.index]
                 pieces.append(Piece(self.buffer.names[placed.index], param, start - self.start, stop - self.start,
-                                    start - placed.start, group_of[id(param)]))
+                                    start - placed.start, self.buffer.shapes[placed.index], group_of[id(param)]))
         return pieces
 
     def runs_by(self, key_of):
@@ -92,13 +95,13 @@ class OptimizerShard:
 
     def slice_grad(self, start, stop):
         """Flat Tensor over gradients of the shard."""
-        return self.buffer.grad_buffer.slice(self.start + start, self.start + stop)
+        return self.buffer.slice_grad(self.start + start, self.start + stop)
 
     def slice_main(self, start, stop, shape=None):
         """Tensor over float32 values that the update works on."""
         if self.has_masters:
             return self._masters.slice(start, stop, shape)
-        return self.buffer.param_buffer.slice(self.start + start, self.start + stop, shape)
+        return self.buffer.slice_param(self.start + start, self.start + stop, shape)
 
     def copy_main_params_to_model_params(self):
         """Round the masters into the parameters."""

@@ -6,6 +6,7 @@ from mindspore import ops as mindspore_ops
 from mindspeed_ms import ops
 from mindspeed_ms.core import parallel_state
 from mindspeed_ms.core.autograd import Function
+from mindspeed_ms.core.tensor_parallel.utils import check_integer
 
 
 class _VocabParallelCrossEntropy(Function):
@@ -76,7 +77,7 @@ def vocab_parallel_cross_entropy(
         Tensor: float32 `[...]`.
 
     Raises:
-        ValueError: shapes that do not fit, or a label smoothing outside the range.
+        ValueError: shapes that do not fit, a target that holds no integers, or a label smoothing outside the range.
     """
     if not 0.0 <= label_smoothing < 1.0:
         raise ValueError(f"label_smoothing must be at least 0 and below 1, but got {label_smoothing}.")
@@ -85,6 +86,7 @@ def vocab_parallel_cross_entropy(
             f"logits of shape {tuple(vocab_parallel_logits.shape)} need a target of shape "
             f"{tuple(vocab_parallel_logits.shape[:-1])}, but got {tuple(target.shape)}."
         )
+    check_integer("targets", target)
     group = parallel_state.get_tensor_model_parallel_group() if group is None else group
     return _VocabParallelCrossEntropy.apply(vocab_parallel_logits, target, label_smoothing, group, overwrite_logits)
 

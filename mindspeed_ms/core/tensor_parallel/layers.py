@@ -17,7 +17,7 @@ from mindspeed_ms.core.tensor_parallel.mappings import (
     reduce_scatter_to_sequence_parallel_region,
     scatter_to_tensor_model_parallel_region,
 )
-from mindspeed_ms.core.tensor_parallel.utils import VocabUtility, divide
+from mindspeed_ms.core.tensor_parallel.utils import VocabUtility, check_integer, divide
 from mindspeed_ms.layout.sharding import ParameterSharding
 
 _ZERO = Zero()
@@ -267,7 +267,7 @@ class VocabParallelEmbedding(ParallelCell):
     Inputs: ids `[b, s]` (any shape without `reduce_scatter_embeddings`). Output: `[b, s, h]`, or `[s / tp, b, h]`.
 
     Raises:
-        ValueError: rows that do not divide; in a call, an id outside the vocabulary.
+        ValueError: rows that do not divide; in a call, an id outside the vocabulary, ids that are no integers.
     """
 
     names_are_global = False
@@ -291,6 +291,7 @@ class VocabParallelEmbedding(ParallelCell):
 
     def construct(self, input_):
         """See the class."""
+        check_integer("token ids", input_)
         if self.reduce_scatter_embeddings:
             input_ = input_.swapaxes(0, 1).contiguous()
         output = ops.embedding_lookup(self.weight, input_, self.vocab_start_index, self.vocab_end_index,

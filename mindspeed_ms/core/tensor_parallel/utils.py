@@ -2,6 +2,8 @@
 
 from mindspore import mint
 
+from mindspeed_ms.core.device import dtype_name
+
 
 def divide(numerator, denominator, what=None, by=None):
     """`numerator // denominator`, after checking that nothing is left over.
@@ -26,6 +28,13 @@ def divide(numerator, denominator, what=None, by=None):
 def ensure_divisibility(numerator, denominator):
     """Raise ValueError unless `denominator` divides `numerator`."""
     divide(numerator, denominator)
+
+
+def check_integer(what, tensor):
+    """Raise ValueError unless a tensor of ids holds integers: others would be cut off without a word."""
+    kind = dtype_name(tensor.dtype)
+    if not kind.startswith(("int", "uint")):
+        raise ValueError(f"{what} are {kind}: expected integers, such as int32.")
 
 
 def split_tensor_along_last_dim(tensor, num_partitions, contiguous_split_chunks=False):

@@ -8,6 +8,7 @@ from mindspeed_ms.legacy.model.eos_mask import EosMask
 from mindspeed_ms.legacy.model.language_model import get_language_model
 from mindspeed_ms.legacy.model.lm_logits import ParallelLMLogits
 from mindspeed_ms.legacy.model.loss_func import LossWithMask
+from mindspeed_ms.legacy.model.model_inputs import check_inputs
 from mindspeed_ms.legacy.model.module import Module
 
 
@@ -67,7 +68,8 @@ class GPTModel(Module):
     `[b, s, v / tp]`; on other stages than the last the hidden states `[s, b, h]`.
 
     Raises:
-        ValueError: sizes that the parallel sizes do not divide, ids outside the vocabulary, unknown arguments.
+        ValueError: sizes that the parallel sizes do not divide, unknown arguments; in a call, ids or labels outside the
+            vocabulary, inputs of another kind or shape (see `check_inputs`).
     """
 
     def __init__(self, config, num_tokentypes=0, parallel_output=True, pre_process=True, post_process=True, **kwargs):
@@ -118,6 +120,7 @@ class GPTModel(Module):
         inference_params=None,
     ):
         """See the class."""
+        check_inputs(self.config, tokens, position_ids, loss_mask, labels if self.post_process else None)
         if self.eod_mask is not None and (position_ids is None or attention_mask is None):
             position_ids, attention_mask = self.eod_mask(tokens)
         lm_output = self.language_model(

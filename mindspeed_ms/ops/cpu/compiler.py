@@ -42,7 +42,7 @@ JOB_SIZE = 16
 
 
 class Kernel:
-    """A function of `start, stop, ...` compiled into a loop that takes pieces of a job until none is left.
+    """A function of `start, stop, ...` made into a compiled loop that takes pieces of a job until none is left.
 
     `entry(bell, job, total, piece, ...)` counts `bell` up (helpers wait for that), then runs pieces of `total`; several
     threads may be in it with the same `job`. The first call compiles, or loads what another rank compiled meanwhile.
@@ -68,8 +68,8 @@ def _entry_of(function):
     from mindspeed_ms.ops.cpu.kernels.atomics import add_atomically
     code = function.__code__
     arguments = ", ".join(code.co_varnames[2:code.co_argcount])
-    namespace = {"body": numba.njit(fastmath=set(_EXACT_FLAGS), **_INNER)(function),
-                 "add_atomically": add_atomically, "NEXT": NEXT, "FINISHED": FINISHED}
+    body = numba.njit(inline="always")(function)  # merged before compilation, which would otherwise happen twice
+    namespace = {"body": body, "add_atomically": add_atomically, "NEXT": NEXT, "FINISHED": FINISHED}
     exec(compile(_ENTRY.format(name=function.__name__, arguments=arguments), code.co_filename, "exec"), namespace)
     entry = namespace[function.__name__]
     entry.__code__ = entry.__code__.replace(co_firstlineno=code.co_firstlineno)
@@ -81,9 +81,8 @@ def _cached(function):
     previous = numba.config.CACHE_DIR
     numba.config.CACHE_DIR = _cache_directory()  # numba reads it while decorating
     try:
-        return numba.njit(nogil=True, cache=True, no_cfunc_wrapper=True, fastmath=set(_EXACT_FLAGS), error_model="numpy")(
-            function
-        )
+        options = {"nogil": True, "cache": True, "no_cfunc_wrapper": True, "error_model": "numpy"}
+        return numba.njit(fastmath=set(_EXACT_FLAGS), **options)(function)
     finally:
         numba.config.CACHE_DIR = previous
 
@@ -125,34 +124,32 @@ _chosen_directory = None
 
 
 def _cache_directory():
-    """NUMBA_CACHE_DIR if the user set it, else a directory of this version of the kernels in the user's cache."""
+    """Directory of this version of the kernels, in NUMBA_CACHE_DIR if the user set it, else in the user's cache."""
     global _chosen_directory
     if _chosen_directory is None:
-        _chosen_directory = os.environ.get(CACHE_ENVIRONMENT_VARIABLE) or _default_directory()
-        os.makedirs(_chosen_directory, exist_ok=True)
+        version = f"{getattr(mindspeed_ms, '__version__', 'source')}-{_sources_digest()}"
+        chosen = os.environ.get(CACHE_ENVIRONMENT_VARIABLE)
+        cache = pathlib.Path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache")
+        _chosen_directory = _writable(pathlib.Path(chosen or cache / "mindspeed_ms" / "numba") / version)
     return _chosen_directory
 
 
-def _default_directory():
-    root = pathlib.Path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache")
-    directory = (
-        root / "mindspeed_ms" / "numba" / f"{getattr(mindspeed_ms, '__version__', 'source')}-{_sources_digest()}"
-    )
+def _writable(directory):
     try:
         directory.mkdir(parents=True, exist_ok=True)
         if os.access(directory, os.W_OK):
             return str(directory)
     except OSError:
         pass
-    directory = tempfile.mkdtemp(prefix="mindspeed_ms-numba-")
-    logger.warning("the cache directory under %s cannot be written: CPU kernels are compiled anew in every process. "
-                   "Set %s to a writable directory.", root, CACHE_ENVIRONMENT_VARIABLE)
-    return directory
+    logger.warning("the cache directory %s cannot be written: CPU kernels are compiled anew in every process. Set %s to a "
+                   "writable directory.", directory, CACHE_ENVIRONMENT_VARIABLE)
+    return tempfile.mkdtemp(prefix="mindspeed_ms-numba-")
 
 
 def _sources_digest():
-    # numba notices changes of a kernel's own file only, not of the helpers inlined into it
+    # numba notices changes of a kernel's own file only, not of the helpers that are compiled into it
     digest = hashlib.sha256(numba.__version__.encode())
-    for path in sorted((pathlib.Path(__file__).parent / "kernels").glob("*.py")):
+    folder = pathlib.Path(__file__).parent
+    for path in [folder / "compiler.py", *sorted((folder / "kernels").glob("*.py"))]:
         digest.update(path.read_bytes())
     return digest.hexdigest()[:12]

@@ -9,7 +9,7 @@ Key j is visible to query i if i + lower <= j <= i + upper and, with a mask, mas
 import numpy as np
 
 from mindspeed_ms.ops.cpu.compiler import inline, kernel, shared
-from mindspeed_ms.ops.cpu.kernels.blas import address_of, multiply, multiply_transposed, transposed_multiply
+from mindspeed_ms.ops.cpu.kernels.blas import ITEM, address_of, multiply, multiply_transposed, transposed_multiply
 from mindspeed_ms.ops.cpu.kernels.math import exp, row_dot, row_maximum, row_sum
 from mindspeed_ms.ops.cpu.kernels.softmax import fill, visible_range
 
@@ -39,174 +39,168 @@ def _kept_by_hash(seed, row, column, threshold):
     )
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return np.uint32((z ^ (z >> np.uint64(31))) >> np.uint64(32)) < threshold
+    return ((z ^ (z >> np.uint64(31))) >> np.uint64(32)) < threshold
+
+
+@inline
+def _exponentials(row, shift):
+    for j in range(row.size):
+        row[j] = exp(row[j] - shift)
+
+
+@inline
+def _multiply_row(row, factor):
+    for j in range(row.size):
+        row[j] *= factor
 
 
 @shared
-def _drop(row, dropout, keep_row, seed, position, first_key, threshold, scale):
+def _drop(row, dropout, keep_row, seed, position, first_key, keep_probability, gain):
     """Apply dropout to the probabilities (or their gradients) of one query."""
     if dropout == DROPOUT_MASK:
         for j in range(row.size):
-            row[j] = row[j] * scale if keep_row[first_key + j] else _ZERO
-    elif dropout == DROPOUT_SEED:
+            row[j] = row[j] * gain if keep_row[first_key + j] else _ZERO
+    else:
+        threshold = np.uint64(keep_probability * 4294967296.0)
         for j in range(row.size):
-            row[j] = row[j] * scale if _kept_by_hash(seed, position, first_key + j, threshold) else _ZERO
+            row[j] = row[j] * gain if _kept_by_hash(seed, position, first_key + j, threshold) else _ZERO
 
 
 @shared
 def _hide(row, i, first_key, keys, lower, upper, has_mask, mask_row):
     """Set the scores of the invisible keys first_key, ... to the lowest number."""
     first, last = visible_range(i, keys, lower, upper)
-    before = min(max(first - first_key, 0), row.size)
-    after = min(max(last - first_key, before), row.size)
-    fill(row[:before], _LOWEST)
-    fill(row[after:], _LOWEST)
+    for j in range(row.size):
+        key = first_key + j
+        if key < first or key >= last:
+            row[j] = _LOWEST
     if has_mask:
-        for j in range(before, after):
+        for j in range(row.size):
             row[j] = _LOWEST if mask_row[first_key + j] else row[j]
 
 
+@inline
+def _place(array, i, b, head):
+    """Address of the vector array[i, b, head] of a contiguous [s, b, n, d]."""
+    return address_of(array) + ITEM * (((i * array.shape[1] + b) * array.shape[2] + head) * array.shape[3])
+
+
 @kernel
-def attention_forward(start, stop, sgemm, query, key, value, scale, lower, upper, mask, has_mask,
-                      dropout, keep, seed, keep_probability, output, maximum, inverse_sum):
+def attention_forward(
+    start, stop, sgemm, query, key, value, scale, lower, upper, mask, has_mask,
+    dropout, keep, seed, keep_probability, output, maximum, inverse_sum,
+):  # fmt: skip
     """Query blocks `start` to `stop`, counted over b, n, blocks; output [sq, b, n, d]."""
     queries, batch, heads, size = query.shape
     keys, groups = key.shape[0], key.shape[2]
     blocks = (queries + QUERY_BLOCK - 1) // QUERY_BLOCK
     q_step, k_step = batch * heads * size, batch * groups * size
-    threshold = np.uint32(min(keep_probability * 4294967296.0, 4294967295.0))
     gain = np.float32(1 / keep_probability)
-    scores = np.empty((QUERY_BLOCK, KEY_BLOCK), np.float32)
-    sums = np.empty(QUERY_BLOCK, np.float64)
+    scores = np.empty(QUERY_BLOCK * KEY_BLOCK, np.float32)
+    sums = np.empty(QUERY_BLOCK, np.float32)
     for task in range(start, stop):
         head = task // blocks % heads
         b = task // blocks // heads
         group = head // (heads // groups)
         first = task % blocks * QUERY_BLOCK
-        rows = min(QUERY_BLOCK, queries - first)
-        q, o = address_of(query[first:, b, head]), address_of(output[first:, b, head])
-        largest = maximum[b, head, first:first + rows]
-        fill(largest, _LOWEST)
-        fill(sums, 0.0)
+        rows = QUERY_BLOCK if first + QUERY_BLOCK < queries else queries - first
+        largest = maximum[b, head, first:]
+        for r in range(rows):
+            largest[r] = _LOWEST
+            sums[r] = _ZERO
         key_start = visible_range(first, keys, lower, upper)[0]
-        key_stop = max(visible_range(first + rows - 1, keys, lower, upper)[1], key_start)
-        if key_stop == key_start:
+        key_stop = visible_range(first + rows - 1, keys, lower, upper)[1]
+        if key_stop <= key_start:
             _fill_heads(output, first, first + rows, b, head)
         for k0 in range(key_start, key_stop, KEY_BLOCK):
-            columns = min(KEY_BLOCK, key_stop - k0)
-            multiply_transposed(sgemm, rows, columns, size, scale, q, q_step,
-                                address_of(key[k0:, b, group]), k_step, 0.0, address_of(scores), KEY_BLOCK)
+            columns = KEY_BLOCK if k0 + KEY_BLOCK < key_stop else key_stop - k0
+            multiply_transposed(sgemm, rows, columns, size, scale, _place(query, first, b, head), q_step,
+                                _place(key, k0, b, group), k_step, 0.0, address_of(scores), KEY_BLOCK)
             for r in range(rows):
-                row = scores[r, :columns]
-                _hide(
-                    row,
-                    first + r,
-                    k0,
-                    keys,
-                    lower,
-                    upper,
-                    has_mask,
-                    mask[b % mask.shape[0], (first + r) % mask.shape[1]],
-                )
-                new_largest = max(largest[r], row_maximum(row))
-                if new_largest == _LOWEST:
+                i = first + r
+                row = scores[r * KEY_BLOCK:r * KEY_BLOCK + columns]
+                _hide(row, i, k0, keys, lower, upper, has_mask, mask[b % mask.shape[0], i % mask.shape[1]])
+                before, block_largest = largest[r], row_maximum(row)
+                if before >= block_largest:
+                    block_largest = before
+                if block_largest == _LOWEST:
                     fill(row, _ZERO)
                     continue
-                shrink = exp(largest[r] - new_largest)
-                for j in range(columns):
-                    row[j] = exp(row[j] - new_largest)
-                sums[r] = sums[r] * shrink + row_sum(row)
-                largest[r] = new_largest
-                _drop(row, dropout, keep[b % keep.shape[0], head % keep.shape[1], (first + r) % keep.shape[2]], seed,
-                      (b * heads + head) * queries + first + r, k0, threshold, gain)
+                shrink = exp(before - block_largest)
+                _exponentials(row, block_largest)
+                sums[r] = np.float32(sums[r] * shrink + row_sum(row))
+                largest[r] = block_largest
+                if dropout != DROPOUT_NONE:
+                    _drop(row, dropout, keep[b % keep.shape[0], head % keep.shape[1], i % keep.shape[2]], seed,
+                          (b * heads + head) * queries + i, k0, keep_probability, gain)
                 if k0 > key_start and shrink != _ONE:
-                    for j in range(size):
-                        output[first + r, b, head, j] *= shrink
-            multiply(sgemm, rows, size, columns, 1.0, address_of(scores), KEY_BLOCK,
-                     address_of(value[k0:, b, group]), k_step, 0.0 if k0 == key_start else 1.0, o, q_step)
+                    _multiply_row(output[i, b, head], shrink)
+            multiply(sgemm, rows, size, columns, 1.0, address_of(scores), KEY_BLOCK, _place(value, k0, b, group),
+                     k_step, 0.0 if k0 == key_start else 1.0, _place(output, first, b, head), q_step)
         for r in range(rows):
-            inverse = np.float32(1 / sums[r]) if sums[r] > 0 else _ZERO
+            inverse = _ONE / sums[r] if sums[r] > _ZERO else _ZERO
             inverse_sum[b, head, first + r] = inverse
-            for j in range(size):
-                output[first + r, b, head, j] *= inverse
+            _multiply_row(output[first + r, b, head], inverse)
 
 
 @kernel
 def attention_backward(
-    start,
-    stop,
-    sgemm,
-    output_grad,
-    query,
-    key,
-    value,
-    output,
-    maximum,
-    inverse_sum,
-    scale,
-    lower,
-    upper,
-    mask,
-    has_mask,
-    dropout,
-    keep,
-    seed,
-    keep_probability,
-    query_grad,
-    key_grad,
-    value_grad,
-):
+    start, stop, sgemm, output_grad, query, key, value, output, maximum, inverse_sum, scale, lower, upper, mask, has_mask,
+    dropout, keep, seed, keep_probability, query_grad, key_grad, value_grad,
+):  # fmt: skip
     """Pairs (b, group) `start` to `stop`: no two of them write the same gradient."""
     queries, batch, heads, size = query.shape
     keys, groups = key.shape[0], key.shape[2]
     per_group = heads // groups
     q_step, k_step = batch * heads * size, batch * groups * size
-    threshold = np.uint32(min(keep_probability * 4294967296.0, 4294967295.0))
     gain = np.float32(1 / keep_probability)
     factor = np.float32(scale)
-    probabilities = np.empty((QUERY_BLOCK, KEY_BLOCK), np.float32)
-    grads = np.empty((QUERY_BLOCK, KEY_BLOCK), np.float32)
+    probabilities = np.empty(QUERY_BLOCK * KEY_BLOCK, np.float32)
+    grads = np.empty(QUERY_BLOCK * KEY_BLOCK, np.float32)
     p, g = address_of(probabilities), address_of(grads)
     for task in range(start, stop):
         b = task // groups
         group = task % groups
         _fill_heads(key_grad, 0, keys, b, group)
         _fill_heads(value_grad, 0, keys, b, group)
-        for head in range(group * per_group, (group + 1) * per_group):
-            for first in range(0, queries, QUERY_BLOCK):
-                rows = min(QUERY_BLOCK, queries - first)
-                q, dq = address_of(query[first:, b, head]), address_of(query_grad[first:, b, head])
-                do = address_of(output_grad[first:, b, head])
-                key_start = visible_range(first, keys, lower, upper)[0]
-                key_stop = max(visible_range(first + rows - 1, keys, lower, upper)[1], key_start)
-                if key_stop == key_start:
-                    _fill_heads(query_grad, first, first + rows, b, head)
-                for k0 in range(key_start, key_stop, KEY_BLOCK):
-                    columns = min(KEY_BLOCK, key_stop - k0)
-                    k, v = address_of(key[k0:, b, group]), address_of(value[k0:, b, group])
-                    multiply_transposed(sgemm, rows, columns, size, scale, q, q_step, k, k_step, 0.0, p, KEY_BLOCK)
-                    multiply_transposed(sgemm, rows, columns, size, 1.0, do, q_step, v, k_step, 0.0, g, KEY_BLOCK)
-                    for r in range(rows):
-                        i = first + r
-                        row, grad = probabilities[r, :columns], grads[r, :columns]
-                        inverse = inverse_sum[b, head, i]
-                        if inverse == _ZERO:
-                            fill(row, _ZERO)
-                            fill(grad, _ZERO)
-                            continue
-                        _hide(row, i, k0, keys, lower, upper, has_mask, mask[b % mask.shape[0], i % mask.shape[1]])
-                        keep_row = keep[b % keep.shape[0], head % keep.shape[1], i % keep.shape[2]]
-                        position = (b * heads + head) * queries + i
-                        largest = maximum[b, head, i]
-                        mean = np.float32(row_dot(output_grad[i, b, head], output[i, b, head]))
-                        _drop(grad, dropout, keep_row, seed, position, k0, threshold, gain)
-                        for j in range(columns):
-                            row[j] = exp(row[j] - largest) * inverse
-                            grad[j] = row[j] * (grad[j] - mean) * factor
-                        _drop(row, dropout, keep_row, seed, position, k0, threshold, gain)
-                    transposed_multiply(sgemm, columns, size, rows, 1.0, p, KEY_BLOCK, do, q_step, 1.0,
-                                        address_of(value_grad[k0:, b, group]), k_step)
-                    transposed_multiply(sgemm, columns, size, rows, 1.0, g, KEY_BLOCK, q, q_step, 1.0,
-                                        address_of(key_grad[k0:, b, group]), k_step)
-                    multiply(sgemm, rows, size, columns, 1.0, g, KEY_BLOCK, k, k_step, 0.0 if k0 == key_start else 1.0,
-                             dq, q_step)
+        for block in range(per_group * ((queries + QUERY_BLOCK - 1) // QUERY_BLOCK)):
+            head = group * per_group + block % per_group
+            first = block // per_group * QUERY_BLOCK
+            rows = QUERY_BLOCK if first + QUERY_BLOCK < queries else queries - first
+            q, do = _place(query, first, b, head), _place(output_grad, first, b, head)
+            key_start = visible_range(first, keys, lower, upper)[0]
+            key_stop = visible_range(first + rows - 1, keys, lower, upper)[1]
+            if key_stop <= key_start:
+                _fill_heads(query_grad, first, first + rows, b, head)
+            for k0 in range(key_start, key_stop, KEY_BLOCK):
+                columns = KEY_BLOCK if k0 + KEY_BLOCK < key_stop else key_stop - k0
+                k, v = _place(key, k0, b, group), _place(value, k0, b, group)
+                multiply_transposed(sgemm, rows, columns, size, scale, q, q_step, k, k_step, 0.0, p, KEY_BLOCK)
+                multiply_transposed(sgemm, rows, columns, size, 1.0, do, q_step, v, k_step, 0.0, g, KEY_BLOCK)
+                for r in range(rows):
+                    i = first + r
+                    row = probabilities[r * KEY_BLOCK:r * KEY_BLOCK + columns]
+                    grad = grads[r * KEY_BLOCK:r * KEY_BLOCK + columns]
+                    inverse = inverse_sum[b, head, i]
+                    if inverse == _ZERO:
+                        fill(row, _ZERO)
+                        fill(grad, _ZERO)
+                        continue
+                    _hide(row, i, k0, keys, lower, upper, has_mask, mask[b % mask.shape[0], i % mask.shape[1]])
+                    mean = np.float32(row_dot(output_grad[i, b, head], output[i, b, head]))
+                    keep_row = keep[b % keep.shape[0], head % keep.shape[1], i % keep.shape[2]]
+                    position = (b * heads + head) * queries + i
+                    if dropout != DROPOUT_NONE:
+                        _drop(grad, dropout, keep_row, seed, position, k0, keep_probability, gain)
+                    _exponentials(row, maximum[b, head, i])
+                    for j in range(columns):
+                        row[j] *= inverse
+                        grad[j] = row[j] * (grad[j] - mean) * factor
+                    if dropout != DROPOUT_NONE:
+                        _drop(row, dropout, keep_row, seed, position, k0, keep_probability, gain)
+                transposed_multiply(sgemm, columns, size, rows, 1.0, p, KEY_BLOCK, do, q_step, 1.0,
+                                    _place(value_grad, k0, b, group), k_step)
+                transposed_multiply(sgemm, columns, size, rows, 1.0, g, KEY_BLOCK, q, q_step, 1.0,
+                                    _place(key_grad, k0, b, group), k_step)
+                multiply(sgemm, rows, size, columns, 1.0, g, KEY_BLOCK, k, k_step, 0.0 if k0 == key_start else 1.0,
+                         _place(query_grad, first, b, head), q_step)

@@ -13,6 +13,8 @@ from mindspeed_ms.ops.cpu.compiler import inline
 
 _NO = 78  # "N"
 _YES = 84  # "T"
+ITEM = 4
+"""Bytes of an element, for arithmetic with addresses."""
 
 
 @intrinsic

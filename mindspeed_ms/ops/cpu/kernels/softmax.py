@@ -22,9 +22,11 @@ def fill(row, number):
 @inline
 def visible_range(i, keys, lower, upper):
     """First visible key and the one after the last, for query i."""
-    first = min(max(i + lower, 0), keys)
-    last = min(max(i + upper + 1, first), keys)
-    return first, last
+    first, last = i + lower, i + upper + 1
+    first = first if first > 0 else 0
+    first = first if first < keys else keys
+    last = last if last < keys else keys
+    return first, last if last > first else first
 
 
 @inline

@@ -1,0 +1,141 @@
+"""The schedules' own contract: evaluation, collected data, groups, overlap, lengths, messages that do not match."""
+import numpy as np
+import pytest
+
+from mindspeed_ms.core.pipeline_parallel.p2p_communication import PipelineMismatchError
+from tests.pipeline_parallel import job
+
+PP2 = {"pipeline_model_parallel_size": 2}
+PP4 = {"pipeline_model_parallel_size": 4}
+VPP2 = {**PP2, "virtual_pipeline_model_parallel_size": 2}
+GROUP = "microbatch_group_size_per_virtual_pipeline_stage"
+
+
+def evaluate(parallel, with_data=False, dropout=0.5):
+    """Loss of an evaluation over two global batches, and what the last rank got as non-loss data."""
+    from mindspeed_ms.core import parallel_state
+    from mindspeed_ms.training.evaluation import evaluate as run
+    from mindspeed_ms.training.forward_step import make_forward_step
+    from tests.parity.runner import local_batch, micro_batches
+    all_config = job.make_config({**job.TIED, "hidden_dropout": dropout}, parallel)
+    model, _, _ = job.build(all_config)
+    data = job.batches(3)
+    batches = (micro for step in range(3) for micro in micro_batches(local_batch(data, step, 1), 1))
+    losses, collected = run(make_forward_step(), batches, model, 2, (lambda *_: None) if with_data else None)
+    left = sum(1 for _ in batches)
+    training = all(chunk.module.training for chunk in model)
+    values = None if collected is None else [float(value.asnumpy()) for value in collected]
+    return losses["lm loss"], values, left, training, parallel_state.is_pipeline_last_stage(ignore_virtual=True)
+
+
+@pytest.mark.parametrize("parallel", [PP2, PP4, VPP2, {**VPP2, "overlap_p2p_comm": False}], ids=str)
+def test_evaluation_equals_one_rank(world, parallel):
+    """Forward only: dropout is off, all ranks know the loss, non-loss data is where the model ends."""
+    (expected, expected_values, _, _, _), = world(1)(evaluate, {}, True)
+    for loss, values, left, training, is_last in world(job.world_size(parallel))(evaluate, parallel, True):
+        assert abs(loss / expected - 1) < 1e-6 and left == 0 and training
+        assert len(values) == (8 if is_last else 0)
+        np.testing.assert_allclose(values or expected_values, expected_values, rtol=1e-6)
+
+
+@pytest.mark.parametrize("forms", [
+    ({**VPP2, "overlap_p2p_comm": True}, {**VPP2, "overlap_p2p_comm": False}),
+    (VPP2, {**VPP2, "variable_seq_lengths": True}),
+    (VPP2, {**VPP2, "deallocate_pipeline_outputs": False}),
+    (PP4, {**PP4, "variable_seq_lengths": True}),
+    (PP4, {**PP4, "communication_backend": "mccl"}),
+    (VPP2, {**VPP2, "communication_backend": "mccl"}),
+], ids=["overlap", "shapes_interleaved", "deallocate", "shapes", "mccl", "mccl_interleaved"])
+def test_how_tensors_travel_does_not_matter(world, forms):
+    """Bit-equal whatever moves the tensors."""
+    first, second = (world(job.world_size(form))(job.train, job.TIED, form, steps=2) for form in forms)
+    for one, other in zip(first, second):
+        assert one["loss"] == other["loss"] and one["grad_norm"] == other["grad_norm"]
+        assert all(np.array_equal(array, other["weights"][name][1]) for name, (_, array) in one["weights"].items())
+
+
+@pytest.mark.parametrize("group", [2, 3, 4, 8])
+def test_group_size_does_not_matter(world, group):
+    """Megatron's newer rule: another order of work, the same numbers up to rounding."""
+    reference = world(2)(job.train, job.TIED, VPP2, steps=2)
+    job.assert_equal_trainings(world(2)(job.train, job.TIED, {**VPP2, GROUP: group}, steps=2), reference, tied=True)
+
+
+def train_on_lengths(parallel, lengths):
+    """One step whose micro-batches have these sequence lengths; (loss, norm)."""
+    from mindspore import Tensor
+    _, _, step = job.build(job.make_config(job.UNTIED, parallel))
+    random = np.random.RandomState(3)
+    batches = []
+    for length in lengths:
+        tokens = random.randint(0, 64, (1, length + 1)).astype(np.int32)
+        positions = np.arange(length, dtype=np.int32)[None]
+        batches.append({"tokens": Tensor(tokens[:, :-1]), "labels": Tensor(tokens[:, 1:]),
+                        "loss_mask": Tensor(np.ones((1, length), np.float32)), "position_ids": Tensor(positions)})
+    report, _ = step(iter(batches), 1)
+    return report.loss, report.grad_norm
+
+
+LENGTHS = [16, 8, 12, 16, 4, 10, 16, 6]
+
+
+@pytest.mark.parametrize("parallel", [PP2, VPP2, {**PP2, "tensor_model_parallel_size": 2, "sequence_parallel": True}], ids=str)
+def test_batches_of_different_length(world, parallel):
+    (loss, norm), = world(1)(train_on_lengths, {}, LENGTHS)
+    for found in world(job.world_size(parallel))(train_on_lengths, {**parallel, "variable_seq_lengths": True}, LENGTHS):
+        np.testing.assert_allclose(found, (loss, norm), rtol=1e-5)
+
+
+def test_another_length_than_configured_is_an_error(world):
+    """It names both ranks and both shapes, and what to set."""
+    with pytest.raises(PipelineMismatchError) as caught:
+        world(2)(train_on_lengths, PP2, [12] * 8)
+    text = str(caught.value)
+    for part in ("stage 0 (rank 0)", "stage 1 (rank 1)", "(12, 1, 32)", "(16, 1, 32)", "variable_seq_lengths"):
+        assert part in text
+
+
+def stages_that_disagree(wider_rank, what):
+    """One rank was given another configuration."""
+    from mindspeed_ms.core import comm
+    fields = {**job.TIED, **(what if comm.get_rank() == wider_rank else {})}
+    _, _, step = job.build(job.make_config(fields, PP2))
+    from tests.parity.runner import local_batch, micro_batches
+    data = job.batches(1, fields["seq_length"])
+    step(micro_batches(local_batch(data, 0, 1), 1), 1)
+
+
+@pytest.mark.parametrize("rank, what, shapes", [
+    (0, {"hidden_size": 64}, ("[16, 1, 64]", "[16, 1, 32]")), (1, {"seq_length": 8}, ("[16, 1, 32]", "[8, 1, 32]"))])
+def test_a_stage_that_expects_another_shape(world, rank, what, shapes):
+    """The receiver's error names both ranks and both shapes."""
+    with pytest.raises(PipelineMismatchError) as caught:
+        world(2)(stages_that_disagree, rank, what)
+    text = str(caught.value)
+    assert all(part in text for part in ("rank 0", "rank 1", *shapes)), text
+
+
+def call(case):
+    """A schedule with a mistake in its arguments."""
+    from mindspeed_ms.core.pipeline_parallel import get_forward_backward_func
+    model, _, _ = job.build(job.make_config(job.TIED, VPP2))
+    arguments = {"forward_step_func": None, "data_iterator": iter(()), "model": model, "num_microbatches": 4}
+    if case == "chunks":
+        arguments["model"] = model[0]
+    elif case == "iterators":
+        arguments["data_iterator"] = [iter(())]
+    elif case == "micro_batches":
+        arguments["num_microbatches"] = 3
+    elif case == "non_loss":
+        arguments["collect_non_loss_data"] = True
+    else:
+        arguments["forward_step_func"] = lambda iterator, chunk: ((1, 2), None)
+    get_forward_backward_func()(**arguments)
+
+
+@pytest.mark.parametrize("case, text", [
+    ("chunks", "model has 1 entries: expected 2"), ("iterators", "data_iterator has 1 entries: expected 2"),
+    ("micro_batches", "last group of 1"), ("non_loss", "forward_only"), ("output", "hidden states, one Tensor")])
+def test_wrong_arguments(world, case, text):
+    with pytest.raises(ValueError, match=text):
+        world(2)(call, case)

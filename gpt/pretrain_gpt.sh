@@ -85,11 +85,10 @@ msrun_pid=$!
 follower_pid=$!
 
 ranks() {  # process ids of this job's ranks (msrun also runs a scheduler, and processes that show logs)
-    local process
-    for process in /proc/[0-9]*; do
-        grep -zqx "MINDSPEED_MS_JOB=$MINDSPEED_MS_JOB" "$process/environ" 2> /dev/null \
-            && grep -zqx MS_ROLE=MS_WORKER "$process/environ" 2> /dev/null \
-            && grep -q pretrain_gpt.py "$process/cmdline" 2> /dev/null && echo "${process#/proc/}"
+    local file
+    for file in $(grep -zlx "MINDSPEED_MS_JOB=$MINDSPEED_MS_JOB" /proc/[0-9]*/environ 2> /dev/null); do
+        grep -zqx MS_ROLE=MS_WORKER "$file" 2> /dev/null \
+            && grep -q pretrain_gpt.py "${file%environ}cmdline" 2> /dev/null && echo "$file" | tr -cd '0-9\n'
     done
 }
 interrupts=0

@@ -30,11 +30,13 @@ class StepLosses:
         tokens (float): tokens of the first of them.
         not_finite (list[tuple[int, int]]): (global rank, micro-batch) of each loss that was NaN or infinite.
         stop_requested (list[int]): ranks that want to end after this step.
+        bad_gradients (list[int]): ranks whose gradients held NaN or infinity before the reduction, where that is checked.
     """
     values: dict
     tokens: float = 0.0
     not_finite: list = field(default_factory=list)
     stop_requested: list = field(default_factory=list)
+    bad_gradients: list = field(default_factory=list)
 
     @property
     def main(self):
@@ -52,12 +54,13 @@ class LossReducer:
     def __init__(self):
         self._names = None
 
-    def reduce(self, reported, stop_requested=False):
+    def reduce(self, reported, stop_requested=False, bad_gradients=False):
         """Combine.
 
         Args:
             reported (list[dict]): this rank's micro-batches.
             stop_requested (bool): this rank wants to end.
+            bad_gradients (bool): this rank's gradients hold NaN or infinity.
 
         Returns:
             StepLosses: equal on all ranks.
@@ -65,15 +68,16 @@ class LossReducer:
         local, not_finite = self._sum_locally(reported)
         if self._names is None:
             self._agree_on_names(local)
-        vector = [float(stop_requested), float(not_finite)]
+        vector = [float(stop_requested), float(not_finite), float(bad_gradients)]
         for name in self._names:
             vector += local.get(name, (0.0, 0.0)) if self._counts() else (0.0, 0.0)
         gathered = self._gather(np.array(vector, np.float64))
-        sums = gathered[:, 2:].sum(axis=0)
+        sums = gathered[:, 3:].sum(axis=0)
         values = {name: _ratio(sums[2 * place], sums[2 * place + 1]) for place, name in enumerate(self._names)}
         return StepLosses(values, float(sums[1]) if len(sums) else 0.0,
                           [(rank, int(row[1])) for rank, row in enumerate(gathered) if row[1] >= 0],
-                          [rank for rank, row in enumerate(gathered) if row[0]])
+                          [rank for rank, row in enumerate(gathered) if row[0]],
+                          [rank for rank, row in enumerate(gathered) if row[2]])
 
     @staticmethod
     def _sum_locally(reported):

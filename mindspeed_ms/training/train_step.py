@@ -14,6 +14,10 @@ class NonFiniteLossError(RuntimeError):
     """A loss was NaN or infinite; the weights are those before the step."""
 
 
+class NonFiniteGradientError(RuntimeError):
+    """A gradient was NaN or infinite before the reduction; the weights are those before the step."""
+
+
 class TrainOneStep:
     """Runs steps of a model.
 
@@ -55,16 +59,19 @@ class TrainOneStep:
             (StepReport, bool): the numbers, and whether any rank wants to end.
 
         Raises:
-            NonFiniteLossError: on all ranks, before anything is updated.
+            NonFiniteLossError, NonFiniteGradientError: on all ranks, before anything is updated.
         """
         start = time.perf_counter()
         self.optimizer.zero_grad()
         reported = get_forward_backward_func()(
             forward_step_func=self.forward_step_func, data_iterator=data_iterator, model=self.model,
             num_microbatches=calculator.get_num_microbatches(), options=self.options)
-        losses = self.reducer.reduce(reported, stop_requested)
+        bad_gradients = [name for chunk in self.model for name in chunk.non_finite_gradients()]
+        losses = self.reducer.reduce(reported, stop_requested, bool(bad_gradients))
         if losses.not_finite and self.check_for_nan_in_loss:
             raise NonFiniteLossError(_describe(losses, iteration))
+        if losses.bad_gradients:
+            raise NonFiniteGradientError(_describe_gradients(losses, bad_gradients, iteration))
         loss_scale, learning_rate = self.optimizer.get_loss_scale(), _learning_rate(self.optimizer)
         success, grad_norm, num_zeros = self.optimizer.step()
         if success:
@@ -91,3 +98,11 @@ def _describe(losses, iteration):
     return (f"the loss of iteration {iteration} is NaN or infinite on {places}; nothing was updated. Look at that "
             "batch, lower the learning rate, or set check_for_nan_in_loss False (--no-check-for-nan-in-loss-and-grad) "
             "to leave such steps out and go on.")
+
+
+def _describe_gradients(losses, names, iteration):
+    ranks = ", ".join(map(str, losses.bad_gradients[:8]))
+    here = f" (here: {', '.join(names[:5])}{' and others' if len(names) > 5 else ''})" if names else ""
+    return (f"the gradients of iteration {iteration} hold NaN or infinity on rank {ranks}{here} though the loss is finite; "
+            "nothing was updated. Look at that batch, lower the learning rate, or switch the check off "
+            "(check_for_nan_in_grad False) to leave such steps out and go on.")

@@ -95,3 +95,11 @@ def test_tied_embeddings_are_at_both_ends_only(world, parallel):
 def test_one_stage_holds_one_copy(world):
     (only,) = world(1)(embeddings_of_stages, {})
     assert job.HEAD not in only["names"] and not only["tied"]
+
+
+@pytest.mark.parametrize("dtypes", [{"compute_dtype": "bfloat16"}, {"compute_dtype": "float16"},
+                                    {"compute_dtype": "bfloat16", "fp32_residual_connection": True}], ids=str)
+def test_half_precision_travels_as_it_is(world, dtypes):
+    """Hidden states cross the stages in the dtype in which a single rank keeps them: nothing is rounded twice."""
+    fields = {**job.TIED, **dtypes}
+    job.assert_equal_trainings(world(2)(job.train, fields, {PP: 2, VPP: 2}), world(1)(job.train, fields), tied=True)

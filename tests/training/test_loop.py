@@ -71,7 +71,8 @@ def nan_loss(folder, go_on):
         losses, _, weights = run_pretrain(folder, batches, {"training": {"check_for_nan_in_loss": False}})
         skipped = [line["skipped_iterations"] for line in read_metrics(folder)]
         return losses, skipped, all(np.isfinite(value).all() for value in weights.values())
-    return caught_message(NonFiniteLossError, folder, batches)
+    # the check of the gradients must not come first: it knows neither the iteration nor the other ranks
+    return caught_message(NonFiniteLossError, folder, batches, {"training": {"check_for_nan_in_grad": True}})
 
 
 def test_nan_loss_stops_all_ranks_and_names_iteration_and_rank(world, tmp_path):

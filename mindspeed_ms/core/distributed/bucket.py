@@ -43,6 +43,7 @@ class Bucket:
     def reset(self):
         """Forget this step's gradients; no reduction may be under way."""
         self._ready = set()
+        self.non_finite = []
         self._handle = None
         self._started = self._finished = False
 
@@ -96,15 +97,10 @@ class Bucket:
             ops.scale_in_place(reduced, buffer.gradient_scaling_factor)
 
     def _check_finite(self, grads, whole):
+        """Note the parameters whose local gradients hold NaN or infinity; raising here would leave the peers waiting."""
         if not math.isfinite(ops.sum_of_squares(whole)):
-            names = [name for name, param in zip(self.buffer.names_of(self.params), self.params)
-                     if id(param) in grads and not math.isfinite(ops.sum_of_squares(grads[id(param)]))]
-            group = self.buffer.data_parallel_group
-            raise RuntimeError(
-                f"rank {group.ranks[group.rank]} found NaN or infinity in its local gradients of "
-                f"{', '.join(names[:5])}{' and others' if len(names) > 5 else ''} before the data-parallel reduction "
-                "(check_for_nan_in_grad). Lower the learning rate or the loss scale, or look at this iteration's "
-                "batch.")
+            self.non_finite += [name for name, param in zip(self.buffer.names_of(self.params), self.params)
+                                if id(param) in grads and not math.isfinite(ops.sum_of_squares(grads[id(param)]))]
 
     # ---- parameters ---------------------------------------------------------------------------------------------------
 

@@ -150,6 +150,10 @@ class DistributedDataParallel(nn.Cell):
                 buffer.grad_buffer.zero()
         self._unwritten = set(self._buffer_of)
 
+    def non_finite_gradients(self):
+        """Names of the parameters whose local gradients of this step held NaN or infinity (`check_for_nan_in_grad`)."""
+        return [name for buffer in self.buffers for bucket in buffer.buckets for name in bucket.non_finite]
+
     def start_grad_sync(self, *unused):
         """Begin the reduction of all buckets that were not begun by a hook."""
         self._clear_unwritten()

@@ -29,6 +29,7 @@ class ShardedGradBucket(Bucket):
     def reset(self):
         """Forget this step's gradients; no reduction may be under way."""
         self._ready = set()
+        self.non_finite = []
         self._whole, self._grads = None, {}
         self._pending = None
         self._has_sum = self._finished = False

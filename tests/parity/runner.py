@@ -140,8 +140,8 @@ def _capture_first_gradients(optimizer, model, result):
     def step():
         if "gradients" not in result:
             shardings = {name: p.sharding for name, p in _parameters(model)}
-            result["gradients"] = {name: (shardings[name], found["grad"])
-                                   for name, found in whole_gradients(optimizer).items()}
+            found = whole_gradients(optimizer)
+            result["gradients"] = {name: (sharding, found[name]["grad"]) for name, sharding in shardings.items()}
         return original()
 
     optimizer.step = step
@@ -153,10 +153,10 @@ def _float32(tensor):
 
 
 def _collect_moments(optimizer, model, result):
-    shardings = {name: p.sharding for name, p in _parameters(model)}
-    for name, states in whole_states(optimizer).items():
-        for kind, array in states.items():
-            result.setdefault(kind, {})[name] = (shardings[name], array)
+    found = whole_states(optimizer)
+    for name, param in _parameters(model):
+        for kind, array in found[name].items():
+            result.setdefault(kind, {})[name] = (param.sharding, array)
 
 
 def whole_states(optimizer):

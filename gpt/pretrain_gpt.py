@@ -10,6 +10,7 @@ import sys
 from mindspeed_ms.config import ConfigError, fit_to_world, init_configs_from_args, require_available
 from mindspeed_ms.core.datasets import text_corpus
 from mindspeed_ms.core.datasets.token_dataset import TokenDataset
+from mindspeed_ms.core.device import DeviceError, request_device
 from mindspeed_ms.core.logging import setup_logging
 from mindspeed_ms.training import get_args, initialize_megatron
 from mindspeed_ms.training.checkpoint_files import CheckpointError
@@ -117,7 +118,7 @@ def main():
         print(world_size)
         return
 
-    # Everything that needs MindSpore is imported here: a mistake in the configuration is found in a second.
+    # Everything that runs a model is imported here: a mistake in the configuration is found sooner.
     from pretrain_gpt_report import report
 
     from mindspeed_ms.legacy.model.gpt_model import GPTModel
@@ -125,6 +126,7 @@ def main():
     from mindspeed_ms.training.training import pretrain
     from mindspeed_ms.training.utils import print_rank_0, set_parallel_context, set_seed
 
+    request_device(all_config.training_config.device_target)
     # starts device and communication (HCCL on Ascend, shared memory on CPU) and lays the parallel grid over the ranks
     set_parallel_context(all_config.parallel_config)
     set_seed(all_config.training_config.seed)
@@ -160,6 +162,6 @@ if __name__ == "__main__":
     setup_logging()
     try:
         main()
-    except (ConfigError, CheckpointError, OSError, text_corpus.CorpusError) as error:
+    except (ConfigError, CheckpointError, DeviceError, OSError, text_corpus.CorpusError) as error:
         print(f"pretrain_gpt.py: error: {error}", file=sys.stderr, flush=True)
         sys.exit(2)

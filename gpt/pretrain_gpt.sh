@@ -9,7 +9,8 @@
 #
 # Logs are written to ./msrun_log, checkpoints and figures to ./output. Ctrl-C or SIGTERM lets the ranks finish their step,
 # save and end; a second one ends them at once.
-# Environment: MINDSPEED_MS_DEVICE=CPU|Ascend chooses the device; for several machines set LOCAL_WORKER_NUM, NODE_RANK,
+# --device D       CPU or Ascend (default: MINDSPEED_MS_DEVICE, else Ascend where the machine has one)
+# Environment: MINDSPEED_MS_DEVICE=CPU|Ascend, as --device; for several machines set LOCAL_WORKER_NUM, NODE_RANK,
 # MASTER_ADDR and MASTER_PORT on each of them, as in msrun.
 set -u
 
@@ -19,12 +20,15 @@ log_dir=msrun_log
 fail() { echo "pretrain_gpt.sh: error: $1" >&2; exit 2; }
 
 world=""
+device=${MINDSPEED_MS_DEVICE:-}
 has_config=""
 arguments=()
 while (($#)); do
     case $1 in
         --world) (($# > 1)) || fail "--world needs a number"; world=$2; shift 2 ;;
         --world=*) world=${1#*=}; shift ;;
+        --device) (($# > 1)) || fail "--device needs CPU or Ascend"; device=$2; arguments+=("$1" "$2"); shift 2 ;;
+        --device=*) device=${1#*=}; arguments+=("$1"); shift ;;
         --help | -h) sed -n '2,/^set -u/{/^set -u/d;s/^# \{0,1\}//;p}' "${BASH_SOURCE[0]}"
                      echo "All flags: python $here/pretrain_gpt.py --help"; exit 0 ;;
         *) [[ $1 == --config || $1 == --config=* ]] && has_config=yes; arguments+=("$1"); shift ;;
@@ -37,7 +41,6 @@ python=$(command -v python || command -v python3) || fail "there is no python on
 "$python" -c "import mindspeed_ms" 2> /dev/null || fail "$python does not have mindspeed_ms. Run: pip install -e $(dirname "$here")"
 command -v msrun > /dev/null || fail "there is no msrun on the PATH; it comes with mindspore. Run: pip install -e $(dirname "$here")"
 
-device=${MINDSPEED_MS_DEVICE:-}
 if [[ -z $device ]]; then
     device=CPU
     if compgen -G "/dev/davinci[0-9]*" > /dev/null || command -v npu-smi > /dev/null; then device=Ascend; fi

@@ -64,7 +64,7 @@ def test_gradient_accumulates_over_backwards():
     _close(autograd.tensor_grad(weight), 2 * np.repeat(x.asnumpy().sum(0)[:, None], 3, 1))
 
 
-def test_graphs_run_backward_in_any_order():
+def test_graphs_are_used_in_any_order():
     weight = _leaf(4, 4)
     inputs = [_tensor(2, 4, seed=i) for i in range(4)]
     outputs = [mint.tanh(mint.matmul(x, weight)) for x in inputs]

@@ -1,47 +1,4 @@
 """Upstream's import path of the configuration; everything lives in ``mindspeed_ms.config``."""
 
-from mindspeed_ms.config import (
-    AllConfig,
-    ConfigError,
-    DatasetConfig,
-    FlashAttentionConfig,
-    GeneralConfig,
-    LoraConfig,
-    ModelParallelConfig,
-    MoEConfig,
-    OptimizerConfig,
-    Problem,
-    RopeScalingConfig,
-    TrainingConfig,
-    TransformerConfig,
-    argument_parser,
-    fit_to_world,
-    init_configs_from_args,
-    init_configs_from_dict,
-    init_configs_from_yaml,
-    page,
-    require_available,
-)
-
-__all__ = [
-    "AllConfig",
-    "ConfigError",
-    "DatasetConfig",
-    "FlashAttentionConfig",
-    "GeneralConfig",
-    "LoraConfig",
-    "MoEConfig",
-    "ModelParallelConfig",
-    "OptimizerConfig",
-    "Problem",
-    "RopeScalingConfig",
-    "TrainingConfig",
-    "TransformerConfig",
-    "argument_parser",
-    "fit_to_world",
-    "init_configs_from_args",
-    "init_configs_from_dict",
-    "init_configs_from_yaml",
-    "page",
-    "require_available",
-]
+from mindspeed_ms.config import *  # noqa: F403
+from mindspeed_ms.config import __all__  # noqa: F401  (what the star brings is what this module offers)

@@ -30,6 +30,10 @@ _DTYPE_SIZES = {"float32": 4, "float16": 2, "bfloat16": 2, "float64": 8, "int8":
                 "int64": 8, "bool": 1}
 
 
+class DeviceError(RuntimeError):
+    """A device was asked for that this process cannot work on."""
+
+
 @dataclass(frozen=True)
 class LaunchEnvironment:
     """Where this process stands among the processes of its job.
@@ -45,6 +49,7 @@ class LaunchEnvironment:
 
 
 _launch_environment = None
+_requested_target = None
 _initialized_target = None
 
 
@@ -98,21 +103,45 @@ def is_scheduler_process():
     return os.environ.get("MS_ROLE") == "MS_SCHED"
 
 
+def request_device(target):
+    """Ask for a device before it is started (`--device`, training_config.device_target); None leaves the choice open.
+
+    Raises:
+        DeviceError: MINDSPEED_MS_DEVICE names the other one, or this process already works on it.
+    """
+    global _requested_target
+    if target is None:
+        return
+    forced = _forced_target()
+    if forced not in (None, target):
+        raise DeviceError(f"device_target (--device) is {target!r}, but {DEVICE_ENVIRONMENT_VARIABLE} is {forced!r}: remove "
+                         "one of them.")
+    if _initialized_target not in (None, target):
+        raise DeviceError(f"device_target (--device) is {target!r}, but this process already works on "
+                           f"{_initialized_target!r}: call request_device before set_parallel_context, or set "
+                           f"{DEVICE_ENVIRONMENT_VARIABLE}.")
+    _requested_target = target
+
+
 def device_target():
-    """Return "CPU" or "Ascend": MINDSPEED_MS_DEVICE if set, else Ascend where this machine has one.
+    """Return "CPU" or "Ascend": MINDSPEED_MS_DEVICE, else what was requested, else Ascend where this machine has one.
 
     Raises:
         ValueError: the variable names another device.
     """
     if _initialized_target is not None:
         return _initialized_target
+    return _forced_target() or _requested_target or ("Ascend" if _has_ascend() else "CPU")
+
+
+def _forced_target():
     forced = os.environ.get(DEVICE_ENVIRONMENT_VARIABLE)
-    if forced:
-        for target in DEVICE_TARGETS:
-            if forced.lower() == target.lower():
-                return target
-        raise ValueError(f"{DEVICE_ENVIRONMENT_VARIABLE} is {forced!r}: expected one of {', '.join(DEVICE_TARGETS)}.")
-    return "Ascend" if _has_ascend() else "CPU"
+    if not forced:
+        return None
+    for target in DEVICE_TARGETS:
+        if forced.lower() == target.lower():
+            return target
+    raise ValueError(f"{DEVICE_ENVIRONMENT_VARIABLE} is {forced!r}: expected one of {', '.join(DEVICE_TARGETS)}.")
 
 
 def _has_ascend():

@@ -21,13 +21,18 @@ _ALIGNMENT = 64
 _CAST_ELEMENTS = 1 << 18
 
 
+def is_in_host_memory():
+    """Whether buffers lie in the host's memory, so that there is nothing to offload to."""
+    return device_target() == "CPU"
+
+
 class FlatBuffer:
     """`numel` elements of one dtype in one piece of memory, zero at first, handed out in slices that share it."""
 
     def __init__(self, numel, dtype):
         self.numel = int(numel)
         self.dtype = to_dtype(dtype)
-        self._on_host = device_target() == "CPU"
+        self._on_host = is_in_host_memory()
         if self._on_host:
             self._array = _aligned_zeros(self.numel, np.dtype(_NUMPY_DTYPES[dtype_name(self.dtype)]))
             self.tensor = Tensor.from_numpy(self._array)

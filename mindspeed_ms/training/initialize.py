@@ -1,4 +1,5 @@
 """Start-up of a training script."""
+from mindspeed_ms.core.device import request_device
 from mindspeed_ms.core.logging import setup_logging
 from mindspeed_ms.training.arguments import parse_args
 from mindspeed_ms.training.global_vars import set_args
@@ -23,5 +24,6 @@ def initialize_megatron(extra_args_provider=None, args_defaults=None, ignore_unk
     """
     setup_logging()
     args = parse_args(extra_args_provider, args_defaults, ignore_unknown_args, argv)
+    request_device(getattr(args, "device", None))
     set_args(args)
     return args

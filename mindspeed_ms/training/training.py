@@ -4,7 +4,7 @@ import time
 from mindspeed_ms.config import fit_to_world, page, require_available
 from mindspeed_ms.core import comm, rng
 from mindspeed_ms.core import num_microbatches_calculator as calculator
-from mindspeed_ms.core.device import launch_environment
+from mindspeed_ms.core.device import launch_environment, request_device
 from mindspeed_ms.core.logging import logger, setup_logging
 from mindspeed_ms.training.data_sources import DataExhausted
 from mindspeed_ms.training.evaluation import evaluate
@@ -66,6 +66,7 @@ def pretrain(train_valid_test_datasets_provider, model_provider_func, model_type
     setup_logging(all_config.training_config.log_level.upper())
     _check_arguments(model_provider_func, model_type)
     require_available(all_config)
+    request_device(all_config.training_config.device_target)
     comm.leave_if_scheduler(comm.backend_name(all_config.parallel_config.communication_backend))
     fit_to_world(all_config, launch_environment().world_size)
     set_parallel_context(all_config.parallel_config)

@@ -153,6 +153,7 @@ def test_mistakes_are_found_before_a_rank_starts(start, tmp_path, arguments, exp
 @pytest.mark.parametrize("arguments, expected", [
     (["--config", "empty.yaml"], "model_config: is missing"),
     ([*TINY, "--valid-data-path", "empty.yaml"], "without train_data_path"),
+    ([*TINY, "--device", "Ascend"], "MINDSPEED_MS_DEVICE is 'CPU'"),
 ])
 def test_mistakes_of_the_script_alone(tmp_path, arguments, expected):
     """No launcher, no default configuration."""

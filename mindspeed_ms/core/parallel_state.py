@@ -64,10 +64,7 @@ def initialize_model_parallel(
         raise RuntimeError(
             "communication is not initialised: call mindspeed_ms.core.comm.init() before initialize_model_parallel()."
         )
-    if is_initialized():
-        raise RuntimeError("model parallelism is already initialised: call destroy_model_parallel() first.")
     _refuse(kwargs, pipeline_model_parallel_split_rank, communicator_config_path)
-    check_virtual_pipeline(virtual_pipeline_model_parallel_size, pipeline_model_parallel_size)
     layout = WorldLayout(
         comm.get_world_size(),
         tp=tensor_model_parallel_size,
@@ -78,7 +75,19 @@ def initialize_model_parallel(
         order=order,
         ulysses_degree=ulysses_degree_in_cp,
     )
-    sizes = checked_hierarchy(hierarchical_context_parallel_sizes, context_parallel_size)
+    initialize_from_layout(layout, virtual_pipeline_model_parallel_size, hierarchical_context_parallel_sizes)
+
+
+def initialize_from_layout(layout, virtual_pipeline_model_parallel_size=None, hierarchical_context_parallel_sizes=None):
+    """`initialize_model_parallel` for a `layout.ranks.WorldLayout`, such as that of a configuration.
+
+    Raises:
+        RuntimeError: as `initialize_model_parallel`.
+    """
+    if is_initialized():
+        raise RuntimeError("model parallelism is already initialised: call destroy_model_parallel() first.")
+    check_virtual_pipeline(virtual_pipeline_model_parallel_size, layout.pp)
+    sizes = checked_hierarchy(hierarchical_context_parallel_sizes, layout.cp)
     set_grid(ParallelGrid(layout, comm.get_rank(), virtual_pipeline_model_parallel_size, sizes))
 
 

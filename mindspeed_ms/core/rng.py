@@ -59,6 +59,10 @@ class RngState:
         """A picklable copy of the position in the stream."""
         return self._generator.bit_generator.state if self._on_host else self._generator.get_state().asnumpy()
 
+    def draw_seed(self):
+        """A seed (int) for an operator that draws its own numbers, such as fused attention with dropout."""
+        return int(float(self.uniform((1,)).asnumpy()[0]) * 2**24)
+
     def set_state(self, state):
         """Go to a position that `state()` returned."""
         if self._on_host:

@@ -97,8 +97,21 @@ def read_array(tensor):
     """Numpy array over a tensor's memory (CPU); bfloat16 comes as its int16 bits.
 
     Never a copy: views give arrays with their strides, where `Tensor.asnumpy` would copy them.
+
+    Raises:
+        RuntimeError: the memory is a device's.
     """
+    if not is_in_host_memory():
+        raise RuntimeError("numpy cannot look into a device's memory: use storage.to_host, which copies.")
     return np.asarray(_Memory(tensor))
+
+
+def to_host(tensor):
+    """Numpy array of a tensor's values on any device; bfloat16 comes as its int16 bits. On CPU it shares the memory."""
+    if is_in_host_memory():
+        return read_array(tensor)
+    array = tensor.asnumpy()
+    return array.view(np.int16) if tensor.dtype == ms.bfloat16 else array
 
 
 def from_array(array, dtype=None):

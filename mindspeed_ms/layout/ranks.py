@@ -203,6 +203,18 @@ class WorldLayout:
             rank_offset=rank_offset,
         )
 
+    def sizes(self):
+        """What distinguishes this layout from others of the world, by the names of the arguments."""
+        return {
+            "tensor_model_parallel_size": self.tp,
+            "pipeline_model_parallel_size": self.pp,
+            "context_parallel_size": self.cp,
+            "expert_model_parallel_size": self.ep,
+            "expert_tensor_parallel_size": self.expert_tp,
+            "ulysses_degree_in_cp": self.ulysses_degree,
+            "order": self.order,
+        }
+
     def _check_sizes(self):
         named = {"tp": self.tp, "pp": self.pp, "cp": self.cp, "ep": self.ep, "expert_tp": self.expert_tp}
         for name, size in {"world_size": self.world_size, **named}.items():

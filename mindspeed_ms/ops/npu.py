@@ -86,7 +86,7 @@ def npu_fusion_attention(
     seed = None
     if keep_prob < 1:
         from mindspeed_ms.core.rng import get_rng_tracker
-        seed = int(get_rng_tracker().current.uniform((1,)).asnumpy()[0] * 2 ** 24)
+        seed = get_rng_tracker().current.draw_seed()
     arguments = {"pse": pse, "padding_mask": padding_mask, "atten_mask": atten_mask, "scale": float(scale),
                  "keep_prob": float(keep_prob), "pre_tokens": pre_tokens, "next_tokens": next_tokens,
                  "inner_precise": inner_precise, "prefix": prefix, "actual_seq_qlen": actual_seq_qlen,

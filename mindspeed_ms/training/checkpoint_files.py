@@ -52,7 +52,7 @@ def _encode(value, arrays):
     if isinstance(value, (list, tuple)):
         return {"tuple" if isinstance(value, tuple) else "list": [_encode(entry, arrays) for entry in value]}
     if isinstance(value, Tensor):
-        return {"tensor": _add(storage.read_array(value), arrays), "dtype": dtype_name(value.dtype)}
+        return {"tensor": _add(storage.to_host(value), arrays), "dtype": dtype_name(value.dtype)}
     if isinstance(value, np.ndarray):
         return {"array": _add(value, arrays)}
     if isinstance(value, np.generic):

@@ -5,10 +5,12 @@ import mindspore as ms
 import numpy as np
 from mindspore import Tensor
 
-from mindspeed_ms.core import comm, parallel_state, rng
+from mindspeed_ms.core import comm, parallel_state
 from mindspeed_ms.core.device import initialize_device
 from mindspeed_ms.core.distributed.distributed_data_parallel import unwrap_model
 from mindspeed_ms.core.logging import logger, setup_logging
+from mindspeed_ms.core.tensor_parallel.random import model_parallel_manual_seed
+from mindspeed_ms.layout.ranks import WorldLayout
 
 __all__ = ["average_losses_across_data_parallel_group", "is_last_rank", "print_rank_0", "print_rank_last",
            "set_parallel_context", "set_seed", "unwrap_model"]
@@ -31,31 +33,17 @@ def set_parallel_context(parallel_config):
         comm.init(backend=parallel_config.communication_backend,
                   timeout=60.0 * parallel_config.distributed_timeout_minutes)
     initialize_device()
-    sizes = {
-        "tensor_model_parallel_size": parallel_config.tensor_model_parallel_size,
-        "pipeline_model_parallel_size": parallel_config.pipeline_model_parallel_size,
-        "virtual_pipeline_model_parallel_size": parallel_config.virtual_pipeline_model_parallel_size,
-        "context_parallel_size": parallel_config.context_parallel_size,
-        "expert_model_parallel_size": parallel_config.expert_model_parallel_size,
-    }
-    if parallel_state.model_parallel_is_initialized():
-        _check_same_layout(sizes)
+    layout = WorldLayout.from_config(parallel_config, comm.get_world_size())
+    virtual_size = parallel_config.virtual_pipeline_model_parallel_size
+    if not parallel_state.model_parallel_is_initialized():
+        parallel_state.initialize_from_layout(layout, virtual_size)
         return
-    parallel_state.initialize_model_parallel(
-        **sizes, order=parallel_config.order, expert_tensor_parallel_size=parallel_config.expert_tensor_parallel_size,
-        ulysses_degree_in_cp=parallel_config.ulysses_degree_in_cp)
-
-
-def _check_same_layout(sizes):
-    present = {
-        "tensor_model_parallel_size": parallel_state.get_tensor_model_parallel_world_size(),
-        "pipeline_model_parallel_size": parallel_state.get_pipeline_model_parallel_world_size(),
-        "context_parallel_size": parallel_state.get_context_parallel_world_size(),
-        "expert_model_parallel_size": parallel_state.get_expert_model_parallel_world_size(),
-    }
+    wanted = {**layout.sizes(), "virtual_pipeline_model_parallel_size": virtual_size}
+    present = {**parallel_state.get_world_layout().sizes(),
+               "virtual_pipeline_model_parallel_size": parallel_state.get_virtual_pipeline_model_parallel_world_size()}
     for name, value in present.items():
-        if sizes[name] != value:
-            raise ValueError(f"{name} is {sizes[name]}, but this process already runs with {value}: call "
+        if wanted[name] != value:
+            raise ValueError(f"{name} is {wanted[name]}, but this process already runs with {value}: call "
                              "destroy_model_parallel() before a run with another layout.")
 
 
@@ -71,15 +59,11 @@ def set_seed(seed):
     seed = 1234 if seed is None else seed
     if isinstance(seed, bool) or not isinstance(seed, int) or seed <= 0:
         raise ValueError(f"seed is {seed!r}: expected a positive integer.")
-    pipeline_rank = parallel_state.get_pipeline_model_parallel_rank()
-    host_seed = seed + 100 * pipeline_rank
+    host_seed = seed + 100 * parallel_state.get_pipeline_model_parallel_rank()
     random.seed(host_seed)
     np.random.seed(host_seed)
     ms.set_seed(host_seed)
-    rng.model_parallel_manual_seed(
-        seed, tensor_rank=parallel_state.get_tensor_model_parallel_rank(), pipeline_rank=pipeline_rank,
-        data_rank=parallel_state.get_data_parallel_rank(), expert_rank=parallel_state.get_expert_model_parallel_rank(),
-        expert_tensor_rank=parallel_state.get_expert_tensor_parallel_rank())
+    model_parallel_manual_seed(seed)
 
 
 def print_rank_0(message):

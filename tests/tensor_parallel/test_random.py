@@ -72,6 +72,24 @@ def test_recomputation_repeats_dropout(world):
     assert world(2)(recomputed, 2, True) == [True, True]
 
 
+def gradient_inside(frozen_input):
+    """Gradient of a weight inside a recomputed function whose input needs a gradient, or does not."""
+    from mindspore import Tensor
+
+    from mindspeed_ms import ops
+    from mindspeed_ms.core import autograd, parallel_state
+    from mindspeed_ms.core.tensor_parallel import checkpoint
+    parallel_state.initialize_model_parallel(1)
+    weight = autograd.set_requires_grad(Tensor.from_numpy(np.ones((3, 3), np.float32)))
+    x = autograd.set_requires_grad(Tensor.from_numpy(np.ones((2, 3), np.float32)), not frozen_input)
+    autograd.backward(checkpoint(lambda a: ops.linear(a, weight), False, x))
+    return autograd.tensor_grad(weight).asnumpy().copy()
+
+
+def test_parameters_inside_recomputation_get_gradients_for_a_frozen_input(world):
+    np.testing.assert_array_equal(world(1)(gradient_inside, True)[0], world(1)(gradient_inside, False)[0])
+
+
 def batches():
     """Only the first tensor-parallel rank has the batch."""
     import pytest

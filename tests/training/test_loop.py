@@ -210,6 +210,8 @@ def arguments():
     config = get_all_config()
     set_parallel_context(config.parallel_config)
     set_parallel_context(config.parallel_config)
+    with pytest.raises(ValueError, match="order is tp-cp-ep-pp-dp, but"):
+        set_parallel_context(config.parallel_config.model_copy(update={"order": "tp-cp-ep-pp-dp"}))
     numbers = get_train_valid_test_num_samples()
     result = get_args().flavour, config.optimizer_config.weight_decay, numbers
     unset_global_variables()
@@ -219,6 +221,19 @@ def arguments():
 def test_arguments_reach_the_script_and_the_configuration(world):
     result, = world(1)(arguments)
     assert result == ("sweet", 0.25, (80, 72, 24))
+
+
+def context_groups(algorithm):
+    from mindspeed_ms.core import parallel_state
+    from mindspeed_ms.training.utils import set_parallel_context
+    parallel = {"context_parallel_size": 2, "context_parallel_algo": algorithm}
+    set_parallel_context(tiny.make_config(".", parallel=parallel).parallel_config)
+    return list(parallel_state.get_ring_group().ranks), list(parallel_state.get_ulysses_group().ranks)
+
+
+def test_the_groups_of_a_run_are_those_of_its_configuration(world):
+    assert world(2)(context_groups, "megatron_cp_algo") == [([0, 1], [0]), ([0, 1], [1])]
+    assert world(2)(context_groups, "ulysses_cp_algo") == [([0], [0, 1]), ([1], [0, 1])]
 
 
 def from_the_command_line(folder):

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 import numpy as np
 from mindspore import Tensor
-from mindspore.graph.api import _pynative_executor
 from mindspore.ops.auto_generate.gen_ops_prim import dist_comm_irecv_op, dist_comm_isend_op
 
+from mindspeed_ms.core.autograd import synchronize
 from mindspeed_ms.core.comm.calls import WORDS
 from mindspeed_ms.core.comm.errors import CommError
 
@@ -96,7 +96,7 @@ class Mailbox:
     def _run(what, rank, operation):
         try:
             operation()
-            _pynative_executor.sync()
+            synchronize()
         except RuntimeError as error:
             reason = str(error).strip().splitlines()
             raise CommError(f"could not {what} rank {rank} ({reason[0] if reason else error}): it ended, or did not come "

@@ -112,7 +112,17 @@ def checkpoint(function, distribute_saved_activations, *args):
     """
     if not is_grad_enabled():
         return function(*args)
+    if not any(isinstance(arg, Tensor) and requires_grad(arg) for arg in args):
+        args = _with_one_leaf(args)
     return CheckpointFunction.apply(function, distribute_saved_activations, *args)
+
+
+def _with_one_leaf(args):
+    """`args` whose first floating Tensor asks for a gradient: without one the parameters inside would get none."""
+    for place, arg in enumerate(args):
+        if isinstance(arg, Tensor) and arg.is_floating_point():
+            return (*args[:place], set_requires_grad(detach(arg)), *args[place + 1:])
+    raise ValueError("checkpoint needs a floating-point Tensor among the arguments: the backward starts from its gradient.")
 
 
 def split_tensor_into_1d_equal_chunks(tensor, group=None):

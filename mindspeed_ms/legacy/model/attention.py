@@ -161,7 +161,7 @@ class FlashAttention(Module):
 def _dropout_seed():
     """A seed for one call, drawn from the state that differs between tensor-parallel ranks."""
     with get_rng_tracker().fork() as state:
-        return int(float(state.uniform((1,)).asnumpy()[0]) * 2**24)
+        return state.draw_seed()
 
 
 class ParallelAttention(Module):

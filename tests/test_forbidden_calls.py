@@ -35,7 +35,7 @@ def private_mindspore_imports(tree):
 
 def device_questions(tree):
     for node in ast.walk(tree):
-        if isinstance(node, ast.Name) and node.id == "device_target" or (
+        if (isinstance(node, ast.Name) and node.id == "device_target") or (
                 isinstance(node, ast.Attribute) and node.attr == "device_target"
                 and isinstance(node.value, ast.Name) and node.value.id in ("device", "ms")):
             yield node

@@ -25,6 +25,7 @@ __all__ = [
     "uncovered",
 ]
 
+_BIASES = (".bias", ".beta")
 WORD_EMBEDDINGS = "language_model.embedding.word_embeddings.weight"
 
 
@@ -36,7 +37,7 @@ class ParameterDescription:
         name (str): global state-dict key: global layer index, global expert index.
         sharding (ParameterSharding): what this rank holds of it.
         dtype (str): "float32", "bfloat16" or "float16".
-        initializer (Initializer): how it starts.
+        initializer (Initializer): how it starts; a copy like its original.
         tensor_parallel (bool): cut over the tensor-parallel group (the expert-tensor one for experts); False: replicated.
         sequence_parallel (bool): its gradient is summed over the tensor-parallel group under sequence parallelism.
         shared (bool): one of the two copies of a tied embedding (first and last stage).
@@ -72,14 +73,22 @@ class ParameterDescription:
     @property
     def is_bias(self):
         """True for an added bias (`.bias`, or LayerNorm's `.beta`)."""
-        return self.name.endswith((".bias", ".beta"))
+        return self.name.endswith(_BIASES)
 
     def counts_in_norm(self, coordinates):
         """True on the ranks that add this parameter to a global norm, each element once per data-parallel copy."""
-        if self.shared_with is not None:
-            return False
         rank = coordinates.expert_tp if self.expert else coordinates.tp
-        return self.tensor_parallel or rank == 0
+        return counts_once(self.tensor_parallel, self.shared_with is not None, rank)
+
+
+def counts_once(tensor_parallel, is_copy, tensor_rank):
+    """Megatron's rule of the ranks that count a parameter: no copy, and of what all tensor ranks hold the first's."""
+    return not is_copy and (tensor_parallel or tensor_rank == 0)
+
+
+def decays(name, shape):
+    """Megatron's rule of what weight decay applies to: neither biases nor one-dimensional parameters."""
+    return len(shape) > 1 and not name.endswith(_BIASES)
 
 
 class _GPTDescriber:
@@ -113,7 +122,6 @@ class _GPTDescriber:
         return self.descriptions
 
     def _add(self, name, sharding, initializer, **flags):
-        one_dimensional = len(sharding.global_shape) == 1
         self.descriptions.append(
             ParameterDescription(
                 name,
@@ -121,7 +129,7 @@ class _GPTDescriber:
                 self.sizes.dtype,
                 initializer,
                 tensor_parallel=sharding.axis is not None,
-                decay=not one_dimensional,
+                decay=decays(name, sharding.global_shape),
                 chunk=self.chunk,
                 layer=self.layer,
                 **flags,
@@ -152,8 +160,8 @@ class _GPTDescriber:
             self._norm("language_model.encoder.final_norm")
         if sizes.tied and self.stages.pp == 1:
             return
-        # the tied copy starts at zero and receives the first stage's values
-        initializer = Initializer.zeros() if sizes.tied else self.initial.block
+        # the tied copy is drawn by the original's name
+        initializer = self.initial.embedding if sizes.tied else self.initial.block
         self._add(
             "language_model.output_layer.weight",
             self._rows((sizes.vocab, sizes.hidden)),

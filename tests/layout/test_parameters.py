@@ -151,7 +151,7 @@ def test_tied_head_is_a_copy_on_the_last_stage():
     first, last = by_name(config, Coordinates(pp=0)), by_name(config, Coordinates(pp=3))
     assert first[WORD_EMBEDDINGS].shared and first[WORD_EMBEDDINGS].shared_with is None
     assert last[HEAD].shared and last[HEAD].shared_with == WORD_EMBEDDINGS
-    assert last[HEAD].initializer == Initializer.zeros()
+    assert last[HEAD].initializer == first[WORD_EMBEDDINGS].initializer
     assert not last[HEAD].counts_in_norm(Coordinates(pp=3))
     for stage in (1, 2):
         middle = by_name(config, Coordinates(pp=stage))

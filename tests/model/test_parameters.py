@@ -33,10 +33,13 @@ def parameters(model_fields, parallel):
     """What this rank's chunks hold, compared with the description; returns `{name: (sharding, values)}`."""
     from mindspeed_ms.core import parallel_state
     from mindspeed_ms.core.device import dtype_name
+    from mindspeed_ms.core.optimizer.clip_grads import counts_in_norm
+    from mindspeed_ms.core.optimizer.optimizer_config import OptimizerConfig
+    from mindspeed_ms.core.optimizer.param_groups import has_no_weight_decay
     from mindspeed_ms.layout.parameters import describe_parameters
     config = builders.make_config(model_fields, **parallel)
     builders.start(config)
-    values, found = {}, []
+    values, found, settings = {}, [], OptimizerConfig()
     for chunk in range(parallel.get("virtual_pipeline_model_parallel_size", 1)):
         if parallel_state.get_virtual_pipeline_model_parallel_world_size() is not None:
             parallel_state.set_virtual_pipeline_model_parallel_rank(chunk)
@@ -45,14 +48,25 @@ def parameters(model_fields, parallel):
             values[name] = (parameter.sharding, parameter.float().asnumpy().copy())
             found.append((name, parameter.sharding, tuple(parameter.shape), dtype_name(parameter.dtype),
                           parameter.initializer, parameter.tensor_model_parallel, parameter.sequence_parallel,
-                          parameter.shared_embedding, parameter.is_expert, parameter.grouping, chunk))
+                          parameter.shared_embedding, parameter.is_expert, parameter.grouping, chunk,
+                          not has_no_weight_decay(name, parameter, settings), counts_in_norm(parameter),
+                          _original(name, parameter)))
+    at = parallel_state.get_coordinates()
     described = [(item.local_name, item.sharding, item.sharding.local_shape, item.dtype, item.initializer,
-                  item.tensor_parallel, item.sequence_parallel, item.shared, item.expert, item.grouping, item.chunk)
-                 for item in describe_parameters(config, parallel_state.get_coordinates())]
+                  item.tensor_parallel, item.sequence_parallel, item.shared, item.expert, item.grouping, item.chunk,
+                  item.decay, item.counts_in_norm(at), item.shared_with)
+                 for item in describe_parameters(config, at)]
     missing, extra = [[item for item in these if item not in those] for these, those in
                       ((described, found), (found, described))]
     assert not missing and not extra, f"described only: {missing}; found only: {extra}"
     return values
+
+
+def _original(name, parameter):
+    if parameter.shared_with is None:
+        return None
+    own, original = parameter.shared_with
+    return name.removesuffix(own) + original
 
 
 @pytest.mark.parametrize("model", MODELS)

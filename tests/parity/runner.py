@@ -32,7 +32,7 @@ def fill_weights(model, weights):
     from mindspeed_ms.core import storage
     for name, parameter in model.parameters_and_names():
         if parameter.shared_with is not None:  # the last stage's copy of tied word embeddings
-            own, original, _ = parameter.shared_with
+            own, original = parameter.shared_with
             name = name.replace(own, original)
         if weights is None:
             whole = rule_weight(megatron_name(name), parameter.sharding.global_shape)

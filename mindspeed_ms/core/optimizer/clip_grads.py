@@ -10,17 +10,15 @@ import numpy as np
 
 from mindspeed_ms import ops
 from mindspeed_ms.core import parallel_state, storage
+from mindspeed_ms.layout.parameters import counts_once
 
 
 def counts_in_norm(param, is_expert=False):
     """Whether this rank's copy of a parameter is the one that counts in norms."""
-    if getattr(param, "shared_embedding", False) and not parallel_state.is_pipeline_first_stage(ignore_virtual=True):
-        return False
-    if getattr(param, "tensor_model_parallel", False):
-        return True
+    is_copy = getattr(param, "shared_embedding", False) and not parallel_state.is_pipeline_first_stage(ignore_virtual=True)
     rank = (parallel_state.get_expert_tensor_parallel_rank() if is_expert
             else parallel_state.get_tensor_model_parallel_rank())
-    return rank == 0
+    return counts_once(getattr(param, "tensor_model_parallel", False), is_copy, rank)
 
 
 class ModelStatistics:

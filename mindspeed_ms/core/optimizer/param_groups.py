@@ -3,6 +3,7 @@ import math
 
 from mindspeed_ms.core import parallel_state
 from mindspeed_ms.core.distributed.distributed_data_parallel import is_expert
+from mindspeed_ms.layout.parameters import decays
 
 
 def get_param_groups(named_params, config, no_weight_decay_cond=None, scale_lr_cond=None, lr_mult=1.0):
@@ -41,10 +42,10 @@ def is_embedding_or_output(param):
 
 
 def has_no_weight_decay(name, param, config):
-    """Megatron's rule: biases and one-dimensional parameters do not decay; or the endings that the user listed."""
+    """The rule of `layout.parameters.decays`, or the endings that the user listed."""
     if config.no_weight_decay_params is not None:
         return any(name.endswith(ending) for ending in config.no_weight_decay_params)
-    return name.endswith(".bias") or len(param.shape) == 1
+    return not decays(name, param.shape)
 
 
 def _check_endings(named_params, endings):

@@ -76,8 +76,8 @@ def create_parameter(
         shared_embedding (bool): one of the two copies of a tied word embedding.
         is_expert (bool): belongs to an expert.
         grouping (Optional[str]): "qkv", "gate_up", "vocab" or None, see `layout.ParameterDescription`.
-        shared_with (Optional[tuple[str, str, Initializer]]): for the copy of a tied parameter the end of its own name,
-            what stands there in the original's, and how that starts; both are then drawn alike.
+        shared_with (Optional[tuple[str, str]]): for the copy of a tied parameter the end of its own name and what stands
+            there in the original's; both are then drawn alike.
         draw_dtype: dtype that the initial values are rounded to before they get the parameter's; default none.
         keep_master_weight (bool): also keep the whole initial tensor as `parameter.master_weight` (tests).
     """
@@ -119,18 +119,18 @@ def _numbered_prefix(class_name):
 
 
 def _fill(name, parameter):
-    initializer = parameter.initializer
     if parameter.shared_with is not None:
-        own, original, initializer = parameter.shared_with
+        own, original = parameter.shared_with
         name = name.removesuffix(own) + original
-    storage.set_data(parameter, _initial_values(name, parameter, parameter.sharding, initializer))
+    storage.set_data(parameter, _initial_values(name, parameter, parameter.sharding))
     if parameter.keep_master_weight:
         whole = ParameterSharding.replicated(parameter.sharding.global_shape)
-        parameter.master_weight = _initial_values(name, parameter, whole, initializer)
+        parameter.master_weight = _initial_values(name, parameter, whole)
     parameter.is_initialized = True
 
 
-def _initial_values(name, parameter, sharding, initializer):
+def _initial_values(name, parameter, sharding):
+    initializer = parameter.initializer
     seed, dtype = rng.get_rng_tracker().initial_seed, dtype_name(parameter.dtype)
     draw_dtype = dtype_name(parameter.draw_dtype or dtype)
     values = rng.initial_values(name, sharding, initializer.kind, initializer.value, seed, draw_dtype)

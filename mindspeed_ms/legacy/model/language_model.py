@@ -4,7 +4,6 @@ from mindspeed_ms.core import parallel_state
 from mindspeed_ms.core.tensor_parallel.layers import ColumnParallelLinear, uses_sequence_parallel
 from mindspeed_ms.core.tensor_parallel.utils import divide
 from mindspeed_ms.layout.gpt_sizes import read_sizes
-from mindspeed_ms.layout.sharding import Initializer
 from mindspeed_ms.legacy.model.embedding import Embedding
 from mindspeed_ms.legacy.model.enums import AttnMaskType, to_enum
 from mindspeed_ms.legacy.model.initializers import model_initializers
@@ -120,16 +119,14 @@ class TransformerLanguageModel(Module):
             config.hidden_size,
             config.vocab_size,
             config=config,
-            init_method=initial.block if untied else Initializer.zeros(),
+            init_method=initial.block if untied else initial.embedding,
             bias=False,
             grouping="vocab",
         )
         if not untied:
-            self.output_layer.weight.shared_with = (
-                "output_layer.weight",
-                "embedding.word_embeddings.weight",
-                initial.embedding,
-            )
+            weight = self.output_layer.weight
+            weight.shared_with = ("output_layer.weight", "embedding.word_embeddings.weight")
+            weight.draw_dtype = getattr(config, "embedding_init_dtype", None)
 
     def set_input_tensor(self, input_tensor):
         """Hidden states from the stage before: a Tensor, a list of one, or None.

@@ -127,8 +127,8 @@ def get_ring_rank():
 
 
 def get_expert_model_parallel_group(check_initialized=True):
-    """This rank's communicator of the expert-parallel group: its ranks share the experts of a layer."""
-    return get_group("ep")
+    """Group of the ranks that share the experts of a layer."""
+    return get_group("ep", check_initialized)
 
 
 def get_expert_model_parallel_world_size():
@@ -153,7 +153,7 @@ def set_expert_model_parallel_rank(rank):
 
 def get_expert_tensor_parallel_group(check_initialized=True):
     """This rank's communicator of the group that shares each expert's tensors."""
-    return get_group("expert-tp")
+    return get_group("expert-tp", check_initialized)
 
 
 def get_expert_tensor_parallel_world_size():
@@ -178,7 +178,7 @@ def set_expert_tensor_parallel_rank(rank):
 
 def get_expert_tensor_and_model_parallel_group(check_initialized=True):
     """This rank's communicator of the group over expert tensor and expert parallelism."""
-    return get_group("tp-ep")
+    return get_group("tp-ep", check_initialized)
 
 
 def get_expert_tensor_and_model_parallel_world_size():

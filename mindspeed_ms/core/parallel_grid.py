@@ -120,9 +120,9 @@ def get_coordinates():
     return grid().coordinates
 
 
-def get_group(kind):
-    """This rank's communication group of a kind of `layout.ranks.ALL_KINDS`."""
-    return grid().group(kind)
+def get_group(kind, check_initialized=True):
+    """This rank's communication group of a kind of `layout.ranks.ALL_KINDS`; without a grid RuntimeError or None."""
+    return grid().group(kind) if check_initialized or is_initialized() else None
 
 
 def get_group_ranks(kind):

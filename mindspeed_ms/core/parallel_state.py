@@ -125,7 +125,7 @@ comm.at_destroy(destroy_model_parallel)
 
 def get_tensor_model_parallel_group(check_initialized=True):
     """Group of the ranks that share this rank's tensors."""
-    return get_group("tp")
+    return get_group("tp", check_initialized)
 
 
 def get_tensor_model_parallel_world_size():
@@ -300,7 +300,7 @@ def set_data_parallel_rank(rank):
 
 def get_context_parallel_group(check_initialized=True):
     """Group of the ranks that share each sequence."""
-    return get_group("cp")
+    return get_group("cp", check_initialized)
 
 
 def get_context_parallel_world_size():

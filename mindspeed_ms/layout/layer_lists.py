@@ -55,12 +55,6 @@ def transposed(rows):
     return [list(column) for column in zip(*rows, strict=True)]
 
 
-def readings_differ(value, name="num_layer_list"):
-    """True when a nested list is square and reading its rows as chunks instead of stages gives another layout."""
-    rows = parse_layer_list(value, name)
-    return isinstance(rows[0], list) and len(rows) == len(rows[0]) and transposed(rows) != rows
-
-
 def stage_rows(value, name, order="pp_vpp"):
     """The list as `[stages][chunks]`; a flat one has one chunk per stage. Arguments and errors: `parse_layer_list`."""
     if order not in ORDERS:

@@ -23,7 +23,6 @@ from mindspeed_ms.ops.interface.attention import (
     flash_attention,
     scaled_masked_softmax,
     split_query_key_value,
-    swap_batch_and_sequence,
 )
 from mindspeed_ms.ops.interface.dropout import bias_dropout_add, dropout, residual_add
 from mindspeed_ms.ops.interface.linear import (
@@ -46,7 +45,6 @@ from mindspeed_ms.ops.interface.normalization import layer_norm, rms_norm
 from mindspeed_ms.ops.interface.optimizer import (
     adamw_step,
     add_into,
-    all_finite,
     count_zeros,
     scale_in_place,
     sgd_step,
@@ -60,7 +58,6 @@ __all__ = [
     "UNLIMITED_TOKENS",
     "adamw_step",
     "add_into",
-    "all_finite",
     "apply_rotary",
     "batch_matmul",
     "bias_activation",
@@ -95,7 +92,6 @@ __all__ = [
     "split_query_key_value",
     "squared_relu",
     "sum_of_squares",
-    "swap_batch_and_sequence",
     "swiglu",
     "use_forms",
 ]

@@ -110,7 +110,6 @@ def _split(dtype):
         return parts[:, :, :, :3].reshape(3, 2, 6, 4), parts[:, :, :, 3], parts[:, :, :, 4]
 
     check(lambda m: ops.split_query_key_value(m, 2, 3, 4), reference, [_normal(3, 2, 40)], dtype)
-    check(ops.swap_batch_and_sequence, lambda t: t.swapaxes(0, 1), [_normal(3, 2, 5)], dtype)
 
 
 def _dropouts(dtype):

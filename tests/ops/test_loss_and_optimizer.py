@@ -132,15 +132,11 @@ def _flat_operations():
         total = (exact ** 2).sum()
         assert abs(ops.sum_of_squares(flat) - total) < 1e-12 * total
         assert ops.count_zeros(flat) == int((exact == 0).sum())
-        assert ops.all_finite(flat) is True
         ops.scale_in_place(flat, 0.25)
         assert_close(values(flat), exact * 0.25, 1e-7, "scaled")
         ops.add_into(flat, tensor(array))
         rounding = {"float32": 1e-7, "float16": 5e-4, "bfloat16": 4e-3}[dtype]
         assert_close(values(flat), exact * 0.25 + array, rounding, "sum")
-        for bad in (np.inf, np.nan):
-            storage.as_array(flat)[123456] = np.int16(0x7F80) if dtype == "bfloat16" else bad
-            assert ops.all_finite(flat) is False
 
 
 def test_flat_operations(world):

@@ -1,6 +1,6 @@
 """Cross entropy over a vocabulary that is cut over the tensor-parallel group. Source: Megatron core."""
 
-from mindspore import mint, nn
+from mindspore import nn
 from mindspore import ops as mindspore_ops
 
 from mindspeed_ms import ops
@@ -21,9 +21,7 @@ class _VocabParallelCrossEntropy(Function):
             maximum = group.all_reduce(maximum, op="max")
         sums = ops.cross_entropy_local_sums(logits, maximum, target, start, stop, label_smoothing)
         sum_exp, target_logit, sum_logits = _sum_over_group(sums, group)
-        loss = mint.log(sum_exp) - target_logit
-        if label_smoothing > 0:
-            loss = _smoothed(loss, mint.log(sum_exp), sum_logits, label_smoothing, vocab * group.size)
+        loss = ops.cross_entropy_loss(sum_exp, target_logit, sum_logits, label_smoothing, vocab * group.size)
         ctx.save_for_backward(logits, maximum, sum_exp, target)
         ctx.span = (start, stop)
         ctx.label_smoothing = label_smoothing
@@ -52,13 +50,6 @@ def _sum_over_group(sums, group):
     present = [part for part in sums if part is not None]
     totals = group.all_reduce(mindspore_ops.stack(present))
     return tuple(totals[index] for index in range(len(present))) + (None,) * (len(sums) - len(present))
-
-
-def _smoothed(loss, log_sum_exp, sum_logits, label_smoothing, vocab_size):
-    """Spread `label_smoothing` of the target over the whole vocabulary, Megatron's (and NeMo's) form."""
-    smoothing = label_smoothing * vocab_size / (vocab_size - 1)
-    mean_log_probability = sum_logits / vocab_size - log_sum_exp
-    return (1.0 - smoothing) * loss - smoothing * mean_log_probability
 
 
 def vocab_parallel_cross_entropy(

@@ -14,7 +14,6 @@ from mindspeed_ms.ops.ascend.attention import (
     rotary_position_embedding,
     scaled_masked_softmax,
     split_query_key_value,
-    swap_batch_and_sequence,
 )
 from mindspeed_ms.ops.ascend.dropout import bias_dropout_add, dropout
 from mindspeed_ms.ops.ascend.linear import (
@@ -36,7 +35,6 @@ from mindspeed_ms.ops.ascend.normalization import layer_norm, rms_norm, rms_norm
 from mindspeed_ms.ops.ascend.optimizer import (
     adamw_step,
     add_into,
-    all_finite,
     count_zeros,
     scale_in_place,
     sgd_step,
@@ -46,7 +44,6 @@ from mindspeed_ms.ops.ascend.optimizer import (
 __all__ = [
     "adamw_step",
     "add_into",
-    "all_finite",
     "apply_rotary",
     "bias_activation",
     "bias_dropout_add",
@@ -74,5 +71,4 @@ __all__ = [
     "sgd_step",
     "split_query_key_value",
     "sum_of_squares",
-    "swap_batch_and_sequence",
 ]

@@ -98,11 +98,6 @@ def core_attention(query, key, value, mask=None, scale=None, causal=False, dropo
     return mint.permute(output.reshape(batch, heads, queries, size), (2, 0, 1, 3)).reshape(queries, batch, heads * size)
 
 
-def swap_batch_and_sequence(t):
-    """See `ops.swap_batch_and_sequence`."""
-    return mint.transpose(t, 0, 1).contiguous()
-
-
 def _to_layout(t, layout):
     """[s, b, n, d] in the layout of the fused operator."""
     s, b, n, d = t.shape

@@ -52,12 +52,6 @@ def sum_of_squares(tensor):
 
 
 @autograd.no_grad()
-def all_finite(tensor):
-    """See `ops.all_finite`."""
-    return bool(mint.all(mint.isfinite(tensor)).asnumpy())
-
-
-@autograd.no_grad()
 def count_zeros(tensor):
     """See `ops.count_zeros`."""
     return int(mint.sum(mint.eq(tensor, 0).astype(ms.int64)).asnumpy())

@@ -6,7 +6,6 @@ from mindspeed_ms.ops.cpu.attention import (
     flash_attention,
     scaled_masked_softmax,
     split_query_key_value,
-    swap_batch_and_sequence,
 )
 from mindspeed_ms.ops.cpu.dropout import bias_dropout_add, dropout
 from mindspeed_ms.ops.cpu.embedding import embedding_lookup
@@ -22,7 +21,6 @@ from mindspeed_ms.ops.cpu.npu import fusion_attention, rotary_position_embedding
 from mindspeed_ms.ops.cpu.optimizer import (
     adamw_step,
     add_into,
-    all_finite,
     count_zeros,
     scale_in_place,
     sgd_step,
@@ -32,7 +30,6 @@ from mindspeed_ms.ops.cpu.optimizer import (
 __all__ = [
     "adamw_step",
     "add_into",
-    "all_finite",
     "apply_rotary",
     "bias_activation",
     "bias_dropout_add",
@@ -60,5 +57,4 @@ __all__ = [
     "sgd_step",
     "split_query_key_value",
     "sum_of_squares",
-    "swap_batch_and_sequence",
 ]

@@ -1,5 +1,4 @@
 """Attention, rotary embedding and the layout changes around them."""
-import mindspore as ms
 import numpy as np
 
 from mindspeed_ms.core import storage
@@ -284,31 +283,3 @@ def _flash_options(query, key, value, mask, scale, pre_tokens, next_tokens, spar
         seed,
         float(keep_prob),
     )
-
-
-class _SwapLeading(Function):
-    @staticmethod
-    def forward(ctx, t):
-        return _swapped(t)
-
-    @staticmethod
-    def backward(ctx, output_grad):
-        return _swapped(output_grad)
-
-
-def _swapped(t):
-    source = storage.read_array(t)
-    source = source.view(np.int16) if t.dtype == ms.float16 else source
-    shape = (t.shape[1], t.shape[0], *t.shape[2:])
-    if t.dtype not in (ms.float32, ms.float16, ms.bfloat16):
-        return storage.from_array(np.ascontiguousarray(source.swapaxes(0, 1)), t.dtype)
-    source = np.ascontiguousarray(source)
-    destination = new_like(source, shape)
-    threads.run(movement.swap_leading, shape[0] * shape[1], source.size, source.reshape(t.shape[0], t.shape[1], -1),
-                destination.reshape(shape[0], shape[1], -1))
-    return tensor_of_bits(destination, t.dtype)
-
-
-def swap_batch_and_sequence(t):
-    """See `ops.swap_batch_and_sequence`."""
-    return _SwapLeading.apply(t)

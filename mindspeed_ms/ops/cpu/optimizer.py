@@ -74,11 +74,6 @@ def sum_of_squares(tensor):
     return float(sums.sum())
 
 
-def all_finite(tensor):
-    """See `ops.all_finite`."""
-    return math.isfinite(sum_of_squares(tensor))  # a double holds the square of every float32
-
-
 def count_zeros(tensor):
     """See `ops.count_zeros`."""
     values = _flat_values(tensor)

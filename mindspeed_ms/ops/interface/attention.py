@@ -103,8 +103,3 @@ def flash_attention(query, key, value, mask=None, scale=None, pre_tokens=UNLIMIT
     """
     return current_forms().flash_attention(query, key, value, mask, scale, pre_tokens, next_tokens, sparse_mode,
                                            input_layout, keep_prob, dropout_seed)
-
-
-def swap_batch_and_sequence(t):
-    """[b, s, ...] -> contiguous [s, b, ...] and back; differentiable."""
-    return current_forms().swap_batch_and_sequence(t)

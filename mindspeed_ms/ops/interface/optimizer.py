@@ -55,11 +55,6 @@ def count_zeros(tensor):
     return current_forms().count_zeros(tensor)
 
 
-def all_finite(tensor):
-    """True if no element is inf or nan."""
-    return current_forms().all_finite(tensor)
-
-
 def scale_in_place(tensor, factor):
     """Multiply all elements of a storage tensor by `factor`."""
     current_forms().scale_in_place(tensor, factor)

@@ -146,13 +146,3 @@ def bias_dropout_add_residual(start, stop, x, bias, residual, keep, scale, outpu
     for i in range(start, stop):
         for j in range(x.shape[1]):
             output[i, j] = residual[i, j] + ((x[i, j] + bias[j]) * scale if keep[i, j] else _ZERO)
-
-
-@kernel
-def swap_leading(start, stop, source, destination):
-    """destination [b, s, n] = source [s, b, n] with the leading dimensions swapped; rows are destination's b * s."""
-    outer = destination.shape[1]
-    for row in range(start, stop):
-        to, position = row // outer, row % outer
-        for j in range(source.shape[2]):
-            destination[to, position, j] = source[position, to, j]

@@ -24,7 +24,7 @@ FIELDS = {
     "add_bias_linear": ("model_config", False),
     "qkv_has_bias": ("model_config", True),
     "out_proj_has_bias": ("model_config", True),
-    "mlp_has_bias": ("model_config", True),
+    "mlp_has_bias": ("model_config", False),
     "hidden_act": ("model_config", "gelu"),
     "gated_linear_unit": ("model_config", False),
     "normalization": ("model_config", "LayerNorm"),

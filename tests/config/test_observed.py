@@ -7,9 +7,17 @@ from math import lcm
 
 import pytest
 
-from mindspeed_ms.config import ConfigError, init_configs_from_dict, require_available
+from mindspeed_ms.config import (
+    ConfigError,
+    ModelParallelConfig,
+    MoEConfig,
+    TransformerConfig,
+    init_configs_from_dict,
+    require_available,
+)
 from mindspeed_ms.config.argument_table import rows_with_path
 from mindspeed_ms.config.availability import NOT_YET
+from mindspeed_ms.layout.options import FIELDS
 from mindspeed_ms.layout.parameters import describe_parameters
 from mindspeed_ms.layout.ranks import WorldLayout
 from mindspeed_ms.layout.stages import stages_from_config
@@ -143,3 +151,15 @@ def test_what_is_not_available_yet_is_refused_at_start_only():
 def test_a_start_needs_a_model():
     with pytest.raises(ConfigError, match="model_config"):
         require_available(init_configs_from_dict({"training_config": {"seed": 1}}))
+
+
+def test_layout_assumes_the_defaults_of_the_schema():
+    """Objects without a field are read with the same value that the configuration would give it."""
+    sections = {"model_config": TransformerConfig, "parallel_config": ModelParallelConfig, "moe_config": MoEConfig}
+    not_settings = {"num_tokentypes", "recompute_config"}  # an argument of the model; upstream's holder of recompute lists
+    for name, (section, default) in FIELDS.items():
+        if name in not_settings:
+            continue
+        field = sections[section].own_fields()[name]
+        expected = None if field.is_required() else field.get_default(call_default_factory=True)
+        assert default == expected, name

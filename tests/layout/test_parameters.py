@@ -40,6 +40,7 @@ def small(experts=1, parallel=None, **fields):
     options = {
         "vocab_size": 64, "num_layers": 8, "hidden_size": 16, "num_attention_heads": 8, "ffn_hidden_size": 24,
         "seq_length": 12, "group_query_attention": True, "num_query_groups": 4, "hidden_act": "swiglu",
+        "mlp_has_bias": True,
     }  # fmt: skip
     options.update(fields)
     moe = SimpleNamespace(num_experts=experts)
@@ -73,7 +74,7 @@ def test_38b_shards_add_up():
 
 def test_gpt2_names_and_shapes():
     config = SimpleNamespace(vocab_size=50, num_layers=1, hidden_size=8, num_attention_heads=2, ffn_hidden_size=32,
-                             seq_length=16, num_tokentypes=2)  # fmt: skip
+                             seq_length=16, num_tokentypes=2, mlp_has_bias=True)  # fmt: skip
     shapes = {name: one.sharding.global_shape for name, one in by_name(config).items()}
     assert shapes == {
         WORD_EMBEDDINGS: (50, 8),

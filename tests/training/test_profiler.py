@@ -68,7 +68,7 @@ class Recorder:
         self.AicoreMetrics = AicoreMetrics
         self.seen = {}
 
-    def _ExperimentalConfig(self, **arguments):  # noqa: N802 - MindSpore's name
+    def _ExperimentalConfig(self, **arguments):
         self.seen.update(arguments)
 
     def profile(self, **arguments):
@@ -82,7 +82,7 @@ class Recorder:
     def tensorboard_trace_handler(self, folder, analyse_flag):
         self.seen.update(folder=folder, analyse=analyse_flag)
 
-    def DynamicProfilerMonitor(self, cfg_path, output_path):  # noqa: N802 - MindSpore's name
+    def DynamicProfilerMonitor(self, cfg_path, output_path):
         self.seen.update(cfg_path=cfg_path, folder=output_path)
         return types.SimpleNamespace(step=lambda: self.seen.setdefault("calls", []).append("step"))
 

@@ -7,6 +7,7 @@ _SAME_NUMBERS = (
     "the kernels here are fused where that helps; the numbers are the same",
     "本框架已在有益处融合算子，数值相同",
 )
+_ONE_KERNEL = ("chooses the operator on Ascend; on CPU one kernel does both", "在Ascend上选择算子；CPU上两者为同一算子")
 _NO_ENCODER = ("there are decoder-only models here", "本框架只有仅解码器模型")
 _NO_RETRO = ("retrieval models are not part of this framework", "本框架不含检索模型")
 
@@ -129,6 +130,8 @@ ROWS = (
         off="--no-rope-fusion",
         also=("--use-fused-rotary-pos-emb",),
         seen="operators",
+        reason=_ONE_KERNEL[0],
+        reason_zh=_ONE_KERNEL[1],
         convert=conversions.rope_fusion,
     ),
     _model("hidden_act", megatron=None, seen="output"),
@@ -163,7 +166,14 @@ ROWS = (
         chinese="等同hidden_act: squared_relu。",
     ),
     _model("gated_linear_unit", form=SWITCH, seen="error"),
-    _model("use_fused_swiglu", "apply_swiglu_fusion", also=("--apply-swiglu-fusion",), seen="operators"),
+    _model(
+        "use_fused_swiglu",
+        "apply_swiglu_fusion",
+        also=("--apply-swiglu-fusion",),
+        seen="operators",
+        reason=_ONE_KERNEL[0],
+        reason_zh=_ONE_KERNEL[1],
+    ),
     _model("bias_gelu_fusion", form=OFF, megatron=True, seen="output"),
     _model("bias_swiglu_fusion", form=OFF, megatron=True, seen="log", **ignored(*_SAME_NUMBERS)),
     _model("normalization", seen="parameters"),

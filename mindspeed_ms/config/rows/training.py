@@ -54,7 +54,14 @@ ROWS = (
     _training("calculate_per_token_loss", seen="optimizer"),
     yaml_only("training_config.loss_func_kwargs", seen="error"),
     yaml_only("training_config.grad_clip_kwargs", seen="optimizer"),
-    _training("wrap_with_ddp", megatron=True, seen="operators"),
+    _training(
+        "wrap_with_ddp",
+        megatron=True,
+        seen="error",
+        reason="gradients are kept in buffers and reduced over data parallel ranks in any case; False refuses the "
+        "settings that belong to the wrapper",
+        reason_zh="梯度总是存放在缓冲区并在数据并行rank间规约；False会拒绝属于该包装的设置",
+    ),
     _training("use_distributed_optimizer", seen="memory"),
     _training("accumulate_allreduce_grads_in_fp32", seen="memory"),
     _training("grad_reduce_in_bf16", seen="optimizer"),

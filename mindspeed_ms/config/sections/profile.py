@@ -22,7 +22,9 @@ class ProfileFields(Section):
     profile_framework: one_of("all", "time", "None") | Bool = field(
         False, "Record the framework's own work.", "记录框架自身的耗时。"
     )
-    profile_communication: Bool = field(False, "Record communication: level1 at least (Ascend).", "记录通信，至少level1（Ascend）。")
+    profile_communication: Bool = field(
+        False, "Record communication: level1 at least (Ascend).", "记录通信，至少level1（Ascend）。"
+    )
     profile_parallel_strategy: Bool = field(False, "Record the parallel layout (Ascend).", "记录并行策略（Ascend）。")
     profile_aicore_metrics: integer(ge=-1, le=6) = field(
         0,
@@ -33,7 +35,9 @@ class ProfileFields(Section):
     profile_hbm_ddr: Bool = field(False, "Record HBM and DDR (Ascend).", "记录HBM和DDR（Ascend）。")
     profile_pcie: Bool = field(False, "Record PCIe (Ascend).", "记录PCIe（Ascend）。")
     profile_data_process: Bool = field(False, "Record data pipelines (Ascend).", "记录数据处理（Ascend）。")
-    profile_data_simplification: Bool = field(False, "Remove raw data after the analysis (Ascend).", "分析后删除原始数据（Ascend）。")
+    profile_data_simplification: Bool = field(
+        False, "Remove raw data after the analysis (Ascend).", "分析后删除原始数据（Ascend）。"
+    )
     profile_record_shapes: Bool = field(False, "Record the operators' shapes (Ascend).", "记录算子输入形状（Ascend）。")
     profile_export_type: one_of("text", "db") = field("text", "Form of the result (Ascend).", "结果格式（Ascend）。")
     profile_op_time: Bool = field(True, "Record operators.", "记录算子耗时。")

@@ -31,6 +31,8 @@ def global_batch_fits(context):
     if not dataset.global_batch_size or not context.was_set(path):
         return
     unit = dataset.batch_size * (size or 1)
+    if dataset.decrease_batch_size_if_needed and dataset.global_batch_size >= unit:
+        return
     if dataset.global_batch_size % unit:
         below = dataset.global_batch_size // unit * unit
         nearest = f"{below} or {below + unit}" if below else f"{unit}"

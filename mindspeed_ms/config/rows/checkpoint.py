@@ -1,7 +1,7 @@
 """Rows of ``training_config`` about checkpoints and profiling."""
 
 from mindspeed_ms.config import conversions
-from mindspeed_ms.config.rows.row import LIST, ON, SWITCH, VALUE, row
+from mindspeed_ms.config.rows.row import LIST, ON, SWITCH, VALUE, ignored, row
 
 _ASCEND = ("has an effect on Ascend only", "仅在Ascend上有作用")
 
@@ -29,7 +29,13 @@ ROWS = (
     _training("save_enabled", form=SWITCH, megatron=False, seen="file"),
     _training("save_interval", also=("--persistent-save-interval",), seen="file"),
     _training("non_persistent_save_interval", seen="file"),
-    _training("ckpt_prefix", "prefix", also=("--prefix",), seen="file"),
+    _training(
+        "ckpt_prefix",
+        "prefix",
+        also=("--prefix",),
+        seen="log",
+        **ignored("a checkpoint is a folder iter_N, as Megatron's", "检查点是iter_N目录，与Megatron相同"),
+    ),
     _training(
         "ckpt_format",
         convert=conversions.ckpt_format,

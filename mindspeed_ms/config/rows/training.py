@@ -64,7 +64,7 @@ ROWS = (
     ),
     _training("use_distributed_optimizer", seen="memory"),
     _training("accumulate_allreduce_grads_in_fp32", seen="memory"),
-    _training("grad_reduce_in_bf16", seen="optimizer"),
+    _training("grad_reduce_in_bf16", seen="log"),
     _training("overlap_grad_reduce", seen="operators"),
     _training("delay_grad_reduce", seen="operators"),
     _training("average_in_collective", also=("--ddp-average-in-collective",), seen="operators"),

@@ -24,6 +24,7 @@ from mindspeed_ms.training.model_setup import get_model, get_optimizer, get_opti
 from mindspeed_ms.training.run import TrainingRun, build_data, find_checkpoint, init_batch_sizes, load
 from mindspeed_ms.training.signals import SignalHandler
 from mindspeed_ms.training.tensorboard import TensorboardEvents, make_tensorboard_writer
+from mindspeed_ms.training.throughput import model_flops_per_token
 from mindspeed_ms.training.train_step import TrainOneStep
 from mindspeed_ms.training.utils import is_last_rank, set_parallel_context, set_seed
 
@@ -137,7 +138,8 @@ def _open_metrics(run):
         set_tensorboard_writer(make_tensorboard_writer(training.tensorboard_dir, training.tensorboard_queue_size))
     events = TensorboardEvents(get_tensorboard_writer(), training)
     run.metrics = MetricsLogger(training.output_dir, run.training_iters, training.log_interval, events,
-                                run.train_state.iteration)
+                                run.train_state.iteration,
+                                model_flops_per_token(run.all_config.model_config) if training.log_throughput else None)
 
 
 def _only_evaluate(run):

@@ -83,7 +83,11 @@ ROWS = (
         chinese="损失或梯度非有限时停止。",
     ),
     _training("check_weight_hash_across_dp_replicas_interval", seen="error"),
-    _training("empty_unused_memory_level", seen="memory"),
+    _training(
+        "empty_unused_memory_level",
+        seen="log",
+        **ignored("MindSpore's memory pool reuses what is free by itself", "MindSpore内存池会自行复用空闲内存"),
+    ),
     _training("manual_gc", seen="memory"),
     _training("manual_gc_interval", seen="memory"),
     _training("enable_compile_cache", form=SWITCH, seen="log", **ignored(*_NO_GRAPH)),

@@ -67,3 +67,10 @@ def test_a_reader_that_has_enough_is_no_error(tmp_path):
     result = subprocess.run(["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True, check=False)
     assert result.returncode == 0
     assert "Broken" not in result.stderr
+
+
+def test_an_empty_environment_variable_is_no_folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("CKPT_LOAD_DIR", "")
+    file = tmp_path / "run.yaml"
+    file.write_text("training_config:\n  training_iters: 3\n  load_checkpoint: ${CKPT_LOAD_DIR}\n")
+    assert not init_configs_from_yaml(str(file)).training_config.load_checkpoint

@@ -42,7 +42,7 @@ class ProfileFields(Section):
     profile_export_type: one_of("text", "db") = field("text", "Form of the result (Ascend).", "结果格式（Ascend）。")
     profile_op_time: Bool = field(True, "Record operators.", "记录算子耗时。")
     profile_offline_analyse: Bool = field(False, "Leave the analysis to a later command.", "事后用命令离线分析。")
-    profile_dynamic_profiler_config_path: Str = field(
+    profile_dynamic_profiler_config_path: Str | None = field(
         "",
         "profiler_config.json, or its folder: it starts and stops profiling while the training runs.",
         "运行中控制分析的profiler_config.json或其目录。",

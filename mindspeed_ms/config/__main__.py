@@ -22,14 +22,22 @@ def check(words):
     from mindspeed_ms.config.readers import init_configs_from_args
     from mindspeed_ms.config.report import report
 
-    first = next((index for index, word in enumerate(words) if word.startswith("-")), len(words))
     parser = argument_parser()
     parser.prog = "python -m mindspeed_ms.config check FILE..."
-    args = parser.parse_args(words[first:])
-    args.config = [*words[:first], *(args.config or [])] or None
+    # files may stand before, between and behind the flags; those of --config belong to it
+    behind = words.index("--config") if "--config" in words else len(words)
+    files = [word for word in words[:behind] if word.endswith((".yaml", ".yml")) and not word.startswith("-")]
+    files = [*dict.fromkeys([*_leading(words), *files])]
+    args = parser.parse_args([word for index, word in enumerate(words) if word not in files or index > behind])
+    args.config = [*files, *(args.config or [])] or None
     if not args.config and not args.typed_options:
         raise ConfigError([_problem("nothing to check: name yaml files, or Megatron flags")])
     print(report(init_configs_from_args(args)))
+
+
+def _leading(words):
+    """The words before the first flag."""
+    return words[: next((index for index, word in enumerate(words) if word.startswith("-")), len(words))]
 
 
 def explain(words):
@@ -103,6 +111,9 @@ def main(words=None):
         return 0
     try:
         COMMANDS[words[0]](words[1:])
+        sys.stdout.flush()
+    except BrokenPipeError:  # the reader, such as head, has enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except (ValueError, OSError) as error:  # ConfigError and LayoutError are ValueErrors
         print(error, file=sys.stderr)
         return 1

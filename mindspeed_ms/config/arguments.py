@@ -193,7 +193,7 @@ def settings_of_arguments(args, below=None):
         if row.name in typed:
             _add_typed(settings, view, row, given)
     _add_unknown(settings, values)
-    if below is None:
+    if below is None or "hidden_size" in typed:
         _add_feed_forward_size(settings)
     return settings
 

@@ -270,6 +270,12 @@ def router_in_fp32(value, view):
     return {"moe_config.moe_router_dtype": "fp32"} if value else {}
 
 
+def profile_with_cpu(value, view):
+    """--profile-with-cpu."""
+    del view
+    return {"training_config.profile_framework": "all"} if value else {}
+
+
 def first_k_dense(value, view):
     """-1 stands for "not set"."""
     del view

@@ -11,13 +11,14 @@ import re
 import shlex
 from dataclasses import dataclass
 
-from mindspeed_ms.config.argument_table import REFUSED, all_flags, row_at, row_of_flag
+from mindspeed_ms.config.argument_table import LIST, REFUSED, SWITCH, VALUE, all_flags, row_at, row_of_flag
 from mindspeed_ms.config.arguments import argument_parser, settings_of_arguments
 from mindspeed_ms.config.errors import ConfigError, Problem, did_you_mean
 from mindspeed_ms.config.printing import dump_yaml
 from mindspeed_ms.config.resolve import complete
 from mindspeed_ms.config.rows.row import field_info
 from mindspeed_ms.config.sections.base import nested_section
+from mindspeed_ms.config.settings import build
 
 _ASSIGNMENT = re.compile(r"^\s*(?:export\s+)?([A-Za-z_]\w*)=(.*)$", re.DOTALL)
 _VARIABLE = re.compile(r"\$\{([A-Za-z_]\w*)(?::-([^}]*))?\}|\$([A-Za-z_]\w*)")
@@ -59,6 +60,8 @@ def convert_script(path, environment=None):
     Raises:
         ConfigError: if no call of a training program is found.
     """
+    if not os.path.isfile(path):
+        raise FileNotFoundError(f"launch script {path!r} does not exist (looked in {os.getcwd()})")
     with open(path, encoding="utf-8") as file:
         words, unknown = launch_words(file.read(), os.environ if environment is None else environment)
     if words is None:
@@ -173,8 +176,13 @@ def convert_words(words, source, unknown=()):
             hint = did_you_mean(flag, all_flags(), cutoff=0.75)
             fate.append((flag, f"UNKNOWN, left out.{hint}"))
         else:
-            known += [flag, *values]
-            fate.append((" ".join([flag, *values]), _fate(row)))
+            text = " ".join([flag, *values])
+            if row.form in (VALUE, LIST) and not values:
+                fate.append((text, "LEFT OUT: has no value in the script"))
+                continue
+            # a placeholder such as "your data path" falls apart where the script does not quote it again
+            known += [flag, *(values if row.form in (LIST, SWITCH) else [" ".join(values)] if row.form == VALUE else [])]
+            fate.append((text, _fate(row)))
     args = parser.parse_args(known)
     settings = settings_of_arguments(args)
     refused = [f"{problem.key}: {problem.message}" for problem in settings.problems]
@@ -190,6 +198,9 @@ def convert_words(words, source, unknown=()):
             for flag, text in fate
         ]
     complete(settings)
+    for key, message in _take_out_invalid(settings):
+        refused.append(f"{key}: {message}")
+        fate = [(flag, f"LEFT OUT: {message}" if flag.split()[0] == key else text) for flag, text in fate]
     fate = [(flag, _noticed(flag, text, settings.notices)) for flag, text in fate]
     lines = [f"# from {source}; Megatron's defaults are written out where they differ from ours"]
     lines += [f"# note: {notice}" for notice in dict.fromkeys(settings.notices)]
@@ -201,6 +212,21 @@ def convert_words(words, source, unknown=()):
     ]
     lines += [f"# {flag}: {text}" for flag, text in fate if text.startswith("UNKNOWN")]
     return Conversion("\n".join(lines) + "\n" + dump_yaml(_nested(settings)), fate)
+
+
+def _take_out_invalid(settings):
+    """Remove values that their setting does not take; (flag, what it expects) of each."""
+    try:
+        build(settings)
+    except ConfigError as error:
+        problems = error.problems
+    else:
+        return []
+    by_key = {setting.key: path for path, setting in settings.by_path.items()}
+    taken = [problem for problem in problems if problem.key in by_key]
+    for problem in taken:
+        settings.by_path.pop(by_key[problem.key], None)
+    return [(problem.key, problem.message) for problem in taken]
 
 
 def _noticed(flag, text, notices):

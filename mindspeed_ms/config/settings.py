@@ -1,6 +1,6 @@
 """Settings: what a user wrote, each as one config path with its value and place, before the sections are built."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from mindspeed_ms.config.errors import ConfigError, Problem, did_you_mean, nearest_word
 from mindspeed_ms.config.schema import SECTIONS, AllConfig
@@ -76,7 +76,16 @@ class Settings:
                 key = setting.key + problem.key[len(path) :]
                 return Problem(key, problem.message, problem.value, setting.place)
             path = path.rpartition(".")[0]
-        return problem
+        return self._by_flag(problem)
+
+    def _by_flag(self, problem):
+        """A problem of a path that nobody set, under its flag if the user came with flags."""
+        from mindspeed_ms.config.argument_table import row_at  # the table is built upon the sections
+
+        row = row_at(problem.key)
+        if row is None or not row.flags or not any(item.place == COMMAND_LINE for item in self.by_path.values()):
+            return problem
+        return replace(problem, key=f"{row.flags[0]} ({problem.key})")
 
 
 def nested_settings(data, places=None, place=""):

@@ -52,7 +52,11 @@ def load_yaml(path):
     if not os.path.isfile(path):
         raise FileNotFoundError(f"configuration file {path!r} does not exist (looked in {os.getcwd()})")
     with open(path, encoding="utf-8") as file:
-        return parse_yaml(file.read(), os.path.basename(path))
+        try:
+            text = file.read()
+        except UnicodeDecodeError as error:
+            raise ConfigError(Problem("", f"is no text in UTF-8: {error}", place=os.path.basename(path))) from None
+    return parse_yaml(text, os.path.basename(path))
 
 
 def parse_yaml(text, name="yaml"):
@@ -63,6 +67,8 @@ def parse_yaml(text, name="yaml"):
         mark = getattr(error, "problem_mark", None)
         line = f":{mark.line + 1}" if mark else ""
         hint = getattr(error, "problem", None) or str(error)
+        if mark and text.splitlines()[mark.line : mark.line + 1] and "\t" in text.splitlines()[mark.line]:
+            hint += "; a tab? indent with blanks"
         if mark and "${" in text.splitlines()[min(mark.line, text.count("\n") - 1)]:
             hint += "; inside { } and [ ] put quotes around ${...}"
         raise ConfigError(Problem("", f"is no valid yaml: {hint}", place=f"{name}{line}")) from None

@@ -32,13 +32,14 @@ def get_logger():
     return logger
 
 
-def setup_logging(level=logging.INFO):
+def setup_logging(level=None):
     """Send the package's log lines to the standard output, once; a handler that the user installed is left alone.
 
     Args:
-        level (int or str): lowest level that is shown.
+        level (int or str): lowest level that is shown; None leaves an earlier choice, and is INFO without one.
     """
-    logger.setLevel(level)
+    if level is not None or logger.level == logging.NOTSET:
+        logger.setLevel(logging.INFO if level is None else level)
     if not logger.handlers:
         handler = _StandardOutputHandler()
         handler.setFormatter(logging.Formatter(LINE_FORMAT))

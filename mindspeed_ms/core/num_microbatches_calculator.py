@@ -41,13 +41,14 @@ class RampupBatchsizeNumMicroBatchesCalculator:
         start_global_batch_size (int): the size at the start.
         batch_size_increment (int): growth at each increment.
         ramup_samples (int): samples over which the size grows.
+        decrease_batch_size_if_needed (bool): round sizes that do not divide down to ones that do.
 
     Raises:
         ValueError: a size of the ramp does not divide into micro-batches, or the increments do not meet the end.
     """
 
     def __init__(self, global_batch_size, micro_batch_size, data_parallel_size, start_global_batch_size,
-                 batch_size_increment, ramup_samples):
+                 batch_size_increment, ramup_samples, decrease_batch_size_if_needed=False):
         values = {"start batch size": start_global_batch_size, "batch size increment": batch_size_increment}
         for name, value in values.items():
             if value <= 0:
@@ -58,8 +59,9 @@ class RampupBatchsizeNumMicroBatchesCalculator:
                 f"rampup_batch_size is [{start_global_batch_size}, {batch_size_increment}, {ramup_samples}] with a "
                 f"global batch of {global_batch_size}: expected steps of {batch_size_increment} to lead from the first "
                 "exactly to the last, over a number of samples that is not negative.")
-        for size in range(start_global_batch_size, global_batch_size + 1, batch_size_increment):
-            check_batch_sizes(size, micro_batch_size, data_parallel_size)
+        if not decrease_batch_size_if_needed:
+            for size in range(start_global_batch_size, global_batch_size + 1, batch_size_increment):
+                check_batch_sizes(size, micro_batch_size, data_parallel_size)
         self.global_batch_size = global_batch_size
         self.micro_batch_size = micro_batch_size
         self.micro_batch_times_data_parallel_size = micro_batch_size * data_parallel_size
@@ -77,6 +79,8 @@ class RampupBatchsizeNumMicroBatchesCalculator:
         else:
             steps = int(consumed_samples / self.rampup_samples_per_increment)
             size = min(self.start_global_batch_size + steps * self.batch_size_increment, self.global_batch_size)
+        unit = self.micro_batch_times_data_parallel_size
+        size = max(size // unit * unit, unit)  # sizes divide unless decrease_batch_size_if_needed let them pass
         if size != getattr(self, "current_global_batch_size", size):
             logger.info("batch size ramp-up: global batch size is now %d", size)
         self.current_global_batch_size = size
@@ -109,7 +113,7 @@ def init_num_microbatches_calculator(rank, rampup_batch_size, global_batch_size,
         decrease_batch_size_if_needed (bool): round a global batch that does not divide down to one that does.
     """
     global _calculator
-    if decrease_batch_size_if_needed:
+    if decrease_batch_size_if_needed and rampup_batch_size is None:
         unit = micro_batch_size * data_parallel_size
         global_batch_size = max(global_batch_size // unit * unit, unit)
     if rampup_batch_size is None:
@@ -120,7 +124,7 @@ def init_num_microbatches_calculator(rank, rampup_batch_size, global_batch_size,
                              "increment and samples.")
         start, increment, samples = (int(value) for value in rampup_batch_size)
         _calculator = RampupBatchsizeNumMicroBatchesCalculator(global_batch_size, micro_batch_size, data_parallel_size,
-                                                               start, increment, samples)
+                                                               start, increment, samples, decrease_batch_size_if_needed)
     if rank == 0:
         logger.info("%d micro-batches of %d samples on each of %d data-parallel ranks make a global batch of %d",
                     get_num_microbatches(), micro_batch_size, data_parallel_size, get_current_global_batch_size())

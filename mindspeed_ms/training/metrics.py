@@ -44,7 +44,7 @@ class StepReport:
         return next(iter(self.losses.values()), math.nan)
 
 
-def format_log_line(report, train_state, total_iterations, milliseconds, tokens_per_second):
+def format_log_line(report, train_state, total_iterations, milliseconds, tokens_per_second, tflops=None):
     """The line of a step: upstream's fields in upstream's order, then ours."""
     line = (f"Epoch: {train_state.epoch}, Step: {train_state.step_in_epoch}, Loss: {report.loss:.16f}, "
             f"Finite_grads: {report.finite_grads}, Loss_scale: {report.loss_scale}, "
@@ -52,6 +52,8 @@ def format_log_line(report, train_state, total_iterations, milliseconds, tokens_
             f"Time: {milliseconds:.2f} ms, Iteration: {train_state.iteration}/{total_iterations}, "
             f"Consumed_samples: {train_state.consumed_train_samples}, "
             f"Tokens_per_second: {tokens_per_second:.1f}")
+    if tflops is not None:
+        line += f", TFLOPs_per_device: {tflops:.4g}"
     for name, value in list(report.losses.items())[1:]:
         line += f", {name}: {value:.6g}"
     if report.num_zeros is not None:
@@ -74,9 +76,12 @@ class MetricsLogger:
         log_interval (Optional[int]): steps between lines; None: every step.
         events (Optional[TensorboardEvents]): where TensorBoard's entries go.
         start_iteration (int): 0 for a new run: an older metrics.jsonl is put aside; else later lines of it are dropped.
+        flops_per_token (Optional[float]): operations of a token, to report TFLOP/s of each device.
     """
 
-    def __init__(self, output_dir, total_iterations, log_interval=None, events=None, start_iteration=0):
+    def __init__(self, output_dir, total_iterations, log_interval=None, events=None, start_iteration=0,
+                 flops_per_token=None):
+        self.flops_per_token = flops_per_token
         self.output_dir = output_dir
         self.total_iterations = total_iterations
         self.log_interval = log_interval or 1
@@ -108,12 +113,16 @@ class MetricsLogger:
         milliseconds = self._seconds / self._steps * 1000.0
         tokens_per_second = self._tokens / self._seconds if self._seconds else 0.0
         self._seconds, self._tokens, self._steps = 0.0, 0.0, 0
+        tflops, speed = None, {}
+        if self.flops_per_token is not None:
+            tflops = tokens_per_second * self.flops_per_token / comm.get_world_size() / 1e12
+            speed = {"tflops_per_device": tflops}
         if self.speaks:
             logger.info("%s", format_log_line(report, train_state, self.total_iterations, milliseconds,
-                                              tokens_per_second))
+                                              tokens_per_second, tflops))
         self._write({"iteration": train_state.iteration, "epoch": train_state.epoch, "step": train_state.step_in_epoch,
                      **_step_values(report), "finite_grads": report.finite_grads, "time_ms": milliseconds,
-                     "tokens_per_second": tokens_per_second, "consumed_samples": train_state.consumed_train_samples,
+                     "tokens_per_second": tokens_per_second, **speed, "consumed_samples": train_state.consumed_train_samples,
                      "skipped_iterations": train_state.skipped_iterations})
 
     def log_evaluation(self, name, losses, train_state):

@@ -6,6 +6,7 @@ from mindspeed_ms.core import comm, rng
 from mindspeed_ms.core import num_microbatches_calculator as calculator
 from mindspeed_ms.core.device import launch_environment, request_device
 from mindspeed_ms.core.logging import logger, setup_logging
+from mindspeed_ms.core.profiler import make_profiler
 from mindspeed_ms.training.data_sources import DataExhausted
 from mindspeed_ms.training.evaluation import evaluate
 from mindspeed_ms.training.forward_step import make_forward_step
@@ -23,6 +24,7 @@ from mindspeed_ms.training.model_setup import get_model, get_optimizer, get_opti
 from mindspeed_ms.training.run import TrainingRun, build_data, find_checkpoint, init_batch_sizes, load
 from mindspeed_ms.training.signals import SignalHandler
 from mindspeed_ms.training.tensorboard import TensorboardEvents, make_tensorboard_writer
+from mindspeed_ms.training.throughput import model_flops_per_token
 from mindspeed_ms.training.train_step import TrainOneStep
 from mindspeed_ms.training.utils import is_last_rank, set_parallel_context, set_seed
 
@@ -136,7 +138,8 @@ def _open_metrics(run):
         set_tensorboard_writer(make_tensorboard_writer(training.tensorboard_dir, training.tensorboard_queue_size))
     events = TensorboardEvents(get_tensorboard_writer(), training)
     run.metrics = MetricsLogger(training.output_dir, run.training_iters, training.log_interval, events,
-                                run.train_state.iteration)
+                                run.train_state.iteration,
+                                model_flops_per_token(run.all_config.model_config) if training.log_throughput else None)
 
 
 def _only_evaluate(run):
@@ -159,9 +162,11 @@ def train(run):
     settings, state = run.all_config.training_config, run.train_state
     finite = any(comm.world_group().all_gather_object(bool(run.train_stream.is_finite)))
     with SignalHandler(settings.exit_signal_handler) as signals, \
-            GarbageCollection(settings.manual_gc, settings.manual_gc_interval) as garbage:
+            GarbageCollection(settings.manual_gc, settings.manual_gc_interval) as garbage, \
+            make_profiler(settings, comm.get_rank()) as profiler:
         while state.iteration < run.training_iters:
             calculator.update_num_microbatches(state.consumed_train_samples)
+            profiler.before_step(state.iteration + 1)
             data, exhausted = _data_of_step(run, finite)
             if exhausted:
                 _end_without_data(run, exhausted)
@@ -169,6 +174,7 @@ def train(run):
             stop = signals.received is not None or _time_is_over(run)
             report, stop = _run_step(run, data, stop)
             _count(run, report)
+            profiler.after_step(state.iteration)
             run.metrics.log_step(report, state)
             _check_weights_if_due(run)
             garbage.after_step(state.iteration, _evaluate_if_due(run))

@@ -93,6 +93,8 @@ def _norms_and_activations():
         for name in ops.ACTIVATION_NAMES:
             _same(lambda x=x, b=bias, n=name: ops.bias_activation(x, b, n), (), 2 * tolerance)
     _same(lambda: ops.swiglu(tensor(_normal(3, 8))), used="ops.swiglu")
+    composed = _same(lambda: ops.bias_activation(tensor(_normal(3, 8)), None, "swiglu", fused=False))
+    assert "ops.swiglu" not in {path for path, _ in composed}
     leaf = _leaf(4, 6)
     for function in (ops.silu, ops.relu, ops.squared_relu):
         _same(lambda f=function: f(leaf), (leaf,), 1e-5)
@@ -111,6 +113,8 @@ def _rotary_and_layouts():
         cos, sin = tensor(_normal(5, angle_batch, 1, rot, seed=1)), tensor(_normal(5, angle_batch, 1, rot, seed=2))
         fused = "ops.rotary_position_embedding" if not (interleaved and angle_batch > 1) else None
         _same(lambda c=cos, s=sin, i=interleaved: ops.apply_rotary(t, c, s, i), used=fused)
+        composed = _same(lambda c=cos, s=sin, i=interleaved: ops.apply_rotary(t, c, s, i, fused=False))
+        assert "ops.rotary_position_embedding" not in {path for path, _ in composed}
     for shape in ((1, 1, 3, 8), (1, 2, 1, 8), (5, 1, 1, 8), (5, 2, 1, 8)):
         cos, sin = tensor(_normal(*shape, seed=1)), tensor(_normal(*shape, seed=2))
         _same(lambda c=cos, s=sin: ops.npu_rotary_position_embedding(t, c, s), used="ops.rotary_position_embedding")

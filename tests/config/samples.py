@@ -1,5 +1,7 @@
 """For every config path a value that is no default, and the settings that it needs beside it."""
 
+import os
+
 from mindspeed_ms.config.argument_table import rows_with_path
 from mindspeed_ms.config.rows.row import is_switch
 from mindspeed_ms.config.sections.base import choices
@@ -99,8 +101,9 @@ SPECIAL = {
     "training_config.empty_unused_memory_level": 2,
     "training_config.exit_on_missing_checkpoint": (True, {"training_config.load_checkpoint": "weights"}),
     "training_config.profile_step_start": 2,
+    "training_config.profile_ranks": [0, 3],
     "training_config.profile_aicore_metrics": 3,
-    "training_config.profile_dynamic_profiler_config_path": __file__,
+    "training_config.profile_dynamic_profiler_config_path": os.path.dirname(__file__),
     "training_config.profile_framework": "all",
     "dataset_config.train_samples": (500, {"training_config.training_iters": 0}),
     "dataset_config.global_batch_size": 8,

@@ -200,3 +200,26 @@ def test_a_real_megatron_namespace():
 def test_not_a_namespace():
     with pytest.raises(ConfigError, match="Namespace"):
         init_configs_from_args({"num_layers": 2})
+
+
+MODEL_FLAGS = "--num-layers 1 --hidden-size 64 --num-attention-heads 2 --seq-length 8 --padded-vocab-size 8".split()
+
+
+def test_feed_forward_size_follows_a_typed_hidden_size_also_over_a_file(tmp_path):
+    file = tmp_path / "run.yaml"
+    file.write_text("training_config: {training_iters: 3}\n")
+    for words in ([], ["--config", str(file)]):
+        args = argument_parser().parse_args([*words, *MODEL_FLAGS])
+        assert init_configs_from_args(args).model_config.ffn_hidden_size == 256
+
+
+def test_what_is_missing_is_named_by_its_flag():
+    with pytest.raises(ConfigError, match=r"--seq-length \(model_config.seq_length\): is required"):
+        init_configs_from_args(argument_parser().parse_args(["--num-layers", "1"]))
+
+
+def test_both_sides_of_a_contradiction_are_named(tmp_path):
+    file = tmp_path / "run.yaml"
+    file.write_text("optimizer_config:\n  learning_rate: 0.01\n  min_lr: 0.001\n")
+    with pytest.raises(ConfigError, match=r"run.yaml:3: .*min_lr = 0.001.*--lr = 0.0005 from the command line"):
+        init_configs_from_args(argument_parser().parse_args(["--config", str(file), *MODEL_FLAGS, "--lr", "5e-4"]))

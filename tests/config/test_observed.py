@@ -46,6 +46,7 @@ DECIDED_HERE = {
     "training_config.loss_func_kwargs",
     "training_config.grad_clip_kwargs",
     "training_config.grad_reduce_in_bf16",
+    "training_config.wrap_with_ddp",
 }
 # for the code of a user's own datasets provider, which reads them from the configuration or get_args()
 FOR_DATASETS = {
@@ -69,12 +70,6 @@ FOR_DATASETS = {
         "vocab_file",
         "merge_file",
     )
-}
-# switches between forms with equal numbers; the form is chosen by the device so far
-EQUAL_NUMBERS = {
-    "model_config.apply_rope_fusion",
-    "model_config.apply_swiglu_fusion",
-    "training_config.wrap_with_ddp",
 }
 
 
@@ -132,7 +127,7 @@ def test_no_row_that_works_is_unread():
         and not comes_later(row.path)
         and not {row.path.rpartition(".")[2], *row.all_names} & words
     }
-    assert unread <= DECIDED_HERE | FOR_DATASETS | EQUAL_NUMBERS
+    assert unread <= DECIDED_HERE | FOR_DATASETS
 
 
 def test_what_is_not_available_yet_is_refused_at_start_only():

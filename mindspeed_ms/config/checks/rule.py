@@ -2,6 +2,7 @@
 
 from mindspeed_ms.config.argument_table import row_at
 from mindspeed_ms.config.errors import Problem
+from mindspeed_ms.config.settings import COMMAND_LINE
 
 RULES = []
 LAST_RULES = []
@@ -52,13 +53,20 @@ class Context:
 
     def problem(self, path, message, *others):
         """A Problem with the value at ``path``; ``others`` are further paths, named behind the message."""
-        rest = ", ".join(f"{self.name(other)} = {self.value(other)!r}" for other in others)
+        rest = ", ".join(f"{self.name(other)} = {self.value(other)!r}{self._source(other)}" for other in others)
         return Problem(path, f"{message} ({rest})" if rest else message, self.value(path))
 
     def name(self, path):
         """What the user calls a path: as he wrote it, or the path."""
         setting = self.settings.by_path.get(path)
         return setting.key if setting is not None else path
+
+    def _source(self, path):
+        """Where a further path of a problem was set."""
+        setting = self.settings.by_path.get(path)
+        if setting is None:
+            return " by default"
+        return f" from the {setting.place}" if setting.place == COMMAND_LINE else f" from {setting.place}" * bool(setting.place)
 
     def notice(self, text):
         """Tell the user something that is no error."""

@@ -1,4 +1,4 @@
-"""Rules about the run: batches, precision, gradient reduction, checkpoints, data, profiling."""
+"""Rules about the run: batches, precision, gradient reduction, checkpoints, data."""
 
 import os
 
@@ -31,6 +31,8 @@ def global_batch_fits(context):
     if not dataset.global_batch_size or not context.was_set(path):
         return
     unit = dataset.batch_size * (size or 1)
+    if dataset.decrease_batch_size_if_needed and dataset.global_batch_size >= unit:
+        return
     if dataset.global_batch_size % unit:
         below = dataset.global_batch_size // unit * unit
         nearest = f"{below} or {below + unit}" if below else f"{unit}"
@@ -322,16 +324,3 @@ def _is_number(word):
     except ValueError:
         return False
     return not os.path.exists(word)
-
-
-@rule
-def profile_steps_fit(context):
-    """Profile start and end, and the file of the dynamic profiler."""
-    training = context.training
-    if training.profile_step_start > training.profile_step_end:
-        yield context.problem(
-            f"{_T}.profile_step_start", "must not be after profile_step_end", f"{_T}.profile_step_end"
-        )
-    file = training.profile_dynamic_profiler_config_path
-    if file and not os.path.exists(file):
-        yield context.problem(f"{_T}.profile_dynamic_profiler_config_path", "is no existing file")

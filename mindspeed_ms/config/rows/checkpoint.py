@@ -1,7 +1,7 @@
 """Rows of ``training_config`` about checkpoints and profiling."""
 
 from mindspeed_ms.config import conversions
-from mindspeed_ms.config.rows.row import ON, SWITCH, VALUE, row
+from mindspeed_ms.config.rows.row import LIST, ON, SWITCH, VALUE, ignored, row
 
 _ASCEND = ("has an effect on Ascend only", "仅在Ascend上有作用")
 
@@ -29,7 +29,13 @@ ROWS = (
     _training("save_enabled", form=SWITCH, megatron=False, seen="file"),
     _training("save_interval", also=("--persistent-save-interval",), seen="file"),
     _training("non_persistent_save_interval", seen="file"),
-    _training("ckpt_prefix", "prefix", also=("--prefix",), seen="file"),
+    _training(
+        "ckpt_prefix",
+        "prefix",
+        also=("--prefix",),
+        seen="log",
+        **ignored("a checkpoint is a folder iter_N, as Megatron's", "检查点是iter_N目录，与Megatron相同"),
+    ),
     _training(
         "ckpt_format",
         convert=conversions.ckpt_format,
@@ -85,20 +91,44 @@ ROWS = (
     _training("use_checkpoint_args", seen="parameters"),
     _profile("profile"),
     _profile("profile_save_path"),
-    _profile("profile_step_start", megatron=10, needs=("profile",)),
+    _profile(
+        "profile_step_start",
+        megatron=10,
+        needs=("profile",),
+        reason="this step is profiled too; Megatron starts behind it",
+        reason_zh="该步也被分析；Megatron从其后开始",
+    ),
     _profile("profile_step_end", megatron=12, needs=("profile",)),
-    _profile("profile_level"),
-    _profile("profile_with_stack", form=SWITCH),
+    _profile("profile_ranks", form=LIST, megatron=[0], needs=("profile",)),
+    _profile("profile_level", ascend=True),
+    _profile(
+        "profile_with_stack",
+        form=SWITCH,
+        reason="on CPU they are recorded by cProfile, into python_calls_*.prof",
+        reason_zh="CPU上由cProfile记录到python_calls_*.prof",
+    ),
     _profile("profile_memory", form=SWITCH, also=("--profile-with-memory",)),
     _profile("profile_framework"),
-    _profile("profile_communication", form=SWITCH),
-    _profile("profile_parallel_strategy", form=SWITCH),
+    row(
+        "profile_with_cpu",
+        "training_config.profile_framework",
+        form=ON,
+        convert=conversions.profile_with_cpu,
+        megatron=None,
+        seen="file",
+        english="The same as profile_framework all.",
+        chinese="等同profile_framework: all。",
+    ),
+    _profile("profile_communication", ascend=True, form=SWITCH),
+    _profile("profile_parallel_strategy", ascend=True, form=SWITCH),
     _profile("profile_aicore_metrics", ascend=True),
     _profile("profile_l2_cache", ascend=True, form=SWITCH),
     _profile("profile_hbm_ddr", ascend=True, form=SWITCH),
     _profile("profile_pcie", ascend=True, form=SWITCH),
-    _profile("profile_data_process", form=SWITCH),
-    _profile("profile_data_simplification", form=SWITCH),
+    _profile("profile_data_process", ascend=True, form=SWITCH),
+    _profile("profile_data_simplification", ascend=True, form=SWITCH),
+    _profile("profile_record_shapes", ascend=True),
+    _profile("profile_export_type", ascend=True),
     _profile("profile_op_time", form=SWITCH),
     _profile("profile_offline_analyse", form=SWITCH),
     _profile("profile_dynamic_profiler_config_path"),

@@ -158,10 +158,6 @@ GROUPS = (
             "run_workload_inspector_server": False,
             "memory_snapshot_path": "snapshot.pickle",
             "record_memory_history": False,
-            "profile_ranks": [0],
-            "profile_record_shapes": False,
-            "profile_with_cpu": False,
-            "profile_export_type": "text",
         },
     ),
     (

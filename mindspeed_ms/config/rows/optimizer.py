@@ -1,7 +1,7 @@
 """Rows of ``optimizer_config``."""
 
 from mindspeed_ms.config import conversions
-from mindspeed_ms.config.rows.row import LIST, refused, row, yaml_only
+from mindspeed_ms.config.rows.row import LIST, ignored, refused, row, yaml_only
 
 
 def _optimizer(name, field=None, **details):
@@ -81,7 +81,15 @@ ROWS = (
     _optimizer("overlap_param_gather", seen="operators"),
     _optimizer("overlap_param_gather_with_optimizer_step", seen="operators"),
     yaml_only("optimizer_config.zero_config", seen="memory"),
-    _optimizer("optimizer_cpu_offload", also=("--swap-optimizer",), seen="memory"),
+    _optimizer(
+        "optimizer_cpu_offload",
+        also=("--swap-optimizer",),
+        seen="log",
+        **ignored(
+            "on CPU the optimizer's state is in the host's memory in any case; on Ascend a start refuses it",
+            "CPU上优化器状态总在主机内存；Ascend上启动时会拒绝",
+        ),
+    ),
     _optimizer(
         "use_precision_aware_optimizer",
         seen="error",

@@ -32,7 +32,7 @@ class CheckpointFields(Section):
         "Continue the run whose checkpoints lie in load_checkpoint or output_dir.",
         "从load_checkpoint或output_dir中的检查点继续训练。",
     )
-    load_checkpoint: Str = field("", "Folder or file of weights to start from.", "要加载的权重目录或文件。")
+    load_checkpoint: Str | None = field("", "Folder or file of weights to start from.", "要加载的权重目录或文件。")
     ckpt_step: Count | None = field(None, "Iteration to load; null takes the newest.", "要加载的步数，空表示最新。")
     load_strict: Bool = field(True, "Every tensor must be found and used.", "要求张量全部匹配。")
     pretrained_checkpoint: Str | None = field(None, "Weights for finetuning.", "用于微调的预训练权重。")

@@ -204,6 +204,7 @@ class ParallelAttention(Module):
         self.core_attention = core(self.layer_number, config, self.attn_mask_type)
         self.recompute_core_attention = False
         self.rotary_interleaved = getattr(config, "rotary_interleaved", False)
+        self.apply_rope_fusion = getattr(config, "apply_rope_fusion", True)
 
     def _create_projections(self, config, heads, groups):
         initial = model_initializers(config)
@@ -246,7 +247,8 @@ class ParallelAttention(Module):
         else:
             query, key, value = self._cross_query_key_value(hidden_states, encoder_output)
         query_table, key_table = to_rotary_tables(rotary_pos_emb, self.rotary_interleaved)
-        query, key = apply_rotary_pos_emb(query, query_table), apply_rotary_pos_emb(key, key_table)
+        query = apply_rotary_pos_emb(query, query_table, self.apply_rope_fusion)
+        key = apply_rotary_pos_emb(key, key_table, self.apply_rope_fusion)
         if self.recompute_core_attention and self.training:
             context = checkpoint(self.core_attention, False, query, key, value, attention_mask)
         else:

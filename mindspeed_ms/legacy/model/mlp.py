@@ -41,10 +41,10 @@ def activation_name(config):
     return _OPERATORS[config.hidden_act]
 
 
-def apply_activation(x, bias, name):
-    """`activation(x + bias)` of one of the operators of `activation_name`."""
+def apply_activation(x, bias, name, fused=True):
+    """`activation(x + bias)` of one of the operators of `activation_name`; `fused` as in `ops.bias_activation`."""
     if name != "fast_gelu":
-        return ops.bias_activation(x, bias, name)
+        return ops.bias_activation(x, bias, name, fused)
     # x * sigmoid(1.702 x)
     x = x if bias is None else x + bias
     return ops.silu(x * _FAST_GELU) * (1.0 / _FAST_GELU)
@@ -67,6 +67,7 @@ class ParallelMLP(Module):
         super().__init__(config)
         initial = model_initializers(config)
         self.activation = activation_name(config)
+        self.fused = getattr(config, "apply_swiglu_fusion", True) or config.hidden_act == "fused_swiglu"
         self.gated = bool(getattr(config, "gated_linear_unit", False)) or self.activation == "swiglu"
         has_bias = config.add_bias_linear or config.mlp_has_bias
         self.mapping = ColumnParallelLinear(
@@ -109,7 +110,7 @@ class ParallelMLP(Module):
 
     def _activate(self, x, bias):
         if not self.gated or self.activation == "swiglu":
-            return apply_activation(x, bias, self.activation)
+            return apply_activation(x, bias, self.activation, self.fused)
         x = x if bias is None else x + bias
         half = x.shape[-1] // 2
         gate, up = mint.narrow(x, -1, 0, half).contiguous(), mint.narrow(x, -1, half, half)

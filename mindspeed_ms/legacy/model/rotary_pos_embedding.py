@@ -114,6 +114,6 @@ def to_rotary_tables(rotary_pos_emb, interleaved=False):
     return table, table
 
 
-def apply_rotary_pos_emb(t, table):
-    """Rotate the heads of `t` `[s, b, n, d]`; None leaves it as it is."""
-    return t if table is None else ops.apply_rotary(t, table.cos, table.sin, table.interleaved)
+def apply_rotary_pos_emb(t, table, fused=True):
+    """Rotate the heads of `t` `[s, b, n, d]`; None leaves it as it is; `fused` as in `ops.apply_rotary`."""
+    return t if table is None else ops.apply_rotary(t, table.cos, table.sin, table.interleaved, fused)

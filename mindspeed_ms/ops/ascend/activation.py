@@ -11,6 +11,10 @@ _ACTIVATIONS = {
 }
 
 
-def bias_activation(x, bias, name):
+def bias_activation(x, bias, name, fused=True):
     """See `ops.bias_activation`."""
-    return _ACTIVATIONS[name](x if bias is None else x + bias)
+    x = x if bias is None else x + bias
+    if name == "swiglu" and not fused:
+        gate, up = mint.split(x, x.shape[-1] // 2, dim=-1)
+        return mint.nn.functional.silu(gate) * up
+    return _ACTIVATIONS[name](x)

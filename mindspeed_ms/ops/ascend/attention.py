@@ -20,15 +20,16 @@ def _turned(x, interleaved):
     return mint.cat([-second, first], dim=-1)
 
 
-def apply_rotary(t, cos, sin, interleaved=False):
+def apply_rotary(t, cos, sin, interleaved=False, fused=True):
     """See `ops.apply_rotary`; cos and sin take the dtype of `t`, as the fused operator asks."""
     rot = cos.shape[-1]
     cos, sin = cos.astype(t.dtype), sin.astype(t.dtype)
     if rot < t.shape[-1]:
         rotated, rest = mint.split(t, [rot, t.shape[-1] - rot], dim=-1)
-        return mint.cat([apply_rotary(rotated, cos, sin, interleaved), rest], dim=-1)
-    if interleaved and cos.shape[1] > 1:  # the fused operator interleaves only angles shared by the batch
-        return t * cos + _turned(t, True) * sin
+        return mint.cat([apply_rotary(rotated, cos, sin, interleaved, fused), rest], dim=-1)
+    # the fused operator interleaves only angles shared by the batch
+    if not fused or (interleaved and cos.shape[1] > 1):
+        return t * cos + _turned(t, interleaved) * sin
     return rotary_position_embedding(t, cos, sin, int(interleaved))
 
 

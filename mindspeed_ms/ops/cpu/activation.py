@@ -53,8 +53,9 @@ def _bias_values(bias, x):
     return zeros_vector(x.shape[-1]) if bias is None else float32_of(bias)
 
 
-def bias_activation(x, bias, name):
+def bias_activation(x, bias, name, fused=True):
     """See `ops.bias_activation`."""
+    del fused
     if bias is not None and bias.shape != (x.shape[-1],):
         raise ValueError(f"bias_activation got an input of shape {x.shape} and a bias of shape {bias.shape}: "
                          f"expected ({x.shape[-1]},).")

@@ -40,8 +40,9 @@ def _rotate(t, cos, sin, interleaved, backward):
     return tensor_of(output, t.dtype)
 
 
-def apply_rotary(t, cos, sin, interleaved=False):
+def apply_rotary(t, cos, sin, interleaved=False, fused=True):
     """See `ops.apply_rotary`."""
+    del fused
     if t.ndim != 4 or cos.ndim != 4 or cos.shape != sin.shape or cos.shape[0] != t.shape[0] or cos.shape[2] != 1 \
             or cos.shape[1] not in (1, t.shape[1]) or cos.shape[3] > t.shape[3] or cos.shape[3] % 2:
         raise ValueError(

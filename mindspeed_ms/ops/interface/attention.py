@@ -5,7 +5,7 @@ UNLIMITED_TOKENS = 2147483647
 """`pre_tokens` / `next_tokens` that limit nothing."""
 
 
-def apply_rotary(t, cos, sin, interleaved=False):
+def apply_rotary(t, cos, sin, interleaved=False, fused=True):
     """Rotate pairs of the first `rot` elements of each head by its position's angle; differentiable in `t`.
 
     Args:
@@ -13,11 +13,12 @@ def apply_rotary(t, cos, sin, interleaved=False):
         cos (Tensor), sin (Tensor): float32 [s, 1, 1, rot] or [s, b, 1, rot], rot <= d even; elements past rot
             pass through.
         interleaved: pairs are (0, 1), (2, 3), ... instead of (0, rot/2), (1, rot/2 + 1), ...
+        fused: on Ascend, the one operator instead of products and a sum; on CPU there is one kernel for both.
 
     Returns:
         Tensor like `t`; computed in float32.
     """
-    return current_forms().apply_rotary(t, cos, sin, interleaved)
+    return current_forms().apply_rotary(t, cos, sin, interleaved, fused)
 
 
 def split_query_key_value(mixed, groups, queries_per_group, head_size):

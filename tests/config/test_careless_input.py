@@ -1,0 +1,76 @@
+"""What people really type: launch scripts with placeholders and foreign values, files behind flags, broken files."""
+import subprocess
+import sys
+
+import pytest
+
+from mindspeed_ms.config import ConfigError, init_configs_from_yaml
+from mindspeed_ms.config.__main__ import main
+from mindspeed_ms.config.convert import convert_script
+from mindspeed_ms.config.yaml_loader import parse_yaml
+
+SIZES = "--num-layers 2 --hidden-size 64 --num-attention-heads 4 --seq-length 32 --padded-vocab-size 128 --train-iters 3"
+
+
+def converted(folder, text):
+    script = folder / "run.sh"
+    script.write_text(text)
+    result = convert_script(str(script), {})
+    return parse_yaml(result.yaml_text).data, dict(result.fate)
+
+
+def test_placeholders_of_several_words_stay_one_value(tmp_path):
+    data, _ = converted(tmp_path, f'SAVE="your model save path"\nARGS="{SIZES} --save $SAVE --bf16"\n'
+                                  "torchrun pretrain_gpt.py $ARGS\n")
+    assert data["training_config"]["output_dir"] == "your model save path"
+    assert data["training_config"]["bf16"] is True
+
+
+@pytest.mark.parametrize(("flag", "fate"), [
+    ("--moe-router-load-balancing-type softmax_topk", "LEFT OUT: expects one of aux_loss"),
+    ("--normalization BatchNorm", "LEFT OUT: expects one of"),
+    ("--lr-warmup-iters", "LEFT OUT: has no value"),
+    ("--no-such-flag 3", "UNKNOWN"),
+])
+def test_what_cannot_be_converted_is_left_out_and_the_rest_reads(tmp_path, flag, fate):
+    data, fates = converted(tmp_path, f"torchrun pretrain_gpt.py {flag} {SIZES}\n")
+    assert next(text for name, text in fates.items() if name.split()[0] == flag.split()[0]).startswith(fate)
+    file = tmp_path / "run.yaml"
+    file.write_text(convert_script(str(tmp_path / "run.sh"), {}).yaml_text)
+    assert init_configs_from_yaml(str(file)).model_config.num_layers == 2
+    assert data["model_config"]["hidden_size"] == 64
+
+
+def test_files_may_stand_behind_flags(tmp_path, capsys):
+    file = tmp_path / "run.yaml"
+    file.write_text("training_config: {training_iters: 3}\n")
+    for words in (["--world", "4", str(file)], [str(file), "--world", "4"], ["--config", str(file), "--world", "4"]):
+        assert main(["check", *words, *SIZES.split()[:-2]]) == 0
+        assert "4 ranks" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("content", "words"), [
+    (b"\xff\xfe", "run.yaml: is no text in UTF-8"),
+    (b"model_config:\n\tvocab_size: 3\n", "run.yaml:2: .*a tab"),
+    (b"model_config: 3\n", "run.yaml:1: model_config = 3"),
+    (b"model_config: {num_layers: 4, num_layers: 5}\n", "given twice"),
+])
+def test_broken_files_are_named(tmp_path, content, words):
+    file = tmp_path / "run.yaml"
+    file.write_bytes(content)
+    with pytest.raises(ConfigError, match=words):
+        init_configs_from_yaml(str(file))
+
+
+def test_a_reader_that_has_enough_is_no_error(tmp_path):
+    command = f"{sys.executable} -m mindspeed_ms.config check {SIZES} | true"
+    result = subprocess.run(["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True, check=False)
+    assert result.returncode == 0
+    assert "Broken" not in result.stderr
+
+
+def test_an_empty_environment_variable_is_no_folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("CKPT_LOAD_DIR", "")
+    file = tmp_path / "run.yaml"
+    file.write_text("training_config:\n  training_iters: 3\n  load_checkpoint: ${CKPT_LOAD_DIR}\n")
+    assert not init_configs_from_yaml(str(file)).training_config.load_checkpoint

@@ -115,7 +115,10 @@ class GPTDataset:
 
         def build():
             logger.info("building the index of the %s", self.name())
-            return build_gpt_indices(lengths, self.indices, **settings)._asdict()
+            try:
+                return build_gpt_indices(lengths, self.indices, **settings)._asdict()
+            except DatasetError as error:
+                raise DatasetError(f"{self.name()}: {error}") from error
 
         path = config.path_to_cache
         if path is None and not config.mock:

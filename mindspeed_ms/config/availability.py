@@ -50,7 +50,6 @@ NOT_YET = (
     Missing("training_config.loss_reduction", "a loss that is summed"),
     Missing("training_config.ckpt_format", "upstream's checkpoint formats"),
     Missing("training_config.crc_check", "check sums of checkpoints"),
-    Missing("dataset_config.mock_data", "made-up data"),
 )
 
 

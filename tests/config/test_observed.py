@@ -52,17 +52,6 @@ DECIDED_HERE = {
 FOR_DATASETS = {
     f"dataset_config.{name}"
     for name in (
-        "data_path",
-        "train_data_path",
-        "valid_data_path",
-        "test_data_path",
-        "data_cache_path",
-        "split",
-        "mmap_bin_files",
-        "num_workers",
-        "create_attention_mask_in_dataloader",
-        "pad_token_id",
-        "eos_token_id",
         "tokenizer_type",
         "tokenizer_model",
         "tokenizer_name_or_path",

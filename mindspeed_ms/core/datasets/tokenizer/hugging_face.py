@@ -1,9 +1,9 @@
 """Tokenizers in Hugging Face folders, without `transformers`: `tokenizer.json` or a sentencepiece model, and their settings.
 
 Rules. A token's role comes from `tokenizer_config.json`, else from `special_tokens_map.json`. Whether BOS and EOS are put
-around a text: `add_bos_token` and `add_eos_token` of `tokenizer_config.json` if one is there, else the post-processor inside
-`tokenizer.json`. Without an end token `<|endoftext|>` serves, if it is in the vocabulary. Without a padding token `pad` is
-None.
+around a text: `add_bos_token` and `add_eos_token` of `tokenizer_config.json` if one is there, else, and always for the class
+PreTrainedTokenizerFast, the post-processor inside `tokenizer.json`. Without an end token `<|endoftext|>` serves, if it is in
+the vocabulary. Without a padding token `pad` is None.
 """
 
 import json
@@ -19,6 +19,7 @@ from mindspeed_ms.core.logging import logger
 
 END_OF_TEXT = "<|endoftext|>"
 _FLAGS = ("special", "lstrip", "rstrip", "single_word", "normalized")
+_BY_POST_PROCESSOR = ("PreTrainedTokenizerFast", "TokenizersBackend")
 _BYTE_LEVEL = ("GPT2Tokenizer", "GPT2TokenizerFast")
 
 
@@ -106,7 +107,9 @@ class _Settings:
         return [(number, *added[number]) for number in sorted(added)]
 
     def around(self):
-        """`add_bos_token` and `add_eos_token`, None for what is not given."""
+        """`add_bos_token` and `add_eos_token`, None for what is not given or not heeded by the class."""
+        if self.config.get("tokenizer_class") in _BY_POST_PROCESSOR:
+            return None, None
         return self.config.get("add_bos_token"), self.config.get("add_eos_token")
 
     def _chat_template(self):

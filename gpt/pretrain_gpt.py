@@ -1,15 +1,21 @@
 """Pretrain a GPT: the example of the guide. Start it with `bash gpt/pretrain_gpt.sh`, or with msrun as that script does.
 
 The data is plain text (`--data-path FILE_OR_FOLDER...`); without any it is the source code of Python's own standard library.
+With `--is-instruction-dataset` it is conversations: `--data-path` is the `--output-prefix` of preprocess_data.py.
 """
 
 import contextlib
 import os
 import sys
+from functools import partial
 
 from mindspeed_ms.config import ConfigError, fit_to_world, init_configs_from_args, require_available
 from mindspeed_ms.core.datasets import text_corpus
+from mindspeed_ms.core.datasets.indexed_dataset import IndexedDatasetError
+from mindspeed_ms.core.datasets.instruction_builder import build_instruction_datasets
+from mindspeed_ms.core.datasets.instruction_files import InstructionDataError
 from mindspeed_ms.core.datasets.token_dataset import TokenDataset
+from mindspeed_ms.core.datasets.tokenizer import TokenizerError
 from mindspeed_ms.core.device import DeviceError, request_device
 from mindspeed_ms.core.logging import setup_logging
 from mindspeed_ms.training import get_args, initialize_megatron
@@ -102,7 +108,10 @@ def prepare(all_config):
     os.makedirs(training.output_dir, exist_ok=True)
     if not os.access(training.output_dir, os.W_OK):
         raise PermissionError(f"output_dir (--save) is {training.output_dir}: the folder cannot be written.")
-    build_corpus(all_config)
+    if all_config.dataset_config.is_instruction_dataset:
+        build_instruction_datasets(all_config, (1, 1, 1))
+    else:
+        build_corpus(all_config)
     return world_size
 
 
@@ -131,9 +140,12 @@ def main():
     set_parallel_context(all_config.parallel_config)
     set_seed(all_config.training_config.seed)
 
-    corpus = build_corpus(all_config)
-    print_rank_0(corpus.summary())
-    provider = make_datasets_provider(all_config, corpus)
+    if all_config.dataset_config.is_instruction_dataset:
+        corpus, provider = None, partial(build_instruction_datasets, all_config)
+    else:
+        corpus = build_corpus(all_config)
+        print_rank_0(corpus.summary())
+        provider = make_datasets_provider(all_config, corpus)
     train_ds, valid_ds, _ = provider(get_train_valid_test_num_samples(all_config))
     train_dataloader = build_pretraining_data_loader(train_ds, 0, all_config)
     valid_dataloader = build_pretraining_data_loader(valid_ds, 0, all_config)
@@ -155,13 +167,15 @@ def main():
         get_batch_func=get_batch,
         args_defaults={},
     )
-    report(run, corpus, with_sample=not args.no_sample)
+    if corpus is not None:
+        report(run, corpus, with_sample=not args.no_sample)
 
 
 if __name__ == "__main__":
     setup_logging()
     try:
         main()
-    except (ConfigError, CheckpointError, DeviceError, OSError, text_corpus.CorpusError) as error:
+    except (ConfigError, CheckpointError, DeviceError, OSError, text_corpus.CorpusError, IndexedDatasetError, TokenizerError,
+            InstructionDataError) as error:
         print(f"pretrain_gpt.py: error: {error}", file=sys.stderr, flush=True)
         sys.exit(2)

@@ -3,7 +3,7 @@
 import numpy as np
 
 from mindspeed_ms.core.datasets.indexed_dataset import IndexedDatasetBuilder
-from mindspeed_ms.core.datasets.instruction_files import SFT_FIELDS, field_prefix
+from mindspeed_ms.core.datasets.instruction_files import field_prefix
 
 
 def write_field(prefix, field, sequences):
@@ -16,8 +16,10 @@ def write_field(prefix, field, sequences):
 
 def write_sft(prefix, samples):
     """`samples`: list of (ids, labels, attention mask)."""
-    for field, sequences in zip(SFT_FIELDS, zip(*samples)):
-        write_field(prefix, field, sequences)
+    ids, labels, masks = zip(*samples)
+    write_field(prefix, "input_ids", ids)
+    write_field(prefix, "labels", labels)
+    write_field(prefix, "attention_mask", masks)
     return str(prefix)
 
 

@@ -54,8 +54,8 @@ def test_neat_pack(tmp_path, caplog):
         plain = SFTDataset(str(tmp_path / "a"), 8, 0)[0]
     assert "packed conversations see each other" in caplog.text
     assert "attention_mask" not in plain and plain["position_ids"].tolist() == list(range(8))
-    with pytest.raises(InstructionDataError, match="packed with 8 tokens, but seq_length is 6"):
-        SFTDataset(str(tmp_path / "a"), 6, 0)[0]
+    with pytest.raises(InstructionDataError, match="packed to 8 tokens, but seq_length is 6"):
+        SFTDataset(str(tmp_path / "a"), 6, 0)
 
 
 def test_order(tmp_path):

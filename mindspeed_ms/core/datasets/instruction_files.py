@@ -7,7 +7,7 @@ import numpy as np
 
 from mindspeed_ms.core.datasets.indexed_dataset import IndexedDataset
 
-SFT_FIELDS = ("input_ids", "attention_mask", "labels")
+SFT_FIELDS = ("input_ids", "labels", "attention_mask")
 PAIRWISE_FIELDS = ("chosen_input_ids", "chosen_labels", "rejected_input_ids", "rejected_labels")
 
 

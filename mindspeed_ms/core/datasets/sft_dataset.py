@@ -50,10 +50,12 @@ class InstructionDataset(ABC):
         self.seed, self.shuffle = seed, shuffle
         self.pad_to_multiple_of, self.vocab_size = pad_to_multiple_of, vocab_size
         self._order = (None, None)
-        longer = int((self.files.lengths[self.first:end] > sequence_length).sum())
-        if longer:
-            logger.warning("%s: %d of %d samples are longer than seq_length %d and are cut, turn by turn", path_prefix, longer,
-                           self.stored, sequence_length)
+        self._report_longer(int((self.files.lengths[self.first:end] > sequence_length).sum()))
+
+    def _report_longer(self, count):
+        if count:
+            logger.warning("%s: %d of %d samples are longer than seq_length %d and are cut, turn by turn",
+                           self.files.path_prefix, count, self.stored, self.sequence_length)
 
     def __len__(self):
         return self.num_samples
@@ -137,20 +139,25 @@ class SFTDataset(InstructionDataset):
     def __init__(self, *args, reset_position_ids=False, reset_attention_mask=False, **kwargs):
         super().__init__(*args, **kwargs)
         self.reset_position_ids, self.reset_attention_mask = reset_position_ids, reset_attention_mask
-        numbers = [int(self.files.files["attention_mask"][self.first + place].max(initial=0))
-                   for place in range(min(self.stored, _LOOKED_AT))]
-        if max(numbers) > 1 and not reset_attention_mask:
+        if self._is_neat_packed() and not reset_attention_mask:
             logger.warning("%s is neat-packed, but reset_attention_mask (--reset-attention-mask) is off: packed conversations "
                            "see each other", self.files.path_prefix)
+
+    def _is_neat_packed(self):
+        masks = self.files.files["attention_mask"]
+        return any(masks[self.first + place].max(initial=0) > 1 for place in range(min(self.stored, _LOOKED_AT)))
+
+    def _report_longer(self, count):
+        if count and self._is_neat_packed():
+            raise InstructionDataError(f"{self.files.path_prefix} is packed to {self.files.lengths.max()} tokens, but seq_length "
+                                       f"is {self.sequence_length}: preprocess with --seq-length {self.sequence_length}, or raise "
+                                       "seq_length.")
+        super()._report_longer(count)
 
     def _sample(self, index):
         stored = self.files[index]
         ids, labels, numbers = (stored[field] for field in SFT_FIELDS)
         if len(ids) > self.sequence_length:
-            if numbers.max() > 1:
-                raise InstructionDataError(f"sample {index} of {self.files.path_prefix} is packed with {len(ids)} tokens, but "
-                                           f"seq_length is {self.sequence_length}: preprocess with --seq-length "
-                                           f"{self.sequence_length}, or raise seq_length.")
             kept = kept_positions(labels, self.sequence_length)
             ids, labels, numbers = ids[kept], labels[kept], numbers[kept]
         return self._checked(ids, index), labels, numbers

@@ -149,9 +149,9 @@ class SFTDataset(InstructionDataset):
 
     def _report_longer(self, count):
         if count and self._is_neat_packed():
-            raise InstructionDataError(f"{self.files.path_prefix} is packed to {self.files.lengths.max()} tokens, but seq_length "
-                                       f"is {self.sequence_length}: preprocess with --seq-length {self.sequence_length}, or raise "
-                                       "seq_length.")
+            stored, length = int(self.files.lengths.max()), self.sequence_length
+            raise InstructionDataError(f"{self.files.path_prefix} is packed to {stored} tokens, but seq_length is {length}: "
+                                       f"preprocess with --seq-length {length}, or raise seq_length.")
         super()._report_longer(count)
 
     def _sample(self, index):

@@ -43,7 +43,9 @@ def parse_arguments(arguments=None):
     parser.add_argument("--no-png", action="store_true", help="no picture")
     parser.add_argument("--color", choices=("auto", "always", "never"), default="auto",
                         help="learnt tokens in green; without colours they stand in ⟦ ⟧")
-    return parser.parse_args(arguments)
+    parsed = parser.parse_args(arguments)
+    parsed.prefix = parsed.prefix.removesuffix(".bin").removesuffix(".idx")
+    return parsed
 
 
 def open_data(prefix):
@@ -53,8 +55,6 @@ def open_data(prefix):
         FileNotFoundError, InstructionDataError: there are none.
         IndexedDatasetError: one is damaged.
     """
-    for ending in (".bin", ".idx"):
-        prefix = prefix.removesuffix(ending)
     if os.path.isfile(prefix + ".idx") or os.path.isfile(prefix + ".bin"):
         return {"text": IndexedDataset(prefix)}
     for fields in (SFT_FIELDS, PAIRWISE_FIELDS):

@@ -2,6 +2,7 @@
 
 import json
 import re
+from pathlib import Path
 
 import pytest
 
@@ -52,8 +53,21 @@ def rendered(template, tokenizer, messages=MESSAGES, system=TEXTS["S"], tools=No
     return template.ids_and_labels(tokenizer, template.encode_multiturn(tokenizer, messages, system, tools))
 
 
-def test_every_template_is_listed_here():
-    assert set(load_templates()) == set(PLAIN)
+def test_every_template_is_listed_here_and_on_its_page():
+    names = set(load_templates())
+    assert names == set(PLAIN)
+    page = Path(__file__).parents[2] / "docs" / "tokenizers-and-templates.md"
+    rows = re.findall(r"^\| (`[^|]*`) \|", page.read_text(encoding="utf-8").partition("## Chat templates")[2], re.MULTILINE)
+    assert names <= {name for row in rows for name in re.findall("`([^`]+)`", row)}
+
+
+def test_example_of_the_page(tmp_path, tokenizer):
+    page = (Path(__file__).parents[2] / "docs" / "tokenizers-and-templates.md").read_text(encoding="utf-8")
+    path = tmp_path / "templates.json"
+    path.write_text(re.search("```json\n(.*?)```", page, re.DOTALL)[1], encoding="utf-8")
+    found = rendered(get_template("mine", str(path)), tokenizer, MESSAGES[:2], None)
+    assert found == expected(tokenizer, "<BOS><|user|>U1<|assistant|>⟦A1<EOS>⟧")
+    assert tokenizer.eos == tokenizer.token_to_id("<|end|>")
 
 
 @pytest.mark.parametrize("name", PLAIN)

@@ -13,6 +13,8 @@ from enum import Enum
 
 import numpy as np
 
+from mindspeed_ms.core.datasets.errors import DatasetError
+
 logger = logging.getLogger("mindspeed_ms")
 
 MAGIC = b"MMIDIDX\x00\x00"
@@ -22,7 +24,7 @@ _UINT16_VOCABULARY = 65500  # Megatron keeps ids of smaller vocabularies in uint
 _CHECKED_AT_ONCE = 1 << 20
 
 
-class IndexedDatasetError(ValueError):
+class IndexedDatasetError(DatasetError):
     """Indexed files that are damaged, of another kind, or that cannot hold what is written to them."""
 
 

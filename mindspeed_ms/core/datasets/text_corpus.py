@@ -19,6 +19,8 @@ from pathlib import Path
 
 import numpy as np
 
+from mindspeed_ms.core.datasets.errors import DatasetError
+
 logger = logging.getLogger("mindspeed_ms")
 
 END_OF_DOCUMENT = "<|endoftext|>"
@@ -34,7 +36,7 @@ _SHOWN = 20
 _FORMAT_VERSION = 1
 
 
-class CorpusError(ValueError):
+class CorpusError(DatasetError):
     """Text that no corpus can be made of; the message says what to give instead."""
 
 

@@ -5,6 +5,8 @@ This is the small dataset of the first example. It knows neither Megatron's inde
 
 import numpy as np
 
+from mindspeed_ms.core.datasets.documents import document_attention_mask, document_positions
+
 
 class TokenDataset:
     """Sample `i` holds the tokens `[i * s, (i + 1) * s]`: neighbouring samples share the token at their border.
@@ -50,26 +52,11 @@ class TokenDataset:
         text = np.asarray(self.tokens[start:start + self.sequence_length + 1], np.int32)
         tokens = text[:-1]
         ends = np.flatnonzero(tokens == self.end_of_document) if self.end_of_document is not None else ()
-        sample = {"tokens": tokens, "labels": text[1:], "position_ids": self._position_ids(ends),
+        sample = {"tokens": tokens, "labels": text[1:],
+                  "position_ids": document_positions(self.sequence_length, ends if self.reset_position_ids else ()),
                   "loss_mask": np.ones(self.sequence_length, np.float32)}
         if self.eod_mask_loss:
             sample["loss_mask"][ends] = 0.0
         if self.reset_attention_mask:
-            sample["attention_mask"] = self._attention_mask(ends)
+            sample["attention_mask"] = document_attention_mask(self.sequence_length, ends)
         return sample
-
-    def _position_ids(self, ends):
-        positions = np.arange(self.sequence_length, dtype=np.int32)
-        if self.reset_position_ids:
-            starts = np.zeros(self.sequence_length, np.int32)
-            inside = ends[ends + 1 < self.sequence_length] + 1
-            starts[inside] = inside
-            positions -= np.maximum.accumulate(starts)
-        return positions
-
-    def _attention_mask(self, ends):
-        document = np.zeros(self.sequence_length, np.int32)
-        document[ends[ends + 1 < self.sequence_length] + 1] = 1
-        document = np.cumsum(document)
-        allowed = np.tri(self.sequence_length, dtype=bool) & (document[:, None] == document[None, :])
-        return ~allowed[None]

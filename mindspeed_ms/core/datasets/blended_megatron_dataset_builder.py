@@ -1,0 +1,94 @@
+"""From the names of files to the datasets of training, validation and test; sizes and cases: Megatron-LM core_v0.12.1."""
+
+import math
+
+from mindspeed_ms.core.datasets.blended_dataset import BlendedDataset
+from mindspeed_ms.core.datasets.errors import DatasetError
+from mindspeed_ms.core.datasets.gpt_dataset import GPTDataset, open_indexed_dataset
+from mindspeed_ms.core.datasets.splits import (
+    DEFAULT_SPLIT,
+    Split,
+    convert_split_vector_to_split_matrix,
+    normalize,
+    parse_and_normalize_split,
+    split_documents,
+)
+
+_MARGIN = 0.5  # per cent of samples that the parts of a blend have more than they should need
+_MOCK_SPLIT = "1,1,1"
+_ALL = (0.0, 1.0)
+
+
+def build_train_valid_test_datasets(sizes, config):
+    """The datasets of a configuration. Every rank may call this; indices are built by one process and found by the others.
+
+    Args:
+        sizes (Sequence[Optional[int]]): samples that training, validation and test need; None: one pass over the documents
+            (not with weights). A blend by weights may have some samples more.
+        config (GPTDatasetConfig): with `blend`, `blend_per_split` or `mock`.
+
+    Returns:
+        list[Optional[GPTDataset or BlendedDataset]]: train, valid, test; None for a split without data.
+
+    Raises:
+        FileNotFoundError: files are missing.
+        DatasetError: files are damaged, weights need a size, a split has no documents or a part of a blend no samples.
+    """
+    if config.mock:
+        return _parts(None, _matrix(_MOCK_SPLIT), sizes, config)
+    if config.blend_per_split is None:
+        if config.blend is None:
+            raise DatasetError("no data is named: give prefixes of indexed files (--data-path), or mock data.")
+        prefixes, weights = config.blend
+        matrix = _matrix(config.split or DEFAULT_SPLIT)
+        if len(prefixes) == 1 and weights is None:
+            return _parts(prefixes[0], matrix, sizes, config)
+        return _blends(prefixes, weights, matrix, sizes, config)
+    datasets = []
+    for split, blend in zip(Split, config.blend_per_split):
+        matrix = [_ALL if other is split else None for other in Split]
+        if blend is None:
+            datasets.append(None)
+        elif len(blend[0]) == 1:
+            datasets.append(_parts(blend[0][0], matrix, sizes, config)[split.value])
+        else:
+            datasets.append(_blends(*blend, matrix, sizes, config)[split.value])
+    return datasets
+
+
+def _matrix(split):
+    return convert_split_vector_to_split_matrix(parse_and_normalize_split(split))
+
+
+def _parts(prefix, matrix, sizes, config):
+    """GPTDatasets of one prefix, by split."""
+    indexed = open_indexed_dataset(prefix, config)
+    return [None if bookends is None else GPTDataset(indexed, prefix, split_documents(bookends, len(indexed)), size, split,
+                                                     config)
+            for split, bookends, size in zip(Split, matrix, sizes)]
+
+
+def _blends(prefixes, weights, matrix, sizes, config):
+    """BlendedDatasets of several prefixes, by split."""
+    weights = None if weights is None else normalize(weights)
+    if weights is not None and any(bookends and size is None for bookends, size in zip(matrix, sizes)):
+        raise DatasetError(f"the weights of {', '.join(prefixes)} need a number of samples: set the length of the training "
+                           "(--train-iters or --train-samples), or leave the weights out.")
+    wanted = [[_share(size, weights, part) for size in sizes] for part in range(len(prefixes))]
+    parts = [_parts(prefix, matrix, [None if size is None else math.ceil(size * (1 + _MARGIN / 100)) for size in row], config)
+             for prefix, row in zip(prefixes, wanted)]
+    blends = []
+    for split, bookends, size in zip(Split, matrix, sizes):
+        datasets = [row[split.value] for row in parts]
+        if bookends is None:
+            blends.append(None)
+        elif weights is None:
+            lengths = [len(dataset) for dataset in datasets]
+            blends.append(BlendedDataset(datasets, lengths, None if size is None else min(size, sum(lengths)), config))
+        else:
+            blends.append(BlendedDataset(datasets, weights, sum(row[split.value] for row in wanted), config))
+    return blends
+
+
+def _share(size, weights, part):
+    return None if weights is None or size is None else math.ceil(size * weights[part])

@@ -1,0 +1,36 @@
+"""Samples that hold several documents: positions and attention of each one for itself."""
+
+import numpy as np
+
+
+def document_positions(length, ends=(), dtype=np.int32):
+    """Position ids `[length]` that begin at 0 behind each end of a document.
+
+    Args:
+        length (int): tokens of the sample.
+        ends (np.ndarray): places of the tokens that end a document.
+    """
+    positions = np.arange(length, dtype=dtype)
+    starts = _starts(length, ends)
+    first = np.zeros(length, dtype)
+    first[starts] = starts
+    return positions - np.maximum.accumulate(first)
+
+
+def document_attention_mask(length, ends=()):
+    """Bool `[1, length, length]`, True where a query may not look: ahead of itself, and into other documents.
+
+    Args:
+        length (int): tokens of the sample.
+        ends (np.ndarray): places of the tokens that end a document.
+    """
+    document = np.zeros(length, np.int32)
+    document[_starts(length, ends)] = 1
+    document = np.cumsum(document)
+    allowed = np.tri(length, dtype=bool) & (document[:, None] == document[None, :])
+    return ~allowed[None]
+
+
+def _starts(length, ends):
+    starts = np.asarray(ends, np.int64) + 1
+    return starts[starts < length]

@@ -11,9 +11,8 @@ from functools import partial
 
 from mindspeed_ms.config import ConfigError, fit_to_world, init_configs_from_args, require_available
 from mindspeed_ms.core.datasets import text_corpus
-from mindspeed_ms.core.datasets.indexed_dataset import IndexedDatasetError
+from mindspeed_ms.core.datasets.errors import DatasetError
 from mindspeed_ms.core.datasets.instruction_builder import build_instruction_datasets
-from mindspeed_ms.core.datasets.instruction_files import InstructionDataError
 from mindspeed_ms.core.datasets.token_dataset import TokenDataset
 from mindspeed_ms.core.datasets.tokenizer import TokenizerError
 from mindspeed_ms.core.device import DeviceError, request_device
@@ -175,7 +174,7 @@ if __name__ == "__main__":
     setup_logging()
     try:
         main()
-    except (ConfigError, CheckpointError, DeviceError, OSError, text_corpus.CorpusError, IndexedDatasetError, TokenizerError,
-            InstructionDataError) as error:
+    except (ConfigError, CheckpointError, DeviceError, OSError, text_corpus.CorpusError, DatasetError,
+            TokenizerError) as error:
         print(f"pretrain_gpt.py: error: {error}", file=sys.stderr, flush=True)
         sys.exit(2)

@@ -11,11 +11,11 @@ from itertools import pairwise
 
 import numpy as np
 
-from mindspeed_ms.core.datasets.indexed_dataset import IndexedDataset, IndexedDatasetError
+from mindspeed_ms.core.datasets.errors import DatasetError
+from mindspeed_ms.core.datasets.indexed_dataset import IndexedDataset
 from mindspeed_ms.core.datasets.instruction_files import (
     PAIRWISE_FIELDS,
     SFT_FIELDS,
-    InstructionDataError,
     InstructionFiles,
     field_prefix,
 )
@@ -281,7 +281,7 @@ def main(arguments=None):
         return 0 if inspect(parse_arguments(arguments)) else 1
     except BrokenPipeError:  # the reader of the output has seen enough
         return 0
-    except (IndexedDatasetError, InstructionDataError, TokenizerError, OSError) as error:
+    except (DatasetError, TokenizerError, OSError) as error:
         print(f"inspect_data: error: {error}", file=sys.stderr)
         return 2
 

@@ -1,9 +1,12 @@
 """The instruction datasets of a run, from its configuration."""
 
-from itertools import pairwise
-
 from mindspeed_ms.core.datasets.instruction_files import InstructionDataError, InstructionFiles
 from mindspeed_ms.core.datasets.sft_dataset import SFTDataset
+from mindspeed_ms.core.datasets.splits import (
+    convert_split_vector_to_split_matrix,
+    get_blend_from_list,
+    parse_and_normalize_split,
+)
 from mindspeed_ms.core.datasets.tokenizer import TokenizerSettings, build_tokenizer
 
 _SPLITS = (("train", "train_data_path"), ("valid", "valid_data_path"), ("test", "test_data_path"))
@@ -39,25 +42,24 @@ def build_instruction_datasets(all_config, num_samples, dataset_class=SFTDataset
 
 
 def split_bounds(split, count):
-    """First sample and one past the last of training, validation and test: three (int, int). Source: Megatron's rounding.
+    """First sample and one past the last of training, validation and test: three (int, int), rounded as Megatron does.
 
     Args:
         split (Optional[str]): shares such as "949,50,1"; None: all for training.
         count (int): samples.
     """
-    shares = [float(word) for word in (split or "1,0,0").replace("/", ",").split(",")]
-    shares += [0.0] * (3 - len(shares))
-    ends = [round(sum(shares[:number]) / sum(shares) * count) for number in range(4)]
-    return list(pairwise(ends))
+    matrix = convert_split_vector_to_split_matrix(parse_and_normalize_split(split or "1"))
+    return [(round(part[0] * count), round(part[1] * count)) if part else (count, count) for part in matrix]
 
 
 def _single(paths, option):
-    if not paths:
+    blend = get_blend_from_list(paths)
+    if blend is None:
         return None
-    if len(paths) > 1:
+    if len(blend[0]) > 1:
         raise InstructionDataError(f"{option} (--{option.replace('_', '-')}) is {' '.join(map(str, paths))}: instruction data "
                                    "is one prefix. Preprocess all files at once, or join them with --merge-group-keys.")
-    return str(paths[0])
+    return blend[0][0]
 
 
 def _options(all_config, dataset_class):

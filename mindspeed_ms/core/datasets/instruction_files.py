@@ -5,13 +5,14 @@ import os
 
 import numpy as np
 
+from mindspeed_ms.core.datasets.errors import DatasetError
 from mindspeed_ms.core.datasets.indexed_dataset import IndexedDataset
 
 SFT_FIELDS = ("input_ids", "labels", "attention_mask")
 PAIRWISE_FIELDS = ("chosen_input_ids", "chosen_labels", "rejected_input_ids", "rejected_labels")
 
 
-class InstructionDataError(ValueError):
+class InstructionDataError(DatasetError):
     """Instruction data that cannot be used; the message names the file and says what to do."""
 
 

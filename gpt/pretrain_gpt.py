@@ -1,23 +1,21 @@
 """Pretrain a GPT: the example of the guide. Start it with `bash gpt/pretrain_gpt.sh`, or with msrun as that script does.
 
-The data is plain text (`--data-path FILE_OR_FOLDER...`); without any it is the source code of Python's own standard library.
-With `--is-instruction-dataset` it is conversations: `--data-path` is the `--output-prefix` of preprocess_data.py.
+The data is plain text (`--data-path FILE_OR_FOLDER...`) or Megatron's indexed files (`--data-path [WEIGHT] PREFIX...`); without
+any it is the source code of Python's own standard library. With `--is-instruction-dataset` it is conversations: `--data-path`
+is the `--output-prefix` of preprocess_data.py.
 """
 
 import contextlib
 import os
 import sys
-from functools import partial
 
 from mindspeed_ms.config import ConfigError, fit_to_world, init_configs_from_args, require_available
 from mindspeed_ms.core.datasets import text_corpus
 from mindspeed_ms.core.datasets.errors import DatasetError
-from mindspeed_ms.core.datasets.instruction_builder import build_instruction_datasets
 from mindspeed_ms.core.datasets.token_dataset import TokenDataset
-from mindspeed_ms.core.datasets.tokenizer import TokenizerError
 from mindspeed_ms.core.device import DeviceError, request_device
 from mindspeed_ms.core.logging import setup_logging
-from mindspeed_ms.training import get_args, initialize_megatron
+from mindspeed_ms.training import get_args, gpt_datasets, initialize_megatron
 from mindspeed_ms.training.checkpoint_files import CheckpointError
 
 LARGEST_VOCABULARY = 32_768  # of the BPE that is trained here; the model may have more rows
@@ -39,8 +37,6 @@ def build_corpus(all_config):
         FileNotFoundError, CorpusError: the text is missing, or none that can be used.
     """
     dataset = all_config.dataset_config
-    if any(_is_number(word) for word in dataset.data_path or ()):
-        raise text_corpus.CorpusError("data_path has weights: this script mixes nothing, give files and folders of text only.")
     if dataset.valid_data_path and not dataset.train_data_path:
         raise text_corpus.CorpusError("valid_data_path (--valid-data-path) is given without train_data_path "
                                       "(--train-data-path): name both, or let --data-path hold a part out.")
@@ -58,14 +54,6 @@ def build_corpus(all_config):
         raise text_corpus.CorpusError(f"the training text has {len(corpus.train_tokens)} tokens, fewer than one sample of "
                                       f"seq_length {all_config.model_config.seq_length} needs: give more text.")
     return corpus
-
-
-def _is_number(word):
-    try:
-        float(word)
-    except ValueError:
-        return False
-    return True
 
 
 def make_datasets_provider(all_config, corpus):
@@ -107,8 +95,8 @@ def prepare(all_config):
     os.makedirs(training.output_dir, exist_ok=True)
     if not os.access(training.output_dir, os.W_OK):
         raise PermissionError(f"output_dir (--save) is {training.output_dir}: the folder cannot be written.")
-    if all_config.dataset_config.is_instruction_dataset:
-        build_instruction_datasets(all_config, (1, 1, 1))
+    if gpt_datasets.names_indexed_files(all_config):
+        gpt_datasets.check_files(all_config)
     else:
         build_corpus(all_config)
     return world_size
@@ -139,15 +127,16 @@ def main():
     set_parallel_context(all_config.parallel_config)
     set_seed(all_config.training_config.seed)
 
-    if all_config.dataset_config.is_instruction_dataset:
-        corpus, provider = None, partial(build_instruction_datasets, all_config)
+    corpus = None
+    if gpt_datasets.names_indexed_files(all_config):
+        provider = gpt_datasets.train_valid_test_datasets_provider
     else:
         corpus = build_corpus(all_config)
         print_rank_0(corpus.summary())
         provider = make_datasets_provider(all_config, corpus)
-    train_ds, valid_ds, _ = provider(get_train_valid_test_num_samples(all_config))
-    train_dataloader = build_pretraining_data_loader(train_ds, 0, all_config)
-    valid_dataloader = build_pretraining_data_loader(valid_ds, 0, all_config)
+    datasets = provider(get_train_valid_test_num_samples(all_config))
+    train_dataloader, valid_dataloader, test_dataloader = (
+        build_pretraining_data_loader(dataset, 0, all_config) for dataset in datasets)
 
     def model_provider_func(pre_process=True, post_process=True):
         """get gpt model"""
@@ -163,18 +152,17 @@ def main():
         all_config=all_config,
         train_data_loader=train_dataloader,
         valid_data_loader=valid_dataloader,
+        test_data_loader=test_dataloader,
         get_batch_func=get_batch,
         args_defaults={},
     )
-    if corpus is not None:
-        report(run, corpus, with_sample=not args.no_sample)
+    report(run, corpus, with_sample=not args.no_sample)
 
 
 if __name__ == "__main__":
     setup_logging()
     try:
         main()
-    except (ConfigError, CheckpointError, DeviceError, OSError, text_corpus.CorpusError, DatasetError,
-            TokenizerError) as error:
+    except (ConfigError, CheckpointError, DeviceError, OSError, DatasetError) as error:
         print(f"pretrain_gpt.py: error: {error}", file=sys.stderr, flush=True)
         sys.exit(2)

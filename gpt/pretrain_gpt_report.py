@@ -22,7 +22,7 @@ def report(run, corpus, with_sample=True, sample_tokens=64):
 
     Args:
         run (TrainingRun): what pretrain returned; a training that was interrupted gets no summary.
-        corpus (TextCorpus): what it was trained on.
+        corpus (Optional[TextCorpus]): what it was trained on; None: other data, of which no text can be written.
         with_sample (bool): let the model continue a line of Python.
         sample_tokens (int): length of that continuation.
     """
@@ -30,7 +30,7 @@ def report(run, corpus, with_sample=True, sample_tokens=64):
         return
     sample = None
     has_trained = run.metrics is not None
-    if with_sample and has_trained and parallel_state.get_pipeline_model_parallel_world_size() == 1:
+    if with_sample and has_trained and corpus is not None and parallel_state.get_pipeline_model_parallel_world_size() == 1:
         sample = write_sample(run, corpus, sample_tokens)
     if comm.get_rank() != 0:
         return
@@ -51,12 +51,16 @@ def summary(lines, corpus, vocab_size):
     """The numbers of the summary from the lines of a metrics.jsonl: dict[str, float]; what is unknown is left out."""
     losses = [line["loss"] for line in lines if isinstance(line.get("loss"), float)]
     held_out = [line["valid_loss"] for line in lines if isinstance(line.get("valid_loss"), float)]
-    numbers = {"uniform_entropy": math.log(vocab_size), "unigram_entropy": corpus.unigram_entropy}
+    numbers = {"uniform_entropy": math.log(vocab_size)}
+    if corpus is not None:
+        numbers["unigram_entropy"] = corpus.unigram_entropy
     if losses:
         last = losses[-AVERAGED_STEPS:]
         numbers |= {"first_train_loss": losses[0], "last_train_loss": sum(last) / len(last)}
     if held_out:
-        numbers |= {"held_out_loss": held_out[-1], "held_out_below_unigram": corpus.unigram_entropy - held_out[-1]}
+        numbers["held_out_loss"] = held_out[-1]
+    if held_out and corpus is not None:
+        numbers["held_out_below_unigram"] = corpus.unigram_entropy - held_out[-1]
     return numbers
 
 
@@ -67,11 +71,13 @@ def text(numbers, run, folder):
         lines.append(f"training loss {numbers['first_train_loss']:.3f} -> {numbers['last_train_loss']:.3f} nats per token, "
                      f"the latter over the last {AVERAGED_STEPS} lines (a uniform guess over the vocabulary costs "
                      f"{numbers['uniform_entropy']:.3f})")
-    if "held_out_loss" in numbers:
+    if "held_out_below_unigram" in numbers:
         below = numbers["held_out_below_unigram"]
         side = "below" if below >= 0 else "above"
         lines.append(f"held-out loss {numbers['held_out_loss']:.3f}, unigram entropy of the corpus "
                      f"{numbers['unigram_entropy']:.3f}: {abs(below):.3f} nats per token {side} it")
+    elif "held_out_loss" in numbers:
+        lines.append(f"held-out loss {numbers['held_out_loss']:.3f} nats per token")
     lines.append(f"results in {os.path.abspath(folder)}: checkpoint iter_{run.train_state.iteration:07d}, {METRICS_FILE}, "
                  f"{LOSS_CURVE_FILE}")
     return lines

@@ -53,7 +53,6 @@ NOT_YET = (
     Missing("training_config.crc_check", "check sums of checkpoints"),
     Missing("training_config.empty_unused_memory_level", "freeing cached memory"),
     Missing("training_config.log_throughput", "logging TFLOP/s"),
-    Missing("dataset_config.mock_data", "made-up data"),
 )
 
 

@@ -19,7 +19,7 @@ from mindspeed_ms.core.datasets.instruction_files import (
     InstructionFiles,
     field_prefix,
 )
-from mindspeed_ms.core.datasets.tokenizer import TokenizerError, TokenizerSettings, build_tokenizer
+from mindspeed_ms.core.datasets.tokenizer import TokenizerSettings, build_tokenizer
 from mindspeed_ms.core.datasets.turns import IGNORE_INDEX
 
 BINS, BAR = 20, 40
@@ -281,7 +281,7 @@ def main(arguments=None):
         return 0 if inspect(parse_arguments(arguments)) else 1
     except BrokenPipeError:  # the reader of the output has seen enough
         return 0
-    except (DatasetError, TokenizerError, OSError) as error:
+    except (DatasetError, OSError) as error:
         print(f"inspect_data: error: {error}", file=sys.stderr)
         return 2
 

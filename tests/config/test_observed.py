@@ -39,23 +39,6 @@ DECIDED_HERE = {
     "training_config.grad_clip_kwargs",
     "training_config.grad_reduce_in_bf16",
 }
-# for the code of a user's own datasets provider, which reads them from the configuration or get_args()
-FOR_DATASETS = {
-    f"dataset_config.{name}"
-    for name in (
-        "data_path",
-        "train_data_path",
-        "valid_data_path",
-        "test_data_path",
-        "data_cache_path",
-        "split",
-        "mmap_bin_files",
-        "num_workers",
-        "create_attention_mask_in_dataloader",
-        "pad_token_id",
-        "eos_token_id",
-    )
-}
 # switches between forms with equal numbers; the form is chosen by the device so far
 EQUAL_NUMBERS = {
     "model_config.apply_rope_fusion",
@@ -118,7 +101,7 @@ def test_no_row_that_works_is_unread():
         and not comes_later(row.path)
         and not {row.path.rpartition(".")[2], *row.all_names} & words
     }
-    assert unread <= DECIDED_HERE | FOR_DATASETS | EQUAL_NUMBERS
+    assert unread <= DECIDED_HERE | EQUAL_NUMBERS
 
 
 def test_what_is_not_available_yet_is_refused_at_start_only():

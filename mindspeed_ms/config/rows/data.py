@@ -29,7 +29,11 @@ ROWS = (
     _data("data_cache_path", seen="file"),
     _data("mock_data", seen="data"),
     _data("mmap_bin_files", form=OFF, seen="memory"),
-    _data("num_workers", seen="memory"),
+    _data(
+        "num_workers",
+        seen="log",
+        **ignored("files are mapped into memory and need no reader processes", "数据文件以内存映射读取，无需读数据进程"),
+    ),
     _data("dataloader_type", seen="data"),
     _data("shuffle", form=SWITCH, seen="data"),
     row(

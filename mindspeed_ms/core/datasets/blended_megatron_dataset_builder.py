@@ -80,7 +80,7 @@ def _blends(prefixes, weights, matrix, sizes, config):
     blends = []
     for split, bookends, size in zip(Split, matrix, sizes):
         datasets = [row[split.value] for row in parts]
-        if bookends is None:
+        if bookends is None or (weights is None and size == 0):
             blends.append(None)
         elif weights is None:
             lengths = [len(dataset) for dataset in datasets]

@@ -94,7 +94,8 @@ class GPTDataset:
         self._padding = _NO_PADDING if config.pad_token_id is None else config.pad_token_id
         if num_samples and not len(indexed_indices):
             raise DatasetError(f"{self.name()}: {num_samples} samples are wanted, but the split leaves none of the "
-                               f"{len(indexed_dataset)} documents to it. Give more documents or a larger share.")
+                               f"{len(indexed_dataset)} documents to it. Give more documents, a larger share "
+                               "(--split), or evaluate nothing (--eval-iters 0).")
         self.document_index, self.sample_index, self.shuffle_index = self._indices()
         self._shared_mask = self._shared_positions = None
 

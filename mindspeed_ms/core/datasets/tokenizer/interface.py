@@ -2,8 +2,10 @@
 
 from abc import ABC, abstractmethod
 
+from mindspeed_ms.core.datasets.errors import DatasetError
 
-class TokenizerError(ValueError):
+
+class TokenizerError(DatasetError):
     """A tokenizer that cannot be built or lacks a token; the message names the file and says what to do."""
 
 

@@ -1,0 +1,89 @@
+"""Megatron's GPT datasets as the configuration names them. Source of the rules: Megatron's pretrain_gpt and arguments."""
+import os
+
+from mindspeed_ms.core.datasets.blended_megatron_dataset_builder import build_train_valid_test_datasets
+from mindspeed_ms.core.datasets.errors import DatasetError
+from mindspeed_ms.core.datasets.gpt_dataset import GPTDatasetConfig
+from mindspeed_ms.core.datasets.indexed_dataset import IndexedDataset, get_bin_path, get_idx_path
+from mindspeed_ms.core.datasets.instruction_builder import build_instruction_datasets
+from mindspeed_ms.core.datasets.splits import get_blend_from_list
+from mindspeed_ms.training.global_vars import get_all_config
+
+
+def train_valid_test_datasets_provider(train_val_test_num_samples):
+    """The provider for `pretrain`: GPT datasets of this process's configuration, or with `is_instruction_dataset` those of
+    conversations.
+
+    Args:
+        train_val_test_num_samples (tuple[int, int, int]): samples that are needed; no training samples: one epoch.
+
+    Returns:
+        list[Optional[dataset]]: training, validation, test; None where there is nothing to read.
+
+    Raises:
+        FileNotFoundError, DatasetError: files are missing, damaged or too short, or named in a way that cannot be.
+    """
+    return build_datasets(get_all_config(), train_val_test_num_samples)
+
+
+def build_datasets(all_config, train_val_test_num_samples):
+    """As `train_valid_test_datasets_provider`, of the given configuration."""
+    if all_config.dataset_config.is_instruction_dataset:
+        return build_instruction_datasets(all_config, train_val_test_num_samples)
+    train, valid, test = train_val_test_num_samples
+    datasets = build_train_valid_test_datasets([train or None, valid, test], gpt_dataset_config(all_config))
+    if datasets[0] is None or not len(datasets[0]):
+        reason = "the split leaves no documents to it" if datasets[0] is None else (
+            f"its documents have too few tokens for one sample of seq_length {all_config.model_config.seq_length}")
+        raise DatasetError(f"there is no training data: {reason}. Give more data (--data-path) or another split (--split).")
+    return [dataset if dataset is not None and len(dataset) and wanted else None
+            for dataset, wanted in zip(datasets, (True, valid, test))]
+
+
+def gpt_dataset_config(all_config):
+    """The `GPTDatasetConfig` of a configuration (AllConfig)."""
+    settings, model = all_config.dataset_config, all_config.model_config
+    each = tuple(get_blend_from_list(words) for words in _per_split(settings))
+    # a causal mask is what the model applies without one
+    create_attention_mask = settings.create_attention_mask_in_dataloader and settings.reset_attention_mask
+    if settings.reset_attention_mask and not create_attention_mask:
+        raise DatasetError("reset_attention_mask needs attention masks, which create_attention_mask_in_dataloader False "
+                           "(--no-create-attention-mask-in-dataloader) switches off: leave one of them out.")
+    return GPTDatasetConfig(
+        random_seed=all_config.training_config.random_seed, sequence_length=model.seq_length,
+        blend=get_blend_from_list(settings.data_path), blend_per_split=each if any(each) else None, split=settings.split,
+        path_to_cache=settings.data_cache_path, mmap_bin_files=settings.mmap_bin_files, mock=settings.mock_data,
+        eod_token_id=settings.eos_token_id, pad_token_id=settings.pad_token_id, vocab_size=model.vocab_size,
+        reset_position_ids=settings.reset_position_ids, reset_attention_mask=settings.reset_attention_mask,
+        eod_mask_loss=settings.eod_mask_loss, create_attention_mask=create_attention_mask)
+
+
+def names_indexed_files(all_config):
+    """True if the data is made up, weighted, or named by prefixes of indexed files; False for other data."""
+    settings = all_config.dataset_config
+    blends = [get_blend_from_list(words) for words in (settings.data_path, *_per_split(settings))]
+    return settings.mock_data or settings.is_instruction_dataset or any(
+        blend and (blend[1] or any(_exists(prefix) for prefix in blend[0])) for blend in blends)
+
+
+def check_files(all_config):
+    """Open all that is named, before anything is built.
+
+    Raises:
+        FileNotFoundError, DatasetError: as the provider.
+    """
+    if all_config.dataset_config.is_instruction_dataset:
+        build_instruction_datasets(all_config, (1, 1, 1))
+        return
+    config = gpt_dataset_config(all_config)
+    for blend in (config.blend, *(config.blend_per_split or ())):
+        for prefix in blend[0] if blend else ():
+            IndexedDataset(prefix)
+
+
+def _per_split(settings):
+    return settings.train_data_path, settings.valid_data_path, settings.test_data_path
+
+
+def _exists(prefix):
+    return os.path.isfile(get_idx_path(prefix)) or os.path.isfile(get_bin_path(prefix))

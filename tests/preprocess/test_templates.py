@@ -134,6 +134,19 @@ def test_tools_in_the_default_format(tokenizer):
     assert rendered(get_template("deepseek2"), tokenizer, TOOL_MESSAGES, tools=TOOLS) == expected(tokenizer, chat)
 
 
+@pytest.mark.parametrize("name, call", [
+    ("glm4", 'weather\n{"city": "上海"}'),
+    ("glm4_moe", "\n<tool_call>weather\n<arg_key>city</arg_key>\n<arg_value>上海</arg_value>\n</tool_call>"),
+    ("bailing_mini", '<tool_call>\n{"name": "weather", "arguments": {"city": "上海"}}\n</tool_call><|role_end|>'),
+])
+def test_calls_in_other_formats(name, call, tokenizer):
+    template = get_template(name)
+    fix_tokenizer(tokenizer, template)
+    source, target = template.encode_multiturn(tokenizer, TOOL_MESSAGES, tools=TOOLS)[0]
+    assert tokenizer.detokenize(target) == call
+    assert "weather" in tokenizer.detokenize(source) and "上海" in tokenizer.detokenize(source)
+
+
 def test_observations(tokenizer):
     for name, chat in {
         "qwen": "<|im_start|>tool\nrain<|im_end|>\n<|im_start|>assistant\n",

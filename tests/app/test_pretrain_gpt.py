@@ -134,7 +134,7 @@ def test_mccl_gives_the_bits_of_shm(start, tmp_path):
     (["--world", "3"], "3"),
     (["--data-path", "nowhere"], "nowhere does not exist"),
     (["--data-path", "printed.txt"], "there is no text in printed.txt"),
-    (["--data-path", "0.5", "text.txt"], "data_path has weights"),
+    (["--data-path", "0.5", "text.txt"], "text must be preprocessed first, and only indexed files take weights"),
     (["--data-path", "chat", "--is-instruction-dataset"], "there is no chat_packed_input_ids_document.bin"),
     (["--load", "nowhere"], "load_checkpoint (--load) is nowhere: there is no such folder"),
     (["--save", "text.txt/folder"], "text.txt/folder"),

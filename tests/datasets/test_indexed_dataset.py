@@ -195,3 +195,12 @@ def test_damaged_tokens(tmp_path, caplog):
         IndexedDataset(prefix)
     with pytest.raises(IndexedDatasetError, match="multimodal"):
         IndexedDataset(prefix, multimodal=True)
+
+
+def test_advice_on_a_wrong_prefix(tmp_path):
+    prefix = write(tmp_path / "x")
+    with pytest.raises(FileNotFoundError, match=re.escape(f"Leave the ending out: {prefix}.")):
+        IndexedDataset(prefix + ".bin")
+    (tmp_path / "text").write_text("words")
+    with pytest.raises(FileNotFoundError, match="text must be preprocessed first"):
+        IndexedDataset(tmp_path / "text")

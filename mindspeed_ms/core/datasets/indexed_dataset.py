@@ -59,7 +59,8 @@ class IndexedDataset:
         for path in (idx_path, bin_path):
             if not os.path.isfile(path):
                 raise FileNotFoundError(f"{path} does not exist: an indexed dataset is named by its prefix and has two files, "
-                                        f"{os.path.basename(bin_path)} and {os.path.basename(idx_path)}.")
+                                        f"{os.path.basename(bin_path)} and {os.path.basename(idx_path)}."
+                                        f"{_advice(self.path_prefix)}")
         self.dtype, self.sequence_lengths, self.sequence_pointers, self.document_indices = read_index(idx_path)
         self.itemsize = np.dtype(self.dtype).itemsize
         size = os.path.getsize(bin_path)
@@ -125,6 +126,16 @@ class IndexedDataset:
     def exists(path_prefix):
         """True if both files are there."""
         return os.path.isfile(get_idx_path(path_prefix)) and os.path.isfile(get_bin_path(path_prefix))
+
+
+def _advice(path_prefix):
+    """What may be wrong with a prefix that names no files."""
+    stem, ending = os.path.splitext(path_prefix)
+    if ending in (".bin", ".idx") and IndexedDataset.exists(stem):
+        return f" Leave the ending out: {stem}."
+    if os.path.exists(path_prefix):
+        return f" {path_prefix} itself is other data: text must be preprocessed first, and only indexed files take weights."
+    return ""
 
 
 class IndexedDatasetBuilder:

@@ -131,7 +131,7 @@ def text_documents(paths):
 def _missing(path):
     text = f"the data {path} does not exist (looked for {path.absolute()})."
     if path.with_name(path.name + ".idx").exists():
-        text = f"{path} is a prefix of Megatron's indexed files (.bin, .idx): this script reads plain text files and folders."
+        text = f"{path} is a prefix of Megatron's indexed files (.bin, .idx): expected plain text files and folders."
     return text
 
 

@@ -1,7 +1,8 @@
 """Pretrain a GPT: the example of the guide. Start it with `bash gpt/pretrain_gpt.sh`, or with msrun as that script does.
 
 The data is plain text (`--data-path FILE_OR_FOLDER...`) or Megatron's indexed files (`--data-path [WEIGHT] PREFIX...`); without
-any it is the source code of Python's own standard library.
+any it is the source code of Python's own standard library. With `--is-instruction-dataset` it is conversations: `--data-path`
+is the `--output-prefix` of preprocess_data.py.
 """
 
 import contextlib

@@ -75,7 +75,10 @@ class PretrainingDataLoader:
         return self
 
     def __next__(self):
-        return collate([self.dataset[index] for index in self.sampler.next_indices()])
+        indices = self.sampler.next_indices()
+        if hasattr(self.dataset, "micro_batch"):  # it fills samples up to one length
+            return self.dataset.micro_batch(indices)
+        return collate([self.dataset[index] for index in indices])
 
     def set_consumed_samples(self, consumed_samples):
         """Go to where a run stands that has used so many samples."""

@@ -5,12 +5,14 @@ from mindspeed_ms.core.datasets.blended_megatron_dataset_builder import build_tr
 from mindspeed_ms.core.datasets.errors import DatasetError
 from mindspeed_ms.core.datasets.gpt_dataset import GPTDatasetConfig
 from mindspeed_ms.core.datasets.indexed_dataset import IndexedDataset, get_bin_path, get_idx_path
+from mindspeed_ms.core.datasets.instruction_builder import build_instruction_datasets
 from mindspeed_ms.core.datasets.splits import get_blend_from_list
 from mindspeed_ms.training.global_vars import get_all_config
 
 
 def train_valid_test_datasets_provider(train_val_test_num_samples):
-    """The provider for `pretrain`: GPT datasets of this process's configuration.
+    """The provider for `pretrain`: GPT datasets of this process's configuration, or with `is_instruction_dataset` those of
+    conversations.
 
     Args:
         train_val_test_num_samples (tuple[int, int, int]): samples that are needed; no training samples: one epoch.
@@ -26,6 +28,8 @@ def train_valid_test_datasets_provider(train_val_test_num_samples):
 
 def build_datasets(all_config, train_val_test_num_samples):
     """As `train_valid_test_datasets_provider`, of the given configuration."""
+    if all_config.dataset_config.is_instruction_dataset:
+        return build_instruction_datasets(all_config, train_val_test_num_samples)
     train, valid, test = train_val_test_num_samples
     datasets = build_train_valid_test_datasets([train or None, valid, test], gpt_dataset_config(all_config))
     if datasets[0] is None or not len(datasets[0]):
@@ -55,10 +59,10 @@ def gpt_dataset_config(all_config):
 
 
 def names_indexed_files(all_config):
-    """True if the data is made up, weighted, or named by prefixes of .bin and .idx files; False for other data."""
+    """True if the data is made up, weighted, or named by prefixes of indexed files; False for other data."""
     settings = all_config.dataset_config
     blends = [get_blend_from_list(words) for words in (settings.data_path, *_per_split(settings))]
-    return settings.mock_data or any(
+    return settings.mock_data or settings.is_instruction_dataset or any(
         blend and (blend[1] or any(_exists(prefix) for prefix in blend[0])) for blend in blends)
 
 
@@ -68,6 +72,9 @@ def check_files(all_config):
     Raises:
         FileNotFoundError, DatasetError: as the provider.
     """
+    if all_config.dataset_config.is_instruction_dataset:
+        build_instruction_datasets(all_config, (1, 1, 1))
+        return
     config = gpt_dataset_config(all_config)
     for blend in (config.blend, *(config.blend_per_split or ())):
         for prefix in blend[0] if blend else ():

@@ -135,6 +135,7 @@ def test_mccl_gives_the_bits_of_shm(start, tmp_path):
     (["--data-path", "nowhere"], "nowhere does not exist"),
     (["--data-path", "printed.txt"], "there is no text in printed.txt"),
     (["--data-path", "0.5", "text.txt"], "text must be preprocessed first, and only indexed files take weights"),
+    (["--data-path", "chat", "--is-instruction-dataset"], "there is no chat_packed_input_ids_document.bin"),
     (["--load", "nowhere"], "load_checkpoint (--load) is nowhere: there is no such folder"),
     (["--save", "text.txt/folder"], "text.txt/folder"),
     (["--seq-length", "1048576", "--max-position-embeddings", "1048576"], "fewer than one sample"),

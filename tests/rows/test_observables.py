@@ -8,7 +8,6 @@ from mindspeed_ms.config import init_configs_from_dict
 from mindspeed_ms.config.availability import NOT_YET
 from mindspeed_ms.config.errors import ConfigError
 from tests.config.samples import ROWS, sample
-from tests.config.test_observed import FOR_DATASETS
 from tests.rows.cases import CASES, ON_TWO_RANKS
 from tests.rows.job import BASE, record
 
@@ -34,6 +33,8 @@ REFUSALS = {
     "parallel_config.data_parallel_size": (
         {"parallel_config.data_parallel_size": 3, "parallel_config.world_size": 4}, {"parallel_config.world_size": 4}),
 }
+FOR_DATASETS = {row.path for row in ROWS
+                if row.path.startswith("dataset_config.") and row.seen in ("data", "file", "operators")}
 # rows that act when communication starts
 AT_START = {"parallel_config.distributed_timeout_minutes": (11, "timeout", 660.0),
             "parallel_config.communication_backend": ("shm", "backend", "shm")}

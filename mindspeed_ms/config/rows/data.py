@@ -59,6 +59,8 @@ ROWS = (
     _data("reset_position_ids", seen="output"),
     _data("eod_mask_loss", seen="optimizer"),
     _data("create_attention_mask_in_dataloader", form=OFF, seen="data"),
+    _data("is_instruction_dataset", seen="data"),
+    _data("pad_to_multiple_of", seen="data"),
     _data("pad_token_id", seen="data"),
     _data("eos_token_id", seen="data"),
     _data("tokenizer_type", seen="data"),

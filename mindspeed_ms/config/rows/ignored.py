@@ -188,7 +188,6 @@ GROUPS = (
             "prompt_type_path": None,
             "tokenizer_padding_side": "right",
             "tokenizer_kwargs": [],
-            "pad_to_multiple_of": 8,
             "num_dataset_builder_threads": 1,
             "s3_cache_path": None,
             "mask_prob": 0.15,

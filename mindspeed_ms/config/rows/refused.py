@@ -195,7 +195,6 @@ GROUPS = (
         "后训练有单独的入口",
         {
             "stage": None,
-            "is_instruction_dataset": False,
             "is_pairwise_dataset": False,
             "full_shuffle_instruction_dataset": False,
             "padded_samples": False,

@@ -83,6 +83,16 @@ class DatasetConfig(Section):
     create_attention_mask_in_dataloader: Bool = field(
         True, "The loader makes attention masks.", "由数据加载器生成注意力掩码。"
     )
+    is_instruction_dataset: Bool = field(
+        False,
+        "data_path is the output prefix of preprocessing for conversations.",
+        "data_path为对话数据预处理的输出前缀。",
+    )
+    pad_to_multiple_of: PositiveInt = field(
+        8,
+        "With variable_seq_lengths, conversations are filled up to a multiple of this instead of seq_length.",
+        "variable_seq_lengths时，对话填充到该值的倍数而不是seq_length。",
+    )
     pad_token_id: Int | None = field(None, "Token that fills up samples; it has no loss.", "填充token，不计损失。")
     eos_token_id: Count = field(0, "Token that ends a document.", "文档结束token。")
 

@@ -1,0 +1,108 @@
+"""The instruction datasets of a run, from its configuration."""
+
+from mindspeed_ms.core.datasets.instruction_files import InstructionDataError, InstructionFiles
+from mindspeed_ms.core.datasets.sft_dataset import SFTDataset
+from mindspeed_ms.core.datasets.splits import (
+    convert_split_vector_to_split_matrix,
+    get_blend_from_list,
+    parse_and_normalize_split,
+)
+from mindspeed_ms.core.datasets.tokenizer import TokenizerSettings, build_tokenizer
+
+_SPLITS = (("train", "train_data_path"), ("valid", "valid_data_path"), ("test", "test_data_path"))
+
+
+def build_instruction_datasets(all_config, num_samples, dataset_class=SFTDataset):
+    """Datasets for `is_instruction_dataset`: training, validation, test; None where there is no data.
+
+    Args:
+        all_config (AllConfig): read: data paths, split (all for training if it is not given), masks, padding, tokenizer, seed.
+        num_samples (tuple[int, int, int]): how many samples the run takes of each.
+        dataset_class (type): SFTDataset or PairwiseDataset.
+
+    Raises:
+        InstructionDataError: no data path, several of them, files that cannot be used, a split without samples.
+    """
+    settings = all_config.dataset_config
+    if settings.train_data_path:
+        paths = [_single(getattr(settings, option), option) for _, option in _SPLITS]
+        places = [path and (path, None) for path in paths]
+    else:
+        path = _single(settings.data_path, "data_path")
+        if path is None:
+            raise InstructionDataError("is_instruction_dataset (--is-instruction-dataset) needs data: set data_path "
+                                       "(--data-path) to the --output-prefix of preprocessing.")
+        bounds = split_bounds(settings.split, len(InstructionFiles(path, dataset_class.fields)))
+        places = [(path, part) if part[0] < part[1] else None for part in bounds]
+    if places[0] is None:
+        raise InstructionDataError(f"split (--split) is {settings.split}: no sample is left for training.")
+    options = _options(all_config, dataset_class)
+    return tuple(dataset_class(place[0], bounds=place[1], num_samples=count, **options) if place and count else None
+                 for place, count in zip(places, num_samples))
+
+
+def split_bounds(split, count):
+    """First sample and one past the last of training, validation and test: three (int, int), rounded as Megatron does.
+
+    Args:
+        split (Optional[str]): shares such as "949,50,1"; None: all for training.
+        count (int): samples.
+    """
+    matrix = convert_split_vector_to_split_matrix(parse_and_normalize_split(split or "1"))
+    return [(round(part[0] * count), round(part[1] * count)) if part else (count, count) for part in matrix]
+
+
+def _single(paths, option):
+    blend = get_blend_from_list(paths)
+    if blend is None:
+        return None
+    if len(blend[0]) > 1:
+        raise InstructionDataError(f"{option} (--{option.replace('_', '-')}) is {' '.join(map(str, paths))}: instruction data "
+                                   "is one prefix. Preprocess all files at once, or join them with --merge-group-keys.")
+    return blend[0][0]
+
+
+def _options(all_config, dataset_class):
+    settings = all_config.dataset_config
+    by_sampler = settings.dataloader_type == "cyclic" or settings.shuffle
+    was_set = all_config.settings is not None and all_config.settings.was_set("dataset_config.shuffle")
+    options = {
+        "sequence_length": all_config.model_config.seq_length,
+        "pad_token_id": pad_token_id(settings),
+        "seed": all_config.training_config.random_seed,
+        "shuffle": not by_sampler and not was_set,
+        "pad_to_multiple_of": _multiple(all_config) if all_config.parallel_config.variable_seq_lengths else None,
+        "vocab_size": all_config.model_config.vocab_size,
+        "mmap": settings.mmap_bin_files,
+    }
+    if dataset_class is SFTDataset:
+        options |= {"reset_position_ids": settings.reset_position_ids, "reset_attention_mask": settings.reset_attention_mask}
+    return options
+
+
+def _multiple(all_config):
+    """pad_to_multiple_of, which the parallel sizes that cut a sequence must divide."""
+    parallel = all_config.parallel_config
+    cut = parallel.tensor_model_parallel_size if parallel.sequence_parallel else 1
+    cut *= 2 * parallel.context_parallel_size if parallel.context_parallel_size > 1 else 1
+    multiple = all_config.dataset_config.pad_to_multiple_of
+    if multiple % cut:
+        raise InstructionDataError(f"pad_to_multiple_of (--pad-to-multiple-of) is {multiple}: with variable_seq_lengths it "
+                                   f"must be divisible by {cut}, into which sequence and context parallelism cut a sequence.")
+    return multiple
+
+
+def pad_token_id(settings):
+    """What fills samples up: `pad_token_id`, else the tokenizer's padding or end token, else `eos_token_id`.
+
+    Args:
+        settings (DatasetConfig): read: these and the tokenizer's options.
+    """
+    if settings.pad_token_id is not None:
+        return settings.pad_token_id
+    if TokenizerSettings.from_config(settings).is_given:
+        tokenizer = build_tokenizer(settings)
+        tokenizer.use_eos_as_pad()
+        if tokenizer.pad is not None:
+            return tokenizer.pad
+    return settings.eos_token_id

@@ -54,12 +54,6 @@ FOR_DATASETS = {
         "create_attention_mask_in_dataloader",
         "pad_token_id",
         "eos_token_id",
-        "tokenizer_type",
-        "tokenizer_model",
-        "tokenizer_name_or_path",
-        "use_fast_tokenizer",
-        "vocab_file",
-        "merge_file",
     )
 }
 # switches between forms with equal numbers; the form is chosen by the device so far

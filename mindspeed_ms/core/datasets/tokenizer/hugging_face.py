@@ -1,0 +1,191 @@
+"""Tokenizers in Hugging Face folders, without `transformers`: `tokenizer.json` or a sentencepiece model, and their settings.
+
+Rules. A token's role comes from `tokenizer_config.json`, else from `special_tokens_map.json`. Whether BOS and EOS are put
+around a text: `add_bos_token` and `add_eos_token` of `tokenizer_config.json` if one is there, else the post-processor inside
+`tokenizer.json`. Without an end token `<|endoftext|>` serves, if it is in the vocabulary. Without a padding token `pad` is
+None.
+"""
+
+import json
+import os
+
+from tokenizers import Tokenizer as Backend
+from tokenizers import decoders, models, pre_tokenizers
+
+from mindspeed_ms.core.datasets.tokenizer.fast import FastTokenizer, read_backend
+from mindspeed_ms.core.datasets.tokenizer.interface import TokenizerError
+from mindspeed_ms.core.datasets.tokenizer.sentence_piece import SentencePieceTokenizer
+from mindspeed_ms.core.logging import logger
+
+END_OF_TEXT = "<|endoftext|>"
+_FLAGS = ("special", "lstrip", "rstrip", "single_word", "normalized")
+_BYTE_LEVEL = ("GPT2Tokenizer", "GPT2TokenizerFast")
+
+
+def from_folder(path, use_fast=True):
+    """The tokenizer in a Hugging Face folder, or of a `tokenizer.json` (and the settings beside it).
+
+    Args:
+        path (str): folder or file; nothing is downloaded.
+        use_fast (bool): prefer `tokenizer.json`; otherwise a sentencepiece model (`tokenizer.model`) is used if there is one.
+
+    Raises:
+        TokenizerError: no such folder, no tokenizer in it, damaged files, tokens whose ids disagree.
+    """
+    if not os.path.exists(path):
+        raise TokenizerError(f"--tokenizer-name-or-path is {path}: there is no such folder or file (looked for "
+                             f"{os.path.abspath(path)}; nothing is downloaded from a hub).")
+    folder = path if os.path.isdir(path) else os.path.dirname(path) or "."
+    settings = _Settings(folder)
+    fast = path if not os.path.isdir(path) else os.path.join(folder, "tokenizer.json")
+    if fast.endswith(".model"):
+        return _from_sentence_piece(fast, settings)
+    model = os.path.join(folder, "tokenizer.model")
+    if os.path.isfile(model) and (not use_fast or not os.path.isfile(fast)):
+        return _from_sentence_piece(model, settings)
+    if os.path.isfile(fast):
+        if not use_fast:
+            logger.info("use_fast_tokenizer is off, but %s has no tokenizer.model: tokenizer.json is used", folder)
+        return _with_settings(read_backend(fast), fast, settings)
+    return _from_vocab_and_merges(folder, settings)
+
+
+def gpt2_tokenizer(vocab_file, merge_file, settings=None):
+    """GPT2's byte-level BPE. `<|endoftext|>` ends a document and begins a text; spelt out in a text it is plain text.
+
+    Args:
+        vocab_file, merge_file (str): `vocab.json` and `merges.txt`.
+
+    Raises:
+        TokenizerError: a file is damaged, or the vocabulary has no `<|endoftext|>`.
+    """
+    try:
+        backend = Backend(models.BPE.from_file(vocab_file, merge_file))
+    except Exception as error:  # the library raises plain Exception
+        raise TokenizerError(f"{vocab_file} and {merge_file} are no GPT2 vocabulary and merges ({error}): expected a json "
+                             "object of tokens and ids, and a text file of pairs.") from error
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    missing = sorted(set(pre_tokenizers.ByteLevel.alphabet()) - set(backend.get_vocab()))
+    if missing:
+        logger.warning("%s lacks %d of the 256 bytes: text that has them loses them (first: %r)", vocab_file, len(missing),
+                       missing[0])
+    if settings is not None:
+        return _with_settings(backend, vocab_file, settings)
+    tokenizer = FastTokenizer(backend, f"the GPT2 tokenizer {vocab_file}", adds_bos=False)
+    if tokenizer.token_to_id(END_OF_TEXT) is None:
+        raise TokenizerError(f"{vocab_file} has no {END_OF_TEXT}: a GPT2 vocabulary ends documents with it.")
+    tokenizer.set_roles(bos=END_OF_TEXT, eos=END_OF_TEXT)
+    return tokenizer
+
+
+class _Settings:
+    """What the json files of a folder say about tokens."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        self.config = _read_json(os.path.join(folder, "tokenizer_config.json"))
+        self._map = _read_json(os.path.join(folder, "special_tokens_map.json"))
+        self.chat_template = self._chat_template()
+
+    def token(self, role):
+        """The token (Optional[str]) of a role such as "eos"."""
+        for source in (self.config, self._map):
+            value = source.get(f"{role}_token")
+            if value is not None:
+                return value["content"] if isinstance(value, dict) else value
+        return None
+
+    def added_tokens(self):
+        """Id, content and flags of all added tokens: list of (int, str, dict), by id."""
+        added = {}
+        for token, number in _read_json(os.path.join(self.folder, "added_tokens.json")).items():
+            added[int(number)] = token, {}
+        for number, entry in (self.config.get("added_tokens_decoder") or {}).items():
+            added[int(number)] = entry["content"], {flag: bool(entry[flag]) for flag in _FLAGS if flag in entry}
+        return [(number, *added[number]) for number in sorted(added)]
+
+    def around(self):
+        """`add_bos_token` and `add_eos_token`, None for what is not given."""
+        return self.config.get("add_bos_token"), self.config.get("add_eos_token")
+
+    def _chat_template(self):
+        path = os.path.join(self.folder, "chat_template.jinja")
+        if os.path.isfile(path):
+            with open(path, encoding="utf-8") as file:
+                return file.read()
+        template = self.config.get("chat_template")
+        if isinstance(template, list):
+            named = {entry["name"]: entry["template"] for entry in template}
+            return named.get("default")
+        return template
+
+
+def _read_json(path):
+    if not os.path.isfile(path):
+        return {}
+    try:
+        with open(path, encoding="utf-8") as file:
+            content = json.load(file)
+    except ValueError as error:
+        raise TokenizerError(f"{path} is no json file, or damaged ({error}): copy it again.") from error
+    if not isinstance(content, dict):
+        raise TokenizerError(f"{path} holds a {type(content).__name__}: expected a json object.")
+    return content
+
+
+def _with_settings(backend, path, settings):
+    tokenizer = FastTokenizer(backend, f"the tokenizer {path}", *settings.around())
+    for number, content, flags in settings.added_tokens():
+        if tokenizer.token_to_id(content) != number:
+            tokenizer.add_token(content, number, **flags)
+    bos, eos, pad = settings.token("bos"), settings.token("eos"), settings.token("pad")
+    if eos is None and tokenizer.token_to_id(END_OF_TEXT) is not None:
+        logger.info("%s names no eos_token: %s ends texts and documents", tokenizer.name, END_OF_TEXT)
+        eos = END_OF_TEXT
+    tokenizer.set_roles(bos, eos, pad)
+    _check_around(tokenizer)
+    tokenizer.chat_template = settings.chat_template
+    return tokenizer
+
+
+def _from_sentence_piece(path, settings):
+    """As the slow Llama tokenizer: BOS unless `add_bos_token` is false, `legacy` puts a space behind special tokens too."""
+    adds_bos, adds_eos = settings.around()
+    legacy = settings.config.get("legacy")
+    tokenizer = SentencePieceTokenizer(path, adds_bos is not False, bool(adds_eos), legacy is None or bool(legacy))
+    own = [tokenizer.inv_vocab[number] for number in (tokenizer.bos, tokenizer.eos) if number is not None]
+    for number, content, flags in settings.added_tokens():
+        if tokenizer.token_to_id(content) != number:
+            tokenizer.set_token(content, number)
+        tokenizer.add_special_tokens([content], flags.get("lstrip", False), flags.get("rstrip", False))
+    tokenizer.add_special_tokens(own)
+    for role in ("bos", "eos", "pad"):
+        token = settings.token(role)
+        if token is None:
+            continue
+        tokenizer.add_special_tokens([token])
+        setattr(tokenizer, role, tokenizer.token_to_id(token))
+    _check_around(tokenizer)
+    tokenizer.chat_template = settings.chat_template
+    return tokenizer
+
+
+def _from_vocab_and_merges(folder, settings):
+    vocab, merges = (os.path.join(folder, name) for name in ("vocab.json", "merges.txt"))
+    found = ", ".join(sorted(os.listdir(folder))[:10]) or "nothing"
+    if not (os.path.isfile(vocab) and os.path.isfile(merges)):
+        raise TokenizerError(f"--tokenizer-name-or-path is {folder}: it has no tokenizer.json, no tokenizer.model and no "
+                             f"vocab.json with merges.txt. Found there: {found}.")
+    kind = settings.config.get("tokenizer_class", _BYTE_LEVEL[0])
+    if kind not in _BYTE_LEVEL:
+        raise TokenizerError(f"{folder} has vocab.json and merges.txt of a {kind}, whose rules are in no file: add its "
+                             "tokenizer.json (transformers writes one with save_pretrained).")
+    return gpt2_tokenizer(vocab, merges, settings)
+
+
+def _check_around(tokenizer):
+    for word, adds, number in (("bos", tokenizer.adds_bos, tokenizer.bos), ("eos", tokenizer.adds_eos, tokenizer.eos)):
+        if adds and number is None:
+            raise TokenizerError(f"{tokenizer.name}: add_{word}_token is true, but there is no {word}_token. Name it in "
+                                 "tokenizer_config.json.")

@@ -1,0 +1,102 @@
+"""What every tokenizer can do."""
+
+from abc import ABC, abstractmethod
+
+
+class TokenizerError(ValueError):
+    """A tokenizer that cannot be built or lacks a token; the message names the file and says what to do."""
+
+
+class Tokenizer(ABC):
+    """Text to ids and back.
+
+    Attributes:
+        name (str): type and place, for messages.
+        bos, eos, pad (Optional[int]): ids of the begin, end and padding tokens, None if the tokenizer has none. ``pad`` is
+            what the tokenizer's own files say; ``use_eos_as_pad`` makes it the end token, as upstream does for templates.
+        adds_bos, adds_eos (bool): whether ``tokenize`` puts them around a text without being asked.
+        chat_template (Optional[str]): the jinja template in the tokenizer's folder.
+    """
+
+    name = ""
+    bos = eos = pad = None
+    adds_bos = adds_eos = False
+    chat_template = None
+
+    @property
+    @abstractmethod
+    def vocab_size(self):
+        """One more than the largest id, added tokens included (int). This is what has to be padded for a model."""
+
+    @property
+    @abstractmethod
+    def vocab(self):
+        """Token -> id (dict[str, int]), added tokens included."""
+
+    @property
+    def inv_vocab(self):
+        """Id -> token (dict[int, str])."""
+        return {number: token for token, number in self.vocab.items()}
+
+    @property
+    def eod(self):
+        """Id that ends a document: the end token, unless the type has another (`SentencePieceTokenizer`, `NullTokenizer`).
+
+        Raises:
+            TokenizerError: the tokenizer has none.
+        """
+        if self.eos is None:
+            raise TokenizerError(f"{self.name} has no end-of-sequence token, so documents cannot be ended: name it as "
+                                 "eos_token in tokenizer_config.json beside the tokenizer.")
+        return self.eos
+
+    def tokenize(self, text, add_special_tokens=True):
+        """Ids (list[int]) of a text.
+
+        Args:
+            text (str): any text; added tokens that it spells out become their ids.
+            add_special_tokens (bool): put begin and end tokens where the tokenizer's own settings ask for them.
+        """
+        return self.encode_batch([text], add_special_tokens)[0]
+
+    @abstractmethod
+    def encode_batch(self, texts, add_special_tokens=True):
+        """``tokenize`` of many texts (list[str]) at once: list[list[int]]."""
+
+    @abstractmethod
+    def detokenize(self, ids):
+        """Text of ids (iterable of int), special tokens included.
+
+        Raises:
+            TokenizerError: an id is not in the vocabulary.
+        """
+
+    @abstractmethod
+    def token_to_id(self, token):
+        """Id of a token that is spelt exactly so, or None."""
+
+    @abstractmethod
+    def add_special_tokens(self, tokens):
+        """Make these strings (list[str]) single tokens; unknown ones get ids behind the vocabulary.
+
+        Returns:
+            list[str]: those that were not in the vocabulary before.
+        """
+
+    def use_eos_as_pad(self):
+        """Without a padding token pad with the end token. Labels come from disk, so the end is still learnt."""
+        if self.pad is None:
+            self.pad = self.eos
+
+    def check_ids(self, ids):
+        """Raise TokenizerError if an id (iterable of int) is not in the vocabulary."""
+        outside = [int(number) for number in ids if not 0 <= number < self.vocab_size]
+        if outside:
+            raise TokenizerError(f"id {outside[0]} is outside the vocabulary of {self.name}, which has the ids 0 to "
+                                 f"{self.vocab_size - 1}.")
+
+
+def wrap(ids, tokenizer):
+    """``ids`` with the begin and end tokens that ``tokenizer`` adds."""
+    begin = [tokenizer.bos] if tokenizer.adds_bos else []
+    return begin + ids + ([tokenizer.eos] if tokenizer.adds_eos else [])

@@ -1,0 +1,169 @@
+"""Tokenizers on a sentencepiece model, by the `sentencepiece` library."""
+
+import os
+import re
+
+from mindspeed_ms.core.datasets.tokenizer.interface import Tokenizer, TokenizerError, wrap
+
+_MEGATRON_TOKENS = ("<CLS>", "<SEP>", "<EOD>", "<MASK>")
+
+
+class SentencePieceTokenizer(Tokenizer):
+    """A sentencepiece model, with tokens added behind it.
+
+    The model decides about the space in front of a text (Llama's has one), about byte fallback and about normalising. A
+    text is cut at added tokens; each piece of text between them is encoded by itself.
+
+    Args:
+        path (str): the model.
+        adds_bos, adds_eos (bool): see Tokenizer.
+        space_behind_tokens (bool): put the space in front of every piece of text (Llama's first, "legacy" behaviour);
+            otherwise only where the text itself begins.
+
+    Raises:
+        TokenizerError: the file is damaged or no sentencepiece model.
+    """
+
+    def __init__(self, path, adds_bos=False, adds_eos=False, space_behind_tokens=True):
+        self.name = f"the sentencepiece model {path}"
+        self._model = _load(path)
+        self._no_space = None if space_behind_tokens else _without_leading_space(path)
+        self._vocab = {self._model.id_to_piece(number): number for number in range(self._model.vocab_size())}
+        self._inverse = {number: token for token, number in self._vocab.items()}
+        self._added, self._pattern = {}, None
+        self.bos, self.eos, self.pad = (number if number >= 0 else None for number in (
+            self._model.bos_id(), self._model.eos_id(), self._model.pad_id()))
+        self.adds_bos, self.adds_eos = adds_bos, adds_eos
+
+    @property
+    def vocab_size(self):
+        """See Tokenizer."""
+        return max(self._inverse) + 1
+
+    @property
+    def vocab(self):
+        """See Tokenizer."""
+        return self._vocab
+
+    @property
+    def inv_vocab(self):
+        """See Tokenizer."""
+        return self._inverse
+
+    def encode_batch(self, texts, add_special_tokens=True):
+        """See Tokenizer."""
+        if self._pattern is None:
+            encoded = self._model.encode(list(texts))
+        else:
+            encoded = [self._encode_pieces(text) for text in texts]
+        return [wrap(ids, self) for ids in encoded] if add_special_tokens else encoded
+
+    def _encode_pieces(self, text):
+        ids, start = [], 0
+        for match in self._pattern.finditer(text):
+            ids += self._encode_plain(text, start, match.start())
+            ids.append(self._vocab[match[match.lastindex]])
+            start = match.end()
+        return ids + self._encode_plain(text, start, len(text))
+
+    def _encode_plain(self, text, start, end):
+        if start == end:
+            return []
+        model = self._model if start == 0 or self._no_space is None else self._no_space
+        return model.encode(text[start:end])
+
+    def detokenize(self, ids):
+        """See Tokenizer."""
+        ids = [int(number) for number in ids]
+        self.check_ids(ids)
+        text, run = "", []
+        for number in ids:
+            token = self._inverse.get(number, "")
+            if token in self._added or number in (self.bos, self.eos, self.pad):
+                text += self._decode(run, text) + token
+                run = []
+            else:
+                run.append(number)
+        return text + self._decode(run, text)
+
+    def _decode(self, run, text_before):
+        """Decoding drops the space in front; inside a text without such spaces it belongs to the text."""
+        if not run:
+            return ""
+        has_space = bool(text_before) and self._no_space is not None and self._inverse[run[0]].startswith("▁")
+        return (" " if has_space else "") + self._model.decode(run)
+
+    def token_to_id(self, token):
+        """See Tokenizer."""
+        return self._vocab.get(token)
+
+    def add_special_tokens(self, tokens, lstrip=False, rstrip=False):
+        """See Tokenizer. With `lstrip` or `rstrip` a token swallows the blanks to its left or right."""
+        new = []
+        for token in tokens:
+            if token not in self._vocab:
+                new.append(token)
+                self.set_token(token, self.vocab_size)
+            if token not in self._added:
+                self._added[token] = r"\s*" * lstrip + f"({re.escape(token)})" + r"\s*" * rstrip
+        longest_first = sorted(self._added, key=len, reverse=True)
+        self._pattern = re.compile("|".join(self._added[token] for token in longest_first)) if self._added else None
+        return new
+
+    def set_token(self, token, number):
+        """Give a token a certain id, behind the model's or in place of a piece."""
+        self._vocab.pop(self._inverse.get(number), None)
+        self._vocab[token], self._inverse[number] = number, token
+
+
+def llama2(path, vocab_extra_ids=0):
+    """Megatron's Llama2Tokenizer: begins every text with BOS; EOS ends a document."""
+    del vocab_extra_ids
+    return SentencePieceTokenizer(path, adds_bos=True)
+
+
+def gpt_sentence_piece(path, vocab_extra_ids=0):
+    """Megatron's GPTSentencePieceTokenizer: the model's ids and nothing else; EOS ends a document."""
+    del vocab_extra_ids
+    return SentencePieceTokenizer(path)
+
+
+class _MegatronSentencePiece(SentencePieceTokenizer):
+    """Its document ends with `<EOD>`, which is not the end token of sentences."""
+
+    @property
+    def eod(self):
+        return self.vocab["<EOD>"]
+
+
+def megatron_sentence_piece(path, vocab_extra_ids=0):
+    """Megatron's SentencePieceTokenizer: `<CLS> <SEP> <EOD> <MASK>`, a padding token and `<extra_id_N>` are added behind the
+    model's ids; `<EOD>` ends a document."""
+    tokenizer = _MegatronSentencePiece(path)
+    inverse = tokenizer.inv_vocab
+    named = [inverse.get(tokenizer.pad, "<PAD>"), inverse.get(tokenizer.bos, "<BOS>"), inverse.get(tokenizer.eos, "<EOS>")]
+    tokenizer.add_special_tokens([*_MEGATRON_TOKENS, *named, *(f"<extra_id_{number}>" for number in range(vocab_extra_ids))])
+    tokenizer.pad, tokenizer.bos, tokenizer.eos = (tokenizer.vocab[token] for token in named)
+    return tokenizer
+
+
+def _load(path):
+    from sentencepiece import SentencePieceProcessor
+
+    if os.path.getsize(path) == 0:
+        raise TokenizerError(f"the sentencepiece model {path} is empty.")
+    try:
+        return SentencePieceProcessor(model_file=path)
+    except (RuntimeError, OSError) as error:
+        raise TokenizerError(f"{path} is no sentencepiece model, or damaged ({error}): copy it again, or name a "
+                             "tokenizer.json as --tokenizer-type PretrainedFromHF.") from error
+
+
+def _without_leading_space(path):
+    """The same model, which puts no space in front of a text."""
+    from sentencepiece import SentencePieceProcessor, sentencepiece_model_pb2
+
+    with open(path, "rb") as file:
+        proto = sentencepiece_model_pb2.ModelProto.FromString(file.read())
+    proto.normalizer_spec.add_dummy_prefix = False
+    return SentencePieceProcessor(model_proto=proto.SerializeToString())

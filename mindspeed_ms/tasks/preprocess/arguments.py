@@ -11,7 +11,6 @@ from mindspeed_ms.tasks.preprocess.map_keys import check_map_keys
 from mindspeed_ms.tasks.preprocess.registry import PRETRAIN, check_handler
 from mindspeed_ms.tasks.preprocess.settings import TRUNCATIONS, Run, Settings
 
-DEFAULT_TEMPLATES = os.path.join(os.path.dirname(__file__), "..", "..", "..", "configs", "finetune", "templates.json")
 # upstream's flags that change nothing here, and why
 _IGNORED = {
     "--streaming": "input is always streamed",
@@ -34,6 +33,7 @@ _REFUSED = {
     "--mix-strategy": "corpora are mixed when they are trained on: --data-path WEIGHT PREFIX WEIGHT PREFIX.",
     "--pad-to-multiple-of": "padding inside a corpus would be trained on as text; training pads batches. Leave it out.",
 }
+_MAP_KEYS_EXAMPLE = '{"prompt":"question","response":"answer"}'
 
 
 class _Parser(argparse.ArgumentParser):
@@ -43,7 +43,7 @@ class _Parser(argparse.ArgumentParser):
 
 def argument_parser():
     """The parser (argparse.ArgumentParser); it raises PreprocessError instead of ending the process."""
-    parser = _Parser(prog="preprocess_data.py", allow_abbrev=False, description="Turn text into indexed token files for training.")
+    parser = _Parser(prog="preprocess_data.py", allow_abbrev=False, description="Turn text into token files for training.")
     _add_input(parser.add_argument_group("input"))
     _add_conversations(parser.add_argument_group("instruction data"))
     _add_tokenizer(parser.add_argument_group("tokenizer"))
@@ -59,8 +59,8 @@ def _add_input(group):
                        help="files, folders or patterns: jsonl json parquet arrow csv txt; text formats also .gz .zst .bz2")
     group.add_argument("--handler-name", default="", metavar="NAME", help=f"what the records are (default {PRETRAIN})")
     group.add_argument("--json-keys", nargs="+", default=["text"], metavar="KEY", help="columns of a pretraining corpus")
-    group.add_argument("--map-keys", metavar="JSON", help="""names of the columns, as '{"prompt":"question","response":"answer"}'; \
-"" switches a column off""")
+    group.add_argument("--map-keys", metavar="JSON",
+                       help=f"names of the columns, as '{_MAP_KEYS_EXAMPLE}'; \"\" switches a column off")
     group.add_argument("--max-samples", type=_positive, metavar="N", help="read only the first N records")
     group.add_argument("--on-invalid", choices=("error", "skip"), default="error",
                        help="a record that is broken or lacks a key: end the run (default), or leave it out and count it")
@@ -70,16 +70,16 @@ def _add_input(group):
 
 def _add_conversations(group):
     group.add_argument("--prompt-type", metavar="TEMPLATE", help="chat template, see configs/finetune/templates.json")
-    group.add_argument("--prompt-type-path", default=os.path.normpath(DEFAULT_TEMPLATES), metavar="FILE",
-                       help="file of the templates")
+    group.add_argument("--prompt-type-path", metavar="FILE",
+                       help="file of the templates (default: the package's)")
     group.add_argument("--enable-thinking", nargs="?", const="true", choices=("true", "false", "none"), default="none",
                        help="thinking in templates that know it")
     group.add_argument("--seq-length", type=_positive, metavar="N", help="longest sample in tokens")
     group.add_argument("--pack", action="store_true", help="fill sequences of --seq-length tokens with several samples")
     group.add_argument("--neat-pack", action="store_true", help="with --pack: samples in a sequence do not see each other")
     group.add_argument("--truncation", choices=TRUNCATIONS, default="keep-last",
-                       help="longer conversations: cut from the front so that the last answer stays (default), cut turn by turn "
-                            "from the oldest as upstream does, or leave them out")
+                       help="longer conversations: cut from the front so that the last answer stays (default), cut turn by "
+                            "turn from the oldest as upstream does, or leave them out")
     group.add_argument("--placeholder-token", default="ки", help="process reward: stands where a step ends")
     group.add_argument("--reward-tokens", nargs="*", default=[], help="process reward: the labels, one token each")
 
@@ -96,7 +96,8 @@ def _add_tokenizer(group):
     group.add_argument("--append-eod", action="store_true", help="end each document with the end-of-document token")
     group.add_argument("--make-vocab-size-divisible-by", type=_positive, default=128, metavar="N",
                        help="only for the padded vocabulary size that is reported")
-    group.add_argument("--pad-vocab-size-to", type=_positive, metavar="N", help="rows of the model's embedding: ids must be below")
+    group.add_argument("--pad-vocab-size-to", type=_positive, metavar="N",
+                       help="rows of the model's embedding: ids must be below")
 
 
 def _add_output(group):
@@ -182,8 +183,8 @@ def _json_object(text):
     try:
         value = json.loads(text)
     except json.JSONDecodeError as error:
-        raise PreprocessError(f"--map-keys: broken JSON, {error.msg} at character {error.pos}: {text!r}. Expected an object, in "
-                              """quotes for the shell: '{"prompt":"question","response":"answer"}'.""") from error
+        raise PreprocessError(f"--map-keys: broken JSON, {error.msg} at character {error.pos}: {text!r}. Expected an object, "
+                              f"in quotes for the shell: '{_MAP_KEYS_EXAMPLE}'.") from error
     if not isinstance(value, dict):
         raise PreprocessError(f"--map-keys: expected a JSON object, found {text!r}.")
     return value

@@ -57,8 +57,8 @@ def expand_inputs(words):
             raise PreprocessError(f"--input names {file.path} twice: each file is read once.")
         seen.add(os.path.realpath(file.path))
     if not any(file.size for file in files):
-        raise PreprocessError(f"--input: {', '.join(file.path for file in files[:5])}: empty file (0 bytes), there is nothing to "
-                              "preprocess.")
+        raise PreprocessError(f"--input: {', '.join(file.path for file in files[:5])}: empty file (0 bytes), there is nothing "
+                              "to preprocess.")
     return files, ignored
 
 
@@ -71,8 +71,8 @@ def _in_folder(folder):
                 (found if _format(name) else ignored).append(os.path.join(parent, name))
     if not found:
         seen = ", ".join(sorted(os.path.basename(path) for path in ignored)[:10]) or "nothing"
-        raise PreprocessError(f"--input: the folder {folder} holds no data file: expected names that end in {_endings()}, found "
-                              f"{seen}.")
+        raise PreprocessError(f"--input: the folder {folder} holds no data file: expected names that end in {_endings()}, "
+                              f"found {seen}.")
     return [_input_file(path) for path in sorted(found)], sorted(ignored)
 
 
@@ -87,7 +87,7 @@ def _matching(word):
     folder = os.path.dirname(word) or "."
     near = difflib.get_close_matches(os.path.basename(word), os.listdir(folder) if os.path.isdir(folder) else [], n=1)
     hint = f" Did you mean {os.path.join(folder, near[0])}?" if near else ""
-    raise PreprocessError(f"--input: {word} does not exist.{hint} Data sets are not downloaded: give files, folders or patterns.")
+    raise PreprocessError(f"--input: {word} does not exist.{hint} Nothing is downloaded: give files, folders or patterns.")
 
 
 def _format(name):

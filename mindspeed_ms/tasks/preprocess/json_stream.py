@@ -43,7 +43,7 @@ def json_objects(read):
             if after == "]":
                 return _expect_end(buffer)
             if after != ",":
-                raise JsonStreamError(buffer.line, f"expected ',' or ']' after an element of the array, found {after or 'the end'!r}.")
+                raise JsonStreamError(buffer.line, f"expected ',' or ']' behind an element, found {after or 'the end'!r}.")
             buffer.skip(1)
     if in_array:
         raise JsonStreamError(buffer.line, "the array does not end with ']': is the file complete?")

@@ -66,8 +66,8 @@ def check_handler(name, args):
                               f"{', '.join(HANDLER_KINDS)}.")
     kind = HANDLER_KINDS[name]
     if kind.has_template and not args.prompt_type:
-        raise PreprocessError(f"--handler-name {name} needs a template: add --prompt-type NAME (empty: the records' text as it is; "
-                              "chat_template: the one in the tokenizer's folder).")
+        raise PreprocessError(f"--handler-name {name} needs a template: add --prompt-type NAME (empty: the records' text as it "
+                              "is; chat_template: the one in the tokenizer's folder).")
     if args.prompt_type and not kind.has_template:
         raise PreprocessError(f"--prompt-type {args.prompt_type} has no meaning for {name}: leave it out, or name a handler of "
                               "conversations, as AlpacaStyleInstructionHandler, with --handler-name.")

@@ -14,7 +14,7 @@ class Settings:
     Attributes:
         json_keys (tuple[str]): columns of a pretraining corpus.
         map_keys (dict): parsed `--map-keys`.
-        prompt_type, prompt_type_path (Optional[str], str): name of the template, and the file it stands in.
+        prompt_type, prompt_type_path (Optional[str]): name of the template, and the file it stands in.
         seq_length (Optional[int]): longest sample, in tokens.
         truncation (str): what becomes of a longer conversation, one of TRUNCATIONS.
         skip_invalid (bool): leave records out that cannot be used; otherwise they end the run.
@@ -25,7 +25,7 @@ class Settings:
     json_keys: tuple = ("text",)
     map_keys: dict = field(default_factory=dict)
     prompt_type: str | None = None
-    prompt_type_path: str = ""
+    prompt_type_path: str | None = None
     enable_thinking: bool | None = None
     append_eod: bool = False
     seq_length: int | None = None

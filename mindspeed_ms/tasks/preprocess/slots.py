@@ -1,0 +1,129 @@
+"""Slots: the pieces of text and single tokens that a turn of a template is made of.
+
+A slot is a string with placeholders, `{"token": "<x>"}` (one id), or `["bos_token"]` / `["eos_token"]` (the tokenizer's id;
+left out if it has none). Every string slot is encoded by a call of its own: what meets at a border never merges.
+"""
+
+import json
+import re
+
+from mindspeed_ms.tasks.preprocess.tool_formats import TOOL_FORMATS, TemplateError, parse_calls
+
+PLACEHOLDER = re.compile(r"\{\{(content|idx|name|arguments)\}\}")
+_ROLES = ("bos_token", "eos_token")
+
+
+class Slots:
+    """One format of a template, such as `format_user`.
+
+    Args:
+        slots (list): see the module.
+        where (str): template and key, for messages.
+        allowed (tuple[str]): placeholders that are filled, of which at least one must be there; empty: none may.
+
+    Raises:
+        TemplateError: a slot of another kind, a missing or misplaced placeholder.
+    """
+
+    def __init__(self, slots, where, allowed=("content", "idx")):
+        self.slots, self.where = slots, where
+        if not isinstance(slots, list):
+            raise TemplateError(f"{where}: slots is {slots!r:.60}, expected a list.")
+        for slot in slots:
+            if not (isinstance(slot, str) or _is_token(slot) or _is_role(slot)):
+                raise TemplateError(f"{where}: slot {slot!r:.60} is no string, no {{\"token\": ...}} and no [\"bos_token\"] or "
+                                    "[\"eos_token\"].")
+        found = {name for slot in slots if isinstance(slot, str) for name in PLACEHOLDER.findall(slot)}
+        if not found <= set(allowed):
+            raise TemplateError(f"{where}: nothing is put in for {{{{{min(found - set(allowed))}}}}} here.")
+        if allowed and not found:
+            raise TemplateError(f"{where}: no slot has {{{{{allowed[0]}}}}}, so the turn's text would be lost.")
+
+    def fill(self, **values):
+        """The slots with placeholders replaced (str values by name)."""
+        return [PLACEHOLDER.sub(lambda match: values[match[1]], slot) if isinstance(slot, str) else slot
+                for slot in self.slots]
+
+    @property
+    def ends_with_text(self):
+        """Whether something follows the content: an end token or fixed text."""
+        last = self.slots[-1] if self.slots else ""
+        return not isinstance(last, str) or not re.search(r"\{\{\w+\}\}$", last)
+
+    def tokens(self):
+        """The single tokens that the slots name."""
+        return [slot["token"] for slot in self.slots if isinstance(slot, dict)]
+
+
+class FunctionSlots(Slots):
+    """`format_function`: the calls of a function turn.
+
+    Args:
+        tool_format (str): key of TOOL_FORMATS.
+    """
+
+    def __init__(self, slots, where, tool_format):
+        self.format = tool_format_of(tool_format, where)
+        super().__init__(slots, where, ("name", "arguments") if self.format.calls_text is None else ("content",))
+
+    def fill(self, content):
+        """Slots of a function turn's content (json); several calls follow each other."""
+        calls = parse_calls(content)
+        if self.format.calls_text is not None:
+            return super().fill(content=self.format.calls_text(calls))
+        filled = []
+        for name, arguments in calls:
+            filled += super().fill(name=name, arguments=json.dumps(arguments, ensure_ascii=False))
+        return filled
+
+
+def tool_format_of(name, where):
+    """The ToolFormat of a name.
+
+    Raises:
+        TemplateError: there is none.
+    """
+    if name not in TOOL_FORMATS:
+        raise TemplateError(f"{where}: tool_format is {name!r}, expected one of {', '.join(TOOL_FORMATS)}.")
+    return TOOL_FORMATS[name]
+
+
+def encode_slots(tokenizer, turns):
+    """Ids (list[list[int]]) of several turns' filled slots, by one call of the tokenizer.
+
+    Raises:
+        TemplateError: a single token that the tokenizer lacks.
+    """
+    texts = iter(tokenizer.encode_batch([slot for turn in turns for slot in turn if isinstance(slot, str) and slot],
+                                        add_special_tokens=False))
+    return [[number for slot in turn if slot for number in _ids(tokenizer, slot, texts)] for turn in turns]
+
+
+def _ids(tokenizer, slot, texts):
+    if isinstance(slot, str):
+        return next(texts)
+    if isinstance(slot, dict):
+        return [single_token(tokenizer, slot["token"])]
+    number = tokenizer.bos if slot == ["bos_token"] else tokenizer.eos
+    return [] if number is None else [number]
+
+
+def single_token(tokenizer, token):
+    """Id of a token of a template.
+
+    Raises:
+        TemplateError: the tokenizer lacks it.
+    """
+    number = tokenizer.token_to_id(token)
+    if number is None:
+        raise TemplateError(f"the template needs the token {token!r}, which {tokenizer.name} does not have: use the tokenizer "
+                            "of the model that the template is for, or another --prompt-type.")
+    return number
+
+
+def _is_token(slot):
+    return isinstance(slot, dict) and set(slot) == {"token"} and isinstance(slot["token"], str)
+
+
+def _is_role(slot):
+    return isinstance(slot, list) and len(slot) == 1 and slot[0] in _ROLES

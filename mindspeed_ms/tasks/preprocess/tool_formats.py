@@ -1,0 +1,163 @@
+"""How tools are described in the system message, and how a call of a tool is written. The formats are those the models were
+trained on; `tool_format` in templates.json names one."""
+
+import json
+from dataclasses import dataclass
+
+
+class TemplateError(ValueError):
+    """A template that cannot be used, or a conversation that does not fit it; the message says why."""
+
+
+_DEFAULT_SYSTEM = (
+    "You have access to the following tools:\n{tools}"
+    "Use the following format if using a tool:\n```\n"
+    "Action: tool name (one of [{names}]).\n"
+    "Action Input: the input to the tool, in a JSON format representing the kwargs "
+    '(e.g. ```{{"input": "hello world", "num_beams": 5}}```).\n```\n'
+)
+_XML_SYSTEM = (
+    "\n\n# Tools\n\nYou may call one or more functions to assist with the user query.\n\n"
+    "You are provided with function signatures within <tools></tools> XML tags:\n<tools>{tools}\n</tools>\n\n"
+)
+_QWEN_CALL = (
+    "For each function call, return a json object with function name and arguments within <tool_call></tool_call> XML tags:\n"
+    '<tool_call>\n{"name": <function-name>, "arguments": <args-json-object>}\n</tool_call>'
+)
+_GLM4_MOE_CALL = (
+    "For each function call, output the function name and arguments within the following XML format:\n"
+    "<tool_call>{function-name}\n<arg_key>{arg-key-1}</arg_key>\n<arg_value>{arg-value-1}</arg_value>\n"
+    "<arg_key>{arg-key-2}</arg_key>\n<arg_value>{arg-value-2}</arg_value>\n...\n</tool_call>"
+)
+_GLM4_SYSTEM = (
+    "你是一个名为 ChatGLM 的人工智能助手。你是基于智谱 AI 公司训练的语言模型 GLM-4 模型开发的，"
+    "你的任务是针对用户的问题和要求提供适当的答复和支持。\n\n# 可用工具{tools}"
+)
+_GLM4_TOOL = "\n\n## {name}\n\n{text}\n在调用上述函数时，请使用 Json 格式表示调用的参数。"
+
+
+def _json(value, **options):
+    return json.dumps(value, ensure_ascii=False, **options)
+
+
+def _default_tools(tools):
+    texts = []
+    for tool in tools:
+        parameters = tool.get("parameters") or {}
+        required = parameters.get("required") or ()
+        texts.append(f"> Tool Name: {tool['name']}\nTool Description: {tool.get('description', '')}\nTool Args:\n" + "".join(
+            _default_argument(name, argument, name in required)
+            for name, argument in (parameters.get("properties") or {}).items()) + "\n")
+    return _DEFAULT_SYSTEM.format(tools="".join(texts), names=", ".join(tool["name"] for tool in tools))
+
+
+def _default_argument(name, argument, required):
+    kind = argument.get("type", "") + (", required" if required else "")
+    choices = ", should be one of [{}]".format(", ".join(map(str, argument["enum"]))) if argument.get("enum") else ""
+    items = argument.get("items")
+    each = f", where each item should be {items.get('type', '')}" if items else ""
+    return f"  - {name} ({kind}): {argument.get('description', '')}{choices}{each}\n"
+
+
+def _xml_tools(call):
+    def system_text(tools):
+        lines = "".join("\n" + _json({"type": "function", "function": tool}) for tool in tools)
+        return _XML_SYSTEM.replace("{tools}", lines) + call
+
+    return system_text
+
+
+def _glm4_tools(tools):
+    return _GLM4_SYSTEM.format(tools="".join(_GLM4_TOOL.format(name=tool["name"], text=_json(tool, indent=4))
+                                             for tool in tools))
+
+
+def _qwen_calls(calls):
+    return "\n".join(f"<tool_call>\n{_json({'name': name, 'arguments': arguments})}\n</tool_call>"
+                     for name, arguments in calls)
+
+
+def _glm4_moe_calls(calls):
+    texts = []
+    for name, arguments in calls:
+        values = {key: value if isinstance(value, str) else _json(value) for key, value in arguments.items()}
+        pairs = "".join(f"\n<arg_key>{key}</arg_key>\n<arg_value>{value}</arg_value>" for key, value in values.items())
+        texts.append(f"<tool_call>{name}{pairs}\n</tool_call>")
+    return "\n".join(texts)
+
+
+@dataclass(frozen=True)
+class ToolFormat:
+    """One way to write tools.
+
+    Attributes:
+        system_text (Callable): list of tools (dicts with name, description, parameters) -> text behind the system message.
+        calls_text (Optional[Callable]): list of (name, arguments) -> the whole text of calls; None: the slots of the
+            template's `format_function` have `{{name}}` and `{{arguments}}`.
+    """
+
+    system_text: object
+    calls_text: object = None
+
+
+def _refuse(_):
+    raise TemplateError("this template has no format for tools: switch the column off (--map-keys '{\"tools\": \"\"}'), or use "
+                        "chat_template, if the tokenizer's folder has one.")
+
+
+_QWEN = ToolFormat(_xml_tools(_QWEN_CALL), _qwen_calls)
+TOOL_FORMATS = {
+    "default": ToolFormat(_default_tools),
+    "qwen": _QWEN,
+    "qwen3": _QWEN,
+    "ling": _QWEN,
+    "glm4": ToolFormat(_glm4_tools),
+    "glm4_moe": ToolFormat(_xml_tools(_GLM4_MOE_CALL), _glm4_moe_calls),
+    "none": ToolFormat(_refuse, _refuse),
+}
+
+
+def parse_tools(tools):
+    """Tools as a list of dicts with a name each.
+
+    Args:
+        tools (str or list): json text or its content; the `{"type": "function", "function": ...}` form is unwrapped.
+
+    Raises:
+        TemplateError: not a json list of objects with names.
+    """
+    if isinstance(tools, str):
+        try:
+            tools = json.loads(tools)
+        except ValueError as error:
+            raise TemplateError(f"the tools are no valid json ({error}): {tools[:80]!r}.") from error
+    if isinstance(tools, dict):
+        tools = [tools]
+    parsed = [tool.get("function", tool) if isinstance(tool, dict) else None for tool in tools or ()]
+    for tool in parsed:
+        if not isinstance(tool, dict) or "name" not in tool:
+            raise TemplateError(f"the tools must be a json list of objects with a name each, but one is {tool!r:.80}.")
+    return parsed
+
+
+def parse_calls(content):
+    """The calls in a function turn: list of (name, arguments as an object).
+
+    Args:
+        content (str or list or dict): json of one call, or a list of them, each with `name` and `arguments` (object or
+            its json text).
+
+    Raises:
+        TemplateError: not that.
+    """
+    try:
+        calls = json.loads(content) if isinstance(content, str) else content
+        parsed = []
+        for call in calls if isinstance(calls, list) else [calls]:
+            call = call.get("function", call)
+            arguments = call["arguments"]
+            parsed.append((call["name"], json.loads(arguments) if isinstance(arguments, str) else arguments))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise TemplateError("a function turn must be json of a call, {\"name\": ..., \"arguments\": {...}}, or a list of them, "
+                            f"but it is {content!r:.80}.") from error
+    return parsed

@@ -2,10 +2,10 @@
 
     python -m benchmarks.preprocess [--megabytes 100] [--workers 2] [--record FILE.json]
 
-The loop has all texts in memory, does nothing but encode, with the library's own threads on as many cores as there are
-workers: it is the ceiling. preprocess_data.py reads the same texts from a jsonl file and writes the token files; its time is that
-of the whole command. Memory is the sum over all its processes of their proportional share (PSS), sampled ten times a second.
-The exit code is 1 if the speed is below 0.8 of the ceiling or the memory reaches 1 GB.
+The loop has all texts in memory and does nothing but encode, with the library's own threads on as many cores as there are
+workers: it is the ceiling. preprocess_data.py reads the same texts from a jsonl file and writes the token files; its time is
+that of the whole command. Memory is the sum over all its processes of their proportional share (PSS), sampled ten times a
+second. The exit code is 1 if the speed is below 0.8 of the ceiling or the memory reaches 1 GB.
 """
 import argparse
 import json
@@ -132,8 +132,9 @@ def compare(folder, megabytes, workers):
     tokens = os.path.getsize(folder / "out_text_document.bin") // 2
     if tokens != plain["tokens"]:
         sys.exit(f"{tokens} tokens were written, the plain loop made {plain['tokens']}")
-    return {"megabytes": megabytes, "workers": workers, "tokens": tokens, "ceiling_tokens_per_second": plain["tokens"] / plain["seconds"],
-            "tokens_per_second": tokens / seconds, "share_of_ceiling": plain["seconds"] / seconds, "peak_bytes": peak}
+    return {"megabytes": megabytes, "workers": workers, "tokens": tokens, "tokens_per_second": tokens / seconds,
+            "ceiling_tokens_per_second": tokens / plain["seconds"], "share_of_ceiling": plain["seconds"] / seconds,
+            "peak_bytes": peak}
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """Small preprocessing runs for tests."""
 
 import json
+import os
 
 import numpy as np
 
@@ -17,7 +18,7 @@ def run(capsys, folder, *words, prefix="out/set", tokenizer=None):
         if not (folder / "tokenizer.json").exists():
             write_tokenizer(folder)
         tokenizer = ["--tokenizer-name-or-path", str(folder)]
-    code = main([*map(str, words), *tokenizer, "--output-prefix", str(folder / prefix)])
+    code = main([*map(str, words), *tokenizer, "--output-prefix", os.path.join(folder, prefix)])
     printed = capsys.readouterr()
     return code, printed.out + printed.err
 
@@ -46,5 +47,6 @@ def all_bytes(folder):
 def texts(count, seed=0):
     """Texts with everything that a line must survive: U+2028, CR, emoji, quotes."""
     random = np.random.default_rng(seed)
-    words = ["how", "are", "you?", "fine\u2028and", "new\nline", "\u0085next", "tab\tbed", "\"quoted\"", "日本", "🙂", "cr\rcr", "\\n"]
+    words = ["how", "are", "you?", "fine\u2028and", "new\nline", "\u0085next", "tab\tbed", "\"quoted\"", "日本", "🙂", "cr\rcr",
+             "\\n"]
     return [" ".join(random.choice(words, random.integers(1, 60))) for _ in range(count)]

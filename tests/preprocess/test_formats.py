@@ -71,8 +71,8 @@ def test_nested_columns_of_parquet(tmp_path, capsys, monkeypatch):
                for n in range(80)]
     for kind in ("jsonl", "parquet"):
         path = _write(tmp_path, kind, records)
-        code, printed = run(capsys, tmp_path, "--input", path, "--handler-name", "OpenAIInstructionHandler", "--prompt-type", "qwen",
-                            prefix=f"{kind}/set")
+        code, printed = run(capsys, tmp_path, "--input", path, "--handler-name", "OpenAIInstructionHandler", "--prompt-type",
+                            "qwen", prefix=f"{kind}/set")
         assert code == 0, printed
     assert all_bytes(tmp_path / "jsonl") == all_bytes(tmp_path / "parquet") and len(all_bytes(tmp_path / "jsonl")) == 6
 
@@ -113,7 +113,8 @@ def test_max_samples(tmp_path, capsys, monkeypatch):
     ("corpus_a", "a_gpt2bpe", ["--append-eod"]),
     ("corpus_a", "a_gpt2bpe_noeod", []),
     ("corpus_b", "b_gpt2bpe", ["--append-eod"]),
-    ("corpus_a", "a_sp", ["--append-eod", "--tokenizer-type", "SentencePieceTokenizer", "--tokenizer-model", f"{GOLDEN}/sp.model"]),
+    ("corpus_a", "a_sp", ["--append-eod", "--tokenizer-type", "SentencePieceTokenizer", "--tokenizer-model",
+                          f"{GOLDEN}/sp.model"]),
 ])
 def test_files_equal_those_of_megatron(tmp_path, capsys, corpus, recorded, words):
     tokenizer = [] if "--tokenizer-type" in words else [

@@ -42,8 +42,8 @@ def json_objects(read):
         if in_array:
             if after == "]":
                 return _expect_end(buffer)
-            if after != ",":
-                raise JsonStreamError(buffer.line, f"expected ',' or ']' behind an element, found {after or 'the end'!r}.")
+            if after not in (",", ""):
+                raise JsonStreamError(buffer.line, f"expected ',' or ']' behind an element, found {after!r}.")
             buffer.skip(1)
     if in_array:
         raise JsonStreamError(buffer.line, "the array does not end with ']': is the file complete?")

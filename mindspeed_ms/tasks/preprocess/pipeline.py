@@ -16,7 +16,7 @@ from mindspeed_ms.tasks.preprocess.input_files import expand_inputs
 from mindspeed_ms.tasks.preprocess.packing import pack
 from mindspeed_ms.tasks.preprocess.readers import count_bytes, read_batches
 from mindspeed_ms.tasks.preprocess.registry import HANDLER_KINDS
-from mindspeed_ms.tasks.preprocess.unfinished import Unfinished, publish, write_index
+from mindspeed_ms.tasks.preprocess.unfinished import Unfinished, make_writable, publish, write_index
 from mindspeed_ms.tasks.preprocess.workers import cores, encode_all
 
 _FORMAT_VERSION = 1
@@ -40,6 +40,7 @@ def preprocess(settings, run, make_vocab_size_divisible_by=128):
     for text in _remarks(encoder, files, ignored, run):
         logger.warning(text)
     folder = _unfinished_folder(run)
+    make_writable(os.path.dirname(run.output_prefix) or ".")
     unfinished = Unfinished(folder, encoder.handler.keys, _description(settings, run, files), run.restart)
     try:
         _check_outputs(outputs, run, unfinished)
@@ -148,9 +149,9 @@ def _check_vocabulary(encoder, run, divisible_by):
         raise PreprocessError(f"--pad-vocab-size-to is {run.model_vocab_size}, but {encoder.tokenizer.name} has {size} ids, "
                               "added tokens included: ids from there on would have no row in the model's embedding. Give at "
                               f"least {size}, or another tokenizer.")
-    padded = run.model_vocab_size or model_vocab_size(encoder.tokenizer, divisible_by)
-    logger.info("%s: %d ids, stored as %s; a model needs %d rows", encoder.tokenizer.name, size,
-                np.dtype(encoder.handler.dtype).name, padded)
+    if run.model_vocab_size is None:
+        model_vocab_size(encoder.tokenizer, divisible_by)  # says it in the log
+    logger.info("ids are stored as %s", np.dtype(encoder.handler.dtype).name)
 
 
 def _check_outputs(outputs, run, unfinished):

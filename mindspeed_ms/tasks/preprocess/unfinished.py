@@ -45,7 +45,7 @@ class Unfinished:
     def __init__(self, folder, keys, description, restart=False):
         self.folder, self.keys = folder, keys
         self._description = json.loads(json.dumps(description))
-        _make_folder(folder)
+        make_writable(folder)
         self._lock = _lock(folder)
         try:
             if restart:
@@ -199,10 +199,15 @@ def _move(source, target):
         os.remove(source)
 
 
-def _make_folder(folder):
+def make_writable(folder):
+    """Make a folder if it is not there.
+
+    Raises:
+        PreprocessError: it cannot be made, or nothing can be written there.
+    """
     try:
         os.makedirs(folder, exist_ok=True)
-        probe = os.path.join(folder, ".writable")
+        probe = os.path.join(folder, f".writable-{os.getpid()}")
         with open(probe, "wb"):
             pass
         os.remove(probe)

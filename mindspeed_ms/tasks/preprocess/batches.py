@@ -1,4 +1,4 @@
-"""Pieces of the input of about a megabyte, as they are sent to the processes that turn records into tokens.
+"""Pieces of the input of some hundred kilobytes, as they are sent to the processes that turn records into tokens.
 
 Lines are sent as bytes and parsed there; the reading process only looks for line ends. A line ends with LF alone: U+2028 and
 the like are characters of a text, and the CR of CRLF is white space around JSON.

@@ -2,8 +2,8 @@
 
 import os
 import threading
+from array import array
 from dataclasses import dataclass
-from itertools import chain
 
 import numpy as np
 
@@ -68,7 +68,10 @@ class Encoder:
     def _column(self, key, samples, tally):
         lists = [ids for _, ids in samples]
         lengths = np.fromiter(map(len, lists), np.int32, len(lists))
-        tokens = np.fromiter(chain.from_iterable(lists), np.int64, int(lengths.sum(dtype=np.int64)))
+        flat = array("i")  # raises OverflowError for what is no int32
+        for ids in lists:
+            flat.fromlist(ids)
+        tokens = np.frombuffer(flat, np.int32) if flat else np.empty(0, np.int32)
         if tokens.size and int(tokens.max()) >= self.vocab_size:
             sample = int(np.searchsorted(np.cumsum(lengths), int(tokens.argmax()), "right"))
             raise RecordError(samples[sample][0],
@@ -76,7 +79,7 @@ class Encoder:
                               f"{self.tokenizer.name}: the tokenizer's files do not fit each other",
                               "id outside the vocabulary")
         tally.samples[key], tally.tokens[key] = len(lists), len(tokens)
-        return tokens.astype(self.handler.dtype).tobytes(), lengths.tobytes()
+        return tokens.astype(self.handler.dtype, copy=False).tobytes(), lengths.tobytes()
 
 
 _encoder = None

@@ -9,7 +9,7 @@ from mindspeed_ms.tasks.preprocess.batches import Batch
 from mindspeed_ms.tasks.preprocess.errors import PreprocessError, RecordError
 from mindspeed_ms.tasks.preprocess.json_stream import JsonStreamError, json_objects
 
-BATCH_BYTES = 1 << 20
+BATCH_BYTES = 1 << 18  # small: at the end no process works on a large rest alone
 _MOST_ROWS = 8192
 
 

@@ -9,7 +9,7 @@ from concurrent.futures.process import BrokenProcessPool
 from mindspeed_ms.tasks.preprocess.encoding import encode_batch, start_process
 from mindspeed_ms.tasks.preprocess.errors import PreprocessError
 
-_WAITING_PER_WORKER = 2
+_WAITING_PER_WORKER = 4
 
 
 def encode_all(batches, encoder, workers):

@@ -1,0 +1,104 @@
+"""Pieces of the input of some hundred kilobytes, as they are sent to the processes that turn records into tokens.
+
+Lines are sent as bytes and parsed there; the reading process only looks for line ends. A line ends with LF alone: U+2028 and
+the like are characters of a text, and the CR of CRLF is white space around JSON.
+"""
+
+import json
+from dataclasses import dataclass
+
+from mindspeed_ms.tasks.preprocess.errors import RecordError
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Records that follow each other in one file.
+
+    Attributes:
+        path (str): the file.
+        kind (str): "jsonl" and "txt": `data` (bytes) are lines; "json": `data` is a list of (line, text of one value);
+            "rows": `data` (bytes) is an Arrow stream.
+        first (int): number of the first line or row, from 1.
+        begins_file (bool): whether it is the file's first.
+        consumed (int): bytes of the file on disk that were read up to here.
+    """
+
+    path: str
+    kind: str
+    data: object
+    first: int
+    begins_file: bool
+    consumed: int
+
+    def records(self):
+        """(list[str] places, list[dict] records); a line that holds no record has an Unreadable in place of it."""
+        pairs = list(_DECODERS[self.kind](self))
+        return [place for place, _ in pairs], [record for _, record in pairs]
+
+
+@dataclass(frozen=True)
+class Unreadable:
+    """Stands for a record that could not be parsed."""
+
+    error: RecordError
+
+
+def _json_lines(batch):
+    for number, line in enumerate(batch.data.split(b"\n"), batch.first):
+        if line and not line.isspace():
+            place = f"{batch.path}, line {number}"
+            try:
+                text = line.decode("utf-8-sig" if number == 1 else "utf-8")
+            except UnicodeDecodeError as error:
+                yield place, Unreadable(RecordError(place, f"not UTF-8 text ({error.reason} at byte {error.start} of the line)",
+                                                    "not UTF-8"))
+                continue
+            if text.strip():
+                yield place, _parsed(place, text)
+
+
+def _json_values(batch):
+    for line, text in batch.data:
+        place = f"{batch.path}, line {line}"
+        yield place, _parsed(place, text)
+
+
+def _parsed(place, text):
+    try:
+        record = json.loads(text)
+    except (json.JSONDecodeError, RecursionError) as error:
+        detail = f"{error.msg} at column {error.colno}" if isinstance(error, json.JSONDecodeError) else "nested too deeply"
+        return Unreadable(RecordError(place, f"broken JSON: {detail}; the line begins with {text[:60]!r}. Repair or delete it, "
+                                      "or leave such records out with --on-invalid skip.", "broken JSON"))
+    if not isinstance(record, dict):
+        return Unreadable(RecordError(place, f"expected a JSON object with keys, found {type(record).__name__}: {text[:60]!r}",
+                                      "not an object"))
+    return record
+
+
+def _text_lines(batch):
+    lines = batch.data.split(b"\n")
+    if not lines[-1]:
+        lines.pop()  # behind the last line end there is no line
+    for number, line in enumerate(lines, batch.first):
+        place = f"{batch.path}, line {number}"
+        try:
+            text = line.removesuffix(b"\r").decode("utf-8-sig" if number == 1 else "utf-8")
+        except UnicodeDecodeError as error:
+            yield place, Unreadable(RecordError(place, f"not UTF-8 text ({error.reason} at byte {error.start} of the line)",
+                                                "not UTF-8"))
+            continue
+        yield place, {"text": text}
+
+
+def _rows(batch):
+    import pyarrow
+
+    with pyarrow.ipc.open_stream(batch.data) as stream:
+        number = batch.first
+        for record in stream.read_all().to_pylist(maps_as_pydicts="lossy"):
+            yield f"{batch.path}, row {number}", record
+            number += 1
+
+
+_DECODERS = {"jsonl": _json_lines, "json": _json_values, "txt": _text_lines, "rows": _rows}

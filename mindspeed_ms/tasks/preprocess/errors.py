@@ -1,0 +1,58 @@
+"""What can be wrong with a preprocessing run, and with one record of its input."""
+
+
+class PreprocessError(ValueError):
+    """A run that cannot start or go on; the message says what to do."""
+
+
+class RecordError(PreprocessError):
+    """One record of the input cannot be used.
+
+    Args:
+        place (str): file and line or row.
+        text (str): what is wrong, and what to do.
+        reason (str): the same in a few words, for counting when such records are skipped.
+    """
+
+    def __init__(self, place, text, reason):
+        super().__init__(f"{place}: {text}")
+        self.place, self.text, self.reason = place, text, reason
+
+    def __reduce__(self):
+        return type(self), (self.place, self.text, self.reason)
+
+
+class Unusable(Exception):
+    """Raised inside a handler: this record is left out and counted under `reason` (a few words)."""
+
+    def __init__(self, reason):
+        super().__init__(reason)
+        self.reason = reason
+
+
+class BadRecord(Exception):
+    """Raised inside a handler, which does not know the place: becomes a RecordError."""
+
+    def __init__(self, text, reason):
+        super().__init__(text, reason)
+        self.text, self.reason = text, reason
+
+
+def column(record, name, purpose, option):
+    """`record[name]`.
+
+    Args:
+        record (dict): a record of the input.
+        name (str): the column.
+        purpose (str): what it is needed for.
+        option (str): the option that names the column, with an example.
+
+    Raises:
+        BadRecord: the record has no such column.
+    """
+    try:
+        return record[name]
+    except KeyError:
+        found = ", ".join(map(repr, record)) or "none"
+        raise BadRecord(f"asked for the key {name!r} ({purpose}), found {found}. Name the right one with {option}.",
+                        f"key {name!r} is missing") from None

@@ -1,0 +1,118 @@
+"""What all handlers have in common, and the judge of records that cannot be used."""
+
+from abc import ABC, abstractmethod
+
+import numpy as np
+
+from mindspeed_ms.tasks.preprocess.errors import BadRecord, RecordError, Unusable
+
+IGNORED_LABEL = -100
+
+
+class Judge:
+    """Decides what a record that cannot be used does: it is counted, or it ends the run.
+
+    Args:
+        tally (Tally): counts.
+        skip_invalid (bool): count invalid records too.
+    """
+
+    def __init__(self, tally, skip_invalid):
+        self.tally, self._skip_invalid = tally, skip_invalid
+
+    def invalid(self, error):
+        """Leave a record out, or raise the RecordError."""
+        if not self._skip_invalid:
+            raise error
+        self.tally.drop(error.reason, error.place)
+
+    def drop(self, reason, place):
+        """Leave a record out that teaches nothing."""
+        self.tally.drop(reason, place)
+
+    def run(self, place, function, *arguments):
+        """`function(*arguments)`, or None if it finds the record unusable."""
+        try:
+            return function(*arguments)
+        except BadRecord as error:
+            self.invalid(RecordError(place, error.text, error.reason))
+        except Unusable as error:
+            self.tally.drop(error.reason, place)
+        return None
+
+
+class Handler(ABC):
+    """Turns records into samples.
+
+    Args:
+        settings (Settings): what to do.
+        tokenizer (Tokenizer): how to tokenize.
+
+    Attributes:
+        keys (tuple[str]): names of the outputs.
+        infix (str): stands between the output prefix and the key in file names.
+        dtype (type): numpy type of the stored ids.
+        pad (Optional[int]): id that fills packed sequences.
+        remarks (list[str]): what the user should know before the run.
+    """
+
+    keys = ()
+    infix = "_packed"
+    dtype = np.int32  # labels of -100 must fit; upstream stores all fields so
+    pad = None
+
+    def __init__(self, settings, tokenizer):
+        self.settings, self.tokenizer = settings, tokenizer
+        self.remarks = []
+
+    def check_first(self, records):  # noqa: B027  most handlers have nothing to check
+        """Raise BadRecord if the first records (list[dict]) of a file show that the columns are named wrongly."""
+
+    @abstractmethod
+    def encode(self, places, records, judge):
+        """Samples of records.
+
+        Args:
+            places (list[str]): file and line of each record.
+            records (list[dict]): the records.
+            judge (Judge): told about records that are left out.
+
+        Returns:
+            dict[str, list[tuple[str, list[int]]]]: for each key the places and ids of the samples.
+        """
+
+
+class RecordHandler(Handler):
+    """A handler that looks at each record by itself and gives one sample, with a value for every key."""
+
+    @abstractmethod
+    def sample(self, record, note):
+        """Ids of a record: dict[str, list[int]] by key.
+
+        Args:
+            record (dict): the record.
+            note (Callable[[str], None]): counts something worth knowing.
+
+        Raises:
+            BadRecord, Unusable: there is no sample.
+        """
+
+    def encode(self, places, records, judge):
+        """See Handler."""
+        samples = {key: [] for key in self.keys}
+        for place, record in zip(places, records):
+            def note(text, place=place):
+                judge.tally.note(text, place)
+
+            sample = judge.run(place, self.sample, record, note)
+            if sample is not None:
+                for key in self.keys:
+                    samples[key].append((place, sample[key]))
+        return samples
+
+
+def append_end(ids, labels, end):
+    """End a sample with the id `end` unless it ends so already."""
+    if not ids or ids[-1] != end or labels[-1] != end:
+        ids.append(end)
+        labels.append(end)

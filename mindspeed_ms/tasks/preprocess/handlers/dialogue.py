@@ -1,0 +1,141 @@
+"""Conversations rendered by a template: instruction data, preference pairs, prompts."""
+
+from mindspeed_ms.tasks.preprocess.conversations import ASSISTANT, RecordReader
+from mindspeed_ms.tasks.preprocess.errors import BadRecord, Unusable
+from mindspeed_ms.tasks.preprocess.handlers.base import RecordHandler, append_end
+from mindspeed_ms.tasks.preprocess.registry import HANDLER_KINDS
+from mindspeed_ms.tasks.preprocess.templates import fix_tokenizer, get_template
+from mindspeed_ms.tasks.preprocess.tool_formats import TemplateError
+from mindspeed_ms.tasks.preprocess.truncation import balanced_lengths, fit
+
+_LLAMA_FACTORY_CLASSES = ("LFDefaultTemplate", "ReasoningTemplate")
+CUT = "conversations cut to --seq-length"
+
+
+class DialogueHandler(RecordHandler):
+    """A handler of conversations. Args and attributes: see Handler."""
+
+    def __init__(self, settings, tokenizer):
+        super().__init__(settings, tokenizer)
+        self.reader = RecordReader(HANDLER_KINDS[settings.handler_name].style, settings.map_keys)
+        self.template = get_template(settings.prompt_type, settings.prompt_type_path, settings.enable_thinking, tokenizer)
+        fix_tokenizer(tokenizer, self.template)
+        self.pad = tokenizer.pad
+        self._ends = int(self.template.efficient_eos) + int(settings.append_eod)
+        if not self.template.answers_end and not settings.append_eod:
+            self.remarks.append(f"the template {self.template.name} ends no answer, so a model would not learn to stop: add "
+                                "--append-eod unless the answers end with a token of their own")
+
+    def check_first(self, records):
+        """See Handler."""
+        self.reader.check_first(records)
+
+    def turns(self, conversation, messages=None, limit=None):
+        """(turns as (source ids, target ids), whether they were cut) of a Conversation in at most `limit` tokens."""
+        def render(part):
+            try:
+                return self.template.encode_multiturn(self.tokenizer, part, conversation.system, conversation.tools)
+            except TemplateError as error:
+                raise BadRecord(str(error), "refused by the template") from error
+
+        favours_target = self.template.template_class in _LLAMA_FACTORY_CLASSES
+        return fit(render, messages or conversation.messages, limit, self.settings.truncation, favours_target)
+
+    def budget(self):
+        """Tokens (Optional[int]) that are left for turns beside the end tokens."""
+        length = self.settings.seq_length
+        return None if length is None else max(length - self._ends, 0)
+
+    def finish(self, turns, note):
+        """(ids, labels) of turns, ended as the template and the settings say."""
+        ids, labels = self.template.ids_and_labels(self.tokenizer, turns)
+        if self.settings.append_eod:
+            append_end(ids, labels, self.tokenizer.eod)
+        if self.tokenizer.bos is not None and ids[:2] == [self.tokenizer.bos] * 2:
+            note("samples with two begin tokens")
+        return ids, labels
+
+
+class InstructionHandler(DialogueHandler):
+    """Answers are learnt, everything else is masked."""
+
+    keys = ("input_ids", "attention_mask", "labels")
+
+    def sample(self, record, note):
+        """See RecordHandler."""
+        turns, was_cut = self.turns(self.reader.conversation(record), limit=self.budget())
+        # answers decide, not an end token behind a cut answer
+        if not any(target for _, target in turns):
+            raise Unusable("all labels masked" + (": the question fills --seq-length" if was_cut else ""))
+        if was_cut:
+            note(CUT)
+        ids, labels = self.finish(turns, note)
+        return {"input_ids": ids, "attention_mask": [1] * len(ids), "labels": labels}
+
+
+class PairwiseHandler(DialogueHandler):
+    """A question with a better and a worse answer; only the answers are learnt."""
+
+    keys = ("chosen_input_ids", "chosen_labels", "rejected_input_ids", "rejected_labels")
+
+    def sample(self, record, note):
+        """See RecordHandler."""
+        conversation, *answers = self.reader.pair(record)
+        # both answers share the question, so it is cut for the longer one
+        prompt, longer = self._prompt_and_answer(conversation, max(answers, key=lambda answer: len(answer["content"])))
+        targets = [self._target(conversation, answer) for answer in answers]
+        longest, budget = max(map(len, [longer, *targets])), self.budget()
+        if budget is not None and len(prompt) + longest > budget:
+            if self.settings.truncation == "drop":
+                raise Unusable("longer than --seq-length")
+            prompt_length, target_length = balanced_lengths(len(prompt), longest, budget)
+            prompt, targets = prompt[:prompt_length], [target[:target_length] for target in targets]
+            note(CUT)
+        if not all(targets):
+            raise Unusable("all labels masked: the question fills --seq-length")
+        sample = {}
+        for name, target in zip(("chosen", "rejected"), targets):
+            ids, labels = self.finish([(prompt, target)], note)
+            sample[f"{name}_input_ids"], sample[f"{name}_labels"] = ids, labels
+        return sample
+
+    def _prompt_and_answer(self, conversation, answer):
+        limit = self.budget() if self.settings.truncation == "keep-last" else None
+        messages = [*conversation.messages, answer]
+        rounds = len(messages) // 2
+        for first in range(rounds):
+            turns, _ = self.turns(conversation, messages[2 * first :])
+            prompt, target = joined(turns)
+            if limit is None or len(prompt) + len(target) <= limit:
+                break
+        return prompt, target
+
+    def _target(self, conversation, answer):
+        """Ids of an answer; they do not depend on the turns before it."""
+        turns, _ = self.turns(conversation, [conversation.messages[-1], answer])
+        return turns[-1][1]
+
+
+class PromptHandler(DialogueHandler):
+    """Questions only, up to where the answer begins."""
+
+    keys = ("input_ids", "attention_mask")
+
+    def sample(self, record, note):
+        """See RecordHandler."""
+        conversation = self.reader.prompt(record)
+        turns, _ = self.turns(conversation, [*conversation.messages, {"role": ASSISTANT, "content": ""}])
+        ids, _ = joined(turns)
+        if self.settings.seq_length and len(ids) > self.settings.seq_length:
+            raise Unusable("longer than --seq-length")
+        if self.tokenizer.bos is not None and ids[:2] == [self.tokenizer.bos] * 2:
+            note("samples with two begin tokens")
+        return {"input_ids": ids, "attention_mask": [1] * len(ids)}
+
+
+def joined(turns):
+    """(ids before the last answer, ids of the last answer)."""
+    before = [number for source, target in turns[:-1] for number in (*source, *target)]
+    return before + turns[-1][0], turns[-1][1]
+
+

@@ -1,0 +1,72 @@
+"""A corpus for pretraining: each text is a document."""
+
+from mindspeed_ms.core.datasets.indexed_format import best_fitting_dtype
+from mindspeed_ms.tasks.preprocess.conversations import text_of
+from mindspeed_ms.tasks.preprocess.errors import RecordError, column
+from mindspeed_ms.tasks.preprocess.handlers.base import Handler
+
+_UNENCODABLE = (ValueError, TypeError)  # lone surrogates, words that are no numbers, ...
+
+
+class PretrainHandler(Handler):
+    """One output for each of `--json-keys`; an empty text is no document, not even one of the end token alone."""
+
+    infix = ""
+
+    def __init__(self, settings, tokenizer):
+        super().__init__(settings, tokenizer)
+        self.keys = settings.json_keys
+        self.dtype = best_fitting_dtype(tokenizer.vocab_size)
+        self._end = [tokenizer.eod] if settings.append_eod else []
+        self._around = int(tokenizer.adds_bos) + int(tokenizer.adds_eos)
+        if not settings.append_eod:
+            self.remarks.append("documents are not ended by a token: add --append-eod unless that is meant")
+
+    def encode(self, places, records, judge):
+        """See Handler."""
+        return {key: self._documents(key, places, records, judge) for key in self.keys}
+
+    def _documents(self, key, places, records, judge):
+        kept, texts = [], []
+        for place, record in zip(places, records):
+            text = judge.run(place, _text, record, key)
+            if text:
+                kept.append(place)
+                texts.append(text)
+            elif text == "":
+                judge.drop("empty document", place)
+        documents = []
+        for place, ids in zip(kept, self._encoded(kept, texts, judge)):
+            if ids is None:
+                continue
+            if len(ids) <= self._around:
+                judge.drop("empty document", place)
+                continue
+            documents.append((place, ids + self._end))
+            self._note_doubles(documents[-1], judge.tally)
+        return documents
+
+    def _encoded(self, places, texts, judge):
+        try:
+            return self.tokenizer.encode_batch(texts)
+        except _UNENCODABLE:
+            return [self._encode_one(place, text, judge) for place, text in zip(places, texts)]
+
+    def _encode_one(self, place, text, judge):
+        try:
+            return self.tokenizer.tokenize(text)
+        except _UNENCODABLE as error:
+            judge.invalid(RecordError(place, f"the text cannot be tokenized: {error}", "text that cannot be tokenized"))
+            return None
+
+    def _note_doubles(self, document, tally):
+        place, ids = document
+        tokenizer = self.tokenizer
+        if tokenizer.bos is not None and ids[:2] == [tokenizer.bos] * 2:
+            tally.note("texts with two begin tokens", place)
+        if self._end and len(ids) > 1 and ids[-2:] == self._end * 2:
+            tally.note("texts with two end tokens", place)
+
+
+def _text(record, key):
+    return text_of(column(record, key, "the text of a document", "--json-keys KEY..."), key)

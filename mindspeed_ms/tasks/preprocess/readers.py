@@ -1,0 +1,194 @@
+"""Files to batches, in order, with bounded memory. pyarrow reads columns and undoes compression.
+
+Batches depend on the file alone: the same file gives the same batches in each run, so that a run can be continued.
+"""
+
+import contextlib
+
+from mindspeed_ms.tasks.preprocess.batches import Batch
+from mindspeed_ms.tasks.preprocess.errors import PreprocessError, RecordError
+from mindspeed_ms.tasks.preprocess.json_stream import JsonStreamError, json_objects
+
+BATCH_BYTES = 1 << 18  # small: at the end no process works on a large rest alone
+_MOST_ROWS = 8192
+
+
+def read_batches(file, columns=None):
+    """Yield the batches (Batch) of an InputFile.
+
+    Args:
+        file (InputFile): what to read.
+        columns (Optional[list[str]]): of files with columns only these are read; None: all.
+
+    Raises:
+        PreprocessError: the file is damaged, or lacks one of `columns`.
+    """
+    import pyarrow
+
+    if not file.size:
+        return
+    try:
+        yield from _READERS[file.format](file, columns)
+    except (pyarrow.ArrowException, OSError) as error:
+        raise PreprocessError(f"{file.path} cannot be read as {file.format[1:]}: {error}. Is it complete, and of the format "
+                              "that its name says?") from error
+
+
+@contextlib.contextmanager
+def _opened(file):
+    """(reader of decompressed bytes, function that tells the position in the file on disk)."""
+    import pyarrow
+
+    with pyarrow.OSFile(file.path, "rb") as raw:
+        if file.compression is None:
+            yield raw, raw.tell
+        else:
+            with pyarrow.CompressedInputStream(raw, file.compression) as stream:
+                yield stream, raw.tell
+
+
+def _lines(file, columns):
+    """Blocks of whole lines. A line that is longer than a block makes the block longer."""
+    _check_columns(file, columns, ["text"] if file.format == ".txt" else None)
+    kind, first, waiting = file.format[1:], 1, []
+    with _opened(file) as (stream, position):
+        while True:
+            data = stream.read(BATCH_BYTES)
+            end = data.rfind(b"\n") + 1
+            if data and not end:
+                waiting.append(data)
+                continue
+            block = b"".join([*waiting, data[:end] if data else b""])
+            if block:
+                yield Batch(file.path, kind, block, first, first == 1, position())
+                first += block.count(b"\n")
+            if not data:
+                return
+            waiting = [data[end:]] if end < len(data) else []
+
+
+def _json(file, columns):
+    values, size, begins = [], 0, True
+    with _opened(file) as (stream, position):
+        try:
+            for line, text in json_objects(stream.read):
+                values.append((line, text))
+                size += len(text)
+                if size >= BATCH_BYTES:
+                    yield Batch(file.path, "json", values, values[0][0], begins, position())
+                    values, size, begins = [], 0, False
+        except JsonStreamError as error:
+            raise RecordError(f"{file.path}, line {error.line}", f"{error} A .json file is one array of objects, or objects "
+                              "one after the other.", "broken JSON") from error
+        if values:
+            yield Batch(file.path, "json", values, values[0][0], begins, position())
+
+
+def _parquet(file, columns):
+    import pyarrow.parquet
+
+    # without pre_buffer and with a small buffer a large row group is read page by page, not whole
+    with pyarrow.parquet.ParquetFile(file.path, pre_buffer=False, buffer_size=BATCH_BYTES) as source:
+        _check_columns(file, columns, source.schema_arrow.names)
+        metadata = source.metadata
+        size = sum(metadata.row_group(number).total_byte_size for number in range(metadata.num_row_groups))
+        rows = max(1, min(_MOST_ROWS, BATCH_BYTES * metadata.num_rows // max(size, 1)))
+        batches = source.iter_batches(rows, columns=columns, use_threads=False)
+        yield from _row_batches(file, batches, lambda first: file.size * (first - 1) // max(metadata.num_rows, 1))
+
+
+def _arrow(file, columns):
+    import pyarrow
+
+    with pyarrow.OSFile(file.path, "rb") as raw:
+        if raw.read(6) == b"ARROW1":
+            source = pyarrow.ipc.open_file(raw)
+            batches = (source.get_batch(number) for number in range(source.num_record_batches))
+        else:
+            raw.seek(0)
+            source = batches = pyarrow.ipc.open_stream(raw)
+        _check_columns(file, columns, source.schema.names)
+        chosen = (batch.select(columns) if columns else batch for batch in batches)
+        yield from _row_batches(file, chosen, lambda first: raw.tell())
+
+
+def _csv(file, columns):
+    """All columns are text, whatever they look like: '007' stays '007'."""
+    import pyarrow.csv
+
+    with _opened(file) as (stream, position):
+        head = stream.read(BATCH_BYTES)
+        names = _csv_names(file, head)
+        _check_columns(file, columns, names)
+        source = pyarrow.csv.open_csv(
+            _Joined(head, stream), pyarrow.csv.ReadOptions(use_threads=False, block_size=4 * BATCH_BYTES),
+            pyarrow.csv.ParseOptions(newlines_in_values=True),
+            pyarrow.csv.ConvertOptions(column_types={name: pyarrow.string() for name in names}, include_columns=columns,
+                                       strings_can_be_null=False))
+        yield from _row_batches(file, source, lambda first: position())
+
+
+def _csv_names(file, head):
+    import csv
+
+    try:
+        text = head.decode("utf-8-sig", errors="ignore" if len(head) == BATCH_BYTES else "strict")
+        names = next(csv.reader(text.splitlines(keepends=True)), [])
+    except UnicodeDecodeError as error:
+        raise PreprocessError(f"{file.path} is not UTF-8 text ({error.reason} at byte {error.start}).") from error
+    twice = {name for name in names if names.count(name) > 1}
+    if twice:
+        raise PreprocessError(f"{file.path}: the first line of a csv file names its columns, but {sorted(twice)[0]!r} stands "
+                              "there twice.")
+    return names
+
+
+class _Joined:
+    """A readable file: bytes that were read already, then a stream."""
+
+    closed = False
+
+    def __init__(self, head, stream):
+        self._head, self._stream = head, stream
+
+    def readable(self):
+        return True
+
+    def read(self, size):
+        if not self._head:
+            return self._stream.read(size)
+        data, self._head = self._head[:size], self._head[size:]
+        return data
+
+    def close(self):
+        self.closed = True
+
+
+def _row_batches(file, batches, consumed):
+    """Rows in batches of about BATCH_BYTES, however large the given ones are."""
+    import pyarrow
+
+    first = 1
+    for batch in batches:
+        step = max(1, min(_MOST_ROWS, BATCH_BYTES * batch.num_rows // max(batch.nbytes, 1)))
+        for start in range(0, batch.num_rows, step):
+            part, sink = batch.slice(start, step), pyarrow.BufferOutputStream()
+            with pyarrow.ipc.new_stream(sink, part.schema) as writer:
+                writer.write_batch(part)
+            yield Batch(file.path, "rows", sink.getvalue().to_pybytes(), first, first == 1, consumed(first + part.num_rows))
+            first += part.num_rows
+
+
+def _check_columns(file, columns, names):
+    missing = [name for name in columns or () if names is not None and name not in names]
+    if missing:
+        raise PreprocessError(f"{file.path}: asked for the key {missing[0]!r}, found {', '.join(map(repr, names)) or 'none'}. "
+                              "Name the right one with --json-keys KEY...")
+
+
+def count_bytes(files):
+    """Bytes of all files together, for progress."""
+    return sum(file.size for file in files)
+
+
+_READERS = {".jsonl": _lines, ".txt": _lines, ".json": _json, ".parquet": _parquet, ".arrow": _arrow, ".csv": _csv}

@@ -1,0 +1,57 @@
+"""What happened to the records: counted batch by batch, kept over interruptions, shown at the end."""
+
+from dataclasses import asdict, dataclass, field
+
+
+@dataclass
+class Tally:
+    """Counts of a part of the input, or of all of it.
+
+    Attributes:
+        records (int): records read.
+        samples (dict[str, int]), tokens (dict[str, int]): written, by the name of the output.
+        dropped (dict[str, int]): records (of a corpus with several keys: texts) that were left out, by reason.
+        first (dict[str, str]): where a reason came up first.
+        notes (dict[str, int]): other things worth knowing, such as how many samples were cut.
+    """
+
+    records: int = 0
+    samples: dict = field(default_factory=dict)
+    tokens: dict = field(default_factory=dict)
+    dropped: dict = field(default_factory=dict)
+    first: dict = field(default_factory=dict)
+    notes: dict = field(default_factory=dict)
+
+    def drop(self, reason, place):
+        """Count a record that is left out."""
+        self.dropped[reason] = self.dropped.get(reason, 0) + 1
+        self.first.setdefault(reason, place)
+
+    def note(self, text, place, count=1):
+        """Count something that does not change what is written."""
+        if count:
+            self.notes[text] = self.notes.get(text, 0) + count
+            self.first.setdefault(text, place)
+
+    def add(self, other):
+        """Add the counts of a part that follows."""
+        self.records += other.records
+        for mine, theirs in ((self.samples, other.samples), (self.tokens, other.tokens), (self.dropped, other.dropped),
+                             (self.notes, other.notes)):
+            for key, count in theirs.items():
+                mine[key] = mine.get(key, 0) + count
+        for key, place in other.first.items():
+            self.first.setdefault(key, place)
+
+    def as_dict(self):
+        """Plain values, as `Tally(**values)` takes them."""
+        return asdict(self)
+
+    def lines(self):
+        """The final report (list[str])."""
+        lines = [f"records read      {self.records:,}"]
+        for key in self.samples:
+            lines.append(f"{key}: {self.samples[key]:,} samples, {self.tokens[key]:,} tokens")
+        for kind, counts in (("left out", self.dropped), ("note", self.notes)):
+            lines += [f"{kind:<18}{count:,} {text} (first: {self.first[text]})" for text, count in counts.items()]
+        return lines

@@ -11,9 +11,9 @@ from mindspeed_ms.config import ConfigError, fit_to_world, init_configs_from_arg
 from mindspeed_ms.core.datasets import text_corpus
 from mindspeed_ms.core.datasets.token_dataset import TokenDataset
 from mindspeed_ms.core.device import DeviceError, request_device
+from mindspeed_ms.core.dist_checkpointing.errors import CheckpointError
 from mindspeed_ms.core.logging import setup_logging
 from mindspeed_ms.training import get_args, initialize_megatron
-from mindspeed_ms.training.checkpoint_files import CheckpointError
 
 LARGEST_VOCABULARY = 32_768  # of the BPE that is trained here; the model may have more rows
 

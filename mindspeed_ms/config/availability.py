@@ -41,7 +41,6 @@ NOT_YET = (
     Missing("model_config.rope_scaling", "scaling of rotary frequencies", parts=("model_config.rope_scaling.",)),
     Missing("model_config.qk_layernorm", "norms of queries and keys"),
     Missing("training_config.profile", "profiling", parts=("training_config.profile_",)),
-    Missing("training_config.async_save", "asynchronous saving"),
     Missing("training_config.non_persistent_save_interval", "checkpoints that replace each other"),
     Missing(
         "training_config.best_metric_comparison", "keeping the best checkpoint", parts=("training_config.eval_metric",)
@@ -50,7 +49,6 @@ NOT_YET = (
     Missing("optimizer_config.overlap_param_gather_with_optimizer_step", "gathering parameters during the update"),
     Missing("training_config.loss_reduction", "a loss that is summed"),
     Missing("training_config.ckpt_format", "upstream's checkpoint formats"),
-    Missing("training_config.crc_check", "check sums of checkpoints"),
     Missing("training_config.empty_unused_memory_level", "freeing cached memory"),
     Missing("training_config.log_throughput", "logging TFLOP/s"),
     Missing("dataset_config.mock_data", "made-up data"),

@@ -78,6 +78,16 @@ class TrainingRun:
             not settings.no_save_rng, self.all_config)
         self.last_saved = self.train_state.iteration
 
+    def poll_save(self):
+        """Between steps: complete a checkpoint that was written beside the training."""
+        if self.saver is not None:
+            self.saver.poll()
+
+    def complete_save(self):
+        """Before the training ends: wait for a checkpoint that is being written."""
+        if self.saver is not None:
+            self.saver.wait()
+
 
 def init_batch_sizes(all_config):
     """Set up the number of micro-batches of a step."""

@@ -82,8 +82,10 @@ def train(folder, rows=None, **settings):
     with Messages() as texts:
         run = pretrain(lambda numbers: (rows, None, None), model_provider, None, all_config=all_config)
     comm.world_group().barrier()
-    with open(os.path.join(folder, "metrics.jsonl"), encoding="utf-8") as file:
-        lines = [json.loads(line) for line in file]
+    lines = []
+    if os.path.exists(os.path.join(folder, "metrics.jsonl")):
+        with open(os.path.join(folder, "metrics.jsonl"), encoding="utf-8") as file:
+            lines = [json.loads(line) for line in file]
     with whole_parameters(run.model):
         weights = {name: (param.sharding, np.array(param.asnumpy())) for chunk in run.model
                    for name, param in chunk.module.parameters_and_names()}

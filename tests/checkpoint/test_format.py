@@ -1,4 +1,5 @@
 """The format alone, without MindSpore: any layout to any other, check sums, the newest good checkpoint."""
+import itertools
 import json
 import os
 import subprocess
@@ -34,7 +35,7 @@ def layouts(draw, shape):
     for sharding in shardings:
         inner = draw(st.lists(st.integers(0, sharding.numel), max_size=3))
         bounds = [0, *sorted(inner), sharding.numel]
-        slices += [FlatSlice(sharding, start, stop) for start, stop in zip(bounds, bounds[1:]) if start < stop]
+        slices += [FlatSlice(sharding, start, stop) for start, stop in itertools.pairwise(bounds) if start < stop]
     return draw(st.permutations(slices))
 
 

@@ -12,7 +12,8 @@ CASES = {
     "dp2 distributed optimizer, dropout": (2, {"training": {"use_distributed_optimizer": True, "bf16": True},
                                               "sizes": DROPOUT}),
     "fp16 with a dynamic scale": (1, {"training": FP16, "model": "untied"}),
-    "ramp-up in mid-epoch": (2, {"dataset": {"rampup_batch_size": [4, 4, 12], "shuffle": True, "train_samples": 44}, "row_count": 25}),
+    "ramp-up in mid-epoch": (2, {"row_count": 25, "dataset": {"rampup_batch_size": [4, 4, 12], "shuffle": True,
+                                                              "train_samples": 44}}),
     "z3, dropout, saved beside the training": (2, {"parallel": {"zero_level": "z3"}, "sizes": DROPOUT,
                                                    "training": {"async_save": True}}),
 }

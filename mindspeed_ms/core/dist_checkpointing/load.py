@@ -84,12 +84,12 @@ def load_tensors(reader, tensors, strict=True, vocab_size=None):
         reader (CheckpointReader): what `open_checkpoint` gives.
         tensors (list[ShardedTensor]): what to fill; optimizer states only if the checkpoint's are to be used too.
         strict (bool): every tensor must be stored, every stored one used by some rank; else differences are logged.
-        vocab_size (Optional[int]): of this run.
+        vocab_size (Optional[int]): of this run; the checkpoint's own counts too, no row of either is lost.
 
     Raises:
         CheckpointError: on all ranks: names that are missing or not used, other shapes, damaged files.
     """
-    vocab_size = vocab_size or reader.manifest.vocab_size
+    vocab_size = max(vocab_size or 0, reader.manifest.vocab_size or 0) or None
     _check_names(reader.manifest, tensors, strict, vocab_size)
     on_all_ranks(_DOING, _fill_all, reader, tensors, vocab_size)
     _log_casts(reader.manifest, tensors)

@@ -6,9 +6,15 @@ from dataclasses import asdict
 import numpy as np
 
 from mindspeed_ms.core import comm, parallel_state, rng
-from mindspeed_ms.core.dist_checkpointing.agreement import on_all_ranks
+from mindspeed_ms.core.dist_checkpointing.agreement import on_all_ranks, on_rank_zero
 from mindspeed_ms.core.dist_checkpointing.errors import CheckpointError
-from mindspeed_ms.core.dist_checkpointing.folders import TRACKER_FILE, iterations_in, latest_iteration, read_tracker
+from mindspeed_ms.core.dist_checkpointing.folders import (
+    TRACKER_FILE,
+    check_writable,
+    iterations_in,
+    latest_iteration,
+    read_tracker,
+)
 from mindspeed_ms.core.dist_checkpointing.load import find_checkpoint, load_tensors, open_checkpoint
 from mindspeed_ms.core.dist_checkpointing.manifest import Manifest
 from mindspeed_ms.core.dist_checkpointing.save import CheckpointSaver, from_plain, plain
@@ -16,11 +22,20 @@ from mindspeed_ms.core.dist_checkpointing.state import model_tensors, optimizer_
 from mindspeed_ms.core.logging import logger
 from mindspeed_ms.core.tensor_parallel.random import model_parallel_manual_seed
 
-__all__ = ["TRACKER_FILE", "CheckpointError", "CheckpointSaver", "find_checkpoint", "iterations_in", "latest_iteration",
-           "load_checkpoint", "named_parameters", "open_checkpoint", "read_tracker", "save_checkpoint", "true_vocab_size",
+__all__ = ["TRACKER_FILE", "CheckpointError", "CheckpointSaver", "check_output_folder", "find_checkpoint", "iterations_in",
+           "latest_iteration", "load_checkpoint", "named_parameters", "open_checkpoint", "read_tracker", "save_checkpoint", "true_vocab_size",
            "whole_parameters"]
 
 _RNG_SIZES = ("tensor", "pipeline", "virtual_pipeline", "context", "expert")
+
+
+def check_output_folder(folder):
+    """Find out now, and not at the first save, that nothing can be written to the folder of a run.
+
+    Raises:
+        CheckpointError: on all ranks.
+    """
+    on_rank_zero(f"output_dir (--save) {folder} cannot be written", check_writable, folder)
 
 
 def save_checkpoint(saver, train_state, model, optimizer=None, opt_param_scheduler=None, data_position=None, save_rng=True,

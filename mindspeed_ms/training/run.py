@@ -171,12 +171,14 @@ def find_checkpoint(run):
     """Set `run.load_from` and `run.resumes`, before anything is built: a checkpoint that is missing shows at once.
 
     Raises:
-        CheckpointError: the named checkpoint does not exist or is damaged, or no complete one is left.
+        CheckpointError: the named checkpoint does not exist or is damaged, or no complete one is left; or nothing can be
+            written to output_dir.
     """
     settings = run.all_config.training_config
     folder, run.resumes = _folder_to_load(settings)
     if folder:
         run.load_from = checkpointing.find_checkpoint(folder, settings.ckpt_step, settings.crc_check)
+    checkpointing.check_output_folder(settings.output_dir)
 
 
 def load(run):

@@ -229,7 +229,7 @@ def test_a_crash_while_publishing_keeps_a_complete_checkpoint(tmp_path, monkeypa
         good = [path for path in folders.candidates(folder) if folders.problem_of(path) is None]
         assert good and good[0].endswith("iter_0000006")
         temporary = folders.prepare(folder, 6)
-        assert sorted(os.listdir(folder)) == sorted({*map(os.path.basename, good), "iter_0000006.incomplete",
+        assert sorted(os.listdir(folder)) == sorted({*map(os.path.basename, good), os.path.basename(temporary),
                                                      folders.TRACKER_FILE})
 
 

@@ -1,7 +1,9 @@
 """Folders of a run's checkpoints: names, the tracker, publishing a new one, finding the newest good one."""
 import os
 import re
+import secrets
 import shutil
+import tempfile
 
 from mindspeed_ms.core.dist_checkpointing.errors import CheckpointError
 from mindspeed_ms.core.dist_checkpointing.manifest import MANIFEST_FILE, Manifest
@@ -58,14 +60,26 @@ def latest_iteration(folder):
 # ---- writing ---------------------------------------------------------------------------------------------------------
 
 
+def check_writable(folder):
+    """Make the folder of a run and a file in it.
+
+    Raises:
+        OSError: one of them cannot be made.
+    """
+    os.makedirs(folder, exist_ok=True)
+    with tempfile.TemporaryFile(dir=folder) as file:
+        file.write(b"x")
+
+
 def prepare(folder, iteration):
     """An empty folder to write the checkpoint of an iteration into; leftovers of crashes are cleared away. Returns it."""
     os.makedirs(folder, exist_ok=True)
     restore_replaced(folder)
     for name in os.listdir(folder):
-        if name.endswith(_INCOMPLETE) and _FOLDER.match(name.removesuffix(_INCOMPLETE)):
+        if name.endswith(_INCOMPLETE) and _FOLDER.match(name.partition(".")[0]):
             shutil.rmtree(os.path.join(folder, name))
-    temporary = checkpoint_folder(folder, iteration) + _INCOMPLETE
+    # a rank of a job that has died may still be writing: its folder is never this one
+    temporary = f"{checkpoint_folder(folder, iteration)}.{secrets.token_hex(4)}{_INCOMPLETE}"
     os.makedirs(temporary)
     return temporary
 

@@ -136,7 +136,8 @@ class CheckpointReader:
         return self._files[name]
 
     def _damaged(self, name, key):
-        return f"{os.path.join(self.folder, name)} is damaged: the check sum of tensor {key} is wrong."
+        return (f"{os.path.join(self.folder, name)} is damaged: the check sum of tensor {key} is wrong. With crc_check "
+                "(--crc-check) a resuming run finds that first and takes the checkpoint before.")
 
     def rank_states(self, number):
         """What rank `number` of the saving run saved for itself: dict with rng and data_position.

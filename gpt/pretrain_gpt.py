@@ -97,7 +97,8 @@ def prepare(all_config):
     smallest = (parallel.tensor_model_parallel_size * parallel.pipeline_model_parallel_size * parallel.context_parallel_size)
     world_size = parallel.world_size or smallest
     fit_to_world(all_config, world_size)
-    if training.load_checkpoint and not os.path.isdir(training.load_checkpoint):
+    starts_here = training.resume_training and training.load_checkpoint == training.output_dir
+    if training.load_checkpoint and not starts_here and not os.path.isdir(training.load_checkpoint):
         raise FileNotFoundError(f"load_checkpoint (--load) is {training.load_checkpoint}: there is no such folder.")
     os.makedirs(training.output_dir, exist_ok=True)
     if not os.access(training.output_dir, os.W_OK):

@@ -23,8 +23,8 @@ from mindspeed_ms.core.logging import logger
 from mindspeed_ms.core.tensor_parallel.random import model_parallel_manual_seed
 
 __all__ = ["TRACKER_FILE", "CheckpointError", "CheckpointSaver", "check_output_folder", "find_checkpoint", "iterations_in",
-           "latest_iteration", "load_checkpoint", "named_parameters", "open_checkpoint", "read_tracker", "save_checkpoint", "true_vocab_size",
-           "whole_parameters"]
+           "latest_iteration", "load_checkpoint", "named_parameters", "open_checkpoint", "read_tracker", "save_checkpoint",
+           "true_vocab_size", "whole_parameters"]
 
 _RNG_SIZES = ("tensor", "pipeline", "virtual_pipeline", "context", "expert")
 

@@ -19,26 +19,29 @@ def train(folder, **training):
     return runs.train(folder, training={**SAVES, **training}, dataset={"global_batch_size": 2})
 
 
+MOMENTS = {"tensor": ("shard_file", "_write_all", 90), "file": ("folders", "write_file", 6),
+           "rename": ("folders.os", "rename", 4), "tracker": ("folders", "replace_file", 3),
+           "flush": ("folders", "sync_folder", 6)}
+
+
 class Kill:
     """SIGKILL of this rank, or of all, at the `count`-th call of a function, before it or after it.
 
     Args:
         seed (int): of all choices; `pids` are those of all ranks.
     """
-    MOMENTS = {"tensor": ("shard_file", "_write_all", 90), "file": ("folders", "write_file", 6), "rename": ("folders.os",
-               "rename", 4), "tracker": ("folders", "replace_file", 3), "flush": ("folders", "sync_folder", 6)}
 
     def __init__(self, seed, pids):
         choice = random.Random(seed)
-        self.moment = choice.choice(sorted(self.MOMENTS))
+        self.moment = choice.choice(sorted(MOMENTS))
         self.rank = choice.randrange(len(pids)) if self.moment in ("tensor", "file") else 0  # rank 0 publishes
         self.victims = pids if choice.random() < 0.5 else [pids[self.rank]]
-        self.count = choice.randrange(self.MOMENTS[self.moment][2])
+        self.count = choice.randrange(MOMENTS[self.moment][2])
         self.is_after = choice.random() < 0.5
 
     def install(self):
         from importlib import import_module
-        module, name, _ = self.MOMENTS[self.moment]
+        module, name, _ = MOMENTS[self.moment]
         owner = os if module.endswith(".os") else import_module(f"mindspeed_ms.core.dist_checkpointing.{module}")
         original = getattr(owner, name)
 
@@ -85,7 +88,7 @@ def whole(world, tmp_path_factory):
     return world(2)(train, tmp_path_factory.mktemp("whole"))
 
 
-@pytest.mark.parametrize("seed", [1, 4, 5, 6, 9])  # even: asynchronous
+@pytest.mark.parametrize("seed", [0, 3, 7, 9, 12])  # even: asynchronous
 def test_killed_at_any_moment(world, tmp_path, whole, seed):
     async_save = seed % 2 == 0
     outcomes = world(2).outcomes(dies, tmp_path, seed, async_save=async_save)

@@ -14,9 +14,9 @@ from mindspeed_ms.core.datasets import text_corpus
 from mindspeed_ms.core.datasets.errors import DatasetError
 from mindspeed_ms.core.datasets.token_dataset import TokenDataset
 from mindspeed_ms.core.device import DeviceError, request_device
+from mindspeed_ms.core.dist_checkpointing.errors import CheckpointError
 from mindspeed_ms.core.logging import setup_logging
 from mindspeed_ms.training import get_args, gpt_datasets, initialize_megatron
-from mindspeed_ms.training.checkpoint_files import CheckpointError
 
 LARGEST_VOCABULARY = 32_768  # of the BPE that is trained here; the model may have more rows
 
@@ -90,7 +90,8 @@ def prepare(all_config):
     smallest = (parallel.tensor_model_parallel_size * parallel.pipeline_model_parallel_size * parallel.context_parallel_size)
     world_size = parallel.world_size or smallest
     fit_to_world(all_config, world_size)
-    if training.load_checkpoint and not os.path.isdir(training.load_checkpoint):
+    starts_here = training.resume_training and training.load_checkpoint == training.output_dir
+    if training.load_checkpoint and not starts_here and not os.path.isdir(training.load_checkpoint):
         raise FileNotFoundError(f"load_checkpoint (--load) is {training.load_checkpoint}: there is no such folder.")
     os.makedirs(training.output_dir, exist_ok=True)
     if not os.access(training.output_dir, os.W_OK):

@@ -4,6 +4,8 @@ On CPU a buffer is a numpy array and its slices are tensors made from it: MindSp
 every kernel and every write works, and memory is shared. In-place tensor methods (`add_`, `+=`, `copy_` on a view) are
 silently lost on CPU and must never be used. On Ascend a buffer is one tensor and its slices are views.
 """
+from contextlib import contextmanager
+
 import mindspore as ms
 import numpy as np
 from mindspore import Tensor, mint, ops
@@ -102,16 +104,8 @@ def read_array(tensor):
         RuntimeError: the memory is a device's.
     """
     if not is_in_host_memory():
-        raise RuntimeError("numpy cannot look into a device's memory: use storage.to_host, which copies.")
+        raise RuntimeError("numpy cannot look into a device's memory: use storage.host_array, which copies.")
     return np.asarray(_Memory(tensor))
-
-
-def to_host(tensor):
-    """Numpy array of a tensor's values on any device; bfloat16 comes as its int16 bits. On CPU it shares the memory."""
-    if is_in_host_memory():
-        return read_array(tensor)
-    array = tensor.asnumpy()
-    return array.view(np.int16) if tensor.dtype == ms.bfloat16 else array
 
 
 def from_array(array, dtype=None):
@@ -119,6 +113,26 @@ def from_array(array, dtype=None):
     if dtype is not None and to_dtype(dtype) == ms.bfloat16:
         array = array.view(np_bfloat16)
     return Tensor.from_numpy(array)
+
+
+def host_array(tensor):
+    """Flat numpy array of a contiguous tensor's values: its own memory on CPU, a copy of a device's; bfloat16 comes as its
+    int16 bits."""
+    if is_in_host_memory():
+        return as_array(tensor).reshape(-1)
+    return tensor.asnumpy().reshape(-1).view(_ARRAY_KINDS[tensor.dtype])
+
+
+@contextmanager
+def filling(tensor):
+    """Gives `host_array` of a tensor; what is written into it is the tensor's when the block ends."""
+    array = host_array(tensor)
+    if is_in_host_memory():
+        yield array
+        return
+    array = array.copy()
+    yield array
+    write(tensor, from_array(array, tensor.dtype))
 
 
 def write(destination, source):

@@ -49,7 +49,7 @@ def check_weights_across_data_parallel_ranks(model, iteration):
             group = buffer.sharding.replicas if sharded else buffer.data_parallel_group
             if group.size == 1:
                 continue
-            own = zlib.crc32(storage.to_host(buffer.param_buffer.tensor).view(np.uint8))
+            own = zlib.crc32(storage.host_array(buffer.param_buffer.tensor).view(np.uint8))
             sums = group.all_gather_object(own)
             other = [rank for rank, value in zip(group.ranks, sums) if value != sums[0]]
             if other:

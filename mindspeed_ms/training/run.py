@@ -32,7 +32,9 @@ class TrainingRun:
         draws_ahead (bool): the micro-batches of a step are read before it starts.
         metrics (MetricsLogger): reports.
         last_saved (Optional[int]): iteration of the newest checkpoint of this run.
-        load_from (Optional[str]): folder whose checkpoint the run starts from.
+        load_from (Optional[str]): folder of the checkpoint that the run starts from.
+        resumes (bool): it goes on where that checkpoint was saved; else it takes the weights only.
+        savers (dict[bool, CheckpointSaver]): write the checkpoints that stay (True) and the spare ones (False).
     """
     all_config: Any
     training_iters: int = 0
@@ -51,6 +53,8 @@ class TrainingRun:
     metrics: Any = None
     last_saved: int | None = None
     load_from: str | None = None
+    resumes: bool = False
+    savers: dict = field(default_factory=dict)
     start_time: float = field(default_factory=time.monotonic)
 
     def data(self):
@@ -58,18 +62,42 @@ class TrainingRun:
         present = {"train": self.train_data, "valid": self.valid_data}
         return {name: data for name, data in present.items() if data is not None}
 
-    def save(self):
-        """Write a checkpoint of the present iteration, unless there is one or saving is switched off."""
+    def save(self, persistent=True):
+        """Write a checkpoint of the present iteration, unless there is one or saving is switched off.
+
+        Args:
+            persistent (bool): False: a spare one, which the next spare one replaces.
+        """
         settings = self.all_config.training_config
         if not settings.save_enabled or self.last_saved == self.train_state.iteration:
             return
+        self.complete_save()
         checkpointing.save_checkpoint(
-            settings.output_dir, self.train_state, self.model,
+            self._saver(persistent), self.train_state, self.model,
             None if settings.no_save_optim else self.optimizer,
             None if settings.no_save_optim else self.opt_param_scheduler,
             {name: data.stream.position() for name, data in self.data().items()},
-            settings.keep_checkpoint_max, not settings.no_save_rng)
-        self.last_saved = self.train_state.iteration
+            not settings.no_save_rng, self.all_config)
+        if persistent:
+            self.last_saved = self.train_state.iteration
+
+    def _saver(self, persistent):
+        if persistent not in self.savers:
+            settings = self.all_config.training_config
+            folder = settings.output_dir if persistent else checkpointing.spare_folder(settings.output_dir)
+            self.savers[persistent] = checkpointing.CheckpointSaver(
+                folder, settings.keep_checkpoint_max if persistent else 1, settings.async_save, settings.crc_check)
+        return self.savers[persistent]
+
+    def poll_save(self):
+        """Between steps: complete a checkpoint that was written beside the training."""
+        for saver in self.savers.values():
+            saver.poll()
+
+    def complete_save(self):
+        """Before the training ends: wait for a checkpoint that is being written."""
+        for saver in self.savers.values():
+            saver.wait()
 
 
 def init_batch_sizes(all_config):
@@ -151,15 +179,17 @@ def _iterations_of_samples(samples, rampup_batch_size):
 
 
 def find_checkpoint(run):
-    """Set `run.load_from`, before anything is built: a checkpoint that is missing shows at once.
+    """Set `run.load_from` and `run.resumes`, before anything is built: a checkpoint that is missing shows at once.
 
     Raises:
-        CheckpointError: the named checkpoint does not exist or has another layout.
+        CheckpointError: the named checkpoint does not exist or is damaged, or no complete one is left; or nothing can be
+            written to output_dir.
     """
     settings = run.all_config.training_config
-    run.load_from = _folder_to_load(settings)
-    if run.load_from is not None:
-        checkpointing.find_checkpoint(run.load_from, settings.ckpt_step)
+    folder, run.resumes = _folder_to_load(settings)
+    if folder:
+        run.load_from = checkpointing.find_checkpoint(folder, settings.ckpt_step, settings.crc_check)
+    checkpointing.check_output_folder(settings.output_dir)
 
 
 def load(run):
@@ -168,50 +198,61 @@ def load(run):
     Raises:
         CheckpointError: the checkpoint is damaged or does not fit the model.
     """
-    settings, folder = run.all_config.training_config, run.load_from
-    if folder is None:
+    settings, path = run.all_config.training_config, run.load_from
+    if path is None:
         return
-    state = checkpointing.read_checkpoint(folder, settings.ckpt_step)
-    resumes = settings.resume_training and not settings.finetune and folder != settings.pretrained_checkpoint
-    if resumes:
-        checkpointing.check_complete(state, folder)
-    with_optimizer = resumes and not settings.no_load_optim
-    checkpointing.restore(state, run.model, run.optimizer if with_optimizer else None,
-                          run.opt_param_scheduler if with_optimizer else None, settings.load_strict,
-                          load_rng=resumes and not settings.no_load_rng)
-    if not with_optimizer:
-        run.optimizer.reload_model_params()
-    if not resumes:
-        logger.info("loaded the weights of %s", folder)
-        return
-    run.train_state = TrainState.from_dict(state["train_state"])
+    with_optimizer = run.resumes and not settings.no_load_optim
+    with checkpointing.open_checkpoint(path) as reader:
+        checkpointing.load_checkpoint(reader, run.model, run.optimizer if with_optimizer else None,
+                                      run.opt_param_scheduler if with_optimizer else None, settings.load_strict,
+                                      checkpointing.true_vocab_size(run.all_config))
+        if not with_optimizer:
+            run.optimizer.reload_model_params()
+        if not run.resumes:
+            logger.info("loaded the weights of %s", path)
+            return
+        _resume(run, reader, with_optimizer)
+    logger.info("resumed from %s at iteration %d", path, run.train_state.iteration)
+
+
+def _resume(run, reader, with_optimizer):
+    """Counters, random states and the position in the data."""
+    settings = run.all_config.training_config
+    run.train_state = TrainState.from_dict(reader.manifest.states["train_state"])
     if not with_optimizer:
         run.opt_param_scheduler.step(run.train_state.consumed_train_samples)
-    if os.path.abspath(folder) == os.path.abspath(settings.output_dir):
+    if not settings.no_load_rng:
+        checkpointing.restore_random_states(reader, settings.seed, run.all_config.parallel_config.data_parallel_random_init)
+    if os.path.abspath(os.path.dirname(run.load_from)) == os.path.abspath(settings.output_dir):
         run.last_saved = run.train_state.iteration
-    if not settings.new_dataset:
-        consumed = {"train": run.train_state.consumed_train_samples, "valid": run.train_state.consumed_valid_samples}
-        for name, data in run.data().items():
-            position = (state["data_position"] or {}).get(name, {"epoch": 0, "batches": 0})
-            data.stream.go_to(position, consumed[name])
-    logger.info("resumed from %s at iteration %d", folder, run.train_state.iteration)
+    if settings.new_dataset:
+        return
+    consumed = {"train": run.train_state.consumed_train_samples, "valid": run.train_state.consumed_valid_samples}
+    positions = checkpointing.saved_data_position(reader)
+    for name, data in run.data().items():
+        data.stream.go_to(positions.get(name, {"epoch": 0, "batches": 0}), consumed[name])
 
 
 def _folder_to_load(settings):
-    """load_checkpoint; else, to resume, output_dir if it has a checkpoint; else pretrained_checkpoint; or None."""
-    if settings.load_checkpoint:
-        return settings.load_checkpoint
-    if settings.resume_training:
-        if checkpointing.latest_iteration(settings.output_dir) is not None:
-            return settings.output_dir
-        if settings.exit_on_missing_checkpoint:
-            raise checkpointing.CheckpointError(f"{settings.output_dir} holds no checkpoint to resume from "
-                                                "(exit_on_missing_checkpoint).")
-        logger.info("resume_training: %s holds no checkpoint yet, the training starts from the beginning",
-                    settings.output_dir)
-    else:
-        _warn_of_older_checkpoints(settings.output_dir)
-    return settings.pretrained_checkpoint
+    """(folder, whether the training goes on): load_checkpoint; else, to resume, output_dir if it has a checkpoint; else
+    pretrained_checkpoint, for its weights; or None.
+
+    Raises:
+        CheckpointError: none is there and `exit_on_missing_checkpoint` is set.
+    """
+    resumes = settings.resume_training and not settings.finetune
+    load, own = settings.load_checkpoint, settings.output_dir
+    if load and not (resumes and os.path.abspath(load) == os.path.abspath(own)):
+        return load, resumes
+    if not settings.resume_training:
+        _warn_of_older_checkpoints(own)
+        return settings.pretrained_checkpoint, False
+    if checkpointing.has_checkpoints(own):
+        return own, resumes
+    if settings.exit_on_missing_checkpoint:
+        raise checkpointing.CheckpointError(f"{own} holds no checkpoint to resume from (exit_on_missing_checkpoint).")
+    logger.info("resume_training: %s holds no checkpoint yet, the training starts from the beginning", own)
+    return settings.pretrained_checkpoint, False
 
 
 def _warn_of_older_checkpoints(folder):

@@ -25,7 +25,7 @@ from mindspeed_ms.training.run import TrainingRun, build_data, find_checkpoint, 
 from mindspeed_ms.training.signals import SignalHandler
 from mindspeed_ms.training.tensorboard import TensorboardEvents, make_tensorboard_writer
 from mindspeed_ms.training.throughput import model_flops_per_token
-from mindspeed_ms.training.train_step import TrainOneStep
+from mindspeed_ms.training.train_step import NonFiniteGradientError, NonFiniteLossError, TrainOneStep
 from mindspeed_ms.training.utils import is_last_rank, set_parallel_context, set_seed
 
 __all__ = ["TrainingRun", "evaluate", "evaluate_and_print_results", "get_model", "pretrain", "train"]
@@ -176,19 +176,31 @@ def train(run):
             _count(run, report)
             profiler.after_step(state.iteration)
             run.metrics.log_step(report, state)
+            run.poll_save()
             _check_weights_if_due(run)
             garbage.after_step(state.iteration, _evaluate_if_due(run))
-            if settings.save_interval and state.iteration % settings.save_interval == 0:
-                run.save()
+            _save_if_due(run)
             due = settings.exit_interval and state.iteration % settings.exit_interval == 0
             if (stop or due) and state.iteration < run.training_iters:
                 run.save()
-                logger.info("ended at iteration %d of %d; resume_training continues from here", state.iteration,
-                            run.training_iters)
+                run.complete_save()
+                logger.info("ended at iteration %d of %d by %s, exit code 0; resume_training continues from here",
+                            state.iteration, run.training_iters,
+                            "a signal or exit_duration_in_mins" if stop else "exit_interval")
                 return
         run.save()
         _final_evaluations(run)
+        run.complete_save()
     logger.info("Training success! %d iterations, %d samples", state.iteration, state.consumed_train_samples)
+
+
+def _save_if_due(run):
+    settings = run.all_config.training_config
+    if settings.save_interval and run.train_state.iteration % settings.save_interval == 0:
+        run.save()
+    elif (settings.non_persistent_save_interval
+          and run.train_state.iteration % settings.non_persistent_save_interval == 0):
+        run.save(persistent=False)
 
 
 def _data_of_step(run, finite):
@@ -208,6 +220,9 @@ def _data_of_step(run, finite):
 def _run_step(run, data, stop):
     try:
         return run.step(data, run.train_state.iteration + 1, stop)
+    except (NonFiniteLossError, NonFiniteGradientError):
+        run.complete_save()
+        raise
     except StopIteration as error:
         raise RuntimeError(f"the training data ran out within iteration {run.train_state.iteration + 1} of "
                            f"{run.training_iters}: {error}") from error
@@ -216,6 +231,7 @@ def _run_step(run, data, stop):
 def _end_without_data(run, reason):
     if run.all_config.training_config.epochs is None:
         run.save()
+        run.complete_save()
         raise RuntimeError(f"the training data ran out after iteration {run.train_state.iteration} of "
                            f"{run.training_iters}: {reason}. The state was saved; give more data or set training_iters "
                            f"(--train-iters) to {run.train_state.iteration}.")

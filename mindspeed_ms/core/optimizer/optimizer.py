@@ -122,8 +122,8 @@ class MegatronOptimizer:
         """Whether data-parallel ranks hold different parts of the state."""
         return any(shard.buffer.sharding is not None for shard in self.shards)
 
-    def parameter_states(self):
-        """Yield (name, state) of every parameter held here; of sharded state this rank's pieces, flat unless whole.
+    def pieces_with_states(self):
+        """Yield (Piece, state) of every parameter held here; of sharded state this rank's pieces, flat unless whole.
 
         `state` maps exp_avg, exp_avg_sq (momentum_buffer for SGD) and, with masters, fp32_param to float32 Tensors over
         the optimizer's own memory, in the parameter's shape: reading saves them, `storage.write` restores them.
@@ -135,7 +135,24 @@ class MegatronOptimizer:
                          for name, buffers in self.update.state.items()}
                 if shard.has_masters:
                     state["fp32_param"] = shard.slice_main(piece.start, piece.stop, shape)
-                yield piece.name, state
+                yield piece, state
+
+    def parameter_states(self):
+        """Yield (name, state); see `pieces_with_states`."""
+        for piece, state in self.pieces_with_states():
+            yield piece.name, state
+
+    def counters(self):
+        """What a checkpoint needs beside the tensors: step (int) and grad_scaler (dict)."""
+        return {"step": self.update.step_count,
+                "grad_scaler": self.grad_scaler.state_dict() if self.grad_scaler is not None else {}}
+
+    def load_counters(self, counters):
+        """Restore `counters()`, and round masters that were loaded before into the parameters."""
+        self.update.step_count = int(counters["step"])
+        if self.grad_scaler is not None and counters["grad_scaler"]:
+            self.grad_scaler.load_state_dict(counters["grad_scaler"])
+        self._update_model_params()
 
     def state_dict(self):
         """Everything that `load_state_dict` needs; the tensors share the optimizer's memory.
@@ -146,8 +163,7 @@ class MegatronOptimizer:
         """
         groups = [{key: value for key, value in group.items() if key not in ("params", "names")}
                   for group in self.param_groups]
-        return {"step": self.update.step_count, "param_groups": groups, "state": dict(self.parameter_states()),
-                "grad_scaler": self.grad_scaler.state_dict() if self.grad_scaler is not None else {},
+        return {**self.counters(), "param_groups": groups, "state": dict(self.parameter_states()),
                 "sharding": self._sharding()}
 
     def _sharding(self):
@@ -176,12 +192,9 @@ class MegatronOptimizer:
                                      f"{found}. The checkpoint is of another model or optimizer; no_load_optim starts "
                                      "afresh.")
                 storage.write(tensor, source)
-        self.update.step_count = int(state_dict["step"])
         for group, settings in zip(self.param_groups, state_dict["param_groups"]):
             group.update(lr=settings["lr"], weight_decay=settings["weight_decay"])
-        if self.grad_scaler is not None and state_dict["grad_scaler"]:
-            self.grad_scaler.load_state_dict(state_dict["grad_scaler"])
-        self._update_model_params()
+        self.load_counters(state_dict)
 
     @property
     def nbytes(self):

@@ -135,7 +135,12 @@ class OptimizerParamScheduler:
         """
         for name in self.state_dict():
             if name != "num_steps":
-                setattr(self, name, self._choose(name, getattr(self, name), state_dict[name]))
+                own, chosen = getattr(self, name), self._choose(name, getattr(self, name), state_dict[name])
+                setattr(self, name, chosen)
+                for group in self.optimizer.param_groups:
+                    # a group with a rate of its own keeps it
+                    if group.get(name) == own and not group.get("is_decoupled_lr"):
+                        group[name] = chosen
         self.num_steps = 0
         self.step(state_dict["num_steps"])
 

@@ -1,0 +1,234 @@
+"""Folders of a run's checkpoints: names, the tracker, publishing a new one, finding the newest good one."""
+import os
+import re
+import secrets
+import shutil
+import tempfile
+
+from mindspeed_ms.core.dist_checkpointing.errors import CheckpointError
+from mindspeed_ms.core.dist_checkpointing.manifest import MANIFEST_FILE, Manifest
+from mindspeed_ms.core.dist_checkpointing.reader import CheckpointReader
+
+TRACKER_FILE = "latest_checkpointed_iteration.txt"
+RELEASE = "release"
+_FOLDER = re.compile(r"iter_(\d{7,})$")
+_INCOMPLETE, _REPLACED = ".incomplete", ".replaced"
+
+
+def checkpoint_folder(folder, iteration):
+    """Folder of the checkpoint of an iteration."""
+    return os.path.join(folder, f"iter_{iteration:07d}")
+
+
+def is_checkpoint_folder(path):
+    """Whether a path is one checkpoint and not the folder of a run."""
+    name = os.path.basename(os.path.normpath(path))
+    return bool(_FOLDER.match(name)) or os.path.isfile(os.path.join(path, MANIFEST_FILE))
+
+
+def spare_folder(folder):
+    """Where a run keeps the checkpoint that the next one replaces (non_persistent_save_interval)."""
+    return os.path.join(folder, "non_persistent")
+
+
+def has_checkpoints(folder):
+    """Whether the folder of a run holds any checkpoint, good or not.
+
+    Raises:
+        CheckpointError: the tracker holds something else than an iteration.
+    """
+    return bool(iterations_in(folder) or iterations_in(spare_folder(folder))) or read_tracker(folder) is not None
+
+
+def iterations_in(folder):
+    """Iterations of all checkpoints in a folder (list[int])."""
+    if not os.path.isdir(folder):
+        return []
+    return [int(match[1]) for name in os.listdir(folder) if (match := _FOLDER.match(name))]
+
+
+def read_tracker(folder):
+    """What the tracker names: an iteration (int), "release", or None without a tracker.
+
+    Raises:
+        CheckpointError: it holds something else.
+    """
+    path = os.path.join(folder, TRACKER_FILE)
+    if not os.path.isfile(path):
+        return None
+    with open(path, encoding="utf-8", errors="replace") as file:
+        text = file.read().strip()
+    if text == RELEASE:
+        return text
+    if not text.isdigit():
+        raise CheckpointError(f"{path} holds {text!r}: expected the number of an iteration, or release.")
+    return int(text)
+
+
+def latest_iteration(folder):
+    """Iteration that the tracker names (int), or None; see `read_tracker`."""
+    named = read_tracker(folder)
+    return named if isinstance(named, int) else None
+
+
+# ---- writing ---------------------------------------------------------------------------------------------------------
+
+
+def check_writable(folder):
+    """Make the folder of a run and a file in it.
+
+    Raises:
+        OSError: one of them cannot be made.
+    """
+    os.makedirs(folder, exist_ok=True)
+    with tempfile.TemporaryFile(dir=folder) as file:
+        file.write(b"x")
+
+
+def prepare(folder, iteration):
+    """An empty folder to write the checkpoint of an iteration into; leftovers of crashes are cleared away. Returns it."""
+    os.makedirs(folder, exist_ok=True)
+    restore_replaced(folder)
+    for name in os.listdir(folder):
+        if name.endswith(_INCOMPLETE) and _FOLDER.match(name.partition(".")[0]):
+            shutil.rmtree(os.path.join(folder, name))
+    # a rank of a job that has died may still be writing: its folder is never this one
+    temporary = f"{checkpoint_folder(folder, iteration)}.{secrets.token_hex(4)}{_INCOMPLETE}"
+    os.makedirs(temporary)
+    return temporary
+
+
+def publish(folder, temporary, manifest, keep_checkpoint_max=None):
+    """Complete a checkpoint: manifest, final name, tracker; then delete what `keep_checkpoint_max` allows no more.
+
+    A crash at any moment leaves this checkpoint or the one before it (or both) complete.
+    """
+    write_file(os.path.join(temporary, MANIFEST_FILE), manifest.to_bytes())
+    sync_folder(temporary)
+    target = checkpoint_folder(folder, manifest.iteration)
+    if os.path.isdir(target):
+        os.rename(target, target + _REPLACED)
+    os.rename(temporary, target)
+    replace_file(os.path.join(folder, TRACKER_FILE), str(manifest.iteration).encode())
+    shutil.rmtree(target + _REPLACED, ignore_errors=True)
+    if keep_checkpoint_max is not None:
+        delete_old(folder, manifest.iteration, keep_checkpoint_max)
+
+
+def restore_replaced(folder):
+    """A crash between the two renames of `publish` left the old checkpoint under another name: bring it back."""
+    if os.path.isdir(spare_folder(folder)):
+        restore_replaced(spare_folder(folder))
+    for name in os.listdir(folder) if os.path.isdir(folder) else ():
+        target = os.path.join(folder, name.removesuffix(_REPLACED))
+        if name.endswith(_REPLACED) and _FOLDER.match(os.path.basename(target)):
+            if os.path.isdir(target):
+                shutil.rmtree(os.path.join(folder, name))
+            else:
+                os.rename(os.path.join(folder, name), target)
+
+
+def delete_old(folder, iteration, keep):
+    """Delete the checkpoints before `iteration` that were saved first, until `keep` of them are there with it.
+
+    Later iterations are an earlier run's and stay.
+    """
+    older = [checkpoint_folder(folder, number) for number in iterations_in(folder) if number < iteration]
+    older.sort(key=os.path.getmtime)
+    for path in older[:max(0, len(older) + 1 - keep)]:
+        os.rename(path, path + _INCOMPLETE)  # a crash while files are deleted must not leave half a checkpoint
+        shutil.rmtree(path + _INCOMPLETE)
+
+
+def write_file(path, data):
+    """Write bytes and wait until they are on the disk."""
+    with open(path, "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def replace_file(path, data):
+    """Replace a small file in one step: readers see the old or the new content."""
+    write_file(f"{path}.tmp", data)
+    os.replace(f"{path}.tmp", path)
+    sync_folder(os.path.dirname(path) or ".")
+
+
+def sync_folder(path):
+    """Wait until new names in a folder are on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+# ---- finding ---------------------------------------------------------------------------------------------------------
+
+
+def problem_of(path):
+    """Why a folder is no complete checkpoint, by manifest and sizes of files (str); None if it is one."""
+    if not os.path.isdir(path):
+        return f"{path}, which {TRACKER_FILE} names, does not exist."
+    try:
+        missing = CheckpointReader(path).incomplete()
+    except CheckpointError as error:
+        return str(error)
+    return f"{path} is incomplete: {', '.join(missing)}." if missing else None
+
+
+def candidates(folder):
+    """Checkpoints to try in turn when a run continues: list of folders.
+
+    First those that were saved after the tracker was written (a crash came between), then the tracker's, then the
+    others from the one saved last; those that the tracker has left behind (of an earlier run) stand last. A spare
+    checkpoint goes before them if it was saved after the first of them.
+
+    Raises:
+        CheckpointError: the tracker holds no iteration.
+    """
+    lasting, spare = _in_order(folder), _in_order(spare_folder(folder))
+    if spare and (not lasting or _saved_at(spare[0]) > _saved_at(lasting[0])):
+        return spare + lasting
+    return lasting + spare
+
+
+def _in_order(folder):
+    named = read_tracker(folder)
+    if named == RELEASE:
+        return [os.path.join(folder, RELEASE)]
+    tracker_time = os.path.getmtime(os.path.join(folder, TRACKER_FILE)) if named is not None else 0.0
+    saved = {number: _saved_at(checkpoint_folder(folder, number)) for number in iterations_in(folder)}
+    order = sorted(saved, key=lambda number: (saved[number], number), reverse=True)
+    newer = [number for number in order if saved[number] > tracker_time]
+    rest = [number for number in order if number not in newer]
+    if named is not None and named not in newer:
+        rest = [named] + [number for number in rest if number < named] + [number for number in rest if number > named]
+    return [checkpoint_folder(folder, number) for number in [*newer, *rest]]
+
+
+def _saved_at(path):
+    try:
+        return Manifest.read(path).saved_at
+    except CheckpointError:
+        return 0.0
+
+
+def named_checkpoint(folder, iteration=None):
+    """The folder of one checkpoint that the user named: `folder` itself, or that of an iteration in it; None: search.
+
+    Raises:
+        CheckpointError: it does not exist.
+    """
+    if not os.path.isdir(folder):
+        raise CheckpointError(f"{folder} holds no checkpoint: there is no such folder.")
+    if is_checkpoint_folder(folder):
+        return os.fspath(folder)
+    if iteration is None:
+        return None
+    path = checkpoint_folder(folder, iteration)
+    if not os.path.isdir(path):
+        raise CheckpointError(f"{folder} holds no checkpoint of iteration {iteration}: there are "
+                              f"{sorted(iterations_in(folder)) or 'none'}.")
+    return path

@@ -1,0 +1,186 @@
+"""Finding a checkpoint and putting it into a model and its optimizer, whatever layout either has.
+
+All ranks call everything together; each reads only the bytes of its own slices (and, with crc_check, its share of a check
+of all files).
+"""
+import math
+
+import numpy as np
+
+from mindspeed_ms.core import comm, storage
+from mindspeed_ms.core.dist_checkpointing import folders
+from mindspeed_ms.core.dist_checkpointing.agreement import on_all_ranks, on_rank_zero
+from mindspeed_ms.core.dist_checkpointing.errors import CheckpointError
+from mindspeed_ms.core.dist_checkpointing.manifest import OPTIMIZER_PREFIX, optimizer_key
+from mindspeed_ms.core.dist_checkpointing.reader import CheckpointReader, numpy_dtype
+from mindspeed_ms.core.logging import logger
+
+_DOING = "the checkpoint was not loaded"
+
+
+def find_checkpoint(folder, iteration=None, crc_check=False):
+    """The checkpoint to load: `folder` itself, that of an iteration, or the newest complete one of a run.
+
+    Args:
+        folder (str): of one checkpoint, or of a run.
+        iteration (Optional[int]): which; None: the newest; damaged ones are named in a warning and passed over.
+        crc_check (bool): read everything and compare the check sums.
+
+    Returns:
+        str: its folder.
+
+    Raises:
+        CheckpointError: on all ranks: none there, or the named one is damaged.
+    """
+    on_rank_zero(_DOING, folders.restore_replaced, folder)
+    named = on_rank_zero(_DOING, folders.named_checkpoint, folder, iteration)
+    if named is not None:
+        problem = _problem(named, crc_check)
+        if problem:
+            raise CheckpointError(problem)
+        return named
+    problems = []
+    for path in on_rank_zero(_DOING, folders.candidates, folder):
+        problem = _problem(path, crc_check)
+        if problem is None:
+            return path
+        problems.append(problem)
+        if comm.get_rank() == 0:
+            logger.warning("passed over a checkpoint: %s", problem)
+    found = " ".join(problems) or f"no {folders.TRACKER_FILE} and no iter_* folder."
+    raise CheckpointError(f"{folder} holds no checkpoint that can be loaded: {found}")
+
+
+def _problem(path, crc_check):
+    problem = on_rank_zero(_DOING, folders.problem_of, path)
+    if problem is None and crc_check:
+        reader = CheckpointReader(path)
+        parts = on_all_ranks(_DOING, reader.verify, comm.get_rank(), comm.get_world_size())
+        damaged = [text for part in parts for text in part]
+        if damaged:
+            problem = f"{path} is damaged: {'; '.join(damaged[:5])}{' ...' if len(damaged) > 5 else ''}."
+    return problem
+
+
+def open_checkpoint(path):
+    """CheckpointReader of a checkpoint on every rank.
+
+    Raises:
+        CheckpointError: on all ranks, if one of them cannot read it (the folder must be on a disk that all share).
+    """
+    readers = []
+    on_all_ranks(_DOING, lambda: readers.append(CheckpointReader(path)))
+    return readers[0]
+
+
+def load_tensors(reader, tensors, strict=True, vocab_size=None):
+    """Fill this rank's tensors.
+
+    Weights in another dtype are cast: float32 weights come from the float32 masters of a half-precision checkpoint, and
+    masters from its weights if it has none. Rows of a vocabulary beyond `vocab_size` are padding: they may be missing or
+    be left out.
+
+    Args:
+        reader (CheckpointReader): what `open_checkpoint` gives.
+        tensors (list[ShardedTensor]): what to fill; optimizer states only if the checkpoint's are to be used too.
+        strict (bool): every tensor must be stored, every stored one used by some rank; else differences are logged.
+        vocab_size (Optional[int]): of this run; the checkpoint's own counts too, no row of either is lost.
+
+    Raises:
+        CheckpointError: on all ranks: names that are missing or not used, other shapes, damaged files.
+    """
+    vocab_size = max(vocab_size or 0, reader.manifest.vocab_size or 0) or None
+    _check_names(reader.manifest, tensors, strict, vocab_size)
+    on_all_ranks(_DOING, _fill_all, reader, tensors, vocab_size)
+    _log_casts(reader.manifest, tensors)
+
+
+def _check_names(manifest, tensors, strict, vocab_size):
+    with_optimizer = any(tensor.key.startswith(OPTIMIZER_PREFIX) for tensor in tensors)
+    wanted, missing, wrong = {}, set(), set()
+    for tensor in tensors:
+        source = _source(manifest, tensor)
+        wanted[tensor.key] = source
+        if source is None:
+            missing.add(tensor.key)
+        elif not _fits(manifest.tensors[source], tensor, vocab_size):
+            stored = manifest.tensors[source].shape
+            wrong.add(f"{source} {tuple(stored)} instead of {tensor.slice.global_shape}")
+    reports = comm.world_group().all_gather_object((with_optimizer, wanted, missing, wrong))
+    used = {name for _, names, _, _ in reports for pair in names.items() for name in pair}
+    counted = any(report[0] for report in reports)
+    unused = {key for key in manifest.tensors if key not in used and (counted or not key.startswith(OPTIMIZER_PREFIX))}
+    missing = set().union(*(report[2] for report in reports))
+    wrong = set().union(*(report[3] for report in reports))
+    problems = [f"{title}: {_names(names)}" for title, names in
+                (("missing in the checkpoint", missing), ("not in the model", unused), ("of another shape", wrong)) if names]
+    if problems and (strict or wrong):
+        raise CheckpointError(f"the checkpoint does not fit the model ({'; '.join(problems)})."
+                              + ("" if wrong else " load_strict: False (--load-strict false) loads what fits."))
+    if problems and comm.get_rank() == 0:
+        logger.warning("loaded in part (load_strict is off): %s", "; ".join(problems))
+
+
+def _names(names):
+    names = sorted(names)
+    return ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
+
+
+def _source(manifest, tensor):
+    """Key of the stored tensor that fills a tensor: its own or, for another precision, the master's or the weight's."""
+    key = tensor.key
+    prefix = optimizer_key("fp32_param", "")
+    if key.startswith(prefix) and key not in manifest.tensors:
+        key = key.removeprefix(prefix)
+    elif not key.startswith(OPTIMIZER_PREFIX) and key in manifest.tensors and tensor.dtype == "float32":
+        master = optimizer_key("fp32_param", key)
+        if manifest.tensors[key].dtype != "float32" and master in manifest.tensors:
+            return master
+    return key if key in manifest.tensors else None
+
+
+def _fits(stored, tensor, vocab_size):
+    shape = tensor.slice.global_shape
+    if stored.shape == shape:
+        return True
+    if "vocab" not in (tensor.grouping, stored.grouping) or stored.shape[1:] != shape[1:]:
+        return False
+    return vocab_size is not None and vocab_size <= min(stored.shape[0], shape[0])
+
+
+def _fill_all(reader, tensors, vocab_size):
+    for tensor in tensors:
+        source = _source(reader.manifest, tensor)
+        if source is not None:
+            _fill(reader, source, tensor, vocab_size)
+
+
+def _fill(reader, source, tensor, vocab_size):
+    stored = reader.manifest.tensors[source]
+    if stored.dtype == tensor.dtype:
+        with storage.filling(tensor.tensor) as array:
+            missing = reader.read(source, tensor.slice, array)
+    else:
+        array = np.empty(tensor.slice.local_shape, numpy_dtype(stored.dtype))
+        values = storage.from_array(array, stored.dtype)
+        if stored.shape != tensor.slice.global_shape:
+            storage.write(values, tensor.tensor)  # padding that is not stored stays
+        missing = reader.read(source, tensor.slice, array)
+        storage.write(tensor.tensor, values)
+    padding = math.inf if stored.shape == tensor.slice.global_shape else vocab_size * math.prod(stored.shape[1:])
+    lost = [part for part in missing if part[0] < padding]
+    if lost:
+        raise CheckpointError(f"{reader.folder} stores no elements {lost[0][0]} to {lost[0][1]} of {source}.")
+
+
+def _log_casts(manifest, tensors):
+    counts = {}
+    for tensor in tensors:
+        source = _source(manifest, tensor)
+        if source is not None and (manifest.tensors[source].dtype != tensor.dtype or source != tensor.key):
+            kind = "masters" if tensor.key.startswith(OPTIMIZER_PREFIX) else "weights"
+            origin = "masters" if source.startswith(OPTIMIZER_PREFIX) else "weights"
+            change = f"{tensor.dtype} {kind} from the checkpoint's {manifest.tensors[source].dtype} {origin}"
+            counts[change] = counts.get(change, 0) + 1
+    for change, count in counts.items():
+        logger.info("loaded %d tensors in another precision: %s", count, change)

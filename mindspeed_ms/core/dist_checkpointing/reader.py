@@ -1,0 +1,194 @@
+"""Reading a checkpoint without MindSpore: any slice of any tensor, only the bytes that it needs.
+
+    reader = CheckpointReader("output/iter_0000100")
+    for key, tensor in reader.manifest.tensors.items():
+        array = reader.read_whole(key)  # numpy; bfloat16 as uint16 bits
+"""
+import json
+import os
+
+import numpy as np
+import xxhash
+
+from mindspeed_ms.core.dist_checkpointing.errors import CheckpointError
+from mindspeed_ms.core.dist_checkpointing.manifest import Manifest, digest, whole_slice
+from mindspeed_ms.core.dist_checkpointing.shard_file import hash_of_range
+from mindspeed_ms.core.dist_checkpointing.slices import copy_plan
+from mindspeed_ms.layout.sharding import ParameterSharding
+
+_MOST_BUFFERS = os.sysconf("SC_IOV_MAX") if "SC_IOV_MAX" in os.sysconf_names else 16
+NUMPY_DTYPES = {"bfloat16": np.dtype(np.uint16), "bool": np.dtype(np.bool_)}
+
+
+def numpy_dtype(name):
+    """numpy dtype that holds the values of a stored dtype; bfloat16 as its bits in uint16."""
+    return NUMPY_DTYPES.get(name) or np.dtype(name)
+
+
+class CheckpointReader:
+    """Reads the checkpoint in a folder `iter_...`; a context manager that closes the files.
+
+    Args:
+        folder (str): of one checkpoint.
+        manifest (Optional[Manifest]): if it was read already.
+
+    Raises:
+        CheckpointError: no manifest, or a damaged one.
+    """
+
+    def __init__(self, folder, manifest=None):
+        self.folder = os.fspath(folder)
+        self.manifest = manifest if manifest is not None else Manifest.read(self.folder)
+        self._files = {}
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exception):
+        self.close()
+
+    def close(self):
+        """Close all files."""
+        for descriptor in self._files.values():
+            os.close(descriptor)
+        self._files = {}
+
+    def read_whole(self, key):
+        """The global tensor `key` as a numpy array (bfloat16: uint16 bits).
+
+        Raises:
+            CheckpointError: no such tensor, a part of it is stored nowhere, or its bytes are damaged.
+        """
+        stored = self.tensor(key)
+        out = np.empty(stored.shape, numpy_dtype(stored.dtype))
+        missing = self.read(key, whole_slice(ParameterSharding.replicated(stored.shape)), out.reshape(-1))
+        if missing:
+            raise CheckpointError(f"{self.folder} stores no elements {missing[0]} of {key}.")
+        return out
+
+    def tensor(self, key):
+        """`StoredTensor` of a key; CheckpointError if there is none."""
+        stored = self.manifest.tensors.get(key)
+        if stored is None:
+            raise CheckpointError(f"{self.folder} stores no tensor {key}.")
+        return stored
+
+    def read(self, key, wanted, out):
+        """Fill a slice.
+
+        A stored piece that is read as a whole is compared with its check sum; one that is read in part is not (`verify`
+        reads it all).
+
+        Args:
+            key (str): which tensor.
+            wanted (FlatSlice): of a tensor with the stored shape; its first axis may be of another length.
+            out (numpy.ndarray): 1-D, contiguous, elements of the stored size; elements that are not stored stay.
+
+        Returns:
+            list[(int, int)]: flat global ranges that are stored nowhere.
+
+        Raises:
+            CheckpointError: no such tensor, or damaged.
+        """
+        stored = self.tensor(key)
+        size = stored.itemsize
+        memory = memoryview(out.view(np.uint8))
+        runs, missing = copy_plan(wanted, [piece.slice for piece in stored.pieces])
+        for piece, parts in zip(stored.pieces, runs):
+            parts = [(source * size, target * size, count * size) for source, target, count in parts]
+            self._read_runs(key, piece, parts, memory)
+            if sum(count for _, _, count in parts) == piece.stop - piece.start:
+                hashed = xxhash.xxh3_64()
+                for _, target, count in parts:
+                    hashed.update(memory[target:target + count])
+                if hashed.hexdigest() != piece.xxhash:
+                    raise CheckpointError(self._damaged(piece.file, key))
+        return missing
+
+    def _read_runs(self, key, piece, parts, memory):
+        """Read (offset in the piece, offset in memory, bytes), neighbours of the file in one call."""
+        position = 0
+        while position < len(parts):
+            start, end, views = parts[position][0], parts[position][0], []
+            while position < len(parts) and parts[position][0] == end and len(views) < _MOST_BUFFERS:
+                _, target, count = parts[position]
+                views.append(memory[target:target + count])
+                end, position = end + count, position + 1
+            self._read_exactly(key, piece.file, piece.start + start, views)
+
+    def _read_exactly(self, key, name, offset, views):
+        while views:
+            count = os.preadv(self._open(name), views, offset)
+            if count == 0:
+                raise CheckpointError(f"{os.path.join(self.folder, name)} is damaged: it ends within tensor {key}.")
+            offset += count
+            while views and count >= views[0].nbytes:
+                count -= views.pop(0).nbytes
+            if views and count:
+                views[0] = views[0][count:]
+
+    def _open(self, name):
+        if name not in self._files:
+            try:
+                self._files[name] = os.open(os.path.join(self.folder, name), os.O_RDONLY)
+            except OSError as error:
+                raise CheckpointError(f"{os.path.join(self.folder, name)} cannot be read: {error.strerror}.") from error
+        return self._files[name]
+
+    def _damaged(self, name, key):
+        return (f"{os.path.join(self.folder, name)} is damaged: the check sum of tensor {key} is wrong. With crc_check "
+                "(--crc-check) a resuming run finds that first and takes the checkpoint before.")
+
+    def rank_states(self, number):
+        """What rank `number` of the saving run saved for itself: dict with rng and data_position.
+
+        Raises:
+            CheckpointError: missing or damaged.
+        """
+        entry = self.manifest.ranks[number]
+        path = os.path.join(self.folder, entry["file"])
+        try:
+            with open(path, "rb", buffering=0) as file:
+                data = file.readall()
+        except OSError as error:
+            raise CheckpointError(f"{path} cannot be read: {error.strerror}.") from error
+        if digest(data) != entry["xxhash"]:
+            raise CheckpointError(f"{path} is damaged: its check sum is wrong.")
+        return json.loads(data)
+
+    def incomplete(self):
+        """What is missing or too short or long, by the sizes of the files alone: list of texts, empty if complete."""
+        sizes = {**self.manifest.files, **{entry["file"]: entry["bytes"] for entry in self.manifest.ranks}}
+        problems = []
+        for name, expected in sizes.items():
+            try:
+                found = os.stat(os.path.join(self.folder, name)).st_size
+            except OSError:
+                problems.append(f"{name} is missing")
+                continue
+            if found != expected:
+                problems.append(f"{name} has {found} bytes instead of {expected}")
+        return problems
+
+    def verify(self, part=0, parts=1):
+        """Compare every check sum, reading everything once.
+
+        Args:
+            part, parts (int): look only at every `parts`-th piece, from `part`; so that ranks can share the work.
+
+        Returns:
+            list[str]: what is damaged.
+        """
+        problems, number = [], 0
+        for key, stored in self.manifest.tensors.items():
+            for piece in stored.pieces:
+                number += 1
+                path = os.path.join(self.folder, piece.file)
+                if number % parts == part and hash_of_range(path, piece.start, piece.stop) != piece.xxhash:
+                    problems.append(f"{piece.file}: the check sum of tensor {key} is wrong")
+        for number in range(part, len(self.manifest.ranks), parts):
+            try:
+                self.rank_states(number)
+            except CheckpointError:
+                problems.append(f"{self.manifest.ranks[number]['file']} is damaged or missing")
+        return problems

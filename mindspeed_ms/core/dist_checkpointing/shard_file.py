@@ -1,0 +1,109 @@
+"""Files of tensors in the safetensors format, written as a stream: nothing is copied, whatever the size.
+
+Source of the format: the safetensors documentation: 8 bytes with the length of a JSON header (little endian), the
+header, the values one after another.
+"""
+import json
+import os
+from dataclasses import dataclass, field
+
+import xxhash
+
+from mindspeed_ms.core.dist_checkpointing.errors import CheckpointError
+
+SAFETENSORS_DTYPES = {"float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16", "int64": "I64", "int32": "I32",
+                      "int16": "I16", "int8": "I8", "uint8": "U8", "bool": "BOOL"}
+_BLOCK_BYTES = 8 << 20
+
+
+@dataclass
+class Entry:
+    """A tensor to write.
+
+    Attributes:
+        name (str): unique in the file.
+        dtype (str): "float32", ...
+        shape (tuple[int]): as written.
+        data: contiguous bytes (1-D uint8 array), or a function without arguments that gives them.
+        start, stop (int), xxhash (str): where it stands in the file, once written.
+    """
+    name: str
+    dtype: str
+    shape: tuple
+    nbytes: int
+    data: object = None
+    start: int = 0
+    stop: int = 0
+    xxhash: str = field(default="")
+
+
+def write_shard(path, entries, verify=False):
+    """Write entries and wait until they are on the disk; fills in `start`, `stop` and `xxhash` of each.
+
+    Args:
+        verify (bool): read the file again and compare check sums.
+
+    Returns:
+        int: bytes of the file.
+
+    Raises:
+        OSError: no space, no such folder, ...
+        CheckpointError: `verify` found other bytes.
+    """
+    header, offset = {"__metadata__": {"format": "mindspeed_ms"}}, 0
+    for entry in entries:
+        header[entry.name] = {"dtype": SAFETENSORS_DTYPES[entry.dtype], "shape": list(entry.shape),
+                              "data_offsets": [offset, offset + entry.nbytes]}
+        offset += entry.nbytes
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-(len(text) + 8) % 64)
+    with open(path, "wb", buffering=0) as file:
+        _write_all(file, len(text).to_bytes(8, "little") + text)
+        position = 8 + len(text)
+        for entry in entries:
+            entry.start, entry.stop = position, position + entry.nbytes
+            entry.xxhash = _write_entry(file, entry)
+            position = entry.stop
+        os.fsync(file.fileno())
+        if verify:
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    if verify:
+        for entry in entries:
+            if hash_of_range(path, entry.start, entry.stop) != entry.xxhash:
+                raise CheckpointError(f"{path} holds other bytes than were written (tensor {entry.name}).")
+    return position
+
+
+def _write_entry(file, entry):
+    data = memoryview(entry.data() if callable(entry.data) else entry.data)
+    if data.nbytes != entry.nbytes:
+        raise CheckpointError(f"{entry.name} has {data.nbytes} bytes: expected {entry.nbytes}.")
+    hashed = xxhash.xxh3_64()
+    for start in range(0, entry.nbytes, _BLOCK_BYTES):
+        block = data[start:start + _BLOCK_BYTES]
+        hashed.update(block)
+        _write_all(file, block)
+    return hashed.hexdigest()
+
+
+def _write_all(file, data):
+    view = memoryview(data)
+    while view.nbytes:
+        view = view[file.write(view):]
+
+
+def hash_of_range(path, start, stop):
+    """Check sum of bytes of a file, read block by block; None if the file is shorter or cannot be read."""
+    hashed = xxhash.xxh3_64()
+    try:
+        with open(path, "rb", buffering=0) as file:
+            file.seek(start)
+            while start < stop:
+                block = file.read(min(_BLOCK_BYTES, stop - start))
+                if not block:
+                    return None
+                hashed.update(block)
+                start += len(block)
+    except OSError:
+        return None
+    return hashed.hexdigest()

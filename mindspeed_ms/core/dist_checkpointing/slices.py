@@ -1,0 +1,77 @@
+"""Which elements of stored pieces make up a wanted slice: intersections of flat ranges, in plain numbers."""
+
+
+def ordered_ranges(piece):
+    """(start, stop, offset) of a FlatSlice, by start: global flat elements, and where `start` is in the piece."""
+    ranges, offset = [], 0
+    for start, stop in piece.flat_ranges():
+        ranges.append((start, stop, offset))
+        offset += stop - start
+    ranges.sort()
+    return ranges
+
+
+def copy_plan(wanted, pieces):
+    """How to fill a slice from pieces.
+
+    Args:
+        wanted (FlatSlice): what to fill.
+        pieces (list[FlatSlice]): what there is; of tensors that differ in the length of the first axis at most. Elements
+            that several pieces hold are taken from the first.
+
+    Returns:
+        (runs, missing): `runs[i]` is the list of (offset in piece i, offset in wanted, elements) by offset in the piece;
+        `missing` lists (start, stop) of the flattened global tensor that no piece holds.
+    """
+    left, runs = ordered_ranges(wanted), []
+    for piece in pieces:
+        found = []
+        if left and _may_overlap(left, piece):
+            found, left = _take(left, ordered_ranges(piece))
+        runs.append(_joined(sorted(found)))
+    return runs, [(start, stop) for start, stop, _ in left]
+
+
+def _may_overlap(left, piece):
+    """Whether a look at the whole piece is worth it."""
+    sharding = piece.sharding
+    if sharding.axis not in (None, 0):
+        return True
+    inner = 1
+    for size in sharding.global_shape[1:]:
+        inner *= size
+    ranges = sharding.ranges if sharding.axis == 0 else ((0, sharding.numel // inner if inner else 0),)
+    first, last = min(start for start, _ in ranges) * inner, max(stop for _, stop in ranges) * inner
+    return left[0][0] < last and first < max(stop for _, stop, _ in left)
+
+
+def _take(left, held):
+    """(runs found, what is left) of two ordered lists of ranges."""
+    found, rest, position = [], [], 0
+    for start, stop, offset in left:
+        while position < len(held) and held[position][1] <= start:
+            position += 1
+        at = position
+        while start < stop and at < len(held) and held[at][0] < stop:
+            first, last, where = held[at]
+            if first > start:
+                rest.append((start, first, offset))
+                start, offset = first, offset + first - start
+            end = min(stop, last)
+            found.append((where + start - first, offset, end - start))
+            start, offset = end, offset + end - start
+            at += 1
+        if start < stop:
+            rest.append((start, stop, offset))
+    return found, rest
+
+
+def _joined(runs):
+    """Runs that follow each other on both sides, as one."""
+    result = []
+    for source, target, count in runs:
+        if result and result[-1][0] + result[-1][2] == source and result[-1][1] + result[-1][2] == target:
+            result[-1] = (result[-1][0], result[-1][1], result[-1][2] + count)
+        else:
+            result.append((source, target, count))
+    return result

@@ -1,0 +1,96 @@
+"""The tensors of a model and its optimizer as this rank holds them, under their global names.
+
+Read from the parameters themselves (`Parameter.sharding`, names with the global layer index) and from the optimizer's
+pieces, so every layout and any new kind of parallelism is described without a word here. A parameter whose name inside
+the rank's model is not global says so in an attribute `global_name`.
+"""
+from dataclasses import dataclass
+from typing import Any
+
+from mindspeed_ms.core.device import dtype_name
+from mindspeed_ms.core.dist_checkpointing.manifest import DTYPE_BYTES, optimizer_key, whole_slice
+from mindspeed_ms.layout.sharding import FlatSlice, ParameterSharding
+
+
+@dataclass(frozen=True)
+class ShardedTensor:
+    """A local tensor and what it is of a global one.
+
+    Attributes:
+        key (str): global, see `manifest`.
+        slice (FlatSlice): the elements that it holds, in order.
+        tensor (Tensor): contiguous; reading it saves, writing it loads.
+        grouping (Optional[str]): see `layout.ParameterDescription`.
+    """
+    key: str
+    slice: FlatSlice
+    tensor: Any
+    grouping: str | None = None
+
+    @property
+    def dtype(self):
+        """Name of the tensor's dtype."""
+        return dtype_name(self.tensor.dtype)
+
+    @property
+    def nbytes(self):
+        """Bytes of the local elements."""
+        return (self.slice.stop - self.slice.start) * DTYPE_BYTES[self.dtype]
+
+
+def global_key(name, param):
+    """Key of a parameter: its global name; of a tied copy the original's."""
+    name = getattr(param, "global_name", None) or name
+    shared_with = getattr(param, "shared_with", None)
+    if shared_with is not None:
+        own, original, _ = shared_with
+        name = name.removesuffix(own) + original
+    return name
+
+
+def model_tensors(model):
+    """ShardedTensor of everything that the chunks (DistributedDataParallel or plain cells) hold; sharded parameters
+    (z3) as this rank's parts."""
+    for chunk in model:
+        parts = _sharded_parts(chunk)
+        for name, param in getattr(chunk, "module", chunk).parameters_and_names():
+            key, grouping = global_key(name, param), getattr(param, "grouping", None)
+            if id(param) in parts:
+                for piece, tensor in parts[id(param)]:
+                    yield ShardedTensor(key, piece, tensor, grouping)
+            else:
+                yield ShardedTensor(key, whole_slice(_sharding_of(param, param.shape)), param, grouping)
+
+
+def optimizer_tensors(optimizer):
+    """ShardedTensor of every moment and master that this rank's optimizer holds."""
+    for piece, state in optimizer.pieces_with_states():
+        key, grouping = global_key(piece.name, piece.param), getattr(piece.param, "grouping", None)
+        part = FlatSlice(_sharding_of(piece.param, piece.shape), piece.offset, piece.offset + piece.stop - piece.start)
+        for name, tensor in state.items():
+            yield ShardedTensor(optimizer_key(name, key), part, tensor, grouping)
+
+
+def _sharding_of(param, shape):
+    sharding = getattr(param, "sharding", None) or ParameterSharding.replicated(tuple(shape))
+    if sharding.local_shape != tuple(shape):
+        raise ValueError(f"{param.name} has shape {tuple(shape)}, but its description says {sharding.local_shape}.")
+    return sharding
+
+
+def _sharded_parts(chunk):
+    """{id of parameter: [(slice, tensor)]} of parameters that are held in part; a rank may have no part of one."""
+    parts = {}
+    for buffer in getattr(chunk, "buffers", ()):
+        if not buffer.ddp_config.shards_params:
+            continue
+        for placed in buffer.layout.parameters:
+            param = buffer.params[placed.index]
+            sharding = _sharding_of(param, buffer.shapes[placed.index])
+            held = parts.setdefault(id(param), [])
+            for shard_start, shard_stop in buffer.shard_ranges():
+                start, stop = max(placed.start, shard_start), min(placed.stop, shard_stop)
+                if start < stop:
+                    piece = FlatSlice(sharding, start - placed.start, stop - placed.start)
+                    held.append((piece, buffer.slice_param(start, stop)))
+    return parts

@@ -1,0 +1,102 @@
+"""Trainings of a very small GPT that are saved and continued; everything here runs in a rank of a forked world."""
+import json
+import logging
+import os
+
+import numpy as np
+
+from tests.pipeline_parallel import job
+
+GLOBAL_BATCH = 12
+STEPS = 4
+DIST = {"use_distributed_optimizer": True}
+MODELS = {"tied": {**job.TIED, "num_layers": 4}, "untied": {**job.UNTIED, "num_layers": 4}}
+
+
+class Rows:
+    """Rows of text by index; the rows that were read are noted."""
+
+    def __init__(self, rows=STEPS * GLOBAL_BATCH):
+        data = job.batches(1, rows=rows, seed=3)
+        self.data = {name: values[0] for name, values in data.items()}
+        self.read = []
+
+    def __len__(self):
+        return len(self.data["tokens"])
+
+    def __getitem__(self, index):
+        self.read.append(int(index))
+        return {name: values[index] for name, values in self.data.items()}
+
+
+class Messages(logging.Handler):
+    """Notes what the package logs inside a `with`."""
+
+    def __init__(self):
+        super().__init__()
+        self.texts = []
+
+    def emit(self, record):
+        self.texts.append(record.getMessage())
+
+    def __enter__(self):
+        logging.getLogger("mindspeed_ms").addHandler(self)
+        return self.texts
+
+    def __exit__(self, *exception):
+        logging.getLogger("mindspeed_ms").removeHandler(self)
+
+
+def make_config(folder, model="tied", parallel=None, training=None, dataset=None, optimizer=None, sizes=None):
+    """AllConfig: micro-batch 1, saves at step 2 and at the end. Adam's epsilon hides the rounding noise of gradients that
+    are truly zero."""
+    from mindspeed_ms.config import init_configs_from_dict
+    length = {} if "train_samples" in (dataset or {}) else {"training_iters": STEPS}
+    return init_configs_from_dict({
+        "model_config": {**MODELS[model], **(sizes or {})}, "parallel_config": parallel or {},
+        "training_config": {"output_dir": str(folder), "save_interval": 2, "keep_checkpoint_max": None, "seed": 7,
+                            **length, **(training or {})},
+        "dataset_config": {"batch_size": 1, "global_batch_size": GLOBAL_BATCH, **(dataset or {})},
+        "optimizer_config": {"learning_rate": 0.01, "lr_decay_style": "linear", "weight_decay": 0.1, "clip_grad": 1.0,
+                             "eps": 1e-3, **(optimizer or {})}})
+
+
+def train(folder, rows=None, **settings):
+    """Train; dict of `losses`, `norms`, `lr` by iteration, `rows` that were read, the `weights`, and `log`."""
+    from mindspeed_ms.core import comm, parallel_state
+    from mindspeed_ms.core import num_microbatches_calculator as calculator
+    from mindspeed_ms.legacy.model.gpt_model import GPTModel
+    from mindspeed_ms.training.checkpointing import whole_parameters
+    from mindspeed_ms.training.training import pretrain
+    from mindspeed_ms.training.utils import set_parallel_context, set_seed
+    parallel_state.destroy_model_parallel()
+    calculator.destroy_num_microbatches_calculator()
+    all_config = make_config(folder, **settings)
+    set_parallel_context(all_config.parallel_config)
+    set_seed(all_config.training_config.seed)
+    rows = rows if rows is not None else Rows()
+
+    def model_provider(pre_process=True, post_process=True):
+        return GPTModel(all_config.model_config, pre_process=pre_process, post_process=post_process)
+
+    with Messages() as texts:
+        run = pretrain(lambda numbers: (rows, None, None), model_provider, None, all_config=all_config)
+    comm.world_group().barrier()
+    lines = []
+    if os.path.exists(os.path.join(folder, "metrics.jsonl")):
+        with open(os.path.join(folder, "metrics.jsonl"), encoding="utf-8") as file:
+            lines = [json.loads(line) for line in file]
+    with whole_parameters(run.model):
+        weights = {name: (param.sharding, np.array(param.asnumpy())) for chunk in run.model
+                   for name, param in chunk.module.parameters_and_names()}
+    return {"losses": {line["iteration"]: line["loss"] for line in lines if "loss" in line},
+            "norms": {line["iteration"]: line["grad_norm"] for line in lines if "loss" in line},
+            "lr": {line["iteration"]: line["learning_rate"] for line in lines if "loss" in line},
+            "rows": rows.read, "weights": weights, "log": texts, "scale": run.optimizer.get_loss_scale(),
+            "iteration": run.train_state.iteration}
+
+
+def world_size(parallel, data_parallel=1):
+    """Ranks of a layout."""
+    return (parallel.get("pipeline_model_parallel_size", 1) * parallel.get("tensor_model_parallel_size", 1)
+            * data_parallel)

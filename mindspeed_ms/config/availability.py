@@ -48,7 +48,6 @@ NOT_YET = (
     Missing("training_config.use_checkpoint_args", "taking the model's shape from a checkpoint"),
     Missing("optimizer_config.overlap_param_gather_with_optimizer_step", "gathering parameters during the update"),
     Missing("training_config.loss_reduction", "a loss that is summed"),
-    Missing("training_config.ckpt_format", "upstream's checkpoint formats"),
     Missing("training_config.empty_unused_memory_level", "freeing cached memory"),
     Missing("training_config.log_throughput", "logging TFLOP/s"),
     Missing("dataset_config.mock_data", "made-up data"),

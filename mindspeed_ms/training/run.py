@@ -69,7 +69,8 @@ class TrainingRun:
             return
         if self.saver is None:
             self.saver = checkpointing.CheckpointSaver(settings.output_dir, settings.keep_checkpoint_max,
-                                                       settings.async_save, settings.crc_check)
+                                                       settings.async_save, settings.crc_check, settings.ckpt_format,
+                                                       settings.prefix)
         checkpointing.save_checkpoint(
             self.saver, self.train_state, self.model,
             None if settings.no_save_optim else self.optimizer,
@@ -178,6 +179,10 @@ def find_checkpoint(run):
     folder, run.resumes = _folder_to_load(settings)
     if folder:
         run.load_from = checkpointing.find_checkpoint(folder, settings.ckpt_step, settings.crc_check)
+        if run.resumes and checkpointing.is_upstream_folder(run.load_from):
+            raise checkpointing.CheckpointError(
+                f"{run.load_from} was written by upstream, whose optimizer state cannot be continued: load its weights, "
+                "without resume_training (--finetune).")
     checkpointing.check_output_folder(settings.output_dir)
 
 
@@ -191,7 +196,7 @@ def load(run):
     if path is None:
         return
     with_optimizer = run.resumes and not settings.no_load_optim
-    with checkpointing.open_checkpoint(path) as reader:
+    with checkpointing.open_checkpoint(path, run.all_config, settings.ckpt_step) as reader:
         checkpointing.load_checkpoint(reader, run.model, run.optimizer if with_optimizer else None,
                                       run.opt_param_scheduler if with_optimizer else None, settings.load_strict,
                                       checkpointing.true_vocab_size(run.all_config))

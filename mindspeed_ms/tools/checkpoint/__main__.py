@@ -7,7 +7,6 @@ import sys
 
 from mindspeed_ms.config import ConfigError, init_configs_from_dict, init_configs_from_yaml
 from mindspeed_ms.core.dist_checkpointing.errors import CheckpointError
-from mindspeed_ms.core.dist_checkpointing.reader import CheckpointReader
 from mindspeed_ms.layout.errors import LayoutError
 from mindspeed_ms.tools.checkpoint import diff, inspect, rewrite, verify
 from mindspeed_ms.tools.checkpoint.source import all_checkpoints, open_checkpoint
@@ -32,6 +31,7 @@ def parser():
     make.add_argument("first")
     make.add_argument("second")
     make.add_argument("--iteration", type=int, help="of both, if they are folders of runs")
+    make.add_argument("--config", help="yaml of the model, for files that upstream wrote")
     make.add_argument("--rtol", type=float, default=0.0, help="relative difference that is allowed (default 0: equal bits)")
     make.add_argument("--atol", type=float, default=0.0, help="absolute difference that is allowed")
     make.add_argument("--weights-only", action="store_true", help="neither optimizer states nor counters")
@@ -41,7 +41,6 @@ def parser():
     for name in _SIZES:
         make.add_argument(f"--{name.replace('_', '-')}", type=int, help="of the new layout")
     make.add_argument("--data-parallel-size", type=int, default=1, help="ranks that share the optimizer's state")
-    make.add_argument("--config", help="yaml of the model and the new layout; by default the checkpoint's own")
     make = _command(commands, "merge", "join all parts into whole tensors")
     make.add_argument("output", help="folder for the new checkpoint, or for the weights")
     make.add_argument("--weights-only", action="store_true", help="plain safetensors files with an index, for other programs")
@@ -53,11 +52,12 @@ def _command(commands, name, text):
     made = commands.add_parser(name, help=text)
     made.add_argument("path", help="a checkpoint (output/iter_0000100), or the folder of a run: its newest")
     made.add_argument("--iteration", type=int, help="which one of a run")
+    made.add_argument("--config", help="yaml of the model, for files that upstream wrote; for reshard also of the new layout")
     return made
 
 
 def _inspect(arguments):
-    with open_checkpoint(arguments.path, arguments.iteration) as reader:
+    with open_checkpoint(arguments.path, arguments.iteration, arguments.config) as reader:
         description = inspect.describe(reader, arguments.slices)
     print(json.dumps(description, indent=1) if arguments.json else "\n".join(inspect.lines(description)))
     return 0
@@ -67,7 +67,7 @@ def _verify(arguments):
     damaged = 0
     for path in all_checkpoints(arguments.path, arguments.iteration):
         try:
-            with CheckpointReader(path) as reader:
+            with open_checkpoint(path, arguments.iteration, arguments.config) as reader:
                 problems = verify.problems_of(reader)
         except CheckpointError as error:
             problems = [str(error)]
@@ -79,8 +79,8 @@ def _verify(arguments):
 
 
 def _diff(arguments):
-    with open_checkpoint(arguments.first, arguments.iteration) as first, \
-            open_checkpoint(arguments.second, arguments.iteration) as second:
+    with open_checkpoint(arguments.first, arguments.iteration, arguments.config) as first, \
+            open_checkpoint(arguments.second, arguments.iteration, arguments.config) as second:
         count = 0
         for difference in diff.differences(first, second, arguments.rtol, arguments.atol, arguments.weights_only,
                                            arguments.ignore_dtype):
@@ -91,7 +91,7 @@ def _diff(arguments):
 
 
 def _reshard(arguments):
-    with open_checkpoint(arguments.path, arguments.iteration) as reader:
+    with open_checkpoint(arguments.path, arguments.iteration, arguments.config) as reader:
         cut = layout_cut(reader.manifest, _target_config(arguments, reader.manifest), arguments.data_parallel_size)
         rewrite.check_source(reader)
         print(f"wrote {rewrite.write_checkpoint(reader, arguments.output, cut)} for {len(cut)} ranks")
@@ -119,7 +119,7 @@ def _target_config(arguments, manifest):
 
 def _merge(arguments):
     most_bytes = int(arguments.max_file_size * rewrite.GIGABYTE)
-    with open_checkpoint(arguments.path, arguments.iteration) as reader:
+    with open_checkpoint(arguments.path, arguments.iteration, arguments.config) as reader:
         rewrite.check_source(reader)
         if arguments.weights_only:
             names = rewrite.write_weights(reader, arguments.output, most_bytes)

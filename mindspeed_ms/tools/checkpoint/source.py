@@ -2,24 +2,31 @@
 import logging
 import os
 
+from mindspeed_ms.config import init_configs_from_yaml
 from mindspeed_ms.core.dist_checkpointing import folders
 from mindspeed_ms.core.dist_checkpointing.errors import CheckpointError
 from mindspeed_ms.core.dist_checkpointing.reader import CheckpointReader
+from mindspeed_ms.core.dist_checkpointing.upstream_format import is_upstream_folder, read_upstream_manifest
 
 logger = logging.getLogger("mindspeed_ms")
 
 
-def open_checkpoint(path, iteration=None):
+def open_checkpoint(path, iteration=None, config=None):
     """CheckpointReader of a checkpoint's folder, or of the newest complete one in the folder of a run.
 
     Args:
         path (str): `output`, `output/iter_0000100` or a folder with a manifest.
         iteration (Optional[int]): which of a run.
+        config (Optional[str]): yaml of the model; needed for files that upstream wrote.
 
     Raises:
         CheckpointError: none there, or none that is complete.
     """
     named = folders.named_checkpoint(path, iteration)
+    if named is not None and is_upstream_folder(named):
+        if config is None:
+            raise CheckpointError(f"{path} was written by upstream: give the configuration of its model with --config.")
+        return CheckpointReader(named, read_upstream_manifest(named, init_configs_from_yaml(config), iteration))
     if named is not None:
         return CheckpointReader(named)
     problems = []

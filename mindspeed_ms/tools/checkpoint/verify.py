@@ -1,11 +1,12 @@
 """Whether a checkpoint is whole: its files, its check sums, and that its parts make up each tensor exactly."""
 import itertools
-import json
 import os
 
 from tqdm import tqdm
 
+from mindspeed_ms.core.dist_checkpointing.errors import CheckpointError
 from mindspeed_ms.core.dist_checkpointing.slices import ordered_ranges
+from mindspeed_ms.core.dist_checkpointing.upstream_format import names_in_files, tensors_in_file
 
 _STEPS = 100  # of the progress bar
 
@@ -51,30 +52,18 @@ def coverage_problems(stored):
 
 
 def header_problems(reader):
-    """Whether the headers of safetensors files, which other tools read, say the same as the manifest: list of texts."""
-    wanted = {}
+    """Whether the headers of the files, which other programs read, say the same as the manifest: list of texts."""
+    wanted, problems = {}, []
     for key, stored in reader.manifest.tensors.items():
         for piece in stored.pieces:
-            if piece.file.endswith(".safetensors"):
-                wanted.setdefault(piece.file, {})[piece.start, piece.stop] = key
-    problems = []
+            wanted.setdefault(piece.file, {})[piece.start, piece.stop] = key
     for name, places in wanted.items():
         try:
-            found = _places(os.path.join(reader.folder, name))
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            found = tensors_in_file(os.path.join(reader.folder, name))
+        except CheckpointError:
             problems.append(f"{name}: its header is damaged")
             continue
+        names = {place: known.partition("#")[0] for known, tensor in found.items() for place in tensor.ranges}
         problems += [f"{name}: its header does not name the bytes of tensor {key}" for place, key in places.items()
-                     if not found.get(place) or not key.endswith(found[place])]
+                     if names.get(place) not in names_in_files(key)]
     return problems
-
-
-def _places(path):
-    """{(start, stop) in the file: name} of a safetensors file."""
-    with open(path, "rb") as file:
-        length = int.from_bytes(file.read(8), "little")
-        if length > os.fstat(file.fileno()).st_size:
-            raise ValueError(length)
-        header = json.loads(file.read(length))
-    places = ((name, entry["data_offsets"]) for name, entry in header.items() if name != "__metadata__")
-    return {(8 + length + start, 8 + length + stop): name.partition("#")[0] for name, (start, stop) in places}

@@ -109,7 +109,7 @@ def test_what_upstream_wrote_is_read(world, tmp_path):
     world(4)(saved, tmp_path / "four", parallel=TP2PP2, sizes=swiglu, training={"ckpt_format": "ckpt"})
     path = as_upstream(tmp_path / "four")
     config = tmp_path / "config.yaml"
-    config.write_text(yaml.safe_dump(runs.make_config(tmp_path, sizes=swiglu).to_dict()))
+    config.write_text(yaml.safe_dump({"model_config": {**runs.MODELS["tied"], **swiglu}}))
     assert main(["merge", str(path), str(tmp_path / "ours")]) == 2  # it needs the configuration
     assert main(["merge", str(path), str(tmp_path / "ours"), "--config", str(config)]) == 0
     assert main(["diff", str(tmp_path / "four" / "iter_0000002"), str(tmp_path / "ours"), "--weights-only"]) == 0

@@ -5,8 +5,8 @@
 A trial trains a very small GPT with a checkpoint after every step (asynchronous or not, in our format or upstream's), ends
 it in one of the ways of `KINDS`, and continues it. Checked: the newest complete checkpoint is not older than it may be and
 its check sums are right; the continued run starts from it, without crc_check it stops with a message that names the damage or
-is not touched by it; losses and gradient norms of all steps equal those of a run that was never interrupted, bit for
-bit. Prints a line per trial; exit code 1 if one fails, and its folder stays.
+is not touched by it; losses and gradient norms of all steps, and every tensor and counter of the last checkpoint, equal
+those of a run that was never interrupted, bit for bit. Prints a line per trial; exit code 1 if one fails, and its folder stays.
 """
 import argparse
 import os
@@ -19,6 +19,7 @@ import threading
 import time
 from pathlib import Path
 
+from mindspeed_ms.tools.checkpoint.diff import differences
 from tests.checkpoint import test_crash as crash
 
 STEPS = crash.runs.STEPS
@@ -127,7 +128,7 @@ class Trial:
         shutil.copytree(self.folder, copy)
         for outcome in world.outcomes(quietly, "train", copy, **self.options):
             if outcome.succeeded:
-                same(outcome.value, self.expected)
+                self.compare(outcome.value, copy)
             else:
                 text = str(outcome.exception)
                 assert file.name in text and "is damaged" in text, text
@@ -144,6 +145,16 @@ class Trial:
         (self.folder / "latest_checkpointed_iteration.txt").write_text(str(wrong))
         return f"the tracker names {wrong}", 3
 
+    def compare(self, found, folder):
+        """AssertionError if a step's loss or norm, or a tensor of the last checkpoint, is another one."""
+        for name in ("losses", "norms"):
+            assert found[name] == self.expected[name], f"{name} {found[name]} instead of {self.expected[name]}"
+        paths = [crash.folders.checkpoint_folder(str(path), STEPS) for path in (folder, self.folder.parent / "whole")]
+        with crash.CheckpointReader(paths[0]) as last, crash.CheckpointReader(paths[1]) as whole:
+            assert last.verify() == [], f"{paths[0]} is damaged"
+            wrong = next(differences(last, whole), None)
+            assert wrong is None, f"{paths[0]} is not what it must be: {wrong.key}: {wrong.text}"
+
     def check(self, world, expected):
         """Crash, continue, compare. Returns a text; AssertionError says what is wrong."""
         self.expected = expected
@@ -156,16 +167,8 @@ class Trial:
             assert outcome.succeeded, f"{happened}: {outcome.traceback or outcome}"
             resumed = any(f"at iteration {newest}" in line for line in outcome.value["log"])
             assert newest == 0 or resumed, f"{happened}: the run did not resume from iteration {newest}"
-            same(outcome.value, expected)
-        last = crash.folders.checkpoint_folder(str(self.folder), STEPS)
-        assert crash.CheckpointReader(last).verify() == [], f"{happened}: {last} is damaged"
+        self.compare(outcome.value, self.folder)
         return f"{happened}; resumed from iteration {newest}"
-
-
-def same(found, expected):
-    """AssertionError if a step's loss or gradient norm is another one."""
-    for name in ("losses", "norms"):
-        assert found[name] == expected[name], f"{name} {found[name]} instead of {expected[name]}"
 
 
 KINDS = {"killed in a save": Trial.killed_in_a_save, "killed in a save ": Trial.killed_in_a_save,

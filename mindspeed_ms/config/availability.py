@@ -41,7 +41,6 @@ NOT_YET = (
     Missing("model_config.rope_scaling", "scaling of rotary frequencies", parts=("model_config.rope_scaling.",)),
     Missing("model_config.qk_layernorm", "norms of queries and keys"),
     Missing("training_config.profile", "profiling", parts=("training_config.profile_",)),
-    Missing("training_config.non_persistent_save_interval", "checkpoints that replace each other"),
     Missing(
         "training_config.best_metric_comparison", "keeping the best checkpoint", parts=("training_config.eval_metric",)
     ),

@@ -11,9 +11,10 @@ from mindspeed_ms.core.dist_checkpointing.errors import CheckpointError
 from mindspeed_ms.core.dist_checkpointing.folders import (
     TRACKER_FILE,
     check_writable,
+    has_checkpoints,
     iterations_in,
     latest_iteration,
-    read_tracker,
+    spare_folder,
 )
 from mindspeed_ms.core.dist_checkpointing.load import find_checkpoint, load_tensors, open_checkpoint
 from mindspeed_ms.core.dist_checkpointing.manifest import Manifest
@@ -23,9 +24,9 @@ from mindspeed_ms.core.dist_checkpointing.upstream_format import is_upstream_fol
 from mindspeed_ms.core.logging import logger
 from mindspeed_ms.core.tensor_parallel.random import model_parallel_manual_seed
 
-__all__ = ["TRACKER_FILE", "CheckpointError", "CheckpointSaver", "check_output_folder", "find_checkpoint",
+__all__ = ["TRACKER_FILE", "CheckpointError", "CheckpointSaver", "check_output_folder", "find_checkpoint", "has_checkpoints",
            "is_upstream_folder", "iterations_in", "latest_iteration", "load_checkpoint", "named_parameters",
-           "open_checkpoint", "read_tracker", "save_checkpoint", "true_vocab_size", "whole_parameters"]
+           "open_checkpoint", "save_checkpoint", "spare_folder", "true_vocab_size", "whole_parameters"]
 
 _RNG_SIZES = ("tensor", "pipeline", "virtual_pipeline", "context", "expert")
 

@@ -34,7 +34,7 @@ class TrainingRun:
         last_saved (Optional[int]): iteration of the newest checkpoint of this run.
         load_from (Optional[str]): folder of the checkpoint that the run starts from.
         resumes (bool): it goes on where that checkpoint was saved; else it takes the weights only.
-        saver (CheckpointSaver): writes checkpoints.
+        savers (dict[bool, CheckpointSaver]): write the checkpoints that stay (True) and the spare ones (False).
     """
     all_config: Any
     training_iters: int = 0
@@ -54,7 +54,7 @@ class TrainingRun:
     last_saved: int | None = None
     load_from: str | None = None
     resumes: bool = False
-    saver: Any = None
+    savers: dict = field(default_factory=dict)
     start_time: float = field(default_factory=time.monotonic)
 
     def data(self):
@@ -62,32 +62,43 @@ class TrainingRun:
         present = {"train": self.train_data, "valid": self.valid_data}
         return {name: data for name, data in present.items() if data is not None}
 
-    def save(self):
-        """Write a checkpoint of the present iteration, unless there is one or saving is switched off."""
+    def save(self, persistent=True):
+        """Write a checkpoint of the present iteration, unless there is one or saving is switched off.
+
+        Args:
+            persistent (bool): False: a spare one, which the next spare one replaces.
+        """
         settings = self.all_config.training_config
         if not settings.save_enabled or self.last_saved == self.train_state.iteration:
             return
-        if self.saver is None:
-            self.saver = checkpointing.CheckpointSaver(settings.output_dir, settings.keep_checkpoint_max,
-                                                       settings.async_save, settings.crc_check, settings.ckpt_format,
-                                                       settings.prefix)
+        self.complete_save()
         checkpointing.save_checkpoint(
-            self.saver, self.train_state, self.model,
+            self._saver(persistent), self.train_state, self.model,
             None if settings.no_save_optim else self.optimizer,
             None if settings.no_save_optim else self.opt_param_scheduler,
             {name: data.stream.position() for name, data in self.data().items()},
             not settings.no_save_rng, self.all_config)
-        self.last_saved = self.train_state.iteration
+        if persistent:
+            self.last_saved = self.train_state.iteration
+
+    def _saver(self, persistent):
+        if persistent not in self.savers:
+            settings = self.all_config.training_config
+            folder = settings.output_dir if persistent else checkpointing.spare_folder(settings.output_dir)
+            self.savers[persistent] = checkpointing.CheckpointSaver(
+                folder, settings.keep_checkpoint_max if persistent else 1, settings.async_save, settings.crc_check,
+                settings.ckpt_format, settings.prefix)
+        return self.savers[persistent]
 
     def poll_save(self):
         """Between steps: complete a checkpoint that was written beside the training."""
-        if self.saver is not None:
-            self.saver.poll()
+        for saver in self.savers.values():
+            saver.poll()
 
     def complete_save(self):
         """Before the training ends: wait for a checkpoint that is being written."""
-        if self.saver is not None:
-            self.saver.wait()
+        for saver in self.savers.values():
+            saver.wait()
 
 
 def init_batch_sizes(all_config):
@@ -241,7 +252,7 @@ def _folder_to_load(settings):
     if not settings.resume_training:
         _warn_of_older_checkpoints(own)
         return settings.pretrained_checkpoint, False
-    if checkpointing.iterations_in(own) or checkpointing.read_tracker(own) is not None:
+    if checkpointing.has_checkpoints(own):
         return own, resumes
     if settings.exit_on_missing_checkpoint:
         raise checkpointing.CheckpointError(f"{own} holds no checkpoint to resume from (exit_on_missing_checkpoint).")

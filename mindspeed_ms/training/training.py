@@ -173,8 +173,7 @@ def train(run):
             run.poll_save()
             _check_weights_if_due(run)
             garbage.after_step(state.iteration, _evaluate_if_due(run))
-            if settings.save_interval and state.iteration % settings.save_interval == 0:
-                run.save()
+            _save_if_due(run)
             due = settings.exit_interval and state.iteration % settings.exit_interval == 0
             if (stop or due) and state.iteration < run.training_iters:
                 run.save()
@@ -187,6 +186,15 @@ def train(run):
         _final_evaluations(run)
         run.complete_save()
     logger.info("Training success! %d iterations, %d samples", state.iteration, state.consumed_train_samples)
+
+
+def _save_if_due(run):
+    settings = run.all_config.training_config
+    if settings.save_interval and run.train_state.iteration % settings.save_interval == 0:
+        run.save()
+    elif (settings.non_persistent_save_interval
+          and run.train_state.iteration % settings.non_persistent_save_interval == 0):
+        run.save(persistent=False)
 
 
 def _data_of_step(run, finite):

@@ -187,6 +187,22 @@ def test_a_checkpoint_of_weights_alone(world, tmp_path):
     assert any("random states start anew: the checkpoint has none" in line for line in log)
 
 
+def spare(folder):
+    """Spare checkpoints at 1 and 3, lasting ones at 2 and 4; the crash before step 4 is made by hand."""
+    runs.train(folder, training={"non_persistent_save_interval": 1})
+    kept = sorted(os.listdir(folder)), sorted(os.listdir(folder / "non_persistent"))
+    (folder / "iter_0000004").rename(folder / "aside")
+    (folder / "latest_checkpointed_iteration.txt").write_text("2")
+    return kept, runs.train(folder, training={"resume_training": True})["log"]
+
+
+def test_spare_checkpoints_replace_each_other(world, tmp_path):
+    ((own, other), log), = world(1)(spare, tmp_path)
+    assert [name for name in own if name.startswith("iter")] == ["iter_0000002", "iter_0000004"]
+    assert other == ["iter_0000003", "latest_checkpointed_iteration.txt"]
+    assert any("non_persistent/iter_0000003 at iteration 3" in text for text in log)
+
+
 def missing(folder):
     training = {"resume_training": True, "exit_on_missing_checkpoint": True}
     from mindspeed_ms.training.checkpointing import CheckpointError

@@ -27,6 +27,20 @@ def is_checkpoint_folder(path):
     return bool(_FOLDER.match(name)) or os.path.isfile(os.path.join(path, MANIFEST_FILE))
 
 
+def spare_folder(folder):
+    """Where a run keeps the checkpoint that the next one replaces (non_persistent_save_interval)."""
+    return os.path.join(folder, "non_persistent")
+
+
+def has_checkpoints(folder):
+    """Whether the folder of a run holds any checkpoint, good or not.
+
+    Raises:
+        CheckpointError: the tracker holds something else than an iteration.
+    """
+    return bool(iterations_in(folder) or iterations_in(spare_folder(folder))) or read_tracker(folder) is not None
+
+
 def iterations_in(folder):
     """Iterations of all checkpoints in a folder (list[int])."""
     if not os.path.isdir(folder):
@@ -104,6 +118,8 @@ def publish(folder, temporary, manifest, keep_checkpoint_max=None):
 
 def restore_replaced(folder):
     """A crash between the two renames of `publish` left the old checkpoint under another name: bring it back."""
+    if os.path.isdir(spare_folder(folder)):
+        restore_replaced(spare_folder(folder))
     for name in os.listdir(folder) if os.path.isdir(folder) else ():
         target = os.path.join(folder, name.removesuffix(_REPLACED))
         if name.endswith(_REPLACED) and _FOLDER.match(os.path.basename(target)):
@@ -169,11 +185,19 @@ def candidates(folder):
     """Checkpoints to try in turn when a run continues: list of folders.
 
     First those that were saved after the tracker was written (a crash came between), then the tracker's, then the
-    others from the one saved last; those that the tracker has left behind (of an earlier run) stand last.
+    others from the one saved last; those that the tracker has left behind (of an earlier run) stand last. A spare
+    checkpoint goes before them if it was saved after the first of them.
 
     Raises:
         CheckpointError: the tracker holds no iteration.
     """
+    lasting, spare = _in_order(folder), _in_order(spare_folder(folder))
+    if spare and (not lasting or _saved_at(spare[0]) > _saved_at(lasting[0])):
+        return spare + lasting
+    return lasting + spare
+
+
+def _in_order(folder):
     named = read_tracker(folder)
     if named == RELEASE:
         return [os.path.join(folder, RELEASE)]
@@ -182,9 +206,9 @@ def candidates(folder):
     order = sorted(saved, key=lambda number: (saved[number], number), reverse=True)
     newer = [number for number in order if saved[number] > tracker_time]
     rest = [number for number in order if number not in newer]
-    if named is not None:
+    if named is not None and named not in newer:
         rest = [named] + [number for number in rest if number < named] + [number for number in rest if number > named]
-    return [checkpoint_folder(folder, number) for number in [*newer, *(number for number in rest if number not in newer)]]
+    return [checkpoint_folder(folder, number) for number in [*newer, *rest]]
 
 
 def _saved_at(path):

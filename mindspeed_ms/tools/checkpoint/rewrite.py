@@ -74,7 +74,7 @@ def write_checkpoint(reader, folder, cut):
         CheckpointError: the folder holds checkpoints, the disk is too small, or the source is damaged.
     """
     source = reader.manifest
-    if folders.iterations_in(folder) or folders.read_tracker(folder) is not None:
+    if folders.has_checkpoints(folder):
         raise CheckpointError(f"{folder} holds checkpoints already: choose a folder that is new or empty.")
     _check_space(folder, reader, cut)
     target = Manifest(source.iteration, states=source.states, layout=source.layout, vocab_size=source.vocab_size,

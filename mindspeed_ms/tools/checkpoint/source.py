@@ -49,7 +49,8 @@ def all_checkpoints(path, iteration=None):
     named = folders.named_checkpoint(path, iteration)
     if named is not None:
         return [named]
-    found = [folders.checkpoint_folder(path, number) for number in sorted(folders.iterations_in(path))]
+    found = [folders.checkpoint_folder(place, number) for place in (path, folders.spare_folder(path))
+             for number in sorted(folders.iterations_in(place))]
     named = folders.read_tracker(path)
     if named is not None:
         tracked = os.path.join(path, named) if named == folders.RELEASE else folders.checkpoint_folder(path, named)

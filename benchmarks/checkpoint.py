@@ -4,7 +4,7 @@
 
 One rank, float32 tensors. Every write ends with an fsync, and the files are dropped from the page cache before a load (where
 the system allows it), for all alike; the best of the repeats counts. "Blocked" is the time that the training loop spends in
-calls of the saver during an asynchronous save. Extra memory is the peak of resident memory above what was there before,
+calls of the saver during an asynchronous save. "Plain bytes" are written from the tensors' memory to one file, and read back into it. Extra memory is the peak of resident memory above what was there before,
 in a repeat of its own. Prints one table; exit code 1 if one of `PROMISES` is not kept.
 """
 import argparse
@@ -145,7 +145,7 @@ def _asynchronous(folder, tensors, repeats):
     def save():
         blocked.append(0.0)
         timed(saver.save, Manifest(1), tensors, {})
-        while saver._pending is not None:
+        while saver.is_saving:
             time.sleep(0.02)  # a step of the training
             timed(saver.poll)
 

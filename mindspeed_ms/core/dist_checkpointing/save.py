@@ -43,6 +43,11 @@ class CheckpointSaver:
         self.prefix = prefix
         self._pending = None
 
+    @property
+    def is_saving(self):
+        """Whether a save is under way."""
+        return self._pending is not None
+
     def save(self, manifest, tensors, rank_states):
         """Write a checkpoint.
 

@@ -4,8 +4,9 @@
 
 One rank, float32 tensors. Every write ends with an fsync, and the files are dropped from the page cache before a load (where
 the system allows it), for all alike; the best of the repeats counts. "Blocked" is the time that the training loop spends in
-calls of the saver during an asynchronous save. "Plain bytes" are written from the tensors' memory to one file, and read back into it. Extra memory is the peak of resident memory above what was there before,
-in a repeat of its own. Prints one table; exit code 1 if one of `PROMISES` is not kept.
+calls of the saver during an asynchronous save. "Plain bytes" are written from the tensors'
+memory to one file, and read back into it. Extra memory is the peak of resident memory above what was there before, in a
+repeat of its own. Prints one table; exit code 1 if one of `PROMISES` is not kept.
 """
 import argparse
 import ctypes

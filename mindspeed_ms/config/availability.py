@@ -46,7 +46,6 @@ NOT_YET = (
     Missing("training_config.use_checkpoint_args", "taking the model's shape from a checkpoint"),
     Missing("optimizer_config.overlap_param_gather_with_optimizer_step", "gathering parameters during the update"),
     Missing("training_config.loss_reduction", "a loss that is summed"),
-    Missing("training_config.ckpt_format", "upstream's checkpoint formats"),
 )
 
 

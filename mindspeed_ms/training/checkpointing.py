@@ -20,12 +20,13 @@ from mindspeed_ms.core.dist_checkpointing.load import find_checkpoint, load_tens
 from mindspeed_ms.core.dist_checkpointing.manifest import Manifest
 from mindspeed_ms.core.dist_checkpointing.save import CheckpointSaver, from_plain, plain
 from mindspeed_ms.core.dist_checkpointing.state import model_tensors, optimizer_tensors
+from mindspeed_ms.core.dist_checkpointing.upstream_format import is_upstream_folder
 from mindspeed_ms.core.logging import logger
 from mindspeed_ms.core.tensor_parallel.random import model_parallel_manual_seed
 
 __all__ = ["TRACKER_FILE", "CheckpointError", "CheckpointSaver", "check_output_folder", "find_checkpoint", "has_checkpoints",
-           "iterations_in", "latest_iteration", "load_checkpoint", "named_parameters", "open_checkpoint", "save_checkpoint",
-           "spare_folder", "true_vocab_size", "whole_parameters"]
+           "is_upstream_folder", "iterations_in", "latest_iteration", "load_checkpoint", "named_parameters",
+           "open_checkpoint", "save_checkpoint", "spare_folder", "true_vocab_size", "whole_parameters"]
 
 _RNG_SIZES = ("tensor", "pipeline", "virtual_pipeline", "context", "expert")
 

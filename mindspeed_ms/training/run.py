@@ -86,7 +86,8 @@ class TrainingRun:
             settings = self.all_config.training_config
             folder = settings.output_dir if persistent else checkpointing.spare_folder(settings.output_dir)
             self.savers[persistent] = checkpointing.CheckpointSaver(
-                folder, settings.keep_checkpoint_max if persistent else 1, settings.async_save, settings.crc_check)
+                folder, settings.keep_checkpoint_max if persistent else 1, settings.async_save, settings.crc_check,
+                settings.ckpt_format, settings.prefix)
         return self.savers[persistent]
 
     def poll_save(self):
@@ -189,6 +190,10 @@ def find_checkpoint(run):
     folder, run.resumes = _folder_to_load(settings)
     if folder:
         run.load_from = checkpointing.find_checkpoint(folder, settings.ckpt_step, settings.crc_check)
+        if run.resumes and checkpointing.is_upstream_folder(run.load_from):
+            raise checkpointing.CheckpointError(
+                f"{run.load_from} was written by upstream, whose optimizer state cannot be continued: load its weights, "
+                "without resume_training (--finetune).")
     checkpointing.check_output_folder(settings.output_dir)
 
 
@@ -202,7 +207,7 @@ def load(run):
     if path is None:
         return
     with_optimizer = run.resumes and not settings.no_load_optim
-    with checkpointing.open_checkpoint(path) as reader:
+    with checkpointing.open_checkpoint(path, run.all_config, settings.ckpt_step) as reader:
         checkpointing.load_checkpoint(reader, run.model, run.optimizer if with_optimizer else None,
                                       run.opt_param_scheduler if with_optimizer else None, settings.load_strict,
                                       checkpointing.true_vocab_size(run.all_config))

@@ -66,12 +66,19 @@ class Kill:
 
 def dies(folder, seed, **training):
     from mindspeed_ms.core import comm
-    from mindspeed_ms.training import training as loop
     from mindspeed_ms.training.utils import set_parallel_context
     set_parallel_context(runs.make_config(folder).parallel_config)
     kill = Kill(seed, comm.world_group().all_gather_object(os.getpid()))
     if comm.get_rank() == kill.rank:
         kill.install()
+    note_progress(folder)
+    return train(folder, **training)
+
+
+def note_progress(folder):
+    """From now on rank 0 writes the number of every step that is done to a file `progress`."""
+    from mindspeed_ms.core import comm
+    from mindspeed_ms.training import training as loop
     count = loop._count
 
     def noting(run, report):
@@ -80,7 +87,6 @@ def dies(folder, seed, **training):
             (folder / "progress").write_text(str(run.train_state.iteration))
 
     loop._count = noting
-    return train(folder, **training)
 
 
 @pytest.fixture(scope="module")
@@ -171,21 +177,21 @@ def test_no_good_checkpoint_left(world, tmp_path, two_checkpoints):
         assert "holds no checkpoint that can be loaded" in text and text.count("has no manifest.json") == 2
 
 
-def full_disk(folder, **training):
-    """Files of tensors may not grow beyond 40 kB on rank 1: an error in the middle of one."""
+def full_disk(folder, full_rank=1, limit=40_000, **training):
+    """Files of tensors may not grow beyond `limit` bytes on one rank: an error in the middle of one."""
     from mindspeed_ms.core import comm
     from mindspeed_ms.core.dist_checkpointing import save
     write = save.write_shard
 
     def limited(*arguments):
         before = resource.getrlimit(resource.RLIMIT_FSIZE)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (40_000, before[1]))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, before[1]))
         try:
             return write(*arguments)
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
-    if comm.get_rank() == 1:
+    if comm.get_rank() == full_rank:
         save.write_shard = limited
     try:
         return error_of(folder, **training)

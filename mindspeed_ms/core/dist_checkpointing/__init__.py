@@ -5,6 +5,7 @@
     output_dir/iter_0000100/state_00000.safetensors  tensors that rank 0 wrote (`shard_file`)
     output_dir/iter_0000100/rank_00000.json          random states and position in the data of rank 0
 
-Plain Python, without MindSpore: `manifest`, `slices`, `shard_file`, `reader`, `folders`. Above them, in a running job:
-`state` (the tensors of a model and its optimizer), `save`, `load`.
+Plain Python, without MindSpore: `manifest`, `slices`, `shard_file`, `reader`, `folders`, and for upstream's files
+`ckpt_file` and `upstream_format`. Above them, in a running job: `state` (the tensors of a model and its optimizer), `save`,
+`load`.
 """

@@ -8,6 +8,7 @@ import tempfile
 from mindspeed_ms.core.dist_checkpointing.errors import CheckpointError
 from mindspeed_ms.core.dist_checkpointing.manifest import MANIFEST_FILE, Manifest
 from mindspeed_ms.core.dist_checkpointing.reader import CheckpointReader
+from mindspeed_ms.core.dist_checkpointing.upstream_format import is_upstream_folder
 
 TRACKER_FILE = "latest_checkpointed_iteration.txt"
 RELEASE = "release"
@@ -171,6 +172,8 @@ def problem_of(path):
     """Why a folder is no complete checkpoint, by manifest and sizes of files (str); None if it is one."""
     if not os.path.isdir(path):
         return f"{path}, which {TRACKER_FILE} names, does not exist."
+    if is_upstream_folder(path):
+        return None  # it has no manifest to compare with
     try:
         missing = CheckpointReader(path).incomplete()
     except CheckpointError as error:
@@ -223,7 +226,7 @@ def named_checkpoint(folder, iteration=None):
     """
     if not os.path.isdir(folder):
         raise CheckpointError(f"{folder} holds no checkpoint: there is no such folder.")
-    if is_checkpoint_folder(folder):
+    if is_checkpoint_folder(folder) or is_upstream_folder(folder):
         return os.fspath(folder)
     if iteration is None:
         return None

@@ -13,6 +13,7 @@ from mindspeed_ms.core.dist_checkpointing.agreement import on_all_ranks, on_rank
 from mindspeed_ms.core.dist_checkpointing.errors import CheckpointError
 from mindspeed_ms.core.dist_checkpointing.manifest import OPTIMIZER_PREFIX, optimizer_key
 from mindspeed_ms.core.dist_checkpointing.reader import CheckpointReader, numpy_dtype
+from mindspeed_ms.core.dist_checkpointing.upstream_format import is_upstream_folder, read_upstream_manifest
 from mindspeed_ms.core.logging import logger
 
 _DOING = "the checkpoint was not loaded"
@@ -53,7 +54,7 @@ def find_checkpoint(folder, iteration=None, crc_check=False):
 
 def _problem(path, crc_check):
     problem = on_rank_zero(_DOING, folders.problem_of, path)
-    if problem is None and crc_check:
+    if problem is None and crc_check and not is_upstream_folder(path):
         reader = CheckpointReader(path)
         parts = on_all_ranks(_DOING, reader.verify, comm.get_rank(), comm.get_world_size())
         damaged = [text for part in parts for text in part]
@@ -62,14 +63,24 @@ def _problem(path, crc_check):
     return problem
 
 
-def open_checkpoint(path):
+def open_checkpoint(path, all_config=None, step=None):
     """CheckpointReader of a checkpoint on every rank.
+
+    Args:
+        path (str): its folder.
+        all_config (Optional[AllConfig]): the model; needed for files that upstream wrote (`upstream_format`).
+        step (Optional[int]): which of upstream's; None: the newest.
 
     Raises:
         CheckpointError: on all ranks, if one of them cannot read it (the folder must be on a disk that all share).
     """
     readers = []
-    on_all_ranks(_DOING, lambda: readers.append(CheckpointReader(path)))
+
+    def open_it():
+        manifest = read_upstream_manifest(path, all_config, step) if is_upstream_folder(path) else None
+        readers.append(CheckpointReader(path, manifest))
+
+    on_all_ranks(_DOING, open_it)
     return readers[0]
 
 

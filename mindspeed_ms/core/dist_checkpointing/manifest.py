@@ -58,7 +58,7 @@ class StoredPiece:
         slice (FlatSlice): which elements of the global tensor.
         file (str): name in the checkpoint's folder.
         start, stop (int): bytes of the file.
-        xxhash (str): check sum of these bytes.
+        xxhash (str): check sum of these bytes; "" if none was saved (files that upstream wrote).
     """
     slice: FlatSlice
     file: str

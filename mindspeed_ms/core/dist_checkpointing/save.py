@@ -12,9 +12,9 @@ import time
 import numpy as np
 
 from mindspeed_ms.core import comm, storage
-from mindspeed_ms.core.dist_checkpointing import folders
+from mindspeed_ms.core.dist_checkpointing import folders, upstream_format
 from mindspeed_ms.core.dist_checkpointing.agreement import agree, attempt, on_rank_zero
-from mindspeed_ms.core.dist_checkpointing.manifest import StoredPiece, StoredTensor, digest
+from mindspeed_ms.core.dist_checkpointing.manifest import OPTIMIZER_PREFIX, StoredPiece, StoredTensor, digest
 from mindspeed_ms.core.dist_checkpointing.shard_file import Entry, write_shard
 from mindspeed_ms.core.logging import logger
 
@@ -29,14 +29,24 @@ class CheckpointSaver:
         keep_checkpoint_max (Optional[int]): how many stay; None: all.
         async_save (bool): write beside the training.
         crc_check (bool): read every file again before the checkpoint counts.
+        ckpt_format (Optional[str]): "ckpt" or "safetensors": upstream's files, see `upstream_format`; None: ours.
+        prefix (str): of upstream's files.
     """
 
-    def __init__(self, folder, keep_checkpoint_max=None, async_save=False, crc_check=False):
+    def __init__(self, folder, keep_checkpoint_max=None, async_save=False, crc_check=False, ckpt_format=None,
+                 prefix="network"):
         self.folder = os.fspath(folder)
         self.keep_checkpoint_max = keep_checkpoint_max
         self.async_save = async_save
         self.crc_check = crc_check
+        self.ckpt_format = ckpt_format
+        self.prefix = prefix
         self._pending = None
+
+    @property
+    def is_saving(self):
+        """Whether a save is under way."""
+        return self._pending is not None
 
     def save(self, manifest, tensors, rank_states):
         """Write a checkpoint.
@@ -52,7 +62,12 @@ class CheckpointSaver:
         """
         self.wait()
         temporary = on_rank_zero(_DOING, folders.prepare, self.folder, manifest.iteration)
-        write = _Write(temporary, share_of_this_rank(list(tensors)), rank_states, self.async_save, self.crc_check)
+        tensors = list(tensors)
+        if self.ckpt_format is None:
+            write = _Write(temporary, share_of_this_rank(tensors), rank_states, self.async_save, self.crc_check)
+        else:
+            write = _UpstreamWrite(temporary, tensors, rank_states, self.async_save, self.crc_check)
+            write.name_files(self.ckpt_format, self.prefix, manifest.states.get("train_state") or {})
         self._pending = (manifest, write, time.monotonic())
         write.start(self.async_save)
         if not self.async_save:
@@ -124,12 +139,13 @@ class _Write:
         self.folder = folder
         self.outcome = None
         self._tensors = tensors
-        self._entries = _entries(tensors, copies)
+        self._entries = _entries([(self._name_of(tensor), tensor) for tensor in tensors], copies)
         self._rank_states = json.dumps(plain(rank_states)).encode()
         self._coordinates = rank_states.get("coordinates")
         self._verify = verify
         self._rank = comm.get_rank()
         self._thread = None
+        self._counters = []  # written before the tensors, and not in the manifest
 
     def start(self, in_background):
         """Write; in a thread if `in_background`."""
@@ -153,10 +169,17 @@ class _Write:
         self.outcome = attempt(self._write)
         self._entries = None  # the copies are free again
 
+    @staticmethod
+    def _name_of(tensor):
+        return tensor.key
+
+    def _file_name(self):
+        return f"state_{self._rank:05d}.safetensors"
+
     def _write(self):
-        name, files, tensors = f"state_{self._rank:05d}.safetensors", {}, []
+        name, files, tensors = self._file_name(), {}, []
         if self._entries:
-            files[name] = write_shard(os.path.join(self.folder, name), self._entries, self._verify)
+            files[name] = write_shard(os.path.join(self.folder, name), self._counters + self._entries, self._verify)
         for tensor, entry in zip(self._tensors, self._entries):
             piece = StoredPiece(tensor.slice, name, entry.start, entry.stop, entry.xxhash)
             tensors.append((tensor.key, (tensor.slice.global_shape, tensor.dtype, tensor.grouping, piece)))
@@ -167,15 +190,41 @@ class _Write:
         return tensors, files, rank
 
 
-def _entries(tensors, copies):
+class _UpstreamWrite(_Write):
+    """This rank's whole state in upstream's files."""
+
+    def name_files(self, ckpt_format, prefix, train_state):
+        """Before `start`: what the files are called; `train_state` has `epoch` and `step_in_epoch`."""
+        self._moment = train_state.get("epoch", 0), train_state.get("step_in_epoch", 0)
+        self._path = upstream_format.file_name(ckpt_format, prefix, self._rank, *self._moment)
+        self._counters = [Entry(name, "int64", (), 8, np.array([value], np.int64).view(np.uint8))
+                          for name, value in zip(("epoch_num", "step_num"), self._moment)]
+
+    @staticmethod
+    def _name_of(tensor):
+        return tensor.local_name or tensor.key.removeprefix(OPTIMIZER_PREFIX)
+
+    def _file_name(self):
+        return self._path
+
+    def _write(self):
+        folder = os.path.join(self.folder, os.path.dirname(self._path))
+        os.makedirs(folder)
+        result = super()._write()
+        folders.write_file(os.path.join(folder, "meta.json"), upstream_format.meta_of(self._path, *self._moment))
+        folders.sync_folder(folder)
+        return result
+
+
+def _entries(named, copies):
     names, entries = {}, []
-    for tensor in tensors:
-        count = names[tensor.key] = names.get(tensor.key, 0) + 1
+    for name, tensor in named:
+        count = names[name] = names.get(name, 0) + 1
         part = tensor.slice
         is_flat = (part.start, part.stop) != (0, part.sharding.numel)
         shape = part.local_shape if is_flat else part.sharding.local_shape
         data = np.array(_bytes_of(tensor)) if copies else lambda tensor=tensor: _bytes_of(tensor)
-        entries.append(Entry(tensor.key if count == 1 else f"{tensor.key}#{count}", tensor.dtype, shape, tensor.nbytes, data))
+        entries.append(Entry(name if count == 1 else f"{name}#{count}", tensor.dtype, shape, tensor.nbytes, data))
     return entries
 
 

@@ -1,7 +1,7 @@
-"""Files of tensors in the safetensors format, written as a stream: nothing is copied, whatever the size.
+"""Files of tensors, written as a stream: nothing is copied, whatever the size.
 
-Source of the format: the safetensors documentation: 8 bytes with the length of a JSON header (little endian), the
-header, the values one after another.
+By default in the safetensors format (source: its documentation): 8 bytes with the length of a JSON header (little endian),
+the header, the values one after another. A name that ends in `.ckpt` makes MindSpore's format, see `ckpt_file`.
 """
 import json
 import os
@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 import xxhash
 
+from mindspeed_ms.core.dist_checkpointing import ckpt_file
 from mindspeed_ms.core.dist_checkpointing.errors import CheckpointError
 
 SAFETENSORS_DTYPES = {"float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16", "int64": "I64", "int32": "I32",
@@ -50,20 +51,14 @@ def write_shard(path, entries, verify=False):
         OSError: no space, no such folder, ...
         CheckpointError: `verify` found other bytes.
     """
-    header, offset = {"__metadata__": {"format": "mindspeed_ms"}}, 0
-    for entry in entries:
-        header[entry.name] = {"dtype": SAFETENSORS_DTYPES[entry.dtype], "shape": list(entry.shape),
-                              "data_offsets": [offset, offset + entry.nbytes]}
-        offset += entry.nbytes
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-(len(text) + 8) % 64)
+    prefixes = ckpt_file.prefixes(entries) if os.fspath(path).endswith(".ckpt") else _safetensors_prefixes(entries)
+    position = 0
     with open(path, "wb", buffering=0) as file:
-        _write_all(file, len(text).to_bytes(8, "little") + text)
-        position = 8 + len(text)
-        for entry in entries:
-            entry.start, entry.stop = position, position + entry.nbytes
+        for prefix, entry in zip(prefixes, entries):
+            _write_all(file, prefix)
+            entry.start = position + len(prefix)
+            entry.stop = position = entry.start + entry.nbytes
             entry.xxhash = _write_entry(file, entry)
-            position = entry.stop
         os.fsync(file.fileno())
         if verify:
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
@@ -72,6 +67,44 @@ def write_shard(path, entries, verify=False):
             if hash_of_range(path, entry.start, entry.stop) != entry.xxhash:
                 raise CheckpointError(f"{path} holds other bytes than were written (tensor {entry.name}).")
     return position
+
+
+def _safetensors_prefixes(entries):
+    """Bytes before the values of each entry: the header stands before the first."""
+    header, offset = {"__metadata__": {"format": "mindspeed_ms"}}, 0
+    for entry in entries:
+        header[entry.name] = {"dtype": SAFETENSORS_DTYPES[entry.dtype], "shape": list(entry.shape),
+                              "data_offsets": [offset, offset + entry.nbytes]}
+        offset += entry.nbytes
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-(len(text) + 8) % 64)
+    return [len(text).to_bytes(8, "little") + text, *[b""] * (len(entries) - 1)]
+
+
+def read_safetensors(path):
+    """{name: ckpt_file.FileTensor} of a safetensors file; reads no values.
+
+    Raises:
+        CheckpointError: it cannot be read, or is no such file.
+    """
+    dtypes = {value: name for name, value in SAFETENSORS_DTYPES.items()}
+    try:
+        with open(path, "rb") as file:
+            length, size = int.from_bytes(file.read(8), "little"), os.fstat(file.fileno()).st_size
+            if length > size:
+                raise ValueError("its header is damaged")
+            header = json.loads(file.read(length))
+        tensors = {}
+        for name, entry in header.items():
+            if name != "__metadata__":
+                start, stop = (8 + length + offset for offset in entry["data_offsets"])
+                if stop > size:
+                    raise ValueError(f"it ends within tensor {name}")
+                kind = dtypes.get(entry["dtype"], entry["dtype"])
+                tensors[name] = ckpt_file.FileTensor(kind, tuple(entry["shape"]), [(start, stop)])
+        return tensors
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"{os.fspath(path)} cannot be read as a safetensors file: {error}.") from error
 
 
 def _write_entry(file, entry):

@@ -21,11 +21,13 @@ class ShardedTensor:
         slice (FlatSlice): the elements that it holds, in order.
         tensor (Tensor): contiguous; reading it saves, writing it loads.
         grouping (Optional[str]): see `layout.ParameterDescription`.
+        local_name (str): in this rank's model; another one for the copy of a tied embedding.
     """
     key: str
     slice: FlatSlice
     tensor: Any
     grouping: str | None = None
+    local_name: str = ""
 
     @property
     def dtype(self):
@@ -43,7 +45,7 @@ def global_key(name, param):
     name = getattr(param, "global_name", None) or name
     shared_with = getattr(param, "shared_with", None)
     if shared_with is not None:
-        own, original, _ = shared_with
+        own, original = shared_with
         name = name.removesuffix(own) + original
     return name
 
@@ -57,9 +59,9 @@ def model_tensors(model):
             key, grouping = global_key(name, param), getattr(param, "grouping", None)
             if id(param) in parts:
                 for piece, tensor in parts[id(param)]:
-                    yield ShardedTensor(key, piece, tensor, grouping)
+                    yield ShardedTensor(key, piece, tensor, grouping, name)
             else:
-                yield ShardedTensor(key, whole_slice(_sharding_of(param, param.shape)), param, grouping)
+                yield ShardedTensor(key, whole_slice(_sharding_of(param, param.shape)), param, grouping, name)
 
 
 def optimizer_tensors(optimizer):
@@ -68,7 +70,7 @@ def optimizer_tensors(optimizer):
         key, grouping = global_key(piece.name, piece.param), getattr(piece.param, "grouping", None)
         part = FlatSlice(_sharding_of(piece.param, piece.shape), piece.offset, piece.offset + piece.stop - piece.start)
         for name, tensor in state.items():
-            yield ShardedTensor(optimizer_key(name, key), part, tensor, grouping)
+            yield ShardedTensor(optimizer_key(name, key), part, tensor, grouping, f"{name}.{piece.name}")
 
 
 def _sharding_of(param, shape):

@@ -1,0 +1,183 @@
+"""Writing a checkpoint again with its tensors cut in another way: for other ranks, or whole.
+
+A training loads a checkpoint of any layout as it is, each rank reading only its own bytes. To cut it anew is worth it for
+a job that starts often on a slow disk (each rank then reads one file from end to end instead of many short runs of
+bytes), and for other programs, which want whole tensors.
+"""
+import json
+import os
+import shutil
+import time
+from math import prod
+
+import numpy as np
+from tqdm import tqdm
+
+from mindspeed_ms.core.dist_checkpointing import folders
+from mindspeed_ms.core.dist_checkpointing.errors import CheckpointError
+from mindspeed_ms.core.dist_checkpointing.manifest import (
+    OPTIMIZER_PREFIX,
+    Manifest,
+    StoredPiece,
+    StoredTensor,
+    digest,
+    whole_slice,
+)
+from mindspeed_ms.core.dist_checkpointing.reader import numpy_dtype
+from mindspeed_ms.core.dist_checkpointing.shard_file import Entry, write_shard
+from mindspeed_ms.layout.sharding import ParameterSharding
+from mindspeed_ms.tools.checkpoint.verify import problems_of
+
+GIGABYTE = 10 ** 9
+
+
+def check_source(reader):
+    """Read everything once before it gets new check sums.
+
+    Raises:
+        CheckpointError: something is damaged.
+    """
+    problems = problems_of(reader)
+    if problems:
+        raise CheckpointError(f"{reader.folder} is damaged: {'; '.join(problems[:5])}{' ...' if len(problems) > 5 else ''}.")
+
+
+def whole_cut(manifest, most_bytes, with_optimizer=True):
+    """Whole tensors, in files of at most `most_bytes` (a larger tensor has one of its own): list of [(key, FlatSlice)]."""
+    files, size = [], 0
+    for key, stored in manifest.tensors.items():
+        if key.startswith(OPTIMIZER_PREFIX) and not with_optimizer:
+            continue
+        nbytes = prod(stored.shape) * stored.itemsize
+        if not files or size + nbytes > most_bytes:
+            files.append([])
+            size = 0
+        files[-1].append((key, whole_slice(ParameterSharding.replicated(stored.shape))))
+        size += nbytes
+    return files
+
+
+def write_checkpoint(reader, folder, cut):
+    """Write `iter_...` into a folder, with one file per list of `cut`; holds one part of a tensor at a time.
+
+    Random states and the layout that they belong to stay those of the run that saved.
+
+    Args:
+        reader (CheckpointReader): what to write.
+        folder (str): gets the checkpoint and a tracker; appears complete or not at all.
+        cut (list[list[(key, FlatSlice)]]): parts of each file; a list may be empty.
+
+    Returns:
+        str: the checkpoint's folder.
+
+    Raises:
+        CheckpointError: the folder holds checkpoints, the disk is too small, or the source is damaged.
+    """
+    source = reader.manifest
+    if folders.has_checkpoints(folder):
+        raise CheckpointError(f"{folder} holds checkpoints already: choose a folder that is new or empty.")
+    _check_space(folder, reader, cut)
+    target = Manifest(source.iteration, states=source.states, layout=source.layout, vocab_size=source.vocab_size,
+                      args=source.args, saved_at=time.time())
+    temporary = folders.prepare(folder, source.iteration)
+    try:
+        for number, parts in enumerate(_with_progress(cut)):
+            if parts:
+                _write_parts(reader, target, temporary, f"state_{number:05d}.safetensors", parts)
+        for number, entry in enumerate(source.ranks):
+            target.ranks.append(_copy_rank(reader, number, entry, temporary))
+        folders.publish(folder, temporary, target)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+    return folders.checkpoint_folder(folder, source.iteration)
+
+
+def write_weights(reader, folder, most_bytes):
+    """Write whole weights as `model-0000i-of-0000n.safetensors` and `model.safetensors.index.json`, for other programs.
+
+    Args:
+        reader (CheckpointReader): what to write.
+        folder (str): must not exist; appears complete or not at all.
+        most_bytes (int): of a file.
+
+    Returns:
+        list[str]: names of the files.
+
+    Raises:
+        CheckpointError: the folder exists, the disk is too small, or the source is damaged.
+    """
+    if os.path.lexists(folder):
+        raise CheckpointError(f"{folder} exists already: choose a new folder.")
+    cut = whole_cut(reader.manifest, most_bytes, with_optimizer=False)
+    _check_space(folder, reader, cut)
+    temporary = f"{os.path.normpath(folder)}.incomplete"
+    shutil.rmtree(temporary, ignore_errors=True)
+    os.makedirs(temporary)
+    names, places, total = [], {}, 0
+    try:
+        for number, parts in enumerate(_with_progress(cut)):
+            names.append(f"model-{number + 1:05d}-of-{len(cut):05d}.safetensors")
+            entries = [_entry(reader, key, key, part) for key, part in parts]
+            write_shard(os.path.join(temporary, names[-1]), entries)
+            places.update((key, names[-1]) for key, _ in parts)
+            total += sum(entry.nbytes for entry in entries)
+        index = {"metadata": {"total_size": total, "iteration": reader.manifest.iteration}, "weight_map": places}
+        folders.write_file(os.path.join(temporary, "model.safetensors.index.json"), json.dumps(index, indent=1).encode())
+        folders.sync_folder(temporary)
+        os.rename(temporary, folder)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+    return names
+
+
+def _with_progress(cut):
+    return tqdm(cut, desc="writing", unit="file", disable=None, leave=False)
+
+
+def _check_space(folder, reader, cut):
+    """Raises CheckpointError if the files do not fit on the disk."""
+    needed = sum((part.stop - part.start) * reader.tensor(key).itemsize for parts in cut for key, part in parts)
+    place = os.path.abspath(folder)
+    while not os.path.isdir(place):
+        place = os.path.dirname(place)
+    free = shutil.disk_usage(place).free
+    if needed > free:
+        raise CheckpointError(f"{folder} needs {needed / GIGABYTE:.2f} GB, but its disk has {free / GIGABYTE:.2f} GB left.")
+
+
+def _write_parts(reader, target, folder, name, parts):
+    names, entries = {}, []
+    for key, part in parts:
+        count = names[key] = names.get(key, 0) + 1
+        entries.append(_entry(reader, key if count == 1 else f"{key}#{count}", key, part))
+    target.files[name] = write_shard(os.path.join(folder, name), entries)
+    for (key, part), entry in zip(parts, entries):
+        stored = reader.tensor(key)
+        tensor = target.tensors.setdefault(key, StoredTensor(stored.shape, stored.dtype, stored.grouping))
+        tensor.pieces.append(StoredPiece(part, name, entry.start, entry.stop, entry.xxhash))
+
+
+def _entry(reader, name, key, part):
+    """Entry that reads its values when they are written."""
+    stored = reader.tensor(key)
+    is_flat = (part.start, part.stop) != (0, part.sharding.numel)
+    count = part.stop - part.start
+
+    def data():
+        values = np.empty(count, numpy_dtype(stored.dtype))
+        missing = reader.read(key, part, values)
+        if missing:
+            raise CheckpointError(f"{reader.folder} stores no elements {missing[0][0]} to {missing[0][1]} of {key}.")
+        return values.view(np.uint8)
+
+    return Entry(name, stored.dtype, (count,) if is_flat else part.sharding.local_shape, count * stored.itemsize, data)
+
+
+def _copy_rank(reader, number, entry, folder):
+    """Write the states of a rank again, checked; returns its line of the manifest."""
+    data = json.dumps(reader.rank_states(number)).encode()
+    name = f"rank_{number:05d}.json"
+    folders.write_file(os.path.join(folder, name), data)
+    return {**entry, "file": name, "bytes": len(data), "xxhash": digest(data)}

@@ -1,0 +1,72 @@
+"""Which part of which tensor each rank of another layout holds."""
+from mindspeed_ms.core.dist_checkpointing.errors import CheckpointError
+from mindspeed_ms.core.dist_checkpointing.manifest import OPTIMIZER_PREFIX, whole_slice
+from mindspeed_ms.layout.parameters import describe_parameters
+from mindspeed_ms.layout.ranks import WorldLayout
+from mindspeed_ms.layout.sharding import FlatSlice, ParameterSharding
+
+
+def layout_cut(manifest, all_config, data_parallel_size=1):
+    """Parts of a checkpoint's tensors by rank of a layout: list of [(key, FlatSlice)], one list per rank.
+
+    Weights stand in the files of the first data-parallel ranks, optimizer states are cut evenly over all of them.
+
+    Args:
+        manifest (Manifest): of the checkpoint.
+        all_config (AllConfig): model and layout.
+        data_parallel_size (int): ranks that share the optimizer's state.
+
+    Raises:
+        CheckpointError: the configuration describes another model.
+        LayoutError: impossible layout.
+    """
+    parallel = all_config.parallel_config
+    world = WorldLayout.from_config(all_config, parallel.tensor_model_parallel_size * parallel.context_parallel_size
+                                    * parallel.pipeline_model_parallel_size * data_parallel_size)
+    files, held = [], set()
+    states = _states_by_weight(manifest)
+    for rank in range(world.world_size):
+        at = world.coordinates(rank)
+        files.append([])
+        if at.cp != 0:
+            continue
+        for description in describe_parameters(all_config, at):
+            if description.shared_with is not None or (description.sharding.axis is None and at.tp != 0):
+                continue
+            sharding = _fitting(manifest, description, at.tp, world.tp)
+            held.add(description.name)
+            if at.dp == 0:
+                files[-1].append((description.name, whole_slice(sharding)))
+            part = FlatSlice(sharding, *_share(sharding.numel, at.dp, world.dp))
+            files[-1] += [(key, part) for key in states.get(description.name, ()) if part.start < part.stop]
+    left = sorted({key for key in manifest.tensors if not key.startswith(OPTIMIZER_PREFIX)} - held)
+    if left:
+        raise CheckpointError(f"the configuration's model has no {', '.join(left[:5])}{' ...' if len(left) > 5 else ''}: give "
+                              "the one of the checkpoint's model with --config.")
+    return files
+
+
+def _states_by_weight(manifest):
+    result = {}
+    for key in manifest.tensors:
+        if key.startswith(OPTIMIZER_PREFIX):
+            weight = key.removeprefix(OPTIMIZER_PREFIX).partition(".")[2]
+            result.setdefault(weight, []).append(key)
+    return result
+
+
+def _share(count, index, parts):
+    return count * index // parts, count * (index + 1) // parts
+
+
+def _fitting(manifest, description, index, parts):
+    """The part of a stored tensor; padding of a vocabulary stays as it was saved."""
+    stored, sharding = manifest.tensors.get(description.name), description.sharding
+    if stored is None:
+        raise CheckpointError(f"the checkpoint has no {description.name}: give the configuration of its model with --config.")
+    if stored.shape == sharding.global_shape:
+        return sharding
+    if description.grouping != "vocab" or stored.shape[1:] != sharding.global_shape[1:] or stored.shape[0] < parts:
+        raise CheckpointError(f"{description.name} is {list(stored.shape)} in the checkpoint and {list(sharding.global_shape)} "
+                              "in the configuration: give the one of the checkpoint's model with --config.")
+    return ParameterSharding(stored.shape, 0, (_share(stored.shape[0], index, parts),))

@@ -1,0 +1,69 @@
+"""Whether a checkpoint is whole: its files, its check sums, and that its parts make up each tensor exactly."""
+import itertools
+import os
+
+from tqdm import tqdm
+
+from mindspeed_ms.core.dist_checkpointing.errors import CheckpointError
+from mindspeed_ms.core.dist_checkpointing.slices import ordered_ranges
+from mindspeed_ms.core.dist_checkpointing.upstream_format import names_in_files, tensors_in_file
+
+_STEPS = 100  # of the progress bar
+
+
+def problems_of(reader):
+    """Everything that is wrong with a checkpoint: list of texts, empty if it is good. Reads all of it once."""
+    missing = reader.incomplete()
+    problems = missing or check_sums(reader)
+    for key, stored in reader.manifest.tensors.items():
+        problems += [f"{key}: {text}" for text in coverage_problems(stored)]
+    return problems + header_problems(reader)
+
+
+def check_sums(reader):
+    """What the check sums of all tensors and files of ranks find, with a progress bar on a terminal: list of texts."""
+    pieces = sum(len(stored.pieces) for stored in reader.manifest.tensors.values())
+    steps = max(1, min(_STEPS, max(pieces, len(reader.manifest.ranks))))
+    problems = []
+    for step in tqdm(range(steps), desc=f"check sums of {os.path.basename(reader.folder)}", disable=None, leave=False):
+        problems += reader.verify(step, steps)
+    return problems
+
+
+def coverage_problems(stored):
+    """Whether the parts of a StoredTensor hold each element once; parts that repeat must be equal: list of texts."""
+    problems, by_slice = [], {}
+    for piece in stored.pieces:
+        expected = (piece.slice.stop - piece.slice.start) * stored.itemsize
+        if piece.stop - piece.start != expected:
+            problems.append(f"a part in {piece.file} has {piece.stop - piece.start} bytes instead of {expected}")
+        if by_slice.setdefault(piece.slice, piece).xxhash != piece.xxhash:
+            problems.append(f"{piece.file} and {by_slice[piece.slice].file} hold different values of the same elements")
+    ranges = sorted(part[:2] for piece in by_slice.values() for part in ordered_ranges(piece.slice))
+    numel = 1
+    for size in stored.shape:
+        numel *= size
+    for (_, before), (start, stop) in itertools.pairwise([(0, 0), *ranges, (numel, numel)]):
+        if start > before:
+            return [*problems, f"elements {before} to {start} are stored nowhere"]
+        if start < before:
+            return [*problems, f"elements {start} to {min(before, stop)} are stored twice"]
+    return problems
+
+
+def header_problems(reader):
+    """Whether the headers of the files, which other programs read, say the same as the manifest: list of texts."""
+    wanted, problems = {}, []
+    for key, stored in reader.manifest.tensors.items():
+        for piece in stored.pieces:
+            wanted.setdefault(piece.file, {})[piece.start, piece.stop] = key
+    for name, places in wanted.items():
+        try:
+            found = tensors_in_file(os.path.join(reader.folder, name))
+        except CheckpointError:
+            problems.append(f"{name}: its header is damaged")
+            continue
+        names = {place: known.partition("#")[0] for known, tensor in found.items() for place in tensor.ranges}
+        problems += [f"{name}: its header does not name the bytes of tensor {key}" for place, key in places.items()
+                     if names.get(place) not in names_in_files(key)]
+    return problems

@@ -4,6 +4,7 @@ On CPU a buffer is a numpy array and its slices are tensors made from it: MindSp
 every kernel and every write works, and memory is shared. In-place tensor methods (`add_`, `+=`, `copy_` on a view) are
 silently lost on CPU and must never be used. On Ascend a buffer is one tensor and its slices are views.
 """
+import functools
 from contextlib import contextmanager
 
 import mindspore as ms
@@ -13,6 +14,7 @@ from mindspore.common.np_dtype import bfloat16 as np_bfloat16
 
 from mindspeed_ms.core import autograd
 from mindspeed_ms.core.device import device_target, dtype_name, dtype_size, to_dtype
+from mindspeed_ms.core.released_parameter import mark_held, mark_released
 
 _NUMPY_DTYPES = {"float32": np.float32, "float16": np.float16, "float64": np.float64, "int8": np.int8, "uint8": np.uint8,
                  "int16": np.int16, "int32": np.int32, "int64": np.int64, "bool": np.bool_,
@@ -180,10 +182,20 @@ def zero(tensor):
 
 def set_data(parameter, tensor):
     """Let a parameter live in the memory of `tensor`; its identity, name and hooks stay."""
+    mark_held(parameter)
     with autograd.no_grad():
         parameter.data = tensor
 
 
 def release(parameter):
-    """Drop the memory of a parameter until `set_data` gives it new; its identity, name and hooks stay."""
-    set_data(parameter, ops.zeros((0,), parameter.dtype))
+    """Drop the memory of a parameter until `set_data` gives it new; its identity, name and hooks stay.
+
+    A use of its values raises `ReleasedParameterError`; what gets past that finds one NaN.
+    """
+    set_data(parameter, _nothing(parameter.dtype))
+    mark_released(parameter)
+
+
+@functools.cache
+def _nothing(dtype):
+    return Tensor([float("nan")], dtype)

@@ -88,8 +88,10 @@ def make_config(folder, training=None, dataset=None, optimizer=None, parallel=No
 
 
 def weights_of(run):
-    """Copies of the trained weights (dict of numpy arrays)."""
-    return {name: np.array(parameter.asnumpy()) for name, parameter in run.model[0].module.parameters_and_names()}
+    """Copies of the trained weights in full (dict of numpy arrays); all ranks call it."""
+    from mindspeed_ms.training.checkpointing import whole_parameters
+    with whole_parameters(run.model):
+        return {name: np.array(parameter.asnumpy()) for name, parameter in run.model[0].module.parameters_and_names()}
 
 
 class Reference:

@@ -1,7 +1,11 @@
 """A range of a buffer that is communicated as one."""
 import math
+from contextlib import contextmanager
 
 from mindspeed_ms import ops
+from mindspeed_ms.core.comm.errors import MismatchError
+
+_NAMES = 3  # that an error lists
 
 
 class Bucket:
@@ -68,8 +72,9 @@ class Bucket:
         if buffer.sharding is not None:
             self._handle = self._reduce_scatter(self._grad_shard, self.grad_data)
         elif buffer.data_parallel_group.size > 1:
-            self._handle = buffer.data_parallel_group.all_reduce_in_place(
-                self.grad_data, op="sum", async_op=config.overlap_grad_reduce)
+            with self._explained("reduced the gradients"):
+                self._handle = buffer.data_parallel_group.all_reduce_in_place(
+                    self.grad_data, op="sum", async_op=config.overlap_grad_reduce)
 
     def finish_grad_sync(self):
         """Wait until the reduced gradients are there; starts the reduction if nothing did."""
@@ -77,7 +82,7 @@ class Bucket:
             return
         self.start_grad_sync()
         self._finished = True
-        _wait(self._handle)
+        self._wait(self._handle, "reduced the gradients")
         self._handle = None
         self._finish_reduction(self._grad_shard)
 
@@ -85,14 +90,16 @@ class Bucket:
         """Sum `whole` over the shards' group into `part`; returns a handle with `overlap_grad_reduce`."""
         if self.shard_size == 1:
             return None
-        return self.buffer.sharding.group.reduce_scatter_into(
-            part, whole, op="sum", async_op=self.buffer.ddp_config.overlap_grad_reduce)
+        with self._explained("reduced the gradients"):
+            return self.buffer.sharding.group.reduce_scatter_into(
+                part, whole, op="sum", async_op=self.buffer.ddp_config.overlap_grad_reduce)
 
     def _finish_reduction(self, reduced):
         """What comes after the reduction inside the shards' group: replicas, average."""
         buffer = self.buffer
         if buffer.sharding is not None and buffer.sharding.replicas.size > 1:
-            buffer.sharding.replicas.all_reduce_in_place(reduced, op="sum")
+            with self._explained("reduced the gradients"):
+                buffer.sharding.replicas.all_reduce_in_place(reduced, op="sum")
         if buffer.ddp_config.average_in_collective and buffer.gradient_scaling_factor != 1.0:
             ops.scale_in_place(reduced, buffer.gradient_scaling_factor)
 
@@ -107,16 +114,35 @@ class Bucket:
     def start_param_gather(self, async_op=False):
         """After the update: bring every rank's part of the parameters into `param_data`."""
         if self.shard_size > 1 and self._gathering is None:
-            self._gathering = self.buffer.sharding.group.all_gather_into(self.param_data, self._param_shard,
-                                                                         async_op=async_op)
+            self._gathering = self._gather_into(self.param_data, async_op)
+
+    def _gather_into(self, whole, async_op):
+        """Bring the ranks' parts together in `whole`; returns a handle with `async_op`."""
+        with self._explained("gathered the parameters"):
+            return self.buffer.sharding.group.all_gather_into(whole, self._param_shard, async_op=async_op)
 
     def finish_param_gather(self):
         """Wait until `param_data` is up to date."""
-        _wait(self._gathering)
+        self._wait(self._gathering, "gathered the parameters")
         self._gathering = None
 
+    # ---- communication ------------------------------------------------------------------------------------------------
 
-def _wait(handle):
-    """Wait for an asynchronous call; synchronous ones returned a tensor."""
-    if hasattr(handle, "wait"):
-        handle.wait()
+    def _wait(self, handle, action):
+        """Wait for an asynchronous call; synchronous ones returned a tensor."""
+        if hasattr(handle, "wait"):
+            with self._explained(action):
+                handle.wait()
+
+    @contextmanager
+    def _explained(self, action):
+        """Add to an error about calls that do not meet what this rank did, and what the reason may be."""
+        try:
+            yield
+        except MismatchError as error:
+            names = self.buffer.names_of(self.params)
+            more = f" and {len(names) - _NAMES} more" if len(names) > _NAMES else ""
+            raise type(error)(
+                f"{error} Here this rank {action} of bucket {self.index} ({', '.join(names[:_NAMES])}{more}). If the ranks' "
+                "models and options are the same, they may have used different parameters in this step: all data-parallel "
+                "ranks must use the same, multiplied by zero where they do not count.") from error

@@ -44,6 +44,9 @@ class DistributedDataParallel(nn.Cell):
         self._data_group = parallel_state.get_data_parallel_group(with_context_parallel=True)
         self.bucket_size = self._resolved_bucket_size(disable_bucketing)
         self._units = ShardedUnits(module, ddp_config) if ddp_config.shards_params else None
+        # before the buffers may release the parameters
+        self._hooks = [autograd.post_accumulate_hook(param, self._accumulate) for param in module.get_parameters()
+                       if param.requires_grad]
         self.buffers = self._make_buffers()
         self._buffer_of = {id(param): buffer for buffer in self.buffers for param in buffer.params}
         self._param_gather = None
@@ -56,8 +59,6 @@ class DistributedDataParallel(nn.Cell):
         self._zero_eagerly = (bool(getattr(config, "gradient_accumulation_fusion", False))
                               and not ddp_config.shards_grads)
         self._unwritten = set(self._buffer_of)
-        self._hooks = [autograd.post_accumulate_hook(param, self._accumulate) for buffer in self.buffers
-                       for param in buffer.params]
 
     def _resolved_bucket_size(self, disable_bucketing):
         config = self.ddp_config

@@ -1,7 +1,7 @@
 """Buckets whose gradients, or gradients and parameters, a rank holds only its part of (ZeRO levels z2 and z3)."""
 from mindspeed_ms import ops
 from mindspeed_ms.core import storage
-from mindspeed_ms.core.distributed.bucket import Bucket, _wait
+from mindspeed_ms.core.distributed.bucket import Bucket
 
 
 class ShardedGradBucket(Bucket):
@@ -81,7 +81,7 @@ class ShardedGradBucket(Bucket):
         if self._pending is None:
             return
         handle, part, _ = self._pending
-        _wait(handle)
+        self._wait(handle, "reduced the gradients")
         if self._has_sum:
             ops.add_into(self._grad_shard, part)
         else:
@@ -146,8 +146,7 @@ class ShardedParamBucket(ShardedGradBucket):
             return
         whole = self._new_whole()
         if self.shard_size > 1:
-            self._gathering = self.buffer.sharding.group.all_gather_into(whole.tensor, self._param_shard,
-                                                                         async_op=async_op)
+            self._gathering = self._gather_into(whole.tensor, async_op)
         else:
             storage.write(whole.tensor, self._param_shard)
         self._whole_params, self._is_placed = whole, False

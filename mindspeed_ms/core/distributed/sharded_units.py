@@ -2,7 +2,8 @@
 
 Units are the layers of lists of layers; what is left (embedding, final norm, head) is one more, the root, which stays
 in full from the forward to the last backward of a step. The others are gathered before their forward, given up after
-it, gathered again when the gradient of their output arrives, and given up when all their gradients have been taken.
+it, gathered again when the gradient of their output arrives, and given up when all their gradients have been taken or
+the backward has come to the next unit. A parameter of several units, or of a unit and a cell outside, belongs to the root.
 """
 from mindspore import Tensor
 
@@ -21,18 +22,27 @@ class ShardedUnits:
         self.prefetches = ddp_config.overlap_param_gather
         self.is_resident = ddp_config.param_resident
         self.cells = find_units(module)
-        # parameters of a unit are those that no earlier unit has; the root's number is the last
-        self._unit_of = {}
-        for number, cell in enumerate(self.cells):
-            for param in cell.get_parameters():
-                self._unit_of.setdefault(id(param), number)
+        self._unit_of = self._assign(module)
         self._buckets = [[] for _ in range(len(self.cells) + 1)]
         self._arrived = {}
+        self._in_work = set()  # units whose backward has begun and that were not given up since
         self._in_backward = self._keeps = False
+
+    def _assign(self, module):
+        """Unit of each parameter (by id): that of all cells that own it, else the root, whose number is the last."""
+        root = len(self.cells)
+        inside = {id(cell): number for number, unit in enumerate(self.cells) for _, cell in unit.cells_and_names()}
+        unit_of = {}
+        for _, cell in module.cells_and_names():
+            number = inside.get(id(cell), root)
+            for param in cell.get_parameters(expand=False):
+                if unit_of.setdefault(id(param), number) != number:
+                    unit_of[id(param)] = root
+        return unit_of
 
     def unit_of(self, param):
         """Number of the unit that a parameter belongs to."""
-        return self._unit_of.get(id(param), len(self.cells))
+        return self._unit_of[id(param)]
 
     def attach(self, buffers):
         """Take over the buckets of these buffers and put the hooks on."""
@@ -48,6 +58,7 @@ class ShardedUnits:
     def begin_forward(self):
         """The chunk's forward begins."""
         self._in_backward = False
+        self._release_worked()
         self._keeps = self.is_resident and autograd.is_grad_enabled()
         self._gather(len(self.cells))
 
@@ -70,6 +81,7 @@ class ShardedUnits:
     def release_all(self):
         """Give up all parameters in full."""
         self._arrived.clear()
+        self._in_work.clear()
         for number in range(len(self._buckets)):
             self._release(number)
 
@@ -86,17 +98,33 @@ class ShardedUnits:
             self._release(number)
 
     def _before_backward(self, number):
+        self._release_worked(except_for=number)
+        self._in_work.add(number)
         self._gather(number)
         self._prefetch(number - 1)
 
+    def _release_worked(self, except_for=None):
+        """Give up the units that the backward has left: gradients that have not come by now never come.
+
+        The backward takes operations in the reverse order of the forward, those that depend on nothing but parameters
+        too: when the gradient of an earlier unit's output arrives, nothing of the later one is left to do.
+        """
+        for number in self._in_work - {except_for}:
+            self._in_work.remove(number)
+            for bucket in self._buckets[number]:
+                self._arrived.pop(id(bucket), None)
+            if not self._keeps:
+                self._release(number)
+
     def grad_arrived(self, param, bucket):
         """A gradient was taken; after the last one of a bucket its parameters are not needed any more."""
+        if self._keeps or self.unit_of(param) == len(self.cells):
+            return
         arrived = self._arrived.setdefault(id(bucket), set())
         arrived.add(id(param))
         if len(arrived) == len(bucket.params):
             arrived.clear()
-            if not self._keeps and self.unit_of(param) < len(self.cells):
-                bucket.release_params()
+            bucket.release_params()
 
     def _gather(self, number):
         for bucket in self._buckets[number]:

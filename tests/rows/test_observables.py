@@ -55,12 +55,18 @@ AT_START = {"parallel_config.distributed_timeout_minutes": (11, "timeout", 660.0
 
 def comes_later(row):
     """True if a start refuses the row, its feature, or what it needs beside it."""
-    beside = (CASES.get(row.path) or sample(row))[1]
+    beside = case_of(row)[1]
     return any(path == entry.path or path.startswith(entry.parts) for path in (row.path, *beside) for entry in NOT_YET)
 
 
+def case_of(row):
+    """(value, settings beside it, options of the run), with the facet that shows the row."""
+    value, beside, *options = CASES.get(row.path) or sample(row)
+    return value, beside, {"facet": row.seen, **(options[0] if options else {})}
+
+
 def is_run(row):
-    return (row.status == "works" and row.seen in AT_RUN_TIME and not comes_later(row)
+    return (row.status == "works" and case_of(row)[2]["facet"] in AT_RUN_TIME and not comes_later(row)
             and "profile" not in row.path and row.path not in {**REFUSALS, **AT_START})
 
 
@@ -126,9 +132,8 @@ def runs(world, tmp_path_factory):
 
 @pytest.mark.parametrize("row", RUN, ids=[row.path for row in RUN])
 def test_row_shows_its_effect(runs, row):
-    value, beside, *options = CASES.get(row.path) or sample(row)
-    options = dict(options[0]) if options else {}
-    facet = options.pop("facet", row.seen)
+    value, beside, options = case_of(row)
+    facet = options.pop("facet")
     several = row.path in ON_TWO_RANKS or any(path.startswith("parallel_config") for path in (row.path, *beside))
     options.setdefault("world", 2 if several else 1)
     plain = runs.beside(beside, options)

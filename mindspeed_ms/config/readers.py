@@ -85,6 +85,7 @@ def settings_of_documents(documents):
 
 def _finish(settings, config_classes):
     from mindspeed_ms.config.checks import check_all
+    from mindspeed_ms.config.from_tokenizer import ask_tokenizer
     from mindspeed_ms.config.resolve import complete, derive_sizes
 
     wanted = [] if config_classes is None else list(config_classes)
@@ -92,6 +93,7 @@ def _finish(settings, config_classes):
     unknown = [kind for kind, name in zip(wanted, names) if name not in SECTIONS]
     if unknown:
         raise ConfigError(Problem("config_classes", f"expects classes of {', '.join(SECTIONS)}", unknown))
+    ask_tokenizer(settings)  # not in complete: a launch script is converted without the files that it names
     complete(settings)
     result = build(settings, required=names)
     check_all(result, settings)

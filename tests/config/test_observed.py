@@ -32,8 +32,14 @@ SEEN_ELSEWHERE = {
     "model_config.use_rotary_position_embeddings",
     "model_config.group_query_attention",
     "model_config.embedding_init_dtype",
-    "parallel_config.data_parallel_random_init",
     "parallel_config.account_for_loss_in_pipeline_split",
+    # the vocabulary follows from the tokenizer's files (tests/rows)
+    "dataset_config.tokenizer_type",
+    "dataset_config.tokenizer_model",
+    "dataset_config.tokenizer_name_or_path",
+    "dataset_config.use_fast_tokenizer",
+    "dataset_config.vocab_file",
+    "dataset_config.merge_file",
 }
 # decided inside the configuration
 DECIDED_HERE = {

@@ -19,6 +19,13 @@ FLASH = {f"{M}.use_flash_attention": True}
 DECAY = {f"{OPT}.lr_decay_style": "linear"}
 GELU = {f"{M}.hidden_act": "gelu", f"{M}.add_bias_linear": True, f"{M}.mlp_has_bias": True}
 
+FILES = {"files": True}
+TEXT = {f"{D}.data_path": ["{data}/first"], f"{D}.split": "80,10,10"}
+CHATS = {**TEXT, f"{D}.is_instruction_dataset": True}
+SPLITS = {f"{D}.train_data_path": ["{data}/first"], f"{D}.valid_data_path": ["{data}/first"],
+          f"{D}.test_data_path": ["{data}/first"], **EVALUATED}
+LENGTHS = {**CHATS, f"{P}.variable_seq_lengths": True}
+
 # rows that concern several data parallel ranks
 ON_TWO_RANKS = {f"{T}.{name}" for name in ("overlap_grad_reduce", "average_in_collective", "bucket_size",
                                            "use_distributed_optimizer", "check_weight_hash_across_dp_replicas_interval",
@@ -99,10 +106,29 @@ CASES = {
     f"{D}.global_batch_size": (8, {f"{D}.micro_batch_num": None}),
     f"{D}.dataloader_type": ("cyclic", {}),
     f"{D}.drop_remainder": (False, {f"{T}.training_iters": 4}, {"count": 13, "world": 2}),
+    f"{D}.data_path": (["{data}/second"], TEXT, FILES),
+    f"{D}.train_data_path": (["{data}/second"], SPLITS, FILES),
+    f"{D}.valid_data_path": (["{data}/second"], SPLITS, FILES),
+    f"{D}.test_data_path": (["{data}/second"], SPLITS, FILES),
+    f"{D}.split": ("50,25,25", TEXT, FILES),
+    f"{D}.data_cache_path": ("{folder}/indices", TEXT, FILES),
+    f"{D}.mock_data": (True, {}, {**FILES, "facet": "error"}),
+    f"{D}.mmap_bin_files": (False, TEXT, FILES),
+    f"{D}.create_attention_mask_in_dataloader": (
+        False, {**TEXT, f"{D}.reset_attention_mask": True}, {**FILES, "facet": "error"}),
+    f"{D}.is_instruction_dataset": (True, TEXT, FILES),
+    f"{D}.pad_to_multiple_of": (5, LENGTHS, {**FILES, "world": 1}),
+    f"{D}.pad_token_id": (9, CHATS, FILES),
+    f"{D}.eos_token_id": (5, {**TEXT, f"{D}.eod_mask_loss": True}, FILES),
     f"{T}.output_dir": ("{folder}/elsewhere", {}),
     f"{T}.save_enabled": (True, {}),
     f"{T}.save_interval": (1, SAVED),
     f"{T}.keep_checkpoint_max": (2, {**SAVED, f"{T}.save_interval": 1}),
+    f"{T}.async_save": (True, SAVED, {"facet": "memory"}),
+    f"{T}.ckpt_format": ("ckpt", SAVED),
+    f"{T}.crc_check": (True, {**RESUMED, f"{T}.load_checkpoint": "{damaged}"}),
+    f"{T}.non_persistent_save_interval": (1, SAVED),
+    f"{T}.use_checkpoint_args": (True, {f"{T}.load_checkpoint": "{saved}", f"{M}.num_layers": 3}, {"facet": "error"}),
     f"{T}.no_save_optim": (True, SAVED),
     f"{OPT}.zero_config": ({"param_resident": True}, {f"{P}.zero_level": "z3", f"{D}.micro_batch_num": 2}),
     f"{T}.no_save_rng": (True, SAVED),

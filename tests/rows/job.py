@@ -6,6 +6,7 @@ import logging
 import os
 import re
 import signal
+import threading
 import time
 import types
 import zlib
@@ -46,6 +47,8 @@ class Recorder:
             self._replace(ProcessGroup, name, self._watch(name, getattr(ProcessGroup, name)))
         self._replace(autograd, "deallocate_output", self._watch("deallocate_output", autograd.deallocate_output))
         self._replace(metrics, "draw_loss_curve", lambda *paths: None)  # half of a run's time
+        self._replace(np, "memmap", self._count("memmap", np.memmap))
+        self._replace(threading.Thread, "start", self._count_threads(threading.Thread.start))
         for name in ("collect", "disable"):
             self._replace(gc, name, self._count(f"gc.{name}", getattr(gc, name)))
         self._replace(training, "make_tensorboard_writer", self._make_writer)
@@ -73,9 +76,16 @@ class Recorder:
         return watched
 
     def _count(self, name, function):
-        def counted(*args):
+        def counted(*args, **kwargs):
             self.events[name] += 1
-            return function(*args)
+            return function(*args, **kwargs)
+        return counted
+
+    def _count_threads(self, start):
+        def counted(thread):
+            if thread.name.startswith("checkpoint"):  # others come and go with the libraries
+                self.events[thread.name] += 1
+            return start(thread)
         return counted
 
     def _make_writer(self, folder, queue_size):
@@ -124,7 +134,8 @@ def get_batch(data_iterator):
     return {name: batch.get(name) for name in ("tokens", "position_ids", "attention_mask", "loss_mask", "labels")}
 
 
-def record(settings, folder, count=40, nan=False, terminate=False, loader=False, minutes=0, diverge=False):
+def record(settings, folder, count=40, nan=False, terminate=False, loader=False, minutes=0, diverge=False,
+           files=False):
     """Train with `settings` (nested dict); `{facet: value}` of this rank.
 
     Args:
@@ -134,12 +145,14 @@ def record(settings, folder, count=40, nan=False, terminate=False, loader=False,
         terminate (bool): SIGTERM arrives in the second step, if anything handles it.
         loader (bool): the data is a loader instead of a provider's datasets.
         minutes (float): the clock that the training reads is so far ahead.
+        files (bool): the data is what the configuration names, and the record has all that is in the batches.
         diverge (bool): rank 1's weights change behind the optimizer's back.
     """
     from mindspeed_ms.config import init_configs_from_dict
     from mindspeed_ms.core import comm, parallel_state, storage
     from mindspeed_ms.core import num_microbatches_calculator as calculator
     from mindspeed_ms.legacy.model.gpt_model import GPTModel
+    from mindspeed_ms.training.gpt_datasets import train_valid_test_datasets_provider
     from mindspeed_ms.training.training import pretrain
     from mindspeed_ms.training.utils import set_parallel_context, set_seed
     parallel_state.destroy_model_parallel()
@@ -154,13 +167,17 @@ def record(settings, folder, count=40, nan=False, terminate=False, loader=False,
                 os.kill(os.getpid(), signal.SIGTERM)
             if diverge and comm.get_rank() == 1:
                 storage.zero(next(iter(cells[0].get_parameters())))
-            return get_batch(data_iterator)
+            batch = get_batch(data_iterator)
+            if files:
+                seen.tokens += [(name, zlib.crc32(np.ascontiguousarray(value).tobytes()), value.shape)
+                                for name, value in batch.items() if value is not None]
+            return batch
 
         def provider(pre_process=True, post_process=True):
             cells.append(GPTModel(all_config.model_config, pre_process=pre_process, post_process=post_process))
             return cells[-1]
 
-        def datasets(numbers):
+        def made_up(numbers):
             del numbers
             return Samples(all_config, count, seen, nan), Samples(all_config, 8, seen), None
 
@@ -169,6 +186,7 @@ def record(settings, folder, count=40, nan=False, terminate=False, loader=False,
             set_parallel_context(all_config.parallel_config)
             set_seed(all_config.training_config.seed)
             data = {"train_data_loader": Samples(all_config, count, seen)} if loader else {}
+            datasets = train_valid_test_datasets_provider if files else made_up
             run = pretrain(None if loader else datasets, provider, None, all_config=all_config, get_batch_func=batches,
                            **data)
         except (RuntimeError, ValueError) as error:

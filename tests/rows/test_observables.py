@@ -9,6 +9,7 @@ from mindspeed_ms.config.availability import NOT_YET
 from mindspeed_ms.config.errors import ConfigError
 from tests.config.samples import ROWS, sample
 from tests.rows.cases import CASES, ON_TWO_RANKS
+from tests.rows.files import damage, write_data, write_tokenizers
 from tests.rows.job import BASE, record
 
 # facets of a run that tell of a row's effect
@@ -33,8 +34,20 @@ REFUSALS = {
     "parallel_config.data_parallel_size": (
         {"parallel_config.data_parallel_size": 3, "parallel_config.world_size": 4}, {"parallel_config.world_size": 4}),
 }
-FOR_DATASETS = {row.path for row in ROWS
-                if row.path.startswith("dataset_config.") and row.seen in ("data", "file", "operators")}
+# rows that say what the tokenizer is: (what differs, the settings that both have); the vocabulary follows from it
+HF = {"dataset_config.tokenizer_type": "PretrainedFromHF", "dataset_config.tokenizer_name_or_path": "{data}/small"}
+GPT2 = {"dataset_config.tokenizer_type": "GPT2BPETokenizer", "dataset_config.vocab_file": "{data}/small/vocab.json",
+        "dataset_config.merge_file": "{data}/small/merges.txt"}
+SENTENCES = {"dataset_config.tokenizer_type": "GPTSentencePieceTokenizer",
+             "dataset_config.tokenizer_model": "{data}/small/tokenizer.model"}
+TOKENIZERS = {
+    "dataset_config.tokenizer_type": ("SentencePieceTokenizer", SENTENCES),
+    "dataset_config.tokenizer_model": ("{data}/large/tokenizer.model", SENTENCES),
+    "dataset_config.tokenizer_name_or_path": ("{data}/large", HF),
+    "dataset_config.use_fast_tokenizer": (False, HF),
+    "dataset_config.vocab_file": ("{data}/large/vocab.json", GPT2),
+    "dataset_config.merge_file": (None, GPT2),
+}
 # rows that act when communication starts
 AT_START = {"parallel_config.distributed_timeout_minutes": (11, "timeout", 660.0),
             "parallel_config.communication_backend": ("shm", "backend", "shm")}
@@ -42,13 +55,19 @@ AT_START = {"parallel_config.distributed_timeout_minutes": (11, "timeout", 660.0
 
 def comes_later(row):
     """True if a start refuses the row, its feature, or what it needs beside it."""
-    beside = (CASES.get(row.path) or sample(row))[1]
+    beside = case_of(row)[1]
     return any(path == entry.path or path.startswith(entry.parts) for path in (row.path, *beside) for entry in NOT_YET)
 
 
+def case_of(row):
+    """(value, settings beside it, options of the run), with the facet that shows the row."""
+    value, beside, *options = CASES.get(row.path) or sample(row)
+    return value, beside, {"facet": row.seen, **(options[0] if options else {})}
+
+
 def is_run(row):
-    return (row.status == "works" and row.seen in AT_RUN_TIME and not comes_later(row)
-            and "profile" not in row.path and row.path not in {**REFUSALS, **AT_START, **dict.fromkeys(FOR_DATASETS)})
+    return (row.status == "works" and case_of(row)[2]["facet"] in AT_RUN_TIME and not comes_later(row)
+            and "profile" not in row.path and row.path not in {**REFUSALS, **AT_START})
 
 
 RUN = [row for row in ROWS if is_run(row)]
@@ -59,8 +78,8 @@ def settings_with(folder, *groups):
     result = {name: dict(section) for name, section in BASE.items()}
     for path, value in (item for group in groups for item in group.items()):
         section, field, *rest = path.split(".")
-        if isinstance(value, str):
-            value = value.format(folder=folder, saved=os.path.join(os.path.dirname(folder), "saved"))
+        if isinstance(value, (str, list)):
+            value = _filled_in(value, folder)
         target = result.setdefault(section, {})
         if rest:
             target[field] = {**target.get(field, {}), rest[0]: value}
@@ -69,6 +88,15 @@ def settings_with(folder, *groups):
         else:
             target[field] = value
     return result
+
+
+def _filled_in(value, folder):
+    """Names of folders in place of {folder}, {saved} and {data}."""
+    if isinstance(value, list):
+        return [_filled_in(item, folder) for item in value]
+    beside = os.path.dirname(folder)
+    places = {"folder": folder, **{name: os.path.join(beside, name) for name in ("saved", "damaged", "data")}}
+    return value.format(**places) if isinstance(value, str) else value
 
 
 class Runs:
@@ -95,16 +123,17 @@ def runs(world, tmp_path_factory):
     folder = str(tmp_path_factory.mktemp("rows"))
     saved = {"training_config.save_enabled": True, "training_config.save_interval": 1, "training_config.training_iters": 2,
              "training_config.output_dir": os.path.join(folder, "saved"), "model_config.hidden_dropout": 0.25}
+    write_data(os.path.join(folder, "data"))
     made = Runs(world, folder)
     assert made((saved,), {"world": 1})[0]["error"] is None
+    damage(os.path.join(folder, "saved"), os.path.join(folder, "damaged"))
     return made
 
 
 @pytest.mark.parametrize("row", RUN, ids=[row.path for row in RUN])
 def test_row_shows_its_effect(runs, row):
-    value, beside, *options = CASES.get(row.path) or sample(row)
-    options = dict(options[0]) if options else {}
-    facet = options.pop("facet", row.seen)
+    value, beside, options = case_of(row)
+    facet = options.pop("facet")
     several = row.path in ON_TWO_RANKS or any(path.startswith("parallel_config") for path in (row.path, *beside))
     options.setdefault("world", 2 if several else 1)
     plain = runs.beside(beside, options)
@@ -120,6 +149,28 @@ def test_row_decides_about_an_error(tmp_path, path):
     init_configs_from_dict(settings_with(str(tmp_path), passes))
     with pytest.raises(ConfigError, match=path.rpartition(".")[2]):
         init_configs_from_dict(settings_with(str(tmp_path), fails))
+
+
+def told_by_tokenizer(settings):
+    """Vocabulary of the model and end of documents, or the error."""
+    del settings["model_config"]["vocab_size"]
+    settings["model_config"]["make_vocab_size_divisible_by"] = 1
+    settings["dataset_config"]["eod_mask_loss"] = True
+    try:
+        all_config = init_configs_from_dict(settings)
+    except ConfigError as error:
+        return str(error)
+    return all_config.model_config.vocab_size, all_config.dataset_config.eos_token_id
+
+
+@pytest.mark.parametrize("path", TOKENIZERS)
+def test_tokenizer_row_decides_the_vocabulary(tmp_path, path):
+    value, beside = TOKENIZERS[path]
+    write_tokenizers(str(tmp_path / "data"))
+    folder = str(tmp_path / "run")
+    plain, changed = (told_by_tokenizer(settings_with(folder, *groups)) for groups in ((beside,), (beside, {path: value})))
+    assert isinstance(plain, tuple), plain
+    assert "--merge-file" in changed if path.endswith("merge_file") else isinstance(changed, tuple) and changed != plain
 
 
 def start_of_communication(settings):
@@ -146,8 +197,9 @@ def test_row_acts_when_communication_starts(world, tmp_path, path):
 def test_every_row_is_walked():
     """Nothing that works is left out: it runs here or with the profiler's tests, or is described in tests/config."""
     walked = {row.path for row in RUN} | set(REFUSALS) | set(AT_START)
-    walked |= FOR_DATASETS | {row.path for row in ROWS if "profile" in row.path}
+    walked |= set(TOKENIZERS) | {row.path for row in ROWS if "profile" in row.path}
     described = {row.path for row in ROWS if row.seen in ("parameters", "layout")}
     left = {row.path for row in ROWS if row.status == "works" and not comes_later(row)} - walked - described
     assert not left
-    assert set(CASES) <= walked
+    later = {row.path for row in ROWS if comes_later(row)}
+    assert set(CASES) <= walked | later

@@ -1,7 +1,7 @@
 """Rows of ``parallel_config``."""
 
 from mindspeed_ms.config import conversions
-from mindspeed_ms.config.rows.row import OFF, ON, SWITCH, VALUE, ignored, row, yaml_only
+from mindspeed_ms.config.rows.row import OFF, ON, SWITCH, VALUE, ignored, refused, row, yaml_only
 
 
 def _parallel(name, field=None, **details):
@@ -117,7 +117,14 @@ ROWS = (
     ),
     _parallel("world", "world_size", also=("--world-size",), seen="layout"),
     _parallel("data_parallel_size", seen="error"),
-    _parallel("data_parallel_random_init", seen="parameters"),
+    _parallel(
+        "data_parallel_random_init",
+        seen="error",
+        **refused(
+            "data parallel ranks hold the same weights, so they start from the same ones",
+            "各数据并行rank的权重相同，初始化也相同",
+        ),
+    ),
     _parallel(
         "tp_comm_overlap",
         seen="log",

@@ -94,7 +94,9 @@ class DatasetConfig(Section):
         "variable_seq_lengths时，对话填充到该值的倍数而不是seq_length。",
     )
     pad_token_id: Int | None = field(None, "Token that fills up samples; it has no loss.", "填充token，不计损失。")
-    eos_token_id: Count = field(0, "Token that ends a document.", "文档结束token。")
+    eos_token_id: Count = field(
+        0, "Token that ends a document.", "文档结束token。", derived="the tokenizer's, where it is needed"
+    )
 
     tokenizer_type: one_of(*TOKENIZERS) | None = field(None, "Kind of tokenizer.", "分词器种类。")
     tokenizer_model: Str | None = field(None, "Tokenizer file.", "分词器文件。")

@@ -252,7 +252,8 @@ def _evaluate_if_due(run):
 
 
 def _evaluation_samples(run):
-    return run.all_config.training_config.eval_iters * calculator.get_current_global_batch_size()
+    with calculator.full_batch_size():
+        return run.all_config.training_config.eval_iters * calculator.get_current_global_batch_size()
 
 
 def _final_evaluations(run, always=False):

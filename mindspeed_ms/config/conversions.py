@@ -7,6 +7,8 @@ A conversion is ``convert(value, view) -> {config path: value}``; ``view`` reads
 import ast
 import re
 
+from mindspeed_ms.config.values import read_float_list
+
 _LOG_LEVELS = {10: "debug", 20: "info", 30: "warning", 40: "error"}
 
 
@@ -234,7 +236,12 @@ def beta(index):
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 1:
             view.problem(f"adam_beta{index + 1}", "expects a number >= 0 and < 1")
             return {}
-        betas = list(view.settings.value("optimizer_config.betas", [0.9, 0.999]))
+        try:
+            betas = read_float_list(view.settings.value("optimizer_config.betas", [0.9, 0.999]))
+        except ValueError:
+            return {}  # the section reports it
+        if len(betas) != 2:
+            return {}  # a rule reports it
         betas[index] = value
         return {"optimizer_config.betas": betas}
 

@@ -109,6 +109,18 @@ def test_arguments_beside_files_complete_the_loss_scale(tmp_path):
     assert (training.loss_scale_value, training.loss_scale_factor, training.loss_scale_window) == (65536.0, 2.0, 1000)
 
 
+@pytest.mark.parametrize("betas, expected", [("0.8,0.99", [0.8, 0.95]), ([0.8], None), ("a,b", None)])
+def test_one_decay_rate_beside_files(tmp_path, betas, expected):
+    path = tmp_path / "config.yaml"
+    path.write_text(yaml.safe_dump({**BASE, "optimizer_config": {"betas": betas}}))
+    args = argument_parser().parse_args(["--config", str(path), "--adam-beta2", "0.95"])
+    if expected:
+        assert init_configs_from_args(args).optimizer_config.betas == expected
+    else:
+        with pytest.raises(ConfigError, match="betas"):
+            init_configs_from_args(args)
+
+
 def test_group_size_without_virtual_stages_is_told():
     words = "--pipeline-model-parallel-size 2 --microbatch-group-size-per-virtual-pipeline-stage 4"
     told = [text for text in read(words).notices if "has no effect without virtual pipeline stages" in text]

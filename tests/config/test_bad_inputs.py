@@ -194,6 +194,11 @@ RULES = [
     ),
     ({**LOSS_SCALE, f"{T}.min_loss_scale": 8}, f"{T}.min_loss_scale", "above the loss scale at the start"),
     (
+        {f"{T}.fp16": True, f"{M}.compute_dtype": "float16", f"{T}.min_loss_scale": 2.0**33},
+        f"{T}.min_loss_scale",
+        "above the loss scale at the start",
+    ),
+    (
         {f"{OPT}.start_weight_decay": 0.2, f"{OPT}.end_weight_decay": 0.1, f"{OPT}.weight_decay_incr_style": "linear"},
         f"{OPT}.start_weight_decay",
         "above the weight decay at the end",

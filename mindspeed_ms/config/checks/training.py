@@ -174,8 +174,8 @@ def loss_scale_triple(context):
     factor = context.training.loss_scale_factor
     if factor is not None and factor <= 1:
         yield context.problem(f"{_T}.loss_scale_factor", "expects a number > 1: the scale grows and shrinks by it")
-    value = context.training.loss_scale_value
-    if context.training.dynamic_loss_scale and value is not None and context.training.min_loss_scale > value:
+    value = context.training.loss_scale_value or row_at(f"{_T}.loss_scale_value").megatron_default
+    if context.training.dynamic_loss_scale and context.training.min_loss_scale > value:
         yield context.problem(
             f"{_T}.min_loss_scale", "must not be above the loss scale at the start", f"{_T}.loss_scale_value"
         )

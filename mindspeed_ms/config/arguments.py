@@ -6,7 +6,7 @@ from mindspeed_ms.config import argument_table
 from mindspeed_ms.config.argument_table import IGNORED, LIST, OFF, ON, REFUSED, SWITCH, TABLE
 from mindspeed_ms.config.errors import Problem, did_you_mean
 from mindspeed_ms.config.rows.row import field_info
-from mindspeed_ms.config.settings import COMMAND_LINE, MEGATRON_DEFAULT, Settings
+from mindspeed_ms.config.settings import ARGUMENTS, COMMAND_LINE, MEGATRON_DEFAULT, Settings
 from mindspeed_ms.config.values import read_bool, read_dtype
 from mindspeed_ms.config.yaml_loader import plain_value
 
@@ -14,7 +14,10 @@ _STRING_KINDS = ("a string", "a list of words")
 
 
 class ArgumentParser(argparse.ArgumentParser):
-    """argparse with the near flag named in errors; the Namespace's ``typed_options`` lists what was really typed."""
+    """argparse with the near flag named in errors.
+
+    The Namespace's ``typed_options`` lists what was really typed, its ``typed_flags`` with which of its spellings.
+    """
 
     def parse_args(self, args=None, namespace=None):
         """As argparse; unknown flags are named with the nearest known one.
@@ -41,9 +44,10 @@ class ArgumentParser(argparse.ArgumentParser):
 
         words = sys.argv[1:] if args is None else list(args)
         result, rest = super().parse_known_args(words, namespace)
-        actions = (self._option_string_actions.get(str(word).split("=")[0]) for word in words)
-        typed = dict.fromkeys(action.dest for action in actions if action is not None)
+        flags = [flag for flag in (str(word).split("=")[0] for word in words) if flag in self._option_string_actions]
+        typed = {self._option_string_actions[flag].dest: flag for flag in flags}
         result.typed_options = [*getattr(result, "typed_options", ()), *typed]
+        result.typed_flags = {**getattr(result, "typed_flags", {}), **typed}
         return result, rest
 
 
@@ -139,7 +143,7 @@ class ArgumentView:
         self.typed = typed
         self.has_files = has_files
         self.settings = settings
-        self.place = COMMAND_LINE if "typed_options" in self.values else "arguments"
+        self.place = COMMAND_LINE if "typed_options" in self.values else ARGUMENTS
 
     def get(self, name):
         """Value of an argument; Megatron's default if it is not in the Namespace."""
@@ -155,18 +159,22 @@ class ArgumentView:
 
     def problem(self, name, message):
         """Report a problem with an argument."""
-        self.settings.problems.append(Problem(_flag(name, self.get(name)), message, self.get(name), self.place))
+        self.settings.problems.append(Problem(self.flag(name), message, self.get(name), self.place))
 
     def notice(self, name, message):
         """Tell the user something about an argument."""
-        self.settings.notices.append(f"{_flag(name, self.get(name))}: {message}")
+        self.settings.notices.append(f"{self.flag(name)}: {message}")
 
-
-def _flag(name, value):
-    row = argument_table.row_of_name(name)
-    if (value is False and row.off_flags) or not row.flags:
-        return row.off_flags[0] if row.off_flags else row.name
-    return row.flags[0]
+    def flag(self, name):
+        """What the user calls an argument: as he typed it, else its first flag."""
+        row = argument_table.row_of_name(name)
+        written = self.values.get("typed_flags", {})
+        for known in row.all_names:
+            if known in written:
+                return written[known]
+        if (self.get(name) is False and row.off_flags) or not row.flags:
+            return row.off_flags[0] if row.off_flags else row.name
+        return row.flags[0]
 
 
 def settings_of_arguments(args, below=None):
@@ -236,7 +244,7 @@ def _add_defaults(settings, view):
         for path, item in changes.items():
             info = field_info(path)
             if info.is_required() or item != info.get_default(call_default_factory=True):
-                settings.add(path, item, _flag(row.name, value), MEGATRON_DEFAULT)
+                settings.add(path, item, view.flag(row.name), MEGATRON_DEFAULT)
 
 
 def _is_needed(row, view):
@@ -249,7 +257,7 @@ def _is_needed(row, view):
 
 def _add_typed(settings, view, row, given):
     value = view.get(row.name)
-    flag = _flag(row.name, value)
+    flag = view.flag(row.name)
     if row.status != "works" and not row.path:
         _judge(settings, row, flag, value, view.place)
         return

@@ -7,6 +7,8 @@ A conversion is ``convert(value, view) -> {config path: value}``; ``view`` reads
 import ast
 import re
 
+from mindspeed_ms.config.values import read_float_list
+
 _LOG_LEVELS = {10: "debug", 20: "info", 30: "warning", 40: "error"}
 
 
@@ -145,15 +147,6 @@ def distributed_backend(value, view):
     return {"parallel_config.communication_backend": value}
 
 
-def fp16(value, view):
-    """With dynamic loss scaling an infinite loss is a signal, not an error, as in Megatron."""
-    settings = {"training_config.fp16": value}
-    if value and view.get("loss_scale") is None and not view.has_files:
-        settings["training_config.check_for_nan_in_loss"] = False
-        settings["training_config.check_for_nan_in_grad"] = False
-    return settings
-
-
 def bf16(value, view):
     """Megatron accumulates bf16 gradients in fp32 unless --grad-reduce-in-bf16."""
     settings = {"training_config.bf16": value}
@@ -164,8 +157,7 @@ def bf16(value, view):
 
 def check_for_nan(value, view):
     """Megatron has one switch for loss and gradients."""
-    if view.get("fp16") and view.get("loss_scale") is None and not view.is_typed("check_for_nan_in_loss_and_grad"):
-        return {}
+    del view
     return {"training_config.check_for_nan_in_loss": value, "training_config.check_for_nan_in_grad": value}
 
 
@@ -241,7 +233,15 @@ def beta(index):
     def convert(value, view):
         if value is None:
             return {}
-        betas = list(view.settings.value("optimizer_config.betas", [0.9, 0.999]))
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 1:
+            view.problem(f"adam_beta{index + 1}", "expects a number >= 0 and < 1")
+            return {}
+        try:
+            betas = read_float_list(view.settings.value("optimizer_config.betas", [0.9, 0.999]))
+        except ValueError:
+            return {}  # the section reports it
+        if len(betas) != 2:
+            return {}  # a rule reports it
         betas[index] = value
         return {"optimizer_config.betas": betas}
 

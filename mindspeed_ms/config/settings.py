@@ -7,6 +7,7 @@ from mindspeed_ms.config.schema import SECTIONS, AllConfig
 from mindspeed_ms.config.sections.base import collecting, nested_section
 
 COMMAND_LINE = "command line"
+ARGUMENTS = "arguments"
 MEGATRON_DEFAULT = "Megatron's default"
 
 

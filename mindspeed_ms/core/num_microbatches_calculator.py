@@ -2,6 +2,7 @@
 
 Source: Megatron core, `num_microbatches_calculator.py` (names and rules).
 """
+import contextlib
 import logging
 
 logger = logging.getLogger("mindspeed_ms")
@@ -29,6 +30,9 @@ class ConstantNumMicroBatchesCalculator:
 
     def update(self, consumed_samples):
         """A fixed size ignores how many samples were consumed."""
+
+    def use_full_size(self):
+        """It is the full size always."""
 
 
 class RampupBatchsizeNumMicroBatchesCalculator:
@@ -74,15 +78,21 @@ class RampupBatchsizeNumMicroBatchesCalculator:
 
     def update(self, consumed_samples):
         """Choose the size for a step that starts after `consumed_samples`."""
+        self._use(self._size_after(consumed_samples))
+
+    def use_full_size(self):
+        """Choose the size at the end of the ramp-up."""
+        self._use(self.global_batch_size)
+
+    def _size_after(self, consumed_samples):
         if consumed_samples > self.ramup_samples or not self.rampup_samples_per_increment:
-            size = self.global_batch_size
-        else:
-            steps = int(consumed_samples / self.rampup_samples_per_increment)
-            size = min(self.start_global_batch_size + steps * self.batch_size_increment, self.global_batch_size)
+            return self.global_batch_size
+        steps = int(consumed_samples / self.rampup_samples_per_increment)
+        return min(self.start_global_batch_size + steps * self.batch_size_increment, self.global_batch_size)
+
+    def _use(self, size):
         unit = self.micro_batch_times_data_parallel_size
         size = max(size // unit * unit, unit)  # sizes divide unless decrease_batch_size_if_needed let them pass
-        if size != getattr(self, "current_global_batch_size", size):
-            logger.info("batch size ramp-up: global batch size is now %d", size)
         self.current_global_batch_size = size
         self.num_micro_batches = size // self.micro_batch_times_data_parallel_size
 
@@ -106,28 +116,56 @@ def init_num_microbatches_calculator(rank, rampup_batch_size, global_batch_size,
 
     Args:
         rank (int): global rank; rank 0 logs the numbers.
+        others: as `make_num_microbatches_calculator`.
+    """
+    global _calculator
+    _calculator = make_num_microbatches_calculator(rampup_batch_size, global_batch_size, micro_batch_size,
+                                                   data_parallel_size, decrease_batch_size_if_needed)
+    if rank == 0:
+        logger.info("%d micro-batches of %d samples on each of %d data-parallel ranks make a global batch of %d",
+                    get_num_microbatches(), micro_batch_size, data_parallel_size, get_current_global_batch_size())
+
+
+def make_num_microbatches_calculator(rampup_batch_size, global_batch_size, micro_batch_size, data_parallel_size,
+                                     decrease_batch_size_if_needed=False):
+    """A calculator for these sizes.
+
+    Args:
         rampup_batch_size (Optional[list[int]]): [start, increment, samples], or None for a fixed size.
         global_batch_size (int): samples of a step over all data-parallel ranks.
         micro_batch_size (int): samples of one forward on one rank.
         data_parallel_size (int): data-parallel ranks.
         decrease_batch_size_if_needed (bool): round a global batch that does not divide down to one that does.
     """
-    global _calculator
     if decrease_batch_size_if_needed and rampup_batch_size is None:
         unit = micro_batch_size * data_parallel_size
         global_batch_size = max(global_batch_size // unit * unit, unit)
     if rampup_batch_size is None:
-        _calculator = ConstantNumMicroBatchesCalculator(global_batch_size, micro_batch_size, data_parallel_size)
-    else:
-        if len(rampup_batch_size) != 3:
-            raise ValueError(f"rampup_batch_size is {list(rampup_batch_size)}: expected three numbers, start, "
-                             "increment and samples.")
-        start, increment, samples = (int(value) for value in rampup_batch_size)
-        _calculator = RampupBatchsizeNumMicroBatchesCalculator(global_batch_size, micro_batch_size, data_parallel_size,
-                                                               start, increment, samples, decrease_batch_size_if_needed)
-    if rank == 0:
-        logger.info("%d micro-batches of %d samples on each of %d data-parallel ranks make a global batch of %d",
-                    get_num_microbatches(), micro_batch_size, data_parallel_size, get_current_global_batch_size())
+        return ConstantNumMicroBatchesCalculator(global_batch_size, micro_batch_size, data_parallel_size)
+    if len(rampup_batch_size) != 3:
+        raise ValueError(f"rampup_batch_size is {list(rampup_batch_size)}: expected three numbers, start, increment and "
+                         "samples.")
+    start, increment, samples = (int(value) for value in rampup_batch_size)
+    return RampupBatchsizeNumMicroBatchesCalculator(global_batch_size, micro_batch_size, data_parallel_size, start,
+                                                    increment, samples, decrease_batch_size_if_needed)
+
+
+def iterations_of_samples(calculator, train_samples, ramp_up_samples=0):
+    """Steps that use at most `train_samples` samples; a last partial batch is left out, as in Megatron.
+
+    Args:
+        calculator: as `make_num_microbatches_calculator` gives; a ramp-up is moved along.
+        train_samples (int): length of the run.
+        ramp_up_samples (int): samples of the ramp-up; 0 without one.
+    """
+    consumed = iterations = 0
+    while True:
+        calculator.update(consumed)
+        size = calculator.current_global_batch_size
+        if consumed > ramp_up_samples or consumed + size > train_samples:
+            return iterations + max(0, train_samples - consumed) // size
+        consumed += size
+        iterations += 1
 
 
 def destroy_num_microbatches_calculator():
@@ -165,4 +203,19 @@ def get_micro_batch_size():
 
 def update_num_microbatches(consumed_samples):
     """Move a ramp-up to where `consumed_samples` put it."""
+    before = get_current_global_batch_size()
     _current().update(consumed_samples)
+    if get_current_global_batch_size() != before:
+        logger.info("batch size ramp-up: global batch size is now %d", get_current_global_batch_size())
+
+
+@contextlib.contextmanager
+def full_batch_size():
+    """Inside, the sizes are those at the end of a ramp-up: evaluations use them at any time, as in Megatron."""
+    calculator = _current()
+    before = calculator.current_global_batch_size, calculator.num_micro_batches
+    calculator.use_full_size()
+    try:
+        yield
+    finally:
+        calculator.current_global_batch_size, calculator.num_micro_batches = before

@@ -1,5 +1,6 @@
 """Runs a pipeline plan without tensors: who waits for whom, how long a step takes, what is alive."""
 
+import math
 from collections import deque
 from dataclasses import dataclass
 
@@ -211,6 +212,10 @@ class _Simulator:
         return True
 
 
+def _numbers_in(value):
+    return [number for item in value for number in _numbers_in(item)] if isinstance(value, (list, tuple)) else [value]
+
+
 def simulate(plan, forward_time=1.0, backward_time=2.0, transfer_time=0.0, buffering=None):
     """Run a plan.
 
@@ -226,7 +231,12 @@ def simulate(plan, forward_time=1.0, backward_time=2.0, transfer_time=0.0, buffe
 
     Raises:
         PlanDeadlock: stages wait for each other, or expect another tensor than is sent.
+        ValueError: a time that is negative or no finite number, or a negative buffering.
     """
+    for name, value in (("forward", forward_time), ("backward", backward_time), ("transfer", transfer_time)):
+        for time in _numbers_in(value):
+            if not 0 <= time < math.inf:
+                raise ValueError(f"{name}_time must be a finite number >= 0, but got {time}.")
     if buffering is not None and buffering < 0:
         raise ValueError(f"buffering must be None or >= 0, but got {buffering}.")
     return _Simulator(plan, forward_time, backward_time, transfer_time, buffering).run()

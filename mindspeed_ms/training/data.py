@@ -2,6 +2,7 @@
 import numpy as np
 from mindspore import Tensor
 
+from mindspeed_ms.core import num_microbatches_calculator as calculator
 from mindspeed_ms.core import parallel_state
 from mindspeed_ms.training.data_samplers import PretrainingRandomSampler, PretrainingSampler
 from mindspeed_ms.training.global_vars import get_all_config
@@ -20,7 +21,8 @@ def get_train_valid_test_num_samples(all_config=None):
     training, dataset = all_config.training_config, all_config.dataset_config
     batch = global_batch_size(all_config)
     train_samples = dataset.train_samples or training.training_iters * batch
-    evaluations = (train_samples // batch) // training.eval_interval + 1 if training.eval_interval else 1
+    iterations = training_iters_of_config(all_config)
+    evaluations = iterations // training.eval_interval + 1 if training.eval_interval else 1
     return train_samples, evaluations * training.eval_iters * batch, training.eval_iters * batch
 
 
@@ -30,6 +32,18 @@ def global_batch_size(all_config):
     if dataset.global_batch_size is not None:
         return dataset.global_batch_size
     return dataset.batch_size * dataset.micro_batch_num * parallel_state.get_data_parallel_world_size()
+
+
+def training_iters_of_config(all_config):
+    """Steps of the run by training_iters, else by train_samples and the batch sizes; 0 if neither is set."""
+    training, dataset = all_config.training_config, all_config.dataset_config
+    if training.training_iters or not dataset.train_samples:
+        return training.training_iters
+    ramp_up = dataset.rampup_batch_size
+    sizes = calculator.make_num_microbatches_calculator(
+        ramp_up, global_batch_size(all_config), dataset.batch_size, parallel_state.get_data_parallel_world_size(),
+        dataset.decrease_batch_size_if_needed)
+    return calculator.iterations_of_samples(sizes, dataset.train_samples, ramp_up[2] if ramp_up else 0)
 
 
 def build_pretraining_data_loader(dataset, consumed_samples, all_config=None):

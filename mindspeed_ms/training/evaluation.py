@@ -5,7 +5,7 @@ from mindspeed_ms.training.losses import LossReducer
 
 
 def evaluate(forward_step_func, data_iterator, model, eval_iters, process_non_loss_data_func=None):
-    """Mean losses of `eval_iters` global batches.
+    """Mean losses of `eval_iters` global batches, of the full size also during a batch-size ramp-up.
 
     Args:
         forward_step_func (Callable): as in training.
@@ -29,10 +29,11 @@ def evaluate(forward_step_func, data_iterator, model, eval_iters, process_non_lo
     for chunk in model:
         chunk.set_train(False)
     try:
-        for _ in range(eval_iters):
-            reported += run(False)
-        if process_non_loss_data_func is not None:
-            non_loss_data = run(True)
+        with calculator.full_batch_size():
+            for _ in range(eval_iters):
+                reported += run(False)
+            if process_non_loss_data_func is not None:
+                non_loss_data = run(True)
     finally:
         for chunk in model:
             chunk.set_train(True)

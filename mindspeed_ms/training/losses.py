@@ -26,7 +26,8 @@ class StepLosses:
     """What all ranks know of a step.
 
     Attributes:
-        values (dict[str, float]): mean over all tokens (or micro-batches) of the step, by name.
+        values (dict[str, float]): mean over all tokens (or micro-batches) of the step, by name. A name that nobody
+            reported in this step is left out; the main loss, the first name, is NaN then.
         tokens (float): tokens of the first of them.
         not_finite (list[tuple[int, int]]): (global rank, micro-batch) of each loss that was NaN or infinite.
         stop_requested (list[int]): ranks that want to end after this step.
@@ -48,11 +49,11 @@ class LossReducer:
     """Brings the reported losses of all ranks together.
 
     Every micro-batch reports a dict. Its values are a `TokenMean`, a pair (sum, count), or a number that is averaged
-    over micro-batches. The names are agreed on at the first use.
+    over micro-batches. Names may come and go: all ranks agree on new ones in the step that brings them.
     """
 
     def __init__(self):
-        self._names = None
+        self._names = []
 
     def reduce(self, reported, stop_requested=False, bad_gradients=False):
         """Combine.
@@ -66,18 +67,26 @@ class LossReducer:
             StepLosses: equal on all ranks.
         """
         local, not_finite = self._sum_locally(reported)
-        if self._names is None:
+        local = local if self._counts() else {}
+        flags = [float(stop_requested), float(not_finite), float(bad_gradients)]
+        gathered = self._gather_values(flags, local)
+        if gathered[:, len(flags)].any():
             self._agree_on_names(local)
-        vector = [float(stop_requested), float(not_finite), float(bad_gradients)]
-        for name in self._names:
-            vector += local.get(name, (0.0, 0.0)) if self._counts() else (0.0, 0.0)
-        gathered = self._gather(np.array(vector, np.float64))
-        sums = gathered[:, 3:].sum(axis=0)
-        values = {name: _ratio(sums[2 * place], sums[2 * place + 1]) for place, name in enumerate(self._names)}
-        return StepLosses(values, float(sums[1]) if len(sums) else 0.0,
+            gathered = self._gather_values(flags, local)
+        sums = gathered[:, len(flags) + 1:].sum(axis=0).reshape(-1, 3)
+        values = {name: _ratio(total, count) if reports else math.nan
+                  for place, (name, (total, count, reports)) in enumerate(zip(self._names, sums)) if reports or not place}
+        return StepLosses(values, float(sums[0, 1]) if len(sums) else 0.0,
                           [(rank, int(row[1])) for rank, row in enumerate(gathered) if row[1] >= 0],
                           [rank for rank, row in enumerate(gathered) if row[0]],
                           [rank for rank, row in enumerate(gathered) if row[2]])
+
+    def _gather_values(self, flags, local):
+        """float64 `[ranks, flags + 1 + 3 * names]`: the flags, 1 for names to agree on, (sum, count, 1) of each name."""
+        vector = [*flags, float(any(name not in self._names for name in local))]
+        for name in self._names:
+            vector += (*local[name], 1.0) if name in local else (0.0, 0.0, 0.0)
+        return self._gather(np.array(vector, np.float64))
 
     @staticmethod
     def _sum_locally(reported):
@@ -93,7 +102,7 @@ class LossReducer:
 
     def _agree_on_names(self, local):
         everyone = comm.world_group().all_gather_object(list(local))
-        self._names = list(dict.fromkeys(name for names in everyone for name in names))
+        self._names = list(dict.fromkeys([*self._names, *(name for names in everyone for name in names)]))
 
     @staticmethod
     def _counts():

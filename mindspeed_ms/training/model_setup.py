@@ -127,13 +127,18 @@ def get_optimizer(all_config, model, no_weight_decay_cond=None, scale_lr_cond=No
 def get_optimizer_param_scheduler(optimizer, all_config, training_iters):
     """The schedule of learning rate and weight decay, counted in samples.
 
+    A run whose length is `train_samples` takes that as its length, not the samples of its whole batches: Megatron's rule.
+
     Args:
         optimizer (MegatronOptimizer): whose groups it sets.
-        all_config (AllConfig): optimizer_config.
+        all_config (AllConfig): optimizer_config, the batch sizes and the length of the run.
         training_iters (int): steps of the run.
     """
     settings, batch = all_config.optimizer_config, global_batch_size(all_config)
-    decay_steps = _in_samples(settings.lr_decay_samples, settings.lr_decay_iters or training_iters, batch)
+    length = training_iters * batch
+    if all_config.dataset_config.train_samples and not all_config.training_config.training_iters:
+        length = all_config.dataset_config.train_samples
+    decay_steps = _in_samples(settings.lr_decay_samples, settings.lr_decay_iters, batch) or length
     if settings.lr_warmup_fraction is not None:
         warmup_steps = settings.lr_warmup_fraction * decay_steps
     else:
@@ -144,7 +149,7 @@ def get_optimizer_param_scheduler(optimizer, all_config, training_iters):
     return OptimizerParamScheduler(
         optimizer, init_lr=settings.lr_warmup_init, max_lr=settings.learning_rate, min_lr=settings.min_lr,
         lr_warmup_steps=warmup_steps, lr_decay_steps=decay_steps, lr_decay_style=settings.lr_decay_style,
-        start_wd=settings.start_weight_decay, end_wd=settings.end_weight_decay, wd_incr_steps=training_iters * batch,
+        start_wd=settings.start_weight_decay, end_wd=settings.end_weight_decay, wd_incr_steps=length,
         wd_incr_style=settings.weight_decay_incr_style,
         use_checkpoint_opt_param_scheduler=settings.use_checkpoint_opt_param_scheduler,
         override_opt_param_scheduler=settings.override_opt_param_scheduler, wsd_decay_steps=wsd_steps,

@@ -13,6 +13,7 @@ from mindspeed_ms.training.data import (
     build_pretraining_data_loader,
     get_train_valid_test_num_samples,
     global_batch_size,
+    training_iters_of_config,
 )
 from mindspeed_ms.training.data_sources import MicroBatches, as_loader, make_stream, steps_per_epoch
 from mindspeed_ms.training.train_state import TrainState
@@ -152,9 +153,12 @@ def resolve_training_iters(all_config, loader):
         ValueError: none of them is set, or the data does not say how long it is.
     """
     training, dataset = all_config.training_config, all_config.dataset_config
-    iterations = training.training_iters or _iterations_of_samples(dataset.train_samples, dataset.rampup_batch_size)
+    iterations = training_iters_of_config(all_config)
     if iterations:
         return iterations
+    if dataset.train_samples:
+        raise ValueError(f"train_samples is {dataset.train_samples}, less than the first global batch of "
+                         f"{calculator.get_current_global_batch_size()}: there is nothing to train. Raise it.")
     if not training.epochs:
         raise ValueError("there is nothing to train: training_iters is 0 and neither train_samples nor epochs is set. "
                          "Set training_iters (--train-iters).")
@@ -164,19 +168,6 @@ def resolve_training_iters(all_config, loader):
         raise ValueError(f"epochs is {training.epochs}, but the training data does not say how many steps an epoch "
                          "has: set training_iters (--train-iters) too.")
     return training.epochs * min(lengths)
-
-
-def _iterations_of_samples(samples, rampup_batch_size):
-    """Steps that use `samples` samples, through a ramp-up and without a last partial batch (Megatron's rule)."""
-    consumed = iterations = 0
-    while rampup_batch_size and samples and consumed <= rampup_batch_size[2]:
-        calculator.update_num_microbatches(consumed)
-        consumed += calculator.get_current_global_batch_size()
-        iterations += 1
-    calculator.update_num_microbatches(consumed)
-    iterations += max(0, samples - consumed) // calculator.get_current_global_batch_size()
-    calculator.update_num_microbatches(0)
-    return iterations
 
 
 def find_checkpoint(run):

@@ -81,6 +81,8 @@ def pretrain(train_valid_test_datasets_provider, model_provider_func, model_type
     find_checkpoint(run)
     build_data(run, train_valid_test_datasets_provider, train_data_loader, valid_data_loader, test_data_loader,
                get_batch_func)
+    if all_config.training_config.skip_train and run.valid_data is None and run.test_data is None:
+        raise ValueError("skip_train is set, but there is no validation or test data to evaluate.")
     _build_model(run, model_provider_func, forward_step_func)
     load(run)
     if all_config.training_config.skip_train:
@@ -143,8 +145,6 @@ def _open_metrics(run):
 
 
 def _only_evaluate(run):
-    if run.valid_data is None and run.test_data is None:
-        raise ValueError("skip_train is set, but there is no validation or test data to evaluate.")
     _open_metrics(run)
     try:
         _final_evaluations(run, always=True)
@@ -268,7 +268,8 @@ def _evaluate_if_due(run):
 
 
 def _evaluation_samples(run):
-    return run.all_config.training_config.eval_iters * calculator.get_current_global_batch_size()
+    with calculator.full_batch_size():
+        return run.all_config.training_config.eval_iters * calculator.get_current_global_batch_size()
 
 
 def _final_evaluations(run, always=False):

@@ -5,9 +5,11 @@ import json
 import os
 
 import pytest
+import yaml
 
-from mindspeed_ms.config import ConfigError, argument_parser, init_configs_from_args
+from mindspeed_ms.config import ConfigError, argument_parser, init_configs_from_args, init_configs_from_dict
 from mindspeed_ms.config.argument_table import RUNTIME_NAMES, row_of_name
+from tests.config.samples import BASE, with_settings
 
 MODEL = [
     "--num-layers",
@@ -85,6 +87,44 @@ def test_bf16_and_fp16_as_megatron():
     fp16 = read("--fp16").training_config
     assert (fp16.check_for_nan_in_loss, fp16.loss_scale_value, fp16.loss_scale_window) == (False, 2.0**32, 1000)
     assert fp16.dynamic_loss_scale and not read("--fp16 --loss-scale 128").training_config.dynamic_loss_scale
+
+
+def test_overflow_is_no_error_with_a_dynamic_loss_scale():
+    half = {"training_config.fp16": True, "model_config.compute_dtype": "float16"}
+    asked = {f"training_config.check_for_nan_in_{name}": True for name in ("loss", "grad")}
+    plain = init_configs_from_dict(with_settings(half))
+    assert not plain.training_config.check_for_nan_in_loss and not any("overflow" in text for text in plain.notices)
+    told = init_configs_from_dict(with_settings({**half, **asked}))
+    assert not told.training_config.check_for_nan_in_loss and not told.training_config.check_for_nan_in_grad
+    assert any("check_for_nan_in_loss and training_config.check_for_nan_in_grad" in text for text in told.notices)
+    constant = init_configs_from_dict(with_settings({**half, **asked, "training_config.loss_scale": 128.0}))
+    assert constant.training_config.check_for_nan_in_loss and constant.training_config.check_for_nan_in_grad
+
+
+def test_arguments_beside_files_complete_the_loss_scale(tmp_path):
+    path = tmp_path / "config.yaml"
+    path.write_text(yaml.safe_dump(BASE))
+    words = ["--config", str(path), "--fp16", "--initial-loss-scale", "65536"]
+    training = init_configs_from_args(argument_parser().parse_args(words)).training_config
+    assert (training.loss_scale_value, training.loss_scale_factor, training.loss_scale_window) == (65536.0, 2.0, 1000)
+
+
+@pytest.mark.parametrize("betas, expected", [("0.8,0.99", [0.8, 0.95]), ([0.8], None), ("a,b", None)])
+def test_one_decay_rate_beside_files(tmp_path, betas, expected):
+    path = tmp_path / "config.yaml"
+    path.write_text(yaml.safe_dump({**BASE, "optimizer_config": {"betas": betas}}))
+    args = argument_parser().parse_args(["--config", str(path), "--adam-beta2", "0.95"])
+    if expected:
+        assert init_configs_from_args(args).optimizer_config.betas == expected
+    else:
+        with pytest.raises(ConfigError, match="betas"):
+            init_configs_from_args(args)
+
+
+def test_group_size_without_virtual_stages_is_told():
+    words = "--pipeline-model-parallel-size 2 --microbatch-group-size-per-virtual-pipeline-stage 4"
+    told = [text for text in read(words).notices if "has no effect without virtual pipeline stages" in text]
+    assert len(told) == 1 and told[0].startswith("--microbatch-group-size-per-virtual-pipeline-stage")
 
 
 def test_hysteresis_is_hysteresis():

@@ -90,6 +90,11 @@ def test_all_problems_come_together():
 
 P, M, T, D, OPT = "parallel_config", "model_config", "training_config", "dataset_config", "optimizer_config"
 PP2, TP2 = {f"{P}.pipeline_model_parallel_size": 2}, {f"{P}.tensor_model_parallel_size": 2}
+RAMP = {f"{T}.training_iters": 0, f"{D}.train_samples": 100, f"{D}.batch_size": 1, f"{D}.global_batch_size": 4,
+        f"{D}.rampup_batch_size": [2, 1, 10]}
+LOSS_SCALE = {f"{T}.fp16": True, f"{M}.compute_dtype": "float16", f"{T}.loss_scale_value": 4,
+              f"{T}.loss_scale_factor": 2, f"{T}.loss_scale_window": 100}
+WSD = {f"{OPT}.lr_decay_style": "WSD"}
 EXPERTS = {"moe_config.num_experts": 4}
 CP2 = {f"{P}.context_parallel_size": 2}
 # (settings, key that is named, words that must be there)
@@ -154,6 +159,52 @@ RULES = [
         f"{D}.micro_batch_num",
         "multiple of pp = 2",
     ),
+    (
+        {**PP2, f"{P}.num_layers_per_virtual_pipeline_stage": 1, **RAMP, f"{P}.world_size": 2},
+        f"{D}.rampup_batch_size",
+        "gives 3 micro-batches",
+    ),
+    (
+        {**PP2, f"{P}.num_layers_per_virtual_pipeline_stage": 1, **RAMP, f"{P}.world_size": 2,
+         f"{P}.microbatch_group_size_per_virtual_pipeline_stage": 2, f"{D}.global_batch_size": 5},
+        f"{P}.microbatch_group_size_per_virtual_pipeline_stage",
+        "leaves a last group of 1 of the 3 micro-batches",
+    ),
+    (
+        {**PP2, f"{P}.num_layers_in_first_pipeline_stage": 4},
+        f"{P}.num_layers_in_first_pipeline_stage",
+        "leaves 0 layers for the other 1 stages",
+    ),
+    (
+        {**PP2, f"{P}.num_layers_in_last_pipeline_stage": 5},
+        f"{P}.num_layers_in_last_pipeline_stage",
+        "leaves -1 layers",
+    ),
+    (
+        {**PP2, f"{P}.num_layers_in_first_pipeline_stage": 1, f"{P}.num_layers_in_last_pipeline_stage": 2},
+        f"{P}.num_layers_in_first_pipeline_stage",
+        "no other stages",
+    ),
+    ({**RAMP, f"{P}.world_size": 2}, f"{D}.rampup_batch_size", "goes through 3"),
+    ({**RAMP, f"{D}.train_samples": 1}, f"{D}.train_samples", "less than the first global batch, 2"),
+    (
+        {f"{T}.average_in_collective": True, f"{T}.calculate_per_token_loss": True},
+        f"{T}.average_in_collective",
+        "contradicts calculate_per_token_loss",
+    ),
+    ({**LOSS_SCALE, f"{T}.min_loss_scale": 8}, f"{T}.min_loss_scale", "above the loss scale at the start"),
+    (
+        {f"{T}.fp16": True, f"{M}.compute_dtype": "float16", f"{T}.min_loss_scale": 2.0**33},
+        f"{T}.min_loss_scale",
+        "above the loss scale at the start",
+    ),
+    (
+        {f"{OPT}.start_weight_decay": 0.2, f"{OPT}.end_weight_decay": 0.1, f"{OPT}.weight_decay_incr_style": "linear"},
+        f"{OPT}.start_weight_decay",
+        "above the weight decay at the end",
+    ),
+    ({**WSD, f"{OPT}.lr_wsd_decay_iters": 5000}, f"{OPT}.lr_wsd_decay_iters", "must fit between"),
+    ({**WSD, f"{OPT}.lr_wsd_decay_iters": 9, f"{OPT}.lr_warmup_iters": 2}, f"{OPT}.lr_wsd_decay_iters", "warm-up, 2,"),
     ({f"{P}.noop_layers": [4]}, f"{P}.noop_layers", "outside 0..3"),
     ({f"{P}.noop_layers": "1,1"}, f"{P}.noop_layers", "twice"),
     ({**PP2, f"{P}.recompute": [3, 0]}, f"{P}.recompute", "layers"),
@@ -254,10 +305,12 @@ def test_every_rule_is_exercised():
             problems_of(with_settings(settings))
     finally:
         FUNCTIONS[:] = originals
-    # the first two only tell (see test_trio, test_profiler), the third is for sections made by constructors
+    # all but the last only tell (see test_trio, test_profiler, test_arguments); it is for sections made by constructors
     assert {function.__name__ for function in originals} - seen == {
         "layer_list_reading_is_clear",
         "profile_rows_have_effect",
+        "overflow_is_no_error",
+        "group_size_has_an_effect",
         "expert_numbers_agree",
     }
 
@@ -277,6 +330,17 @@ def test_flags_are_named_for_command_lines():
         init_configs_from_args(argument_parser().parse_args(words.split()))
     text = str(caught.value)
     assert "command line: --hidden-size = 66" in text and "--min-lr = 2" in text
+
+
+def test_problems_name_what_was_typed():
+    words = "--num-layers 4 --hidden-size 64 --num-attention-heads 4 --seq-length 32 --padded-vocab-size 128"
+    words += " --adam-beta1 1.0 --ddp-bucket-size 0 --optimizer-type lamb --decoder-first-pipeline-num-layers=-1"
+    with pytest.raises(ConfigError) as caught:
+        init_configs_from_args(argument_parser().parse_args(words.split()))
+    text = str(caught.value)
+    for found in ("--adam-beta1 = 1.0:", "--ddp-bucket-size = 0:", "--optimizer-type = 'lamb':",
+                  "--decoder-first-pipeline-num-layers = -1:"):
+        assert f"command line: {found}" in text, text
 
 
 def test_unknown_flags_end_with_a_suggestion(capsys):

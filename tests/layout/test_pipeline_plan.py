@@ -212,6 +212,13 @@ def test_command(capsys):
     assert "leave a last group of 2" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("name", ["forward", "backward", "transfer"])
+@pytest.mark.parametrize("value", ["-1", "nan", "inf"])
+def test_times_that_make_no_sense_are_refused(capsys, name, value):
+    assert pipeline_plan.main(["--pp", "2", "--micro", "2", f"--{name}-time={value}"]) == 1
+    assert f"{name}_time must be a finite number >= 0" in capsys.readouterr().err
+
+
 def test_from_config():
     parallel = SimpleNamespace(
         pipeline_model_parallel_size=2,

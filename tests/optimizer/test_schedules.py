@@ -77,6 +77,7 @@ def test_weight_decay_grows(style, expected):
     ({"min_lr": 1.0}, "min_lr is 1.0"), ({"lr_warmup_steps": 110}, "warm-up"), ({"lr_decay_steps": 0},
                                                                                 "lr_decay_steps is 0"),
     ({"lr_decay_style": "square"}, "'square'"), ({"lr_decay_style": "WSD"}, "lr_wsd_decay_iters"),
+    ({"lr_decay_style": "WSD", "wsd_decay_steps": 111, "lr_wsd_decay_style": "linear"}, "last part of WSD takes 111"),
     ({"start_wd": 0.2}, "start_weight_decay is 0.2"), ({"end_wd": 0.3}, "is constant but"),
     ({"override_opt_param_scheduler": True}, "are both set"), ({"init_lr": 1.0}, "lr_warmup_init is 1.0")])
 def test_contradictions_are_named(changes, words):
@@ -143,6 +144,23 @@ def test_batch_size_ramps_up(batch_sizes):
         calculator.update_num_microbatches(samples)
         sizes.append(calculator.get_current_global_batch_size())
     assert sizes == [8, 8, 16, 24, 32, 32]
+
+
+@pytest.mark.parametrize("samples, iterations", [
+    (7, 0), (8, 1), (100, 12), (112, 13), (300, 23), (400, 26), (431, 27)])
+def test_steps_of_a_number_of_samples(samples, iterations):
+    # 13 steps of 8 lead to 104, 6 of 16 to 200, 5 of 24 to 320, then 32 each
+    sizes = calculator.make_num_microbatches_calculator([8, 8, 300], 32, 2, 2)
+    assert calculator.iterations_of_samples(sizes, samples, 300) == iterations
+    constant = calculator.make_num_microbatches_calculator(None, 32, 2, 2)
+    assert calculator.iterations_of_samples(constant, samples) == samples // 32
+
+
+def test_evaluation_sees_the_full_batch(batch_sizes):
+    batch_sizes(1, [8, 8, 300], 32, 2, 2)
+    with calculator.full_batch_size():
+        assert (calculator.get_current_global_batch_size(), calculator.get_num_microbatches()) == (32, 8)
+    assert (calculator.get_current_global_batch_size(), calculator.get_num_microbatches()) == (8, 2)
 
 
 def test_batch_that_does_not_divide_names_the_nearest(batch_sizes):

@@ -347,3 +347,50 @@ def collected(folder):
 
 def test_manual_garbage_collection_ends_with_the_run(world, tmp_path):
     assert world(1)(collected, tmp_path) == [True]
+
+
+def ramp_up(folder):
+    """4, 4, 8 and 8 samples of 28; evaluations of 8."""
+    numbers = []
+
+    def provide(samples):
+        numbers.extend(samples)
+        return tiny.Samples(28), None, None
+
+    config = {"dataset": {"global_batch_size": 8, "micro_batch_num": 4, "rampup_batch_size": [4, 4, 8],
+                          "train_samples": 28},
+              "training": {"training_iters": 0, "eval_interval": 1, "eval_iters": 1},
+              "optimizer": {"lr_decay_style": "linear", "weight_decay_incr_style": "cosine"}}
+    run_pretrain(folder, None, config, provider=provide, valid_data_loader=[tiny.samples(8, 50)])
+    return numbers, read_metrics(folder)
+
+
+def test_ramp_up_with_samples_follows_megatron(world, tmp_path):
+    (numbers, lines), = world(1)(ramp_up, tmp_path)
+    steps = [line for line in lines if "loss" in line]
+    assert [line["consumed_samples"] for line in steps] == [4, 8, 16, 24]
+    # the decay ends at train_samples, not at 4 steps of the full batch
+    assert [line["learning_rate"] for line in steps] == pytest.approx([0.05 * (1 - used / 28) for used in (0, 4, 8, 16)])
+    assert numbers == [28, (4 + 1) * 8, 8]
+    model = tiny.Reference(weight_decay=0.0)
+    batch = tiny.samples(28)
+    model.step([tiny.rows_of(batch, slice(0, 2)), tiny.rows_of(batch, slice(2, 4))])
+    total, tokens, _ = model.loss_and_gradients(tiny.samples(8, 50))
+    assert next(line for line in lines if "valid_loss" in line)["valid_loss"] == pytest.approx(total / tokens, rel=2e-6)
+
+
+def changing_metrics(folder):
+    from mindspeed_ms.core import comm
+    from mindspeed_ms.training.losses import LossReducer
+    from mindspeed_ms.training.utils import set_parallel_context
+    set_parallel_context(tiny.make_config(folder).parallel_config)
+    reducer, on_second = LossReducer(), comm.get_rank() == 1
+    steps = [{"lm loss": 2.0}, {"lm loss": 4.0, **({"auxiliary": 3.0} if on_second else {})}, {"lm loss": 1.0},
+             {"auxiliary": 5.0}]
+    return [reducer.reduce([step]).values for step in steps]
+
+
+def test_metrics_may_come_and_go(world, tmp_path):
+    for first, second, third, fourth in world(2)(changing_metrics, tmp_path):
+        assert (first, second, third) == ({"lm loss": 2.0}, {"lm loss": 4.0, "auxiliary": 3.0}, {"lm loss": 1.0})
+        assert fourth["auxiliary"] == 5.0 and np.isnan(fourth["lm loss"])

@@ -68,6 +68,19 @@ def last_part_of_wsd(context):
     if given and optimizer.lr_decay_style != "WSD":
         name = "lr_wsd_decay_iters" if optimizer.lr_wsd_decay_iters else "lr_wsd_decay_samples"
         yield context.problem(f"{_O}.{name}", "has an effect with lr_decay_style WSD only", f"{_O}.lr_decay_style")
+        return
+    for unit, path, length in (
+        ("iters", f"{_T}.training_iters", context.training.training_iters),
+        ("samples", f"{_D}.train_samples", context.dataset.train_samples),
+    ):
+        last, end = optimizer[f"lr_wsd_decay_{unit}"], optimizer[f"lr_decay_{unit}"] or length
+        warm_up = optimizer[f"lr_warmup_{unit}"] or (optimizer.lr_warmup_fraction or 0) * (end or 0)
+        if last and end and last > end - warm_up:
+            yield context.problem(
+                f"{_O}.lr_wsd_decay_{unit}",
+                f"must fit between the end of the warm-up, {warm_up:g}, and that of the decay, {end}",
+                f"{_O}.lr_decay_{unit}" if optimizer[f"lr_decay_{unit}"] else path,
+            )
 
 
 @rule
@@ -100,6 +113,8 @@ def weight_decay_has_one_course(context):
         return
     if not context.was_set(end) and not context.was_set(f"{_O}.weight_decay"):
         yield context.problem(end, "must be given for a weight decay that changes", f"{_O}.weight_decay_incr_style")
+    elif optimizer.start_weight_decay > optimizer.end_weight_decay:
+        yield context.problem(start, "must not be above the weight decay at the end", end)
 
 
 @rule

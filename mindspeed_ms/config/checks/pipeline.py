@@ -5,8 +5,10 @@ from mindspeed_ms.config.checks.rule import last_rule, rule
 _P, _M = "parallel_config", "model_config"
 _PP = f"{_P}.pipeline_model_parallel_size"
 _VPP = f"{_P}.virtual_pipeline_model_parallel_size"
+_FIRST, _LAST = f"{_P}.num_layers_in_first_pipeline_stage", f"{_P}.num_layers_in_last_pipeline_stage"
 _PER = f"{_P}.num_layers_per_virtual_pipeline_stage"
 _LIST = f"{_P}.num_layer_list"
+_GROUP = f"{_P}.microbatch_group_size_per_virtual_pipeline_stage"
 _RECOMPUTE = ("recompute", "select_recompute", "select_comm_recompute")
 
 
@@ -130,8 +132,28 @@ def layers_spread_over_chunks(context):
             _PP,
             _PER,
         )
-    if layers < stages * virtual_size(parallel, model.num_layers):
+    if _ends_given(context):
+        yield from _given_ends_fit(context)
+    elif layers < stages * virtual_size(parallel, model.num_layers):
         yield context.problem(f"{_M}.num_layers", "is less than one layer for each stage and chunk", _PP, _VPP)
+
+
+def _ends_given(context):
+    return [path for path in (_FIRST, _LAST) if context.value(path) is not None]
+
+
+def _given_ends_fit(context):
+    """Layers of the first and last stage: what is left must suit the stages between."""
+    parallel, layers = context.parallel, context.model.num_layers
+    paths, chunks = _ends_given(context), virtual_size(parallel, layers)
+    others, left = parallel.pipeline_model_parallel_size - len(paths), layers - sum(map(context.value, paths))
+    rest = [*paths[1:], f"{_M}.num_layers", _PP]
+    if left < others * chunks or (left and not others):
+        need = f"need at least {others * chunks}" if others else "there are no other stages"
+        yield context.problem(paths[0], f"leaves {left} layers for the other {others} stages; {need}", *rest)
+    for path in paths:
+        if context.value(path) % chunks:
+            yield context.problem(path, f"must be a multiple of the {chunks} chunks of a stage", _VPP)
 
 
 @rule
@@ -143,28 +165,61 @@ def micro_batches_fit_interleaving(context):
         return
     group = parallel.microbatch_group_size_per_virtual_pipeline_stage
     if group is not None and group < stages:
-        yield context.problem(
-            f"{_P}.microbatch_group_size_per_virtual_pipeline_stage", f"must be at least pp = {stages}", _PP
-        )
+        yield context.problem(_GROUP, f"must be at least pp = {stages}", _PP)
+    counts = {}
+    for count, key in numbers_of_micro_batches(context):
+        rest = count % (group or stages)
+        if rest and (group is None or rest < stages):
+            counts.setdefault(key, []).append(count)
+    for key, wrong in counts.items():
+        found = ", ".join(map(str, wrong))
+        if group is None:
+            yield context.problem(
+                key, f"gives {found} micro-batches; the interleaved schedule needs a multiple of pp = {stages}", _PP
+            )
+        else:
+            lasts = ", ".join(str(count % group) for count in wrong)
+            yield context.problem(
+                _GROUP,
+                f"leaves a last group of {lasts} of the {found} micro-batches; a group needs at least pp = {stages}",
+                _PP,
+                key,
+            )
+
+
+@rule
+def group_size_has_an_effect(context):
+    """The group size belongs to the interleaved schedule: say so if it is set without one."""
+    model, parallel = context.model, context.parallel
+    is_asked = context.was_set(_GROUP) and context.value(_GROUP) is not None
+    if is_asked and virtual_size(parallel, model.num_layers if model else None) == 1:
+        context.notice(f"{context.name(_GROUP)} has no effect without virtual pipeline stages")
+    return ()
+
+
+def numbers_of_micro_batches(context):
+    """(micro-batches, path they come from) of every step size of the run, as far as they are known."""
+    size, ramp = context.data_parallel_size, ramp_up_sizes(context.dataset)
+    unit = context.dataset.batch_size * size if size else None
+    during = [] if unit is None else [(max(batch // unit, 1), "dataset_config.rampup_batch_size") for batch in ramp[:-1]]
     count, key = number_of_micro_batches(context)
-    if group and count and 0 < count % group < stages:
-        yield context.problem(
-            f"{_P}.microbatch_group_size_per_virtual_pipeline_stage",
-            f"leaves a last group of {count % group} of the {count} micro-batches; a group needs at least pp = {stages}",
-            _PP,
-            key,
-        )
-    if group is None and count and count % stages:
-        yield context.problem(
-            key, f"gives {count} micro-batches; the interleaved schedule needs a multiple of pp = {stages}", _PP
-        )
+    return during if count is None else [*during, (count, key)]
+
+
+def ramp_up_sizes(dataset):
+    """Global batch sizes of a ramp-up from the first to the last; [] without one, or if it has errors of its own."""
+    ramp, end = dataset.rampup_batch_size, dataset.global_batch_size
+    if not ramp or len(ramp) != 3 or min(ramp[:2]) <= 0 or end is None or ramp[0] > end or (end - ramp[0]) % ramp[1]:
+        return []
+    return list(range(ramp[0], end + 1, ramp[1]))
 
 
 def number_of_micro_batches(context):
     """(micro-batches per step, path it comes from); None if it is not known."""
     dataset, size = context.dataset, context.data_parallel_size
     if dataset.global_batch_size and context.was_set("dataset_config.global_batch_size"):
-        if not size or dataset.global_batch_size % (dataset.batch_size * size):
+        divides = size and dataset.global_batch_size % (dataset.batch_size * size) == 0
+        if not size or (not divides and not dataset.decrease_batch_size_if_needed):
             return None, ""
         return dataset.global_batch_size // (dataset.batch_size * size), "dataset_config.global_batch_size"
     if context.was_set("dataset_config.micro_batch_num"):
@@ -220,7 +275,7 @@ def layout_can_be_built(context):
     from mindspeed_ms.layout.errors import LayoutError
     from mindspeed_ms.layout.stages import recompute_from_config, stages_from_config
 
-    path = _LIST if parallel.num_layer_list else _PP
+    path = _LIST if parallel.num_layer_list else next(iter(_ends_given(context)), _PP)
     try:
         stages = stages_from_config(context.all_config)
         path = f"{_P}.{lists[0]}" if lists else path

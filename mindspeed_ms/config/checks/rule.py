@@ -2,7 +2,7 @@
 
 from mindspeed_ms.config.argument_table import row_at
 from mindspeed_ms.config.errors import Problem
-from mindspeed_ms.config.settings import COMMAND_LINE
+from mindspeed_ms.config.settings import ARGUMENTS, COMMAND_LINE
 
 RULES = []
 LAST_RULES = []
@@ -43,6 +43,11 @@ class Context:
     def was_set(self, path):
         """True if the user set the path."""
         return self.settings.was_set(path)
+
+    def was_argument(self, path):
+        """True if the path was set by an argument (a flag, or a name of a Namespace), not by a file or a dict."""
+        setting = self.settings.by_path.get(path)
+        return setting is not None and setting.place in (COMMAND_LINE, ARGUMENTS)
 
     def value(self, path):
         """The value at a config path."""

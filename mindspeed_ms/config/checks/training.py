@@ -2,6 +2,8 @@
 
 import os
 
+from mindspeed_ms.config.argument_table import row_at
+from mindspeed_ms.config.checks.pipeline import ramp_up_sizes
 from mindspeed_ms.config.checks.rule import rule
 
 _T, _D, _P, _O = "training_config", "dataset_config", "parallel_config", "optimizer_config"
@@ -73,11 +75,24 @@ def ramp_up_fits(context):
         yield context.problem(path, "must reach global_batch_size in whole steps", f"{_D}.global_batch_size")
     unit = dataset.batch_size * (context.data_parallel_size or 1)
     if not dataset.decrease_batch_size_if_needed and (start % unit or step % unit):
+        wrong = [size for size in ramp_up_sizes(dataset) if size % unit] or [start]
         yield context.problem(
             path,
-            f"expects start and increment to be multiples of {unit} = micro-batch size * data parallel size",
+            f"expects start and increment to be multiples of {unit} = micro-batch size * data parallel size, but goes "
+            f"through {', '.join(map(str, wrong[:4]))}; or set decrease_batch_size_if_needed",
             f"{_D}.batch_size",
         )
+
+
+@rule
+def samples_fill_a_batch(context):
+    """train_samples has at least one global batch."""
+    dataset, path = context.dataset, f"{_D}.train_samples"
+    sizes = ramp_up_sizes(dataset) or [dataset.global_batch_size]
+    if not context.training.training_iters and dataset.train_samples and (sizes[0] or 0) > dataset.train_samples:
+        other = "rampup_batch_size" if dataset.rampup_batch_size else "global_batch_size"
+        if not dataset.decrease_batch_size_if_needed:
+            yield context.problem(path, f"is less than the first global batch, {sizes[0]}", f"{_D}.{other}")
 
 
 @rule
@@ -148,15 +163,50 @@ def half_switches_need_half(context):
 
 @rule
 def loss_scale_triple(context):
-    """loss_scale_value, loss_scale_factor, loss_scale_window: all or none."""
+    """loss_scale_value, loss_scale_factor, loss_scale_window: all or none; arguments have Megatron's defaults."""
     names = ("loss_scale_value", "loss_scale_factor", "loss_scale_window")
     missing = [name for name in names if context.training[name] is None]
-    if missing and len(missing) < 3:
+    if len(missing) < 3 and any(context.was_argument(f"{_T}.{name}") for name in names):
+        context.training.fill(**{name: row_at(f"{_T}.{name}").megatron_default for name in missing})
+    elif missing and len(missing) < 3:
         present = next(name for name in names if name not in missing)
         yield context.problem(f"{_T}.{present}", f"must be set together with {' and '.join(missing)}")
     factor = context.training.loss_scale_factor
     if factor is not None and factor <= 1:
         yield context.problem(f"{_T}.loss_scale_factor", "expects a number > 1: the scale grows and shrinks by it")
+    value = context.training.loss_scale_value or row_at(f"{_T}.loss_scale_value").megatron_default
+    if context.training.dynamic_loss_scale and context.training.min_loss_scale > value:
+        yield context.problem(
+            f"{_T}.min_loss_scale", "must not be above the loss scale at the start", f"{_T}.loss_scale_value"
+        )
+
+
+@rule
+def overflow_is_no_error(context):
+    """A dynamic loss scale finds its size by overflows: such steps are skipped, as in Megatron."""
+    training, names = context.training, ("check_for_nan_in_loss", "check_for_nan_in_grad")
+    on = [name for name in names if training[name]]
+    if not training.dynamic_loss_scale or not on:
+        return ()
+    asked = [context.name(f"{_T}.{name}") for name in on if context.was_set(f"{_T}.{name}")]
+    training.fill(**dict.fromkeys(on, False))
+    if asked:
+        context.notice(
+            f"{' and '.join(dict.fromkeys(asked))}: switched off, since fp16 with a dynamic loss scale skips steps that "
+            "overflow; a constant loss_scale keeps the check"
+        )
+    return ()
+
+
+@rule
+def mean_over_tokens_is_taken_last(context):
+    """calculate_per_token_loss divides by all tokens after the reduction."""
+    if context.training.calculate_per_token_loss and context.training.average_in_collective:
+        yield context.problem(
+            f"{_T}.average_in_collective",
+            "contradicts calculate_per_token_loss, where sums are reduced and divided by the tokens of the step; keep one",
+            f"{_T}.calculate_per_token_loss",
+        )
 
 
 @rule

@@ -74,6 +74,7 @@ RUNTIME_NAMES = frozenset(
         "do_test",
         "encoder_seq_length",
         "typed_options",
+        "typed_flags",
         "config",
     )
 )

@@ -29,7 +29,7 @@ ROWS = (
         seen="file",
     ),
     _training("skip_train", seen="log"),
-    _training("fp16", seen="output", convert=conversions.fp16),
+    _training("fp16", seen="output"),
     _training("bf16", seen="output", convert=conversions.bf16),
     _training("loss_scale", seen="log"),
     _training(

@@ -69,6 +69,8 @@ class OptimizerParamScheduler:
         if self.lr_decay_style == "WSD":
             _expect(self.wsd_decay_steps is not None, "lr_decay_style WSD needs lr_wsd_decay_iters or "
                                                       "lr_wsd_decay_samples.")
+            _expect(self.wsd_decay_steps <= self.lr_decay_steps, f"the last part of WSD takes {self.wsd_decay_steps} "
+                    f"samples, but the decay ends at {self.lr_decay_steps}: expected a shorter last part.")
             _expect(self.lr_wsd_decay_style in WSD_DECAY_STYLES,
                     f"lr_wsd_decay_style is {self.lr_wsd_decay_style!r}: expected one of "
                     f"{', '.join(WSD_DECAY_STYLES)}.")

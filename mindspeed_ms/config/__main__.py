@@ -4,7 +4,8 @@ import json
 import os
 import sys
 
-from mindspeed_ms.config.errors import ConfigError, did_you_mean
+from mindspeed_ms.config.errors import ConfigError
+from mindspeed_ms.spelling import did_you_mean
 
 _USAGE = """usage: python -m mindspeed_ms.config COMMAND ...
 

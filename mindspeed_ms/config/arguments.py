@@ -4,11 +4,12 @@ import argparse
 
 from mindspeed_ms.config import argument_table
 from mindspeed_ms.config.argument_table import IGNORED, LIST, OFF, ON, REFUSED, SWITCH, TABLE
-from mindspeed_ms.config.errors import Problem, did_you_mean
+from mindspeed_ms.config.errors import Problem
 from mindspeed_ms.config.rows.row import field_info
 from mindspeed_ms.config.settings import ARGUMENTS, COMMAND_LINE, MEGATRON_DEFAULT, Settings
 from mindspeed_ms.config.values import read_bool, read_dtype
 from mindspeed_ms.config.yaml_loader import plain_value
+from mindspeed_ms.spelling import did_you_mean
 
 _STRING_KINDS = ("a string", "a list of words")
 

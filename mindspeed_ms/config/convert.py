@@ -13,12 +13,13 @@ from dataclasses import dataclass
 
 from mindspeed_ms.config.argument_table import LIST, REFUSED, SWITCH, VALUE, all_flags, row_at, row_of_flag
 from mindspeed_ms.config.arguments import argument_parser, settings_of_arguments
-from mindspeed_ms.config.errors import ConfigError, Problem, did_you_mean
+from mindspeed_ms.config.errors import ConfigError, Problem
 from mindspeed_ms.config.printing import dump_yaml
 from mindspeed_ms.config.resolve import complete
 from mindspeed_ms.config.rows.row import field_info
 from mindspeed_ms.config.sections.base import nested_section
 from mindspeed_ms.config.settings import build
+from mindspeed_ms.spelling import did_you_mean
 
 _ASSIGNMENT = re.compile(r"^\s*(?:export\s+)?([A-Za-z_]\w*)=(.*)$", re.DOTALL)
 _VARIABLE = re.compile(r"\$\{([A-Za-z_]\w*)(?::-([^}]*))?\}|\$([A-Za-z_]\w*)")

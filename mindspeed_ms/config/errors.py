@@ -1,6 +1,5 @@
 """The errors of the configuration: every problem found is reported together, each with its key path and value."""
 
-import difflib
 from dataclasses import dataclass, replace
 
 _NOT_GIVEN = object()
@@ -60,16 +59,3 @@ def shorten(value, limit=120):
     """repr of a value, cut in the middle if it is long."""
     text = repr(value)
     return text if len(text) <= limit else f"{text[: limit - 20]} ... {text[-15:]}"
-
-
-def did_you_mean(word, known, cutoff=0.6):
-    """ " Did you mean 'x'?" for the known word nearest to ``word``, or "" if none is near."""
-    nearest = nearest_word(word, known, cutoff)
-    return f" Did you mean {nearest!r}?" if nearest else ""
-
-
-def nearest_word(word, known, cutoff=0.6):
-    """The known word nearest to ``word``; None if none reaches ``cutoff`` (difflib ratio)."""
-    plain = {name.replace("-", "_").lower(): name for name in known}
-    matches = difflib.get_close_matches(str(word).replace("-", "_").lower(), plain, n=1, cutoff=cutoff)
-    return plain[matches[0]] if matches else None

@@ -2,8 +2,9 @@
 
 from mindspeed_ms.config.argument_table import TABLE, row_at, row_of_flag, row_of_name
 from mindspeed_ms.config.availability import NOT_YET
-from mindspeed_ms.config.errors import ConfigError, Problem, did_you_mean
+from mindspeed_ms.config.errors import ConfigError, Problem
 from mindspeed_ms.config.trio_table import SECTION_KEYS, SPELLINGS, TRIO
+from mindspeed_ms.spelling import did_you_mean
 
 
 def find_rows(key):

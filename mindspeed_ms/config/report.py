@@ -2,7 +2,7 @@
 
 from mindspeed_ms.config.availability import missing_features
 from mindspeed_ms.config.printing import page
-from mindspeed_ms.config.resolve import padded_vocab_size
+from mindspeed_ms.layout.gpt_sizes import padded_vocab_size
 
 _GROUPS = ("tp", "pp", "dp", "cp", "ep", "embedding")
 

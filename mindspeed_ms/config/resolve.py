@@ -5,14 +5,9 @@ import os
 from mindspeed_ms.config.errors import ConfigError, Problem
 from mindspeed_ms.config.settings import Settings
 from mindspeed_ms.config.trio_table import FUSED_RMSNORM
+from mindspeed_ms.layout.gpt_sizes import padded_vocab_size
 
 WORLD_VARIABLES = ("MS_WORKER_NUM", "RANK_SIZE", "WORLD_SIZE")
-
-
-def padded_vocab_size(vocab_size, divisible_by, tensor_parallel_size):
-    """``vocab_size`` rounded up to a multiple of ``divisible_by * tensor_parallel_size``, as Megatron does."""
-    unit = divisible_by * tensor_parallel_size
-    return -(-vocab_size // unit) * unit
 
 
 def complete(settings):

@@ -2,7 +2,7 @@
 
 import copy
 
-from mindspeed_ms.config.errors import ConfigError, Problem, did_you_mean
+from mindspeed_ms.config.errors import ConfigError, Problem
 from mindspeed_ms.config.sections.attention import FlashAttentionConfig, RopeScalingConfig
 from mindspeed_ms.config.sections.base import Section
 from mindspeed_ms.config.sections.dataset import DatasetConfig
@@ -12,6 +12,7 @@ from mindspeed_ms.config.sections.moe import MoEConfig
 from mindspeed_ms.config.sections.optimizer import OptimizerConfig
 from mindspeed_ms.config.sections.parallel import ModelParallelConfig
 from mindspeed_ms.config.sections.training import TrainingConfig
+from mindspeed_ms.spelling import did_you_mean
 
 __all__ = [
     "SECTIONS",

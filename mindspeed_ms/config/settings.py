@@ -2,9 +2,10 @@
 
 from dataclasses import dataclass, replace
 
-from mindspeed_ms.config.errors import ConfigError, Problem, did_you_mean, nearest_word
+from mindspeed_ms.config.errors import ConfigError, Problem
 from mindspeed_ms.config.schema import SECTIONS, AllConfig
 from mindspeed_ms.config.sections.base import collecting, nested_section
+from mindspeed_ms.spelling import did_you_mean, nearest_word
 
 COMMAND_LINE = "command line"
 ARGUMENTS = "arguments"

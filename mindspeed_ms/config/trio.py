@@ -1,8 +1,9 @@
 """The 38BV3 trio of the guide (train_config, accelerate_config, model_config.llm) as settings."""
 
-from mindspeed_ms.config.errors import Problem, did_you_mean
+from mindspeed_ms.config.errors import Problem
 from mindspeed_ms.config.settings import Settings, add_section, nested_settings
 from mindspeed_ms.config.trio_table import FUSED_RMSNORM, SECTION_KEYS, SPELLINGS, TRIO
+from mindspeed_ms.spelling import did_you_mean
 
 _FOLDERS = {
     ".".join(words[:size])

@@ -12,6 +12,12 @@ OTHER_POSITIONS = ("rope", "none")
 NORMALIZATIONS = {"LayerNorm": "LayerNorm", "RMSNorm": "RMSNorm", "FusedRMSNorm": "RMSNorm"}
 
 
+def padded_vocab_size(vocab_size, divisible_by, tensor_parallel_size):
+    """``vocab_size`` rounded up to a multiple of ``divisible_by * tensor_parallel_size``, as Megatron does."""
+    unit = divisible_by * tensor_parallel_size
+    return -(-vocab_size // unit) * unit
+
+
 @dataclass(frozen=True)
 class GPTSizes:
     """What `describe_parameters` needs to know of a configuration.

@@ -7,8 +7,9 @@ from typing import Annotated, Any, ClassVar, Literal, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from mindspeed_ms.config.errors import ConfigError, Problem, did_you_mean
+from mindspeed_ms.config.errors import ConfigError, Problem
 from mindspeed_ms.config.values import Kind
+from mindspeed_ms.spelling import did_you_mean
 
 
 def field(default, english, chinese, derived=""):

@@ -4,8 +4,8 @@ import argparse
 import json
 import os
 
-from mindspeed_ms.config.errors import did_you_mean
 from mindspeed_ms.core.datasets.tokenizer import TokenizerSettings
+from mindspeed_ms.spelling import did_you_mean
 from mindspeed_ms.tasks.preprocess.errors import PreprocessError
 from mindspeed_ms.tasks.preprocess.map_keys import check_map_keys
 from mindspeed_ms.tasks.preprocess.registry import PRETRAIN, check_handler

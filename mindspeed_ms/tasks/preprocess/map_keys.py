@@ -1,6 +1,6 @@
 """`--map-keys`: which columns hold what. Keys that are not given keep their default columns; "" switches a column off."""
 
-from mindspeed_ms.config.errors import did_you_mean
+from mindspeed_ms.spelling import did_you_mean
 from mindspeed_ms.tasks.preprocess.errors import PreprocessError
 from mindspeed_ms.tasks.preprocess.registry import HANDLER_KINDS
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from mindspeed_ms.config.errors import did_you_mean
+from mindspeed_ms.spelling import did_you_mean
 from mindspeed_ms.tasks.preprocess.errors import PreprocessError
 
 PRETRAIN = "GeneralPretrainHandler"

@@ -2,13 +2,13 @@
 
 import os
 
-from mindspeed_ms.config.resolve import padded_vocab_size
 from mindspeed_ms.core.datasets.tokenizer.hugging_face import from_folder, gpt2_tokenizer
 from mindspeed_ms.core.datasets.tokenizer.interface import TokenizerError
 from mindspeed_ms.core.datasets.tokenizer.null import NullTokenizer
 from mindspeed_ms.core.datasets.tokenizer.sentence_piece import gpt_sentence_piece, llama2, megatron_sentence_piece
 from mindspeed_ms.core.datasets.tokenizer.settings import TokenizerSettings
 from mindspeed_ms.core.logging import logger
+from mindspeed_ms.layout.gpt_sizes import padded_vocab_size
 
 _NEEDS_MODEL = {
     "Llama2Tokenizer": llama2,

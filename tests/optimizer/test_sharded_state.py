@@ -209,13 +209,3 @@ def test_resuming_is_bit_equal(world, tmp_path, level):
     for found, wanted in zip(world(2)(in_two_pieces, tmp_path / "parts", level), expected):
         assert found[0][-3:] == wanted[0][-3:]
         assert all(np.array_equal(found[2][name], value) for name, value in wanted[2].items())
-
-
-def resumed_otherwise(folder):
-    in_two_pieces(folder, "z1")
-    with pytest.raises(ValueError, match="another sharding"):
-        run_pretrain(folder, BATCHES, {"training": {"training_iters": 8, "resume_training": True}})
-
-
-def test_another_sharding_is_refused(world, tmp_path):
-    world(2)(resumed_otherwise, tmp_path / "run")

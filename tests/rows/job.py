@@ -197,14 +197,16 @@ def record(settings, folder, count=40, nan=False, terminate=False, loader=False,
 
 def _facets(run, seen, output, notices):
     from mindspeed_ms.core import comm
+    from mindspeed_ms.training.checkpointing import whole_parameters
     from mindspeed_ms.training.metrics import read_metrics
     path = os.path.join(output, "metrics.jsonl")
     comm.world_group().barrier()
     metrics = read_metrics(path) if os.path.exists(path) else []
     memory, weights = [sorted(seen.events.items())], ""
     if run is not None and run.model:
-        weights = hashlib.sha1(b"".join(np.ascontiguousarray(param.asnumpy()).tobytes() for chunk in run.model
-                                        for param in chunk.get_parameters())).hexdigest()
+        with whole_parameters(run.model):
+            weights = hashlib.sha1(b"".join(np.ascontiguousarray(param.asnumpy()).tobytes() for chunk in run.model
+                                            for param in chunk.get_parameters())).hexdigest()
         memory += [(str(part.tensor.dtype), part.tensor.size) for chunk in run.model for buffer in chunk.buffers
                    for part in (buffer.param_buffer, buffer.grad_buffer)]
         memory.append(_sizes(run.optimizer.state_dict()))

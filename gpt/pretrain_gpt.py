@@ -103,17 +103,23 @@ def prepare(all_config):
     return world_size
 
 
-def main():
-    """Train, following the guide step by step."""
+def read_configuration():
+    """(arguments, AllConfig) of the command line."""
     initialize_megatron(extra_args_provider=add_example_args)
     args = get_args()
     all_config = init_configs_from_args(args)
     require_available(all_config)
-    if args.prepare:
-        with contextlib.redirect_stdout(sys.stderr):
-            world_size = prepare(all_config)
+    return args, all_config
+
+
+def main():
+    """Train, following the guide step by step."""
+    if "--prepare" in sys.argv[1:]:
+        with contextlib.redirect_stdout(sys.stderr):  # log lines too: the one line of output is the number of ranks
+            world_size = prepare(read_configuration()[1])
         print(world_size)
         return
+    args, all_config = read_configuration()
 
     # Everything that runs a model is imported here: a mistake in the configuration is found sooner.
     from pretrain_gpt_report import report

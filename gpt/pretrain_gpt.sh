@@ -59,6 +59,7 @@ fi
 # Mistakes in the configuration show here, once, before any rank starts; the corpus is built here too.
 if [[ -n $world ]]; then export MS_WORKER_NUM=$world; fi
 world=$("$python" "$here/pretrain_gpt.py" --prepare "${arguments[@]}") || exit 2
+[[ $world =~ ^[1-9][0-9]*$ ]] || fail "the preparation printed '$world' instead of the number of ranks"
 unset MS_WORKER_NUM
 
 free_port='import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])'

@@ -9,6 +9,7 @@ from mindspeed_ms.core import comm, parallel_state
 from mindspeed_ms.core import num_microbatches_calculator as calculator
 from mindspeed_ms.core.logging import logger
 from mindspeed_ms.training import checkpointing
+from mindspeed_ms.training.checkpoint_settings import check_same_model, tell_what_changed
 from mindspeed_ms.training.data import (
     build_pretraining_data_loader,
     get_train_valid_test_num_samples,
@@ -202,11 +203,16 @@ def load(run):
         checkpointing.load_checkpoint(reader, run.model, run.optimizer if with_optimizer else None,
                                       run.opt_param_scheduler if with_optimizer else None, settings.load_strict,
                                       checkpointing.true_vocab_size(run.all_config))
+        check_same_model(reader.manifest.args, run.all_config, run.resumes and settings.load_strict)
+        if reader.unverified and not settings.crc_check and comm.get_rank() == 0:
+            logger.warning("%d stored parts belong to this rank in part only: their check sums were not compared. crc_check "
+                           "(--crc-check) checks all of a checkpoint before it is loaded", reader.unverified)
         if not with_optimizer:
             run.optimizer.reload_model_params()
         if not run.resumes:
             logger.info("loaded the weights of %s", path)
             return
+        tell_what_changed(reader.manifest, run.all_config, checkpointing.true_vocab_size(run.all_config))
         _resume(run, reader, with_optimizer)
     logger.info("resumed from %s at iteration %d", path, run.train_state.iteration)
 
@@ -239,6 +245,9 @@ def _folder_to_load(settings):
     resumes = settings.resume_training and not settings.finetune
     load, own = settings.load_checkpoint, settings.output_dir
     if load and not (resumes and os.path.abspath(load) == os.path.abspath(own)):
+        if resumes and checkpointing.has_checkpoints(own) and comm.get_rank() == 0:
+            logger.warning("load_checkpoint (--load) %s is continued although %s has checkpoints of its own: without --load "
+                           "those would be", load, own)
         return load, resumes
     if not settings.resume_training:
         _warn_of_older_checkpoints(own)

@@ -170,3 +170,14 @@ def test_environment_is_clean(monkeypatch):
     monkeypatch.setenv("RANK_ID", "7")
     monkeypatch.setenv("MS_WORKER_NUM", "8")
     assert not {"RANK_ID", "MS_WORKER_NUM"} & set(environment())
+
+
+def test_preparation_prints_the_number_of_ranks_alone(tmp_path):
+    """Whatever is logged on the way, here about a tokenizer without an end token, goes to the error stream."""
+    from tokenizers import Tokenizer, models
+    Tokenizer(models.BPE({"a": 0, "b": 1, "ab": 2}, [("a", "b")])).save(str(tmp_path / "tokenizer.json"))
+    words = [*map(str, TINY), "--mock-data", "--reset-position-ids", "--tokenizer-type", "PretrainedFromHF",
+             "--tokenizer-name-or-path", str(tmp_path), "--prepare"]
+    result = subprocess.run([sys.executable, SCRIPT.with_suffix(".py"), *words], cwd=tmp_path, env=environment(),
+                            capture_output=True, text=True, check=False)
+    assert "eos" in result.stderr and result.stdout.strip() in ("", "2"), (result.stdout, result.stderr)

@@ -62,7 +62,8 @@ def read_tracker(folder):
     if text == RELEASE:
         return text
     if not text.isdigit():
-        raise CheckpointError(f"{path} holds {text!r}: expected the number of an iteration, or release.")
+        raise CheckpointError(f"{path} holds {text!r}: expected the number of an iteration, or release. Delete it to take "
+                              "the newest complete checkpoint, or name one (--ckpt-step).")
     return int(text)
 
 

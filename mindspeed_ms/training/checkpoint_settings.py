@@ -1,0 +1,63 @@
+"""Whether a checkpoint's configuration is that of this run, in what its tensors do not show.
+
+Source of the idea: Megatron's `check_checkpoint_args`.
+"""
+from mindspeed_ms.core import comm
+from mindspeed_ms.core.dist_checkpointing.errors import CheckpointError
+from mindspeed_ms.core.logging import logger
+from mindspeed_ms.layout.gpt_sizes import NORMALIZATIONS
+
+# settings of the model that change what it computes; the number of layers shows in the names of the tensors
+_MODEL = ("hidden_size", "ffn_hidden_size", "num_attention_heads", "group_query_attention", "kv_channels",
+          "position_embedding_type", "normalization", "norm_epsilon", "hidden_act", "gated_linear_unit", "use_sandwich_norm",
+          "apply_residual_connection_post_norm", "use_final_norm", "untie_embeddings_and_output_weights")
+_WITH_GROUPS = ("num_query_groups",)
+_WITH_ROTARY = ("rotary_base", "rotary_percent", "rotary_interleaved", "rotary_seq_len_interpolation_factor")
+
+
+def check_same_model(saved, all_config, must_be_equal):
+    """Compare the settings of the model.
+
+    Args:
+        saved (dict): the configuration in the checkpoint; empty for files that carry none.
+        all_config (AllConfig): this run's.
+        must_be_equal (bool): a difference is an error, else a warning (weights may be taken over on purpose).
+
+    Raises:
+        CheckpointError: on all ranks, naming each setting with both values.
+    """
+    own, other = all_config.to_dict()["model_config"], saved.get("model_config") or {}
+    names = [*_MODEL, *(_WITH_GROUPS if own.get("group_query_attention") else ()),
+             *(_WITH_ROTARY if own.get("position_embedding_type") == "rope" else ())]
+    different = [f"model_config.{name} is {other[name]!r} in the checkpoint, {own[name]!r} here" for name in names
+                 if name in other and name in own and _form(other[name]) != _form(own[name])]
+    if not different:
+        return
+    if must_be_equal:
+        raise CheckpointError(f"the checkpoint is of another model: {'; '.join(different)}. Set them as they were, load its "
+                              "weights alone (--finetune), or set load_strict: False (--load-strict false).")
+    if comm.get_rank() == 0:
+        logger.warning("the checkpoint is of another model: %s", "; ".join(different))
+
+
+def _form(value):
+    return NORMALIZATIONS.get(value, value) if isinstance(value, str) else value
+
+
+def tell_what_changed(manifest, all_config, vocab_size):
+    """Log what a continued training does otherwise than the one that was saved: vocabulary, number of samples."""
+    if comm.get_rank() != 0:
+        return
+    if None not in (manifest.vocab_size, vocab_size) and manifest.vocab_size != vocab_size:
+        logger.warning("the vocabulary has %d ids, the checkpoint's had %d", vocab_size, manifest.vocab_size)
+    saved = manifest.args.get("training_config") or {}, manifest.args.get("dataset_config") or {}
+    own = all_config.training_config, all_config.dataset_config
+    before, now = [tuple(_get(section, name) for section, name in zip(pair, ("training_iters", "train_samples")))
+                   for pair in (saved, own)]
+    if saved[0] and before != now and all_config.dataset_config.data_path:
+        logger.warning("training_iters, train_samples were %s, now are %s: the order of Megatron's indexed samples depends on "
+                       "their number, so those after this point are not the ones that were to come", before, now)
+
+
+def _get(section, name):
+    return section.get(name) if isinstance(section, dict) else getattr(section, name)

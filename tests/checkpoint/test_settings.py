@@ -1,0 +1,55 @@
+"""A checkpoint of another model, and what a continued run does otherwise, are told."""
+import os
+
+import pytest
+
+from tests.checkpoint import runs
+from tests.checkpoint.test_options import TP2, fails, resume
+
+
+@pytest.fixture(scope="module")
+def saved(world, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("saved")
+    world(1)(runs.train, folder, training={"exit_interval": 2})
+    return folder
+
+
+def other_model(folder, load):
+    """Same shapes, another meaning: refused where the training goes on, a warning for weights or without load_strict."""
+    heads = {"num_attention_heads": 8}
+    text = fails(folder / "a", load, sizes=heads)
+    assert "num_attention_heads is 4 in the checkpoint, 8 here" in text, text
+    assert "norm_epsilon" in fails(folder / "b", load, sizes={"norm_epsilon": 0.125})
+    loose = resume(folder / "c", load, {"load_strict": False}, sizes=heads)
+    weights = runs.train(folder / "d", training={"load_checkpoint": str(load)}, sizes=heads)
+    return [any("of another model" in line for line in result["log"]) for result in (loose, weights)]
+
+
+def test_another_model_of_the_same_shapes(world, tmp_path, saved):
+    assert world(1)(other_model, tmp_path, saved) == [[True, True]]
+
+
+def own_checkpoints(folder, load):
+    resume(folder, load, {"save_interval": 1, "save_enabled": True})
+    return resume(folder, load)["log"]
+
+
+def test_checkpoints_that_a_load_leaves_aside_are_named(world, tmp_path, saved):
+    log, = world(1)(own_checkpoints, tmp_path / "own", saved)
+    assert any("has checkpoints of its own" in line for line in log)
+
+
+def test_parts_that_were_not_verified_are_told(world, tmp_path, saved):
+    log = world(2)(resume, tmp_path / "a", saved, parallel=TP2)[0]["log"]
+    assert any("check sums were not compared" in line for line in log)
+    log = world(2)(resume, tmp_path / "b", saved, {"crc_check": True}, parallel=TP2)[0]["log"]
+    assert not any("check sums were not compared" in line for line in log)
+
+
+def test_a_damaged_tracker_says_what_to_do(tmp_path):
+    from mindspeed_ms.core.dist_checkpointing import folders
+    from mindspeed_ms.core.dist_checkpointing.errors import CheckpointError
+    path = os.path.join(tmp_path, folders.TRACKER_FILE)
+    open(path, "w").close()
+    with pytest.raises(CheckpointError, match="Delete it"):
+        folders.read_tracker(tmp_path)

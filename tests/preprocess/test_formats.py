@@ -69,12 +69,22 @@ def test_nested_columns_of_parquet(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(readers, "BATCH_BYTES", 2000)
     records = [{"messages": [{"role": "user", "content": f"how {n}"}, {"role": "assistant", "content": "fine" * (n % 5 + 1)}]}
                for n in range(80)]
+    for n, fields in enumerate(({"x": 1}, {"y": [{"z": 2}, {"w": 3}]})):  # arrow gives both calls both fields
+        records[n]["messages"].insert(1, {"role": "assistant", "tool_calls": [
+            {"type": "function", "function": {"name": "f", "arguments": fields}}]})
+        records[n]["messages"].insert(2, {"role": "tool", "content": "4"})
     for kind in ("jsonl", "parquet"):
         path = _write(tmp_path, kind, records)
         code, printed = run(capsys, tmp_path, "--input", path, "--handler-name", "OpenAIInstructionHandler", "--prompt-type",
                             "qwen", prefix=f"{kind}/set")
         assert code == 0, printed
     assert all_bytes(tmp_path / "jsonl") == all_bytes(tmp_path / "parquet") and len(all_bytes(tmp_path / "jsonl")) == 6
+
+
+def test_a_wrong_csv_row_ends_cleanly(tmp_path, capsys):
+    (tmp_path / "data.csv").write_text("id,text\n1,a\n2,b,c\n")
+    code, printed = run(capsys, tmp_path, "--input", tmp_path / "data.csv", "--append-eod")
+    assert code == 1 and "Expected 2 columns, got 3" in printed
 
 
 def test_processes_and_parts_do_not_change_the_bytes(tmp_path, capsys, monkeypatch):

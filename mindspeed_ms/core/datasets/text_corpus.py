@@ -132,6 +132,9 @@ def _missing(path):
     text = f"the data {path} does not exist (looked for {path.absolute()})."
     if path.with_name(path.name + ".idx").exists():
         text = f"{path} is a prefix of Megatron's indexed files (.bin, .idx): expected plain text files and folders."
+    longer = sorted(file.name.removesuffix(".idx") for file in path.parent.glob(f"{path.name}*_document.idx"))
+    if longer:
+        text += f" Prepared data has a longer name: {', '.join(longer[:3])}."
     return text
 
 

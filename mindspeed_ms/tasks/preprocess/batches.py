@@ -97,8 +97,17 @@ def _rows(batch):
     with pyarrow.ipc.open_stream(batch.data) as stream:
         number = batch.first
         for record in stream.read_all().to_pylist(maps_as_pydicts="lossy"):
-            yield f"{batch.path}, row {number}", record
+            yield f"{batch.path}, row {number}", {name: _without_absent(value) for name, value in record.items()}
             number += 1
+
+
+def _without_absent(value):
+    """Arrow gives every struct of a column the fields of all of them; those that a record did not have are None."""
+    if isinstance(value, dict):
+        return {name: _without_absent(field) for name, field in value.items() if field is not None}
+    if isinstance(value, list):
+        return [_without_absent(entry) for entry in value]
+    return value
 
 
 _DECODERS = {"jsonl": _json_lines, "json": _json_values, "txt": _text_lines, "rows": _rows}

@@ -136,7 +136,7 @@ class RecordReader:
         return messages, system
 
     def _read_messages(self, message):
-        """A message in canonical form; calls of tools beside a text are messages of their own."""
+        """A message in canonical form; where it calls tools, the calls alone, without a text beside them."""
         tags = self.columns.tags
         role = column(message, tags["role_tag"], "the role of a message", """--map-keys '{"tags":{"role_tag":"KEY"}}'""")
         calls = message.get("tool_calls")

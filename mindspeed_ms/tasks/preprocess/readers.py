@@ -116,12 +116,13 @@ def _csv(file, columns):
     """All columns are text, whatever they look like: '007' stays '007'."""
     import pyarrow.csv
 
+    with _opened(file) as (stream, _):
+        names = _csv_names(file, stream.read(BATCH_BYTES))
+    _check_columns(file, columns, names)
+    # arrow reads ahead in a thread of its own: from a stream of arrow's, a Python object might be gone when an error ends it
     with _opened(file) as (stream, position):
-        head = stream.read(BATCH_BYTES)
-        names = _csv_names(file, head)
-        _check_columns(file, columns, names)
         source = pyarrow.csv.open_csv(
-            _Joined(head, stream), pyarrow.csv.ReadOptions(use_threads=False, block_size=4 * BATCH_BYTES),
+            stream, pyarrow.csv.ReadOptions(use_threads=False, block_size=4 * BATCH_BYTES),
             pyarrow.csv.ParseOptions(newlines_in_values=True),
             pyarrow.csv.ConvertOptions(column_types={name: pyarrow.string() for name in names}, include_columns=columns,
                                        strings_can_be_null=False))
@@ -141,27 +142,6 @@ def _csv_names(file, head):
         raise PreprocessError(f"{file.path}: the first line of a csv file names its columns, but {sorted(twice)[0]!r} stands "
                               "there twice.")
     return names
-
-
-class _Joined:
-    """A readable file: bytes that were read already, then a stream."""
-
-    closed = False
-
-    def __init__(self, head, stream):
-        self._head, self._stream = head, stream
-
-    def readable(self):
-        return True
-
-    def read(self, size):
-        if not self._head:
-            return self._stream.read(size)
-        data, self._head = self._head[:size], self._head[size:]
-        return data
-
-    def close(self):
-        self.closed = True
 
 
 def _row_batches(file, batches, consumed):

@@ -73,6 +73,7 @@ def test_nested_columns_of_parquet(tmp_path, capsys, monkeypatch):
         records[n]["messages"].insert(1, {"role": "assistant", "tool_calls": [
             {"type": "function", "function": {"name": "f", "arguments": fields}}]})
         records[n]["messages"].insert(2, {"role": "tool", "content": "4"})
+    records[2]["messages"][-1]["content"] = None  # an empty answer, not a missing key
     for kind in ("jsonl", "parquet"):
         path = _write(tmp_path, kind, records)
         code, printed = run(capsys, tmp_path, "--input", path, "--handler-name", "OpenAIInstructionHandler", "--prompt-type",

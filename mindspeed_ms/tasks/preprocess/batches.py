@@ -104,10 +104,22 @@ def _rows(batch):
 def _without_absent(value):
     """Arrow gives every struct of a column the fields of all of them; those that a record did not have are None."""
     if isinstance(value, dict):
-        return {name: _without_absent(field) for name, field in value.items() if field is not None}
+        return _Struct({name: _without_absent(field) for name, field in value.items()})
     if isinstance(value, list):
         return [_without_absent(entry) for entry in value]
     return value
+
+
+class _Struct(dict):
+    """Fields of a struct that are not null. `struct[name]` of a null field is None: whether a record had it cannot be told."""
+
+    def __init__(self, fields):
+        super().__init__((name, field) for name, field in fields.items() if field is not None)
+        self._null = fields.keys() - self.keys()
+
+    def __missing__(self, name):
+        if name not in self._null:
+            raise KeyError(name)
 
 
 _DECODERS = {"jsonl": _json_lines, "json": _json_values, "txt": _text_lines, "rows": _rows}

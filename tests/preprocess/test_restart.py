@@ -112,7 +112,10 @@ def test_killed_worker(tmp_path, capsys):
     words = command(tmp_path, "--input", path, "--workers", "2")
     with subprocess.Popen(words, cwd=ROOT, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         os.kill(_working_child(process.pid), signal.SIGKILL)
-        _, errors = process.communicate(timeout=60)
+        try:
+            _, errors = process.communicate(timeout=60)
+        finally:
+            process.kill()
     assert process.returncode == 1 and "was killed" in errors and "Traceback" not in errors, errors
     assert not list((tmp_path / "out").glob("*_document.*"))
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)

@@ -10,6 +10,7 @@ from mindspeed_ms.tasks.preprocess.encoding import encode_batch, start_process
 from mindspeed_ms.tasks.preprocess.errors import PreprocessError
 
 _WAITING_PER_WORKER = 4
+_SECONDS_TO_END = 2.0
 
 
 def encode_all(batches, encoder, workers):
@@ -43,11 +44,21 @@ def encode_all(batches, encoder, workers):
         while waiting:
             yield _first(waiting)
     except BrokenProcessPool as error:
+        _let_go(pool)
         raise PreprocessError(
             f"one of the {workers} tokenizing processes was killed, often because memory ran out (dmesg tells). What was done "
             "so far is kept: repeat the command to continue, with fewer --workers if memory is short.") from error
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _let_go(pool):
+    """End the thread of a broken pool. In older Pythons (gh-94777) it waits for one that still writes a batch for a dead
+    process, for ever: closing the pipe's other end lets that one go."""
+    manager, queue = pool._executor_manager_thread, pool._call_queue
+    manager.join(_SECONDS_TO_END)
+    if manager.is_alive():
+        queue._reader.close()
 
 
 def _first(waiting):

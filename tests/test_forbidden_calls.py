@@ -44,7 +44,7 @@ def device_questions(tree):
 RULES = {
     "in-place operators (use core.storage)": (in_place_calls, ()),
     "private MindSpore names": (private_mindspore_imports, FLOOR),
-    "device branches": (device_questions, (*FLOOR, "ops/", "config/", "core/profiler.py")),
+    "device branches": (device_questions, (*FLOOR, "ops/", "config/")),
 }
 
 

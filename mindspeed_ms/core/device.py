@@ -134,6 +134,11 @@ def device_target():
     return _forced_target() or _requested_target or ("Ascend" if _has_ascend() else "CPU")
 
 
+def has_own_kernels():
+    """Whether the device runs kernels that are recorded apart from the framework's operators (Ascend)."""
+    return device_target() == "Ascend"
+
+
 def _forced_target():
     forced = os.environ.get(DEVICE_ENVIRONMENT_VARIABLE)
     if not forced:

@@ -11,7 +11,7 @@ import glob
 import os
 import sys
 
-from mindspeed_ms.core.device import device_target
+from mindspeed_ms.core.device import has_own_kernels
 from mindspeed_ms.core.logging import logger
 
 # the order of the numbers that profile_aicore_metrics takes, from 0
@@ -73,7 +73,7 @@ class StepProfiler(NoProfiler):
         self.settings = settings
         self.folder = folder
         self.first, self.last = settings.profile_step_start, settings.profile_step_end
-        self.on_ascend = device_target() == "Ascend"
+        self.on_ascend = has_own_kernels()
         self._profile = None
         self._python_calls = None
         if not self.on_ascend:

@@ -97,19 +97,16 @@ def load_checkpoint(reader, model, optimizer=None, opt_param_scheduler=None, str
         opt_param_scheduler.load_state_dict(states["opt_param_scheduler"])
 
 
-def restore_random_states(reader, seed, data_parallel_random_init=False):
+def restore_random_states(reader, seed):
     """Continue the random states where the sizes of the model parallelism are the same, else start new ones.
 
-    Ranks of a data-parallel group that has grown take the states of its first rank, which are equal on all of them (but
-    not with `data_parallel_random_init`, which asks for different ones).
+    Ranks of a data-parallel group that has grown take the states of its first rank, which are equal on all of them.
     """
     layout = layout_sizes()
     changed = [name for name in _RNG_SIZES if layout[name] != reader.manifest.layout.get(name)]
-    if data_parallel_random_init and layout["data"] != reader.manifest.layout.get("data"):
-        changed.append("data")
     if changed:
         # a stream of its own: the numbers of the first iterations must not come again
-        model_parallel_manual_seed(seed + 7919 * (1 + reader.manifest.iteration), data_parallel_random_init)
+        model_parallel_manual_seed(seed + 7919 * (1 + reader.manifest.iteration))
         if comm.get_rank() == 0:
             logger.info("random states start anew: the sizes of %s parallelism differ from the checkpoint's",
                         ", ".join(changed))

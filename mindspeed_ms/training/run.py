@@ -224,7 +224,7 @@ def _resume(run, reader, with_optimizer):
     if not with_optimizer:
         run.opt_param_scheduler.step(run.train_state.consumed_train_samples)
     if not settings.no_load_rng:
-        checkpointing.restore_random_states(reader, settings.seed, run.all_config.parallel_config.data_parallel_random_init)
+        checkpointing.restore_random_states(reader, settings.seed)
     if os.path.abspath(os.path.dirname(run.load_from)) == os.path.abspath(settings.output_dir):
         run.last_saved = run.train_state.iteration
     if settings.new_dataset:

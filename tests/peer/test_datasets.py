@@ -77,7 +77,7 @@ def ours(case):
 def test_random_cases(tmp_path):
     python = os.environ.get("MINDSPEED_MS_PEER_PYTHON", sys.executable)
     if python == sys.executable and importlib.util.find_spec("megatron") is None:
-        pytest.skip("megatron-core is not installed (MINDSPEED_MS_PEER_PYTHON may name a Python that has it)")
+        pytest.skip("needs the [peer] extra, or MINDSPEED_MS_PEER_PYTHON naming a Python that has megatron-core")
     random = np.random.RandomState(int(os.environ.get("MINDSPEED_MS_PEER_SEED", "0")))
     prefixes = write_files(tmp_path, random)
     cases = [random_case(random, prefixes) for _ in range(CASES)]

@@ -1,6 +1,6 @@
 """Speed and memory of saving and loading, beside MindSpore's own functions and a plain copy of bytes.
 
-    python -m benchmarks.checkpoint [--tensors 4] [--mebibytes 64] [--repeats 3] [--folder DIR]
+    python -m benchmarks.checkpoint [--tensors 4] [--mebibytes 64] [--repeats 7] [--folder DIR]
 
 One rank, float32 tensors. Every write ends with an fsync, and the files are dropped from the page cache before a load (where
 the system allows it), for all alike; the best of the repeats counts. "Blocked" is the time that the training loop spends in
@@ -201,7 +201,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--tensors", type=int, default=4)
     parser.add_argument("--mebibytes", type=int, default=64, help="of a tensor")
-    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--folder", help="on the disk to measure; by default the system's for temporary files")
     arguments = parser.parse_args()
     from mindspeed_ms.core.comm.world import World, close_nursery

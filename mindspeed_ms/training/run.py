@@ -204,9 +204,6 @@ def load(run):
                                       run.opt_param_scheduler if with_optimizer else None, settings.load_strict,
                                       checkpointing.true_vocab_size(run.all_config))
         check_same_model(reader.manifest.args, run.all_config, run.resumes and settings.load_strict)
-        if reader.unverified and not settings.crc_check and comm.get_rank() == 0:
-            logger.warning("%d stored parts belong to this rank in part only: their check sums were not compared. crc_check "
-                           "(--crc-check) checks all of a checkpoint before it is loaded", reader.unverified)
         if not with_optimizer:
             run.optimizer.reload_model_params()
         if not run.resumes:

@@ -1,4 +1,5 @@
 """The format alone, without MindSpore: any layout to any other, check sums, the newest good checkpoint."""
+import collections
 import itertools
 import json
 import os
@@ -12,9 +13,11 @@ from hypothesis import strategies as st
 
 from mindspeed_ms.core.dist_checkpointing import folders
 from mindspeed_ms.core.dist_checkpointing.errors import CheckpointError
-from mindspeed_ms.core.dist_checkpointing.manifest import MANIFEST_FILE, Manifest, StoredPiece, StoredTensor
+from mindspeed_ms.core.dist_checkpointing.manifest import MANIFEST_FILE, Manifest, StoredTensor
+from mindspeed_ms.core.dist_checkpointing.multilinear import to_text
 from mindspeed_ms.core.dist_checkpointing.reader import CheckpointReader, numpy_dtype
 from mindspeed_ms.core.dist_checkpointing.shard_file import Entry, write_shard
+from mindspeed_ms.core.dist_checkpointing.slices import remainder
 from mindspeed_ms.layout.sharding import FlatSlice, ParameterSharding
 
 DTYPES = ("float32", "bfloat16", "float16", "float64", "int8")
@@ -64,7 +67,7 @@ def write_checkpoint(folder, tensors, files=2, iteration=5, saved_at=1.0):
         name = f"state_{number:05d}.safetensors"
         manifest.files[name] = write_shard(os.path.join(folder, name), [entry for _, _, entry in entries], verify=True)
         for key, part, entry in entries:
-            manifest.tensors[key].pieces.append(StoredPiece(part, name, entry.start, entry.stop, entry.xxhash))
+            manifest.tensors[key].pieces.append(entry.piece(part, name))
     folders.write_file(os.path.join(folder, MANIFEST_FILE), manifest.to_bytes())
 
 
@@ -76,10 +79,18 @@ def test_saved_in_any_layout_read_in_any_other(tmp_path_factory, tensors):
     with CheckpointReader(folder) as reader:
         for key, (dtype, values, _, wanted) in tensors.items():
             assert reader.read_whole(key).tobytes() == values.tobytes()
-            for part in wanted:
+            parts = [[] for _ in wanted]
+            for part, told in zip(wanted, parts):
                 out = np.empty(part.local_shape, numpy_dtype(dtype))
-                assert reader.read(key, part, out) == []
+                assert reader.read(key, part, out, lambda *told_of, told=told: told.append(told_of)) == []
                 assert out.tobytes() == part.split(values).tobytes()
+            sums = collections.Counter()
+            for number, _, total in itertools.chain(*parts[1:]):
+                sums[number] += total
+            for number, total in sums.items():  # what is read in parts, and the rest of it, add up to the check sum
+                piece = reader.tensor(key).pieces[number]
+                total += reader.sum_of_runs(key, number, remainder(piece.slice, wanted[1:]))
+                assert to_text(total) == piece.multilinear
         assert reader.incomplete() == reader.verify() == []
 
 
@@ -164,7 +175,7 @@ def test_another_format_is_named(tmp_path):
     from mindspeed_ms.core.dist_checkpointing import manifest
     data = json.dumps({"format": "other", "format_version": 1}).encode()
     (tmp_path / MANIFEST_FILE).write_bytes(data[:-1] + f', "xxhash": "{manifest.digest(data)}"}}'.encode())
-    with pytest.raises(CheckpointError, match="has format 'other' version 1: expected 'mindspeed_ms' version 2"):
+    with pytest.raises(CheckpointError, match="has format 'other' version 1: expected 'mindspeed_ms' version 3"):
         CheckpointReader(tmp_path)
 
 

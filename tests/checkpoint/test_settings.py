@@ -4,7 +4,7 @@ import os
 import pytest
 
 from tests.checkpoint import runs
-from tests.checkpoint.test_options import TP2, fails, resume
+from tests.checkpoint.test_options import fails, resume
 
 
 @pytest.fixture(scope="module")
@@ -37,13 +37,6 @@ def own_checkpoints(folder, load):
 def test_checkpoints_that_a_load_leaves_aside_are_named(world, tmp_path, saved):
     log, = world(1)(own_checkpoints, tmp_path / "own", saved)
     assert any("has checkpoints of its own" in line for line in log)
-
-
-def test_parts_that_were_not_verified_are_told(world, tmp_path, saved):
-    log = world(2)(resume, tmp_path / "a", saved, parallel=TP2)[0]["log"]
-    assert any("check sums were not compared" in line for line in log)
-    log = world(2)(resume, tmp_path / "b", saved, {"crc_check": True}, parallel=TP2)[0]["log"]
-    assert not any("check sums were not compared" in line for line in log)
 
 
 def test_a_damaged_tracker_says_what_to_do(tmp_path):

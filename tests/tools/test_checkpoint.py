@@ -153,7 +153,8 @@ def edited(path, change):
 
 
 def other_copy(pieces):
-    pieces.append(type(pieces[0])(pieces[0].slice, pieces[0].file, pieces[0].start - 64, pieces[0].stop - 64, "0" * 16))
+    first = pieces[0]
+    pieces.append(type(first)(first.slice, first.file, first.start - 64, first.stop - 64, "0" * 16, "0" * 16))
 
 
 @pytest.mark.parametrize(("change", "words"), [
@@ -179,7 +180,7 @@ def test_overlapping_parts_and_wrong_headers(capsys, saved):
     path = os.path.join(saved, "iter_0000007")
     rows = whole_slice(ParameterSharding((24, 16), 0, ((4, 8),)))
     edited(path, lambda pieces: pieces.append(type(pieces[0])(
-        rows, pieces[0].file, pieces[0].start, pieces[0].start + 128, "0" * 16)))
+        rows, pieces[0].file, pieces[0].start, pieces[0].start + 128, "0" * 16, "0" * 16)))
     assert f"{WORDS}: elements 64 to 128 are stored twice" in run(capsys, "verify", path)[1]
     name = os.path.join(path, "state_00000.safetensors")
     with open(name, "r+b") as file:

@@ -7,50 +7,24 @@ order of x86, so this holds on aarch64 as well. The compiled code is kept in the
 A counter fills a line of `LINE` bytes of its own. Functions that look at all ranks return -1 if all are ready, else the
 index of the first that is not.
 """
-import fcntl
-import os
-import tempfile
-from contextlib import contextmanager
-from pathlib import Path
-
-import numba
 import numpy as np
 from llvmlite import ir
 from numba import carray, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from mindspeed_ms.core.compiled import compiled, one_process_compiles
+
 LINE = 128  # two cache lines of x86, one or two of aarch64: neighbours are fetched in pairs
 BLOCK = 2048  # elements combined at a time, so that partial results stay in the first-level cache
 SUM, MAX, MIN, PROD = range(4)
 SEQUENCE_WORD = 3  # of a call's header
-
-
-def _cache_directory():
-    """NUMBA_CACHE_DIR if it is set, else in the user's cache; a directory of this process where neither can be written."""
-    chosen = os.environ.get("NUMBA_CACHE_DIR")
-    root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    directory = Path(chosen) if chosen else root / "mindspeed_ms" / "numba" / "comm"
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-        if os.access(directory, os.W_OK):
-            return directory
-    except OSError:
-        pass
-    return Path(tempfile.mkdtemp(prefix="mindspeed_ms-numba-"))
-
-
-_CACHE_DIRECTORY = _cache_directory()
+_ROOM = "comm"
 
 
 def kernel(function):
-    """Compile at the first call, without any freedom in floating-point arithmetic; keep the machine code on disk."""
-    previous = numba.config.CACHE_DIR
-    numba.config.CACHE_DIR = str(_CACHE_DIRECTORY)  # numba reads it while decorating
-    try:
-        return numba.njit(cache=True)(function)
-    finally:
-        numba.config.CACHE_DIR = previous
+    """Compile without any freedom in floating-point arithmetic."""
+    return compiled(function, _ROOM)
 
 
 @intrinsic
@@ -341,7 +315,7 @@ def warm_up():
     data = words.view(np.uint8)
     base = words.ctypes.data
     splits = np.zeros((1, 2, 1), np.int64)
-    with _compiling_alone():
+    with one_process_compiles(_ROOM):
         full_fence()
         read_counter(base)
         write_counter(base, 0)
@@ -356,10 +330,3 @@ def warm_up():
         longest_exchange(splits, 1)
         take_exchanged(data, splits, 0, 1, 0, 0, base, 8, 8, base, 8)
         combine(np.zeros(1, np.float32), base, 8, 1, SUM)
-
-
-@contextmanager
-def _compiling_alone():
-    with open(_CACHE_DIRECTORY / "lock", "w", encoding="utf-8") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield

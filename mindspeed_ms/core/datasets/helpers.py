@@ -1,11 +1,11 @@
 """Compiled builders of index arrays, equal bit by bit to Megatron-LM's C++ helpers (core_v0.12.1), and quicker.
 
-Compilation happens at the first call; the machine code is kept where numba keeps it (NUMBA_CACHE_DIR, else beside this file,
-else in the user's cache).
+Compilation happens at the first call.
 """
 
-import numba
 import numpy as np
+
+from mindspeed_ms.core.compiled import compiled
 
 _GATHERED = 4096  # lengths of documents read ahead, so that the processor waits for many of them at once
 _FEW, _LANES = 16, 16  # datasets of a blend
@@ -13,11 +13,7 @@ _FEW, _LANES = 16, 16  # datasets of a blend
 
 def _compiled(function):
     # nnan and nsz let the search of a maximum run in vectors; neither changes the result of a comparison of finite numbers
-    options = {"nogil": True, "error_model": "numpy", "fastmath": {"nnan", "nsz"}}
-    try:
-        return numba.njit(cache=True, **options)(function)
-    except RuntimeError:  # no folder for the machine code can be written
-        return numba.njit(**options)(function)
+    return compiled(function, "datasets", nogil=True, error_model="numpy", fastmath={"nnan", "nsz"})
 
 
 def number_of_samples(tokens, sequence_length, drop_last_partial_sequence=True, add_extra_token_to_sequence=True):

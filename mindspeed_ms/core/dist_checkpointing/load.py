@@ -12,6 +12,7 @@ from mindspeed_ms.core.dist_checkpointing import folders
 from mindspeed_ms.core.dist_checkpointing.agreement import on_all_ranks, on_rank_zero
 from mindspeed_ms.core.dist_checkpointing.errors import CheckpointError
 from mindspeed_ms.core.dist_checkpointing.manifest import OPTIMIZER_PREFIX, optimizer_key
+from mindspeed_ms.core.dist_checkpointing.partial_reads import PartialReads
 from mindspeed_ms.core.dist_checkpointing.reader import CheckpointReader, numpy_dtype
 from mindspeed_ms.core.dist_checkpointing.upstream_format import is_upstream_folder, read_upstream_manifest
 from mindspeed_ms.core.logging import logger
@@ -102,7 +103,9 @@ def load_tensors(reader, tensors, strict=True, vocab_size=None):
     """
     vocab_size = max(vocab_size or 0, reader.manifest.vocab_size or 0) or None
     _check_names(reader.manifest, tensors, strict, vocab_size)
-    on_all_ranks(_DOING, _fill_all, reader, tensors, vocab_size)
+    partial_reads = PartialReads(tensors)
+    on_all_ranks(_DOING, _fill_all, reader, tensors, vocab_size, partial_reads)
+    partial_reads.check(_DOING, reader)
     _log_casts(reader.manifest, tensors)
 
 
@@ -159,24 +162,24 @@ def _fits(stored, tensor, vocab_size):
     return vocab_size is not None and vocab_size <= min(stored.shape[0], shape[0])
 
 
-def _fill_all(reader, tensors, vocab_size):
-    for tensor in tensors:
+def _fill_all(reader, tensors, vocab_size, partial_reads):
+    for place, tensor in enumerate(tensors):
         source = _source(reader.manifest, tensor)
         if source is not None:
-            _fill(reader, source, tensor, vocab_size)
+            _fill(reader, source, tensor, vocab_size, partial_reads.recorder(tensor, place, source))
 
 
-def _fill(reader, source, tensor, vocab_size):
+def _fill(reader, source, tensor, vocab_size, on_part):
     stored = reader.manifest.tensors[source]
     if stored.dtype == tensor.dtype:
         with storage.filling(tensor.tensor) as array:
-            missing = reader.read(source, tensor.slice, array)
+            missing = reader.read(source, tensor.slice, array, on_part)
     else:
         array = np.empty(tensor.slice.local_shape, numpy_dtype(stored.dtype))
         values = storage.from_array(array, stored.dtype)
         if stored.shape != tensor.slice.global_shape:
             storage.write(values, tensor.tensor)  # padding that is not stored stays
-        missing = reader.read(source, tensor.slice, array)
+        missing = reader.read(source, tensor.slice, array, on_part)
         storage.write(tensor.tensor, values)
     padding = math.inf if stored.shape == tensor.slice.global_shape else vocab_size * math.prod(stored.shape[1:])
     lost = [part for part in missing if part[0] < padding]

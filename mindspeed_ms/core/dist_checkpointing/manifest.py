@@ -2,20 +2,21 @@
 
 One JSON object, protected by its own check sum:
 
-    {"format": "mindspeed_ms", "format_version": 2, "iteration": 100, "saved_at": 1764300000.0,
+    {"format": "mindspeed_ms", "format_version": 3, "iteration": 100, "saved_at": 1764300000.0,
      "layout": {"tensor": 2, "pipeline": 2, ...}, "vocab_size": 50257,
      "states": {"train_state": {...}, "opt_param_scheduler": {...}, "optimizer": {"step": 100, "grad_scaler": {...}}},
      "args": {...the configuration...},
      "tensors": {KEY: {"shape": [...], "dtype": "bfloat16", "grouping": "qkv", "pieces": [
          {"file": "state_00000.safetensors", "bytes": [start, stop], "axis": 0, "ranges": [[0, 64]], "flat": [0, 512],
-          "xxhash": "..."}]}},
+          "xxhash": "...", "multilinear": "..."}]}},
      "files": {"state_00000.safetensors": bytes}, "ranks": [{"file": "rank_00000.json", "bytes": n, "xxhash": "...",
      "coordinates": {"tp": 0, "pp": 0, "dp": 0, ...}}], "xxhash": "..."}
 
 KEY is the state-dict key of a weight with the global layer (and expert) index, or `optimizer.state.NAME.KEY` for NAME
 exp_avg, exp_avg_sq, momentum_buffer and fp32_param (float32 masters of half-precision weights). Tied copies of an
 embedding are stored once, under the original's key. A piece holds, row-major, elements `flat` of the local tensor that
-`axis` and `ranges` cut out of the global one (`layout.sharding.FlatSlice`); left out, they mean everything.
+`axis` and `ranges` cut out of the global one (`layout.sharding.FlatSlice`); left out, they mean everything. It has two check
+sums: xxh3 for whoever reads all of it, and `multilinear` (see there), which ranks that read parts of it add up.
 """
 import json
 import os
@@ -28,7 +29,7 @@ from mindspeed_ms.layout.sharding import FlatSlice, ParameterSharding
 
 MANIFEST_FILE = "manifest.json"
 FORMAT = "mindspeed_ms"
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 OPTIMIZER_PREFIX = "optimizer.state."
 DTYPE_BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "int64": 8, "int32": 4, "int16": 2, "int8": 1,
                "uint8": 1, "bool": 1}
@@ -58,17 +59,18 @@ class StoredPiece:
         slice (FlatSlice): which elements of the global tensor.
         file (str): name in the checkpoint's folder.
         start, stop (int): bytes of the file.
-        xxhash (str): check sum of these bytes; "" if none was saved (files that upstream wrote).
+        xxhash, multilinear (str): check sums of these bytes; "" if none was saved (files that upstream wrote).
     """
     slice: FlatSlice
     file: str
     start: int
     stop: int
     xxhash: str
+    multilinear: str
 
     def to_json(self):
         """Plain form."""
-        result = {"file": self.file, "bytes": [self.start, self.stop], "xxhash": self.xxhash}
+        result = {"file": self.file, "bytes": [self.start, self.stop], "xxhash": self.xxhash, "multilinear": self.multilinear}
         sharding = self.slice.sharding
         if sharding.axis is not None:
             result["axis"], result["ranges"] = sharding.axis, [list(part) for part in sharding.ranges]
@@ -82,7 +84,7 @@ class StoredPiece:
         ranges = tuple((start, stop) for start, stop in value.get("ranges", ()))
         sharding = ParameterSharding(shape, value.get("axis"), ranges)
         start, stop = value.get("flat", (0, sharding.numel))
-        return cls(FlatSlice(sharding, start, stop), value["file"], *value["bytes"], value["xxhash"])
+        return cls(FlatSlice(sharding, start, stop), value["file"], *value["bytes"], value["xxhash"], value["multilinear"])
 
 
 @dataclass

@@ -12,11 +12,13 @@ import xxhash
 
 from mindspeed_ms.core.dist_checkpointing.errors import CheckpointError
 from mindspeed_ms.core.dist_checkpointing.manifest import Manifest, digest, whole_slice
+from mindspeed_ms.core.dist_checkpointing.multilinear import sum_of_runs
 from mindspeed_ms.core.dist_checkpointing.shard_file import hash_of_range
 from mindspeed_ms.core.dist_checkpointing.slices import copy_plan
 from mindspeed_ms.layout.sharding import ParameterSharding
 
 _MOST_BUFFERS = os.sysconf("SC_IOV_MAX") if "SC_IOV_MAX" in os.sysconf_names else 16
+_BLOCK_ELEMENTS = 1 << 20
 NUMPY_DTYPES = {"bfloat16": np.dtype(np.uint16), "bool": np.dtype(np.bool_)}
 
 
@@ -40,7 +42,6 @@ class CheckpointReader:
         self.folder = os.fspath(folder)
         self.manifest = manifest if manifest is not None else Manifest.read(self.folder)
         self._files = {}
-        self.unverified = 0  # stored pieces that were read in part, whose check sums could not be compared
 
     def __enter__(self):
         return self
@@ -74,16 +75,18 @@ class CheckpointReader:
             raise CheckpointError(f"{self.folder} stores no tensor {key}.")
         return stored
 
-    def read(self, key, wanted, out):
+    def read(self, key, wanted, out, on_part=None):
         """Fill a slice.
 
-        A stored piece that is read as a whole is compared with its check sum; one that is read in part is not (`verify`
-        reads it all).
+        A stored piece that is read as a whole is compared with its check sum; of one that is read in part `on_part` is told
+        (`PartialReads` then compares what all ranks read).
 
         Args:
             key (str): which tensor.
             wanted (FlatSlice): of a tensor with the stored shape; its first axis may be of another length.
             out (numpy.ndarray): 1-D, contiguous, elements of the stored size; elements that are not stored stay.
+            on_part (Optional[callable]): called with the number of the piece, how many of its elements were read, and what
+                they contribute to its check sum.
 
         Returns:
             list[(int, int)]: flat global ranges that are stored nowhere.
@@ -92,21 +95,35 @@ class CheckpointReader:
             CheckpointError: no such tensor, or damaged.
         """
         stored = self.tensor(key)
-        size = stored.itemsize
-        memory = memoryview(out.view(np.uint8))
+        memory, size = memoryview(out.view(np.uint8)), stored.itemsize
         runs, missing = copy_plan(wanted, [piece.slice for piece in stored.pieces])
-        for piece, parts in zip(stored.pieces, runs):
-            parts = [(source * size, target * size, count * size) for source, target, count in parts]
-            self._read_runs(key, piece, parts, memory)
-            if sum(count for _, _, count in parts) < piece.stop - piece.start:
-                self.unverified += bool(parts)
-            else:
+        for number, (piece, parts) in enumerate(zip(stored.pieces, runs)):
+            in_bytes = [(source * size, target * size, count * size) for source, target, count in parts]
+            self._read_runs(key, piece, in_bytes, memory)
+            count = sum(count for _, _, count in parts)
+            if count == piece.slice.stop - piece.slice.start:
                 hashed = xxhash.xxh3_64()
-                for _, target, count in parts:
-                    hashed.update(memory[target:target + count])
+                for _, target, nbytes in in_bytes:
+                    hashed.update(memory[target:target + nbytes])
                 if piece.xxhash and hashed.hexdigest() != piece.xxhash:
-                    raise CheckpointError(self._damaged(piece.file, key))
+                    raise CheckpointError(self.damaged(key, number))
+            elif count and on_part is not None:
+                on_part(number, count, sum_of_runs(memory, size, parts))
         return missing
+
+    def sum_of_runs(self, key, number, runs):
+        """What (offset in the piece, elements) of piece `number` of a tensor contribute to its check sum; reads them, a block
+        at a time."""
+        stored, total = self.tensor(key), 0
+        size = stored.itemsize
+        block = np.empty(min(_BLOCK_ELEMENTS, max((count for _, count in runs), default=0)) * size, np.uint8)
+        for start, left in runs:
+            while left:
+                count = min(left, _BLOCK_ELEMENTS)
+                self._read_runs(key, stored.pieces[number], [(start * size, 0, count * size)], memoryview(block))
+                total += sum_of_runs(block, size, [(start, 0, count)])
+                start, left = start + count, left - count
+        return total
 
     def _read_runs(self, key, piece, parts, memory):
         """Read (offset in the piece, offset in memory, bytes), neighbours of the file in one call."""
@@ -138,8 +155,10 @@ class CheckpointReader:
                 raise CheckpointError(f"{os.path.join(self.folder, name)} cannot be read: {error.strerror}.") from error
         return self._files[name]
 
-    def _damaged(self, name, key):
-        return (f"{os.path.join(self.folder, name)} is damaged: the check sum of tensor {key} is wrong. With crc_check "
+    def damaged(self, key, number):
+        """Message: the check sum of piece `number` of a tensor is wrong."""
+        path = os.path.join(self.folder, self.tensor(key).pieces[number].file)
+        return (f"{path} is damaged: the check sum of tensor {key} is wrong. With crc_check "
                 "(--crc-check) a resuming run finds that first and takes the checkpoint before.")
 
     def rank_states(self, number):

@@ -14,7 +14,7 @@ import numpy as np
 from mindspeed_ms.core import comm, storage
 from mindspeed_ms.core.dist_checkpointing import folders, upstream_format
 from mindspeed_ms.core.dist_checkpointing.agreement import agree, attempt, on_rank_zero
-from mindspeed_ms.core.dist_checkpointing.manifest import OPTIMIZER_PREFIX, StoredPiece, StoredTensor, digest
+from mindspeed_ms.core.dist_checkpointing.manifest import OPTIMIZER_PREFIX, StoredTensor, digest
 from mindspeed_ms.core.dist_checkpointing.shard_file import Entry, write_shard
 from mindspeed_ms.core.logging import logger
 
@@ -115,21 +115,17 @@ def share_of_this_rank(tensors):
 
     The largest goes first, to the rank that has the least so far; so all ranks come to the same result.
     """
-    own = [(tensor.key, _identity(tensor.slice), tensor.nbytes) for tensor in tensors]
+    own = [((tensor.key, tensor.slice), tensor.nbytes) for tensor in tensors]
     holders, sizes = {}, {}
     for rank, held in enumerate(comm.world_group().all_gather_object(own)):
-        for key, identity, nbytes in held:
-            holders.setdefault((key, identity), []).append(rank)
-            sizes[key, identity] = nbytes
+        for piece, nbytes in held:
+            holders.setdefault(piece, []).append(rank)
+            sizes[piece] = nbytes
     loads, owner = {}, {}
     for piece in sorted(sizes, key=lambda piece: (-sizes[piece], repr(piece))):
         owner[piece] = min(holders[piece], key=lambda rank: (loads.get(rank, 0), rank))
         loads[owner[piece]] = loads.get(owner[piece], 0) + sizes[piece]
-    return [tensor for tensor, (key, identity, _) in zip(tensors, own) if owner[key, identity] == comm.get_rank()]
-
-
-def _identity(part):
-    return part.sharding.axis, part.sharding.ranges, part.start, part.stop
+    return [tensor for tensor, (piece, _) in zip(tensors, own) if owner[piece] == comm.get_rank()]
 
 
 class _Write:
@@ -181,8 +177,8 @@ class _Write:
         if self._entries:
             files[name] = write_shard(os.path.join(self.folder, name), self._counters + self._entries, self._verify)
         for tensor, entry in zip(self._tensors, self._entries):
-            piece = StoredPiece(tensor.slice, name, entry.start, entry.stop, entry.xxhash)
-            tensors.append((tensor.key, (tensor.slice.global_shape, tensor.dtype, tensor.grouping, piece)))
+            stored = tensor.slice.global_shape, tensor.dtype, tensor.grouping, entry.piece(tensor.slice, name)
+            tensors.append((tensor.key, stored))
         rank_name = f"rank_{self._rank:05d}.json"
         folders.write_file(os.path.join(self.folder, rank_name), self._rank_states)
         rank = {"file": rank_name, "bytes": len(self._rank_states), "xxhash": digest(self._rank_states),

@@ -5,12 +5,15 @@ the header, the values one after another. A name that ends in `.ckpt` makes Mind
 """
 import json
 import os
-from dataclasses import dataclass, field
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 
 import xxhash
 
 from mindspeed_ms.core.dist_checkpointing import ckpt_file
 from mindspeed_ms.core.dist_checkpointing.errors import CheckpointError
+from mindspeed_ms.core.dist_checkpointing.manifest import DTYPE_BYTES, StoredPiece
+from mindspeed_ms.core.dist_checkpointing.multilinear import sum_of_runs, to_text
 
 SAFETENSORS_DTYPES = {"float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16", "int64": "I64", "int32": "I32",
                       "int16": "I16", "int8": "I8", "uint8": "U8", "bool": "BOOL"}
@@ -26,7 +29,7 @@ class Entry:
         dtype (str): "float32", ...
         shape (tuple[int]): as written.
         data: contiguous bytes (1-D uint8 array), or a function without arguments that gives them.
-        start, stop (int), xxhash (str): where it stands in the file, once written.
+        start, stop (int), xxhash, multilinear (str): where it stands in the file and its check sums, once written.
     """
     name: str
     dtype: str
@@ -35,11 +38,16 @@ class Entry:
     data: object = None
     start: int = 0
     stop: int = 0
-    xxhash: str = field(default="")
+    xxhash: str = ""
+    multilinear: str = ""
+
+    def piece(self, part, file):
+        """StoredPiece of what was written: `part` (FlatSlice) of a tensor, in the checkpoint's file `file`."""
+        return StoredPiece(part, file, self.start, self.stop, self.xxhash, self.multilinear)
 
 
 def write_shard(path, entries, verify=False):
-    """Write entries and wait until they are on the disk; fills in `start`, `stop` and `xxhash` of each.
+    """Write entries and wait until they are on the disk; fills in where each stands, and its check sums.
 
     Args:
         verify (bool): read the file again and compare check sums.
@@ -53,12 +61,12 @@ def write_shard(path, entries, verify=False):
     """
     prefixes = ckpt_file.prefixes(entries) if os.fspath(path).endswith(".ckpt") else _safetensors_prefixes(entries)
     position = 0
-    with open(path, "wb", buffering=0) as file:
+    with open(path, "wb", buffering=0) as file, ThreadPoolExecutor(1) as writer:
         for prefix, entry in zip(prefixes, entries):
             _write_all(file, prefix)
             entry.start = position + len(prefix)
             entry.stop = position = entry.start + entry.nbytes
-            entry.xxhash = _write_entry(file, entry)
+            _write_entry(file, entry, writer)
         os.fsync(file.fileno())
         if verify:
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
@@ -107,16 +115,18 @@ def read_safetensors(path):
         raise CheckpointError(f"{os.fspath(path)} cannot be read as a safetensors file: {error}.") from error
 
 
-def _write_entry(file, entry):
+def _write_entry(file, entry, writer):
     data = memoryview(entry.data() if callable(entry.data) else entry.data)
     if data.nbytes != entry.nbytes:
         raise CheckpointError(f"{entry.name} has {data.nbytes} bytes: expected {entry.nbytes}.")
-    hashed = xxhash.xxh3_64()
+    hashed, total, itemsize = xxhash.xxh3_64(), 0, DTYPE_BYTES[entry.dtype]
     for start in range(0, entry.nbytes, _BLOCK_BYTES):
         block = data[start:start + _BLOCK_BYTES]
+        written = writer.submit(_write_all, file, block)  # while its check sums are counted
         hashed.update(block)
-        _write_all(file, block)
-    return hashed.hexdigest()
+        total += sum_of_runs(block, itemsize, [(start // itemsize, 0, block.nbytes // itemsize)])
+        written.result()
+    entry.xxhash, entry.multilinear = hashed.hexdigest(), to_text(total)
 
 
 def _write_all(file, data):

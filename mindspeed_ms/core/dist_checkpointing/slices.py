@@ -32,6 +32,15 @@ def copy_plan(wanted, pieces):
     return runs, [(start, stop) for start, stop, _ in left]
 
 
+def remainder(wanted, pieces):
+    """What of a slice no piece holds: list of (offset in wanted, elements)."""
+    left = ordered_ranges(wanted)
+    for piece in pieces:
+        if left and _may_overlap(left, piece):
+            _, left = _take(left, ordered_ranges(piece))
+    return [(offset, stop - start) for start, stop, offset in left]
+
+
 def _may_overlap(left, piece):
     """Whether a look at the whole piece is worth it."""
     sharding = piece.sharding

@@ -146,7 +146,7 @@ def _add(manifest, described, tensor, file, index, parts):
     position = 0
     for start, stop in tensor.ranges:
         count = (stop - start) // stored.itemsize
-        stored.pieces.append(StoredPiece(FlatSlice(sharding, position, position + count), file, start, stop, ""))
+        stored.pieces.append(StoredPiece(FlatSlice(sharding, position, position + count), file, start, stop, "", ""))
         position += count
 
 

@@ -4,21 +4,13 @@ A kernel works on the rows (columns, elements) `start` to `stop` of its arrays; 
 float32 unless a kernel says otherwise: half precisions are widened and narrowed outside, so each kernel has one
 specialisation. Compilation happens at the first call, never at import, so a process may fork after importing this.
 """
-import contextlib
-import fcntl
+import functools
 import hashlib
-import logging
-import os
 import pathlib
-import tempfile
 
 import numba
 
-import mindspeed_ms
-
-logger = logging.getLogger("mindspeed_ms")
-
-CACHE_ENVIRONMENT_VARIABLE = "NUMBA_CACHE_DIR"
+from mindspeed_ms.core.compiled import compiled, one_process_compiles
 
 # contract (fused multiply-add) and nsz change no result by more than a rounding; reassociation only where asked for,
 # because range reductions and compensated sums depend on their order
@@ -57,7 +49,7 @@ class Kernel:
     def entry(self, *arguments):
         """Run pieces of a job; see the class."""
         if not self._is_compiled:
-            with _one_rank_compiles():
+            with one_process_compiles(_room()):
                 self._entry.compile(tuple(numba.typeof(argument) for argument in arguments))
             self._is_compiled = True
         return self._entry(*arguments)
@@ -78,13 +70,18 @@ def _entry_of(function):
 
 
 def _cached(function):
-    previous = numba.config.CACHE_DIR
-    numba.config.CACHE_DIR = _cache_directory()  # numba reads it while decorating
-    try:
-        options = {"nogil": True, "cache": True, "no_cfunc_wrapper": True, "error_model": "numpy"}
-        return numba.njit(fastmath=set(_EXACT_FLAGS), **options)(function)
-    finally:
-        numba.config.CACHE_DIR = previous
+    options = {"nogil": True, "no_cfunc_wrapper": True, "error_model": "numpy"}
+    return compiled(function, _room(), fastmath=set(_EXACT_FLAGS), **options)
+
+
+@functools.cache
+def _room():
+    # numba notices changes of a kernel's own file only, not of the helpers that are compiled into it
+    digest = hashlib.sha256()
+    folder = pathlib.Path(__file__).parent
+    for path in [folder / "compiler.py", *sorted((folder / "kernels").glob("*.py"))]:
+        digest.update(path.read_bytes())
+    return f"kernels-{digest.hexdigest()[:12]}"
 
 
 def kernel(function):
@@ -95,14 +92,6 @@ def kernel(function):
 def wait_function(function):
     """Compile a function that waits; it releases the interpreter lock."""
     return _cached(function)
-
-
-@contextlib.contextmanager
-def _one_rank_compiles():
-    """Ranks run the same kernels at the same time: one compiles, the others wait and load the result."""
-    with open(os.path.join(_cache_directory(), "compiling.lock"), "ab") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # released when the file is closed, also by the end of the process
-        yield
 
 
 def shared(function):
@@ -118,38 +107,3 @@ def inline(function):
 def reduction(function):
     """Like `inline`, for sums whose order does not matter, so that they run in vectors."""
     return numba.njit(fastmath=set(_REDUCTION_FLAGS), forceinline=True, **_INNER)(function)
-
-
-_chosen_directory = None
-
-
-def _cache_directory():
-    """Directory of this version of the kernels, in NUMBA_CACHE_DIR if the user set it, else in the user's cache."""
-    global _chosen_directory
-    if _chosen_directory is None:
-        version = f"{getattr(mindspeed_ms, '__version__', 'source')}-{_sources_digest()}"
-        chosen = os.environ.get(CACHE_ENVIRONMENT_VARIABLE)
-        cache = pathlib.Path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache")
-        _chosen_directory = _writable(pathlib.Path(chosen or cache / "mindspeed_ms" / "numba") / version)
-    return _chosen_directory
-
-
-def _writable(directory):
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-        if os.access(directory, os.W_OK):
-            return str(directory)
-    except OSError:
-        pass
-    logger.warning("the cache directory %s cannot be written: CPU kernels are compiled anew in every process. Set %s to a "
-                   "writable directory.", directory, CACHE_ENVIRONMENT_VARIABLE)
-    return tempfile.mkdtemp(prefix="mindspeed_ms-numba-")
-
-
-def _sources_digest():
-    # numba notices changes of a kernel's own file only, not of the helpers that are compiled into it
-    digest = hashlib.sha256(numba.__version__.encode())
-    folder = pathlib.Path(__file__).parent
-    for path in [folder / "compiler.py", *sorted((folder / "kernels").glob("*.py"))]:
-        digest.update(path.read_bytes())
-    return digest.hexdigest()[:12]

@@ -18,7 +18,6 @@ from mindspeed_ms.core.dist_checkpointing.errors import CheckpointError
 from mindspeed_ms.core.dist_checkpointing.manifest import (
     OPTIMIZER_PREFIX,
     Manifest,
-    StoredPiece,
     StoredTensor,
     digest,
     whole_slice,
@@ -156,7 +155,7 @@ def _write_parts(reader, target, folder, name, parts):
     for (key, part), entry in zip(parts, entries):
         stored = reader.tensor(key)
         tensor = target.tensors.setdefault(key, StoredTensor(stored.shape, stored.dtype, stored.grouping))
-        tensor.pieces.append(StoredPiece(part, name, entry.start, entry.stop, entry.xxhash))
+        tensor.pieces.append(entry.piece(part, name))
 
 
 def _entry(reader, name, key, part):

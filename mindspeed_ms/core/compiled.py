@@ -1,0 +1,62 @@
+"""Functions that numba compiles: where their machine code is kept, and that one process compiles while others wait.
+
+Compilation happens at the first call, never at import, so a process may fork after importing what is compiled.
+"""
+import contextlib
+import fcntl
+import functools
+import logging
+import os
+import pathlib
+import tempfile
+
+import numba
+
+import mindspeed_ms
+
+logger = logging.getLogger("mindspeed_ms")
+
+CACHE_ENVIRONMENT_VARIABLE = "NUMBA_CACHE_DIR"
+
+
+def compiled(function, room, **options):
+    """Compile at the first call, or take the machine code from the cache.
+
+    Args:
+        function: what to compile.
+        room (str): folder of the cache; name a version in it where changes of other files change the machine code.
+        options: of `numba.njit`.
+    """
+    previous = numba.config.CACHE_DIR
+    numba.config.CACHE_DIR = cache_directory(room)  # numba reads it while decorating
+    try:
+        return numba.njit(cache=True, **options)(function)
+    finally:
+        numba.config.CACHE_DIR = previous
+
+
+@functools.cache
+def cache_directory(room):
+    """A folder in NUMBA_CACHE_DIR if the user set it, else in the user's cache; one of this process where neither can be
+    written."""
+    chosen = os.environ.get(CACHE_ENVIRONMENT_VARIABLE)
+    cache = pathlib.Path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache")
+    version = getattr(mindspeed_ms, "__version__", "source")
+    directory = pathlib.Path(chosen or cache / "mindspeed_ms" / "numba") / f"{room}-{version}-{numba.__version__}"
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        if os.access(directory, os.W_OK):
+            return str(directory)
+    except OSError:
+        pass
+    logger.warning("the cache directory %s cannot be written: functions are compiled anew in every process. Set %s to a "
+                   "writable directory.", directory, CACHE_ENVIRONMENT_VARIABLE)
+    return tempfile.mkdtemp(prefix="mindspeed_ms-numba-")
+
+
+@contextlib.contextmanager
+def one_process_compiles(room):
+    """Processes need the same functions at the same time: one compiles, the others wait and load the result."""
+    with open(os.path.join(cache_directory(room), "compiling.lock"), "ab") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # released when the file is closed, also by the end of the process
+        yield

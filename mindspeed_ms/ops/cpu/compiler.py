@@ -11,6 +11,7 @@ import pathlib
 import numba
 
 from mindspeed_ms.core.compiled import compiled, one_process_compiles
+from mindspeed_ms.ops.cpu.kernels.atomics import add_atomically
 
 # contract (fused multiply-add) and nsz change no result by more than a rounding; reassociation only where asked for,
 # because range reductions and compensated sums depend on their order
@@ -57,7 +58,6 @@ class Kernel:
 
 def _entry_of(function):
     """The loop around `function`, in its file and at its line, so that numba can keep the machine code on disk."""
-    from mindspeed_ms.ops.cpu.kernels.atomics import add_atomically
     code = function.__code__
     arguments = ", ".join(code.co_varnames[2:code.co_argcount])
     body = numba.njit(inline="always")(function)  # merged before compilation, which would otherwise happen twice
@@ -87,11 +87,6 @@ def _room():
 def kernel(function):
     """Make a `Kernel` of a function of `start, stop, arrays and numbers`; results must not depend on the cut."""
     return Kernel(function)
-
-
-def wait_function(function):
-    """Compile a function that waits; it releases the interpreter lock."""
-    return _cached(function)
 
 
 def shared(function):

@@ -1,9 +1,11 @@
 """Memory operations between threads: counters that several threads move, and waiting for another thread to move one."""
+import functools
+
 from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from mindspeed_ms.ops.cpu.compiler import wait_function
+from mindspeed_ms.core.compiled import compiled
 
 _YIELD_EVERY = 64
 _yield_processor = types.ExternalFunction("sched_yield", types.int32())
@@ -32,7 +34,7 @@ def read_atomically(typing_context, array, index):
     return types.int64(array, types.int64), generate
 
 
-@wait_function
+@functools.partial(compiled, room="atomics", nogil=True, error_model="numpy")
 def wait_until_changed(array, index, value, rounds):
     """Wait until array[index] differs from `value`; False if it did not within `rounds` looks."""
     for k in range(rounds):

@@ -202,6 +202,7 @@ def settings_of_arguments(args, below=None):
         if row.name in typed:
             _add_typed(settings, view, row, given)
     _add_unknown(settings, values)
+    _give_up_sequence_parallel(settings)
     if below is None or "hidden_size" in typed:
         _add_feed_forward_size(settings)
     return settings
@@ -305,6 +306,26 @@ def _add_unknown(settings, values):
         settings.notices.append(
             "arguments that the configuration does not know, left to your own code: " + ", ".join(sorted(rest))
         )
+
+
+def _give_up_sequence_parallel(settings):
+    """A tensor parallel size of 1 that was typed over a file's sequence parallelism switches that off, as Megatron does."""
+    path = "parallel_config.sequence_parallel"
+    tensor, sequence = settings.by_path.get("parallel_config.tensor_model_parallel_size"), settings.by_path.get(path)
+    typed = (COMMAND_LINE, ARGUMENTS)
+    if tensor is None or tensor.value != 1 or tensor.place not in typed or not _is_on(sequence) or sequence.place in typed:
+        return
+    settings.notices.append(
+        f"{sequence.key} ({sequence.place}) was switched off, since {tensor.key} 1 ({tensor.place}) leaves nothing to cut"
+    )
+    settings.add(path, False, sequence.key, f"{tensor.key} 1")
+
+
+def _is_on(setting):
+    try:
+        return setting is not None and read_bool(setting.value)
+    except ValueError:
+        return False  # the section reports it
 
 
 def _add_feed_forward_size(settings):

@@ -13,7 +13,7 @@ _M = "model_config"
 def ignored_and_refused_settings(context):
     """The table's rows without effect: say so, or refuse."""
     for row in rows_with_path():
-        if row.status == "works" or context.value(row.path) == row.guide_default:
+        if row.status == "works" or context.value(row.path) in (None, row.guide_default):
             continue
         if row.section == _M and context.model is None:
             continue

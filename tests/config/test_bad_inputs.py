@@ -322,6 +322,7 @@ def test_every_rule_is_exercised():
         "profile_rows_have_effect",
         "overflow_is_no_error",
         "group_size_has_an_effect",
+        "settings_have_an_effect",
         "expert_numbers_agree",
     }
 

@@ -129,7 +129,7 @@ def share_of_this_rank(tensors):
 
 
 def _identity(part):
-    return part.sharding.axis, part.sharding.ranges, part.start, part.stop
+    return part.sharding.axis, part.sharding.ranges, part.sharding.leading, part.start, part.stop
 
 
 class _Write:

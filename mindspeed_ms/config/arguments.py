@@ -6,6 +6,7 @@ from mindspeed_ms.config import argument_table
 from mindspeed_ms.config.argument_table import IGNORED, LIST, OFF, ON, REFUSED, SWITCH, TABLE
 from mindspeed_ms.config.errors import Problem
 from mindspeed_ms.config.rows.row import field_info
+from mindspeed_ms.config.sections.model import GATED_ACTIVATIONS
 from mindspeed_ms.config.settings import ARGUMENTS, COMMAND_LINE, MEGATRON_DEFAULT, Settings
 from mindspeed_ms.config.values import read_bool, read_dtype
 from mindspeed_ms.config.yaml_loader import plain_value
@@ -332,6 +333,6 @@ def _add_feed_forward_size(settings):
     hidden = settings.value("model_config.hidden_size")
     if settings.value("model_config.ffn_hidden_size") is not None or not isinstance(hidden, int) or hidden <= 0:
         return
-    gated = settings.value("model_config.hidden_act") == "swiglu"
+    gated = settings.value("model_config.hidden_act") in GATED_ACTIVATIONS
     size = int((4 * hidden * 2 / 3) / 64) * 64 if gated else 4 * hidden
     settings.add("model_config.ffn_hidden_size", size, "--ffn-hidden-size", MEGATRON_DEFAULT)

@@ -130,6 +130,17 @@ def minus_one_is_none(path):
     return convert
 
 
+def ulysses_degree(value, view):
+    """Launch scripts give it to algorithms that have no use for it; in yaml that is an error."""
+    if value is None:
+        return {}
+    if not view.has_files and view.get("context_parallel_algo") != "hybrid_cp_algo":
+        if view.is_typed("ulysses_degree_in_cp"):
+            view.notice("ulysses_degree_in_cp", "no effect, only --context-parallel-algo hybrid_cp_algo takes it")
+        return {}
+    return {"parallel_config.ulysses_degree_in_cp": value}
+
+
 def rank_order(value, view):
     """--use-tp-pp-dp-mapping puts pipeline before data parallel ranks."""
     del view

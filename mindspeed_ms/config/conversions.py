@@ -9,6 +9,7 @@ import re
 
 from mindspeed_ms.config.values import read_float_list
 
+_LONGEST_PATTERN = 10000  # more than any model has layers
 _LOG_LEVELS = {10: "debug", 20: "info", 30: "warning", 40: "error"}
 
 
@@ -329,9 +330,15 @@ def read_pattern(text):
         raise ValueError(f"expects a whole number or a pattern such as ([1]*3+[0]*1)*3, not {text!r}") from None
 
 
+def _length(part):
+    return part if isinstance(part, int) else len(part)
+
+
 def _pattern(node):
     if isinstance(node, ast.BinOp) and isinstance(node.op, (ast.Add, ast.Mult)):
         left, right = _pattern(node.left), _pattern(node.right)
+        if isinstance(node.op, ast.Mult) and max(_length(left), 1) * max(_length(right), 1) > _LONGEST_PATTERN:
+            raise ValueError(node)
         return left + right if isinstance(node.op, ast.Add) else left * right
     if isinstance(node, ast.List):
         return [_pattern(item) for item in node.elts]

@@ -41,7 +41,7 @@ def _outside(expects):
     if "one of" in expects:
         return "no_such_word"
     if "<" in expects:
-        return 12345 if "integer" in expects else 12345.0
+        return 12345678 if "integer" in expects else 12345.0
     return -5
 
 

@@ -76,6 +76,7 @@ RUNTIME_NAMES = frozenset(
         "encoder_seq_length",
         "typed_options",
         "typed_flags",
+        "typed_again",
         "config",
     )
 )

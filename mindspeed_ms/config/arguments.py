@@ -1,16 +1,19 @@
 """Megatron's command line: the parser with every flag of the table, and what a Namespace says."""
 
 import argparse
+import sys
 
 from mindspeed_ms.config import argument_table
 from mindspeed_ms.config.argument_table import IGNORED, LIST, OFF, ON, REFUSED, SWITCH, TABLE
 from mindspeed_ms.config.errors import Problem
 from mindspeed_ms.config.rows.row import field_info
+from mindspeed_ms.config.sections.model import GATED_ACTIVATIONS
 from mindspeed_ms.config.settings import ARGUMENTS, COMMAND_LINE, MEGATRON_DEFAULT, Settings
 from mindspeed_ms.config.values import read_bool, read_dtype
 from mindspeed_ms.config.yaml_loader import plain_value
 from mindspeed_ms.spelling import did_you_mean
 
+_DASHES = "-\u2010\u2011\u2012\u2013\u2014\u2212"
 _STRING_KINDS = ("a string", "a list of words")
 
 
@@ -28,28 +31,60 @@ class ArgumentParser(argparse.ArgumentParser):
         """
         result, rest = self.parse_known_args(args, namespace)
         if rest:
-            known = list(self._option_string_actions)
             # what follows an unknown flag is its value, no mistake of its own
-            words = [word for word in rest if word.startswith("--")] or rest
-            hints = [f"{word}.{did_you_mean(word.split('=')[0], known, cutoff=0.75)}" for word in words]
-            self.error("unknown arguments: " + " ".join(hints))
+            unknown = [word for word in rest if word[:1] in _DASHES and not _is_number(word)] or rest
+            words = [str(word) for word in (sys.argv[1:] if args is None else args)]
+            self.error("unknown arguments: " + " ".join(self._hint(word, words) for word in unknown))
         return result
+
+    def _hint(self, word, words):
+        """What may have been meant by an unknown word of the command line."""
+        before = words[words.index(word) - 1] if word in words[1:] else ""
+        action = self._option_string_actions.get(before)
+        if action is not None and action.nargs == 0:
+            return f"{word} (behind {before}, which takes no value: leave {word} out)."
+        # a dash that a text program made longer stands for two
+        plain = "--" + word.lstrip(_DASHES).split("=")[0] if word[:1] in _DASHES else word
+        return f"{word}.{did_you_mean(plain, self._option_string_actions, cutoff=0.75)}"
 
     def error(self, message):
         """One clear line instead of several hundred flags, then exit code 2."""
+        message = message.replace("ignored explicit argument", "takes no value, but was given")
         self.exit(2, f"{self.prog}: error: {message}\n(all flags: {self.prog} --help)\n")
 
     def parse_known_args(self, args=None, namespace=None):
         """As argparse, and records the typed options."""
-        import sys
-
         words = sys.argv[1:] if args is None else list(args)
         result, rest = super().parse_known_args(words, namespace)
         flags = [flag for flag in (str(word).split("=")[0] for word in words) if flag in self._option_string_actions]
         typed = {self._option_string_actions[flag].dest: flag for flag in flags}
         result.typed_options = [*getattr(result, "typed_options", ()), *typed]
         result.typed_flags = {**getattr(result, "typed_flags", {}), **typed}
+        result.typed_again = [*getattr(result, "typed_again", ()), *self._given_again(words)]
         return result, rest
+
+
+    def _given_again(self, words):
+        """Flags that were given before with other values."""
+        flag, given, again = None, {}, []
+        for word in map(str, words):
+            name, _, value = word.partition("=")
+            if name in self._option_string_actions:
+                flag = name
+                given.setdefault(self._option_string_actions[flag].dest, []).append([flag, *([value] if value else [])])
+            elif flag is not None:
+                given[self._option_string_actions[flag].dest][-1].append(word)
+        for calls in given.values():
+            again += [calls[-1][0]] if any(call[1:] != calls[-1][1:] for call in calls) else []
+        return again
+
+
+def _is_number(word):
+    try:
+        float(word)
+    except ValueError:
+        return False
+    return True
 
 
 def argument_parser(extra_args_provider=None, defaults=None):
@@ -160,7 +195,9 @@ class ArgumentView:
 
     def problem(self, name, message):
         """Report a problem with an argument."""
-        self.settings.problems.append(Problem(self.flag(name), message, self.get(name), self.place))
+        problem = Problem(self.flag(name), message, self.get(name), self.place)
+        if problem not in self.settings.problems:  # a value may be looked at as a default and as typed
+            self.settings.problems.append(problem)
 
     def notice(self, name, message):
         """Tell the user something about an argument."""
@@ -202,6 +239,9 @@ def settings_of_arguments(args, below=None):
         if row.name in typed:
             _add_typed(settings, view, row, given)
     _add_unknown(settings, values)
+    _give_up_sequence_parallel(settings)
+    for flag in values.get("typed_again", ()):
+        settings.notices.append(f"{flag} was given more than once; the last one counts")
     if below is None or "hidden_size" in typed:
         _add_feed_forward_size(settings)
     return settings
@@ -307,10 +347,30 @@ def _add_unknown(settings, values):
         )
 
 
+def _give_up_sequence_parallel(settings):
+    """A tensor parallel size of 1 that was typed over a file's sequence parallelism switches that off, as Megatron does."""
+    path = "parallel_config.sequence_parallel"
+    tensor, sequence = settings.by_path.get("parallel_config.tensor_model_parallel_size"), settings.by_path.get(path)
+    typed = (COMMAND_LINE, ARGUMENTS)
+    if tensor is None or tensor.value != 1 or tensor.place not in typed or not _is_on(sequence) or sequence.place in typed:
+        return
+    settings.notices.append(
+        f"{sequence.key} ({sequence.place}) was switched off, since {tensor.key} 1 ({tensor.place}) leaves nothing to cut"
+    )
+    settings.add(path, False, sequence.key, f"{tensor.key} 1")
+
+
+def _is_on(setting):
+    try:
+        return setting is not None and read_bool(setting.value)
+    except ValueError:
+        return False  # the section reports it
+
+
 def _add_feed_forward_size(settings):
     hidden = settings.value("model_config.hidden_size")
     if settings.value("model_config.ffn_hidden_size") is not None or not isinstance(hidden, int) or hidden <= 0:
         return
-    gated = settings.value("model_config.hidden_act") == "swiglu"
+    gated = settings.value("model_config.hidden_act") in GATED_ACTIVATIONS
     size = int((4 * hidden * 2 / 3) / 64) * 64 if gated else 4 * hidden
     settings.add("model_config.ffn_hidden_size", size, "--ffn-hidden-size", MEGATRON_DEFAULT)

@@ -9,6 +9,7 @@ import re
 
 from mindspeed_ms.config.values import read_float_list
 
+_LONGEST_PATTERN = 10000  # more than any model has layers
 _LOG_LEVELS = {10: "debug", 20: "info", 30: "warning", 40: "error"}
 
 
@@ -128,6 +129,17 @@ def minus_one_is_none(path):
         return {path: None if value == -1 else value}
 
     return convert
+
+
+def ulysses_degree(value, view):
+    """Launch scripts give it to algorithms that have no use for it; in yaml that is an error."""
+    if value is None:
+        return {}
+    if not view.has_files and view.get("context_parallel_algo") != "hybrid_cp_algo":
+        if view.is_typed("ulysses_degree_in_cp"):
+            view.notice("ulysses_degree_in_cp", "no effect, only --context-parallel-algo hybrid_cp_algo takes it")
+        return {}
+    return {"parallel_config.ulysses_degree_in_cp": value}
 
 
 def rank_order(value, view):
@@ -318,9 +330,15 @@ def read_pattern(text):
         raise ValueError(f"expects a whole number or a pattern such as ([1]*3+[0]*1)*3, not {text!r}") from None
 
 
+def _length(part):
+    return part if isinstance(part, int) else len(part)
+
+
 def _pattern(node):
     if isinstance(node, ast.BinOp) and isinstance(node.op, (ast.Add, ast.Mult)):
         left, right = _pattern(node.left), _pattern(node.right)
+        if isinstance(node.op, ast.Mult) and max(_length(left), 1) * max(_length(right), 1) > _LONGEST_PATTERN:
+            raise ValueError(node)
         return left + right if isinstance(node.op, ast.Add) else left * right
     if isinstance(node, ast.List):
         return [_pattern(item) for item in node.elts]

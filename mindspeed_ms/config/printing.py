@@ -12,7 +12,7 @@ class _Dumper(yaml.SafeDumper):
 
 
 def _string(dumper, text):
-    quoted = plain_value(text) != text or text != text.strip() or "\n" in text
+    quoted = plain_value(text) != text or "${" in text or text != text.strip() or "\n" in text
     return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="'" if quoted and "\n" not in text else None)
 
 

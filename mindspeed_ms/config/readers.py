@@ -76,6 +76,8 @@ def settings_of_documents(documents):
 
     settings = Settings()
     for document in documents:
+        if not document.data and document.name:
+            settings.notices.append(f"{document.name}: holds no settings")
         if is_trio(document.data):
             settings.update(trio_settings(document))
         else:

@@ -131,8 +131,11 @@ READINGS = (
     ),
     (
         "--sequence-parallel with tp 1",
-        "an error that says so; Megatron switches it off with a warning.",
-        "报错说明；Megatron会警告并关闭。",
+        (
+            "tp 1 typed over a file's sequence parallelism switches that off with a notice, as Megatron does; both from one "
+            "source are an error."
+        ),
+        "命令行键入tp 1覆盖文件中的序列并行时，与Megatron一样关闭并提示；二者来自同一来源则报错。",
     ),
     (
         "exit_signal_handler",

@@ -37,14 +37,13 @@ def _layout_lines(all_config):
         "ep": parallel.expert_model_parallel_size,
         "vpp": parallel.virtual_pipeline_model_parallel_size or 1,
     }
+    from mindspeed_ms.layout.ranks import WorldLayout, world_unit_from_config
+
     if not parallel.world_size:
-        unit = sizes["tp"] * sizes["pp"] * sizes["cp"]
         return [
             " ".join(f"{name}{size}" for name, size in sizes.items()),
-            f"the world size is not known: add --world N, a multiple of {unit}",
+            f"the world size is not known: add --world N, a multiple of {world_unit_from_config(all_config)}",
         ]
-    from mindspeed_ms.layout.ranks import WorldLayout
-
     world = WorldLayout.from_config(all_config, parallel.world_size)
     lines = [
         f"{parallel.world_size} ranks: dp{world.dp} "
@@ -84,13 +83,12 @@ def _parameter_lines(all_config):
     from math import prod
 
     from mindspeed_ms.layout.parameters import count_parameters, describe_parameters
-    from mindspeed_ms.layout.ranks import WorldLayout
+    from mindspeed_ms.layout.ranks import WorldLayout, world_unit_from_config
 
     model, parallel = all_config.model_config, all_config.parallel_config
     total = count_parameters(all_config)
     lines = [f"{total:,} parameters, kept in {model.params_dtype}, computed in {model.compute_dtype}"]
-    size = parallel.tensor_model_parallel_size * parallel.pipeline_model_parallel_size * parallel.context_parallel_size
-    world = WorldLayout.from_config(all_config, parallel.world_size or _smallest_world(parallel, size))
+    world = WorldLayout.from_config(all_config, parallel.world_size or world_unit_from_config(all_config))
     tensor_ranks = [
         world.dense.rank_at(tp=0, pp=stage, dp=0, cp=0) for stage in range(parallel.pipeline_model_parallel_size)
     ]
@@ -104,9 +102,3 @@ def _parameter_lines(all_config):
         lines.append(f"vocabulary {model.vocab_size}, as given; padding would make it {padded}")
     return lines
 
-
-def _smallest_world(parallel, size):
-    from math import lcm
-
-    tensor = parallel.expert_tensor_parallel_size or parallel.tensor_model_parallel_size
-    return lcm(size, tensor * parallel.expert_model_parallel_size * parallel.pipeline_model_parallel_size)

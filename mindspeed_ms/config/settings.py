@@ -210,7 +210,7 @@ def _stand_in(kind, name):
 
 def _elsewhere(problem, section):
     """Adds where an unknown key belongs, if another section knows it."""
-    if "is no setting of" not in problem.message or "Did you mean" in problem.message:
+    if "is no setting of" not in problem.message:
         return problem
     word = problem.key.rpartition(".")[2]
     known = {
@@ -219,7 +219,8 @@ def _elsewhere(problem, section):
         if name != section
         for field in (*kind.own_fields(), *kind.spellings)
     }
-    field = nearest_word(word, known, cutoff=0.8)
+    text, _, nearer = problem.message.partition(" Did you mean ")
+    field = word if word in known else None if nearer else nearest_word(word, known, cutoff=0.8)
     if field is None:
         return problem
-    return Problem(problem.key, f"{problem.message} Did you mean {known[field]}.{field}?", problem.value)
+    return Problem(problem.key, f"{text} Did you mean {known[field]}.{field}?", problem.value)

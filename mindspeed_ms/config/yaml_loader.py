@@ -49,6 +49,8 @@ def load_yaml(path):
         raise ConfigError(Problem("file_path", "expects the name of a yaml file as a string", path))
     if not path.endswith((".yaml", ".yml")):
         raise ConfigError(Problem("file_path", "expects a yaml file, with a name that ends in .yaml or .yml", path))
+    if os.path.isdir(path):
+        raise ConfigError(Problem("file_path", "is a folder; name the yaml files in it", path))
     if not os.path.isfile(path):
         raise FileNotFoundError(f"configuration file {path!r} does not exist (looked in {os.getcwd()})")
     with open(path, encoding="utf-8") as file:
@@ -66,7 +68,7 @@ def parse_yaml(text, name="yaml"):
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f":{mark.line + 1}" if mark else ""
-        hint = getattr(error, "problem", None) or str(error)
+        hint = (getattr(error, "problem", None) or str(error)).splitlines()[0]
         if mark and text.splitlines()[mark.line : mark.line + 1] and "\t" in text.splitlines()[mark.line]:
             hint += "; a tab? indent with blanks"
         if mark and "${" in text.splitlines()[min(mark.line, text.count("\n") - 1)]:
@@ -137,6 +139,8 @@ class _Reader:
         if node.tag.startswith("!") or "python/" in node.tag:
             self.complain(node, path, f"has the unknown tag {node.tag}")
             return None
+        if not node.style and "${" in _ENVIRONMENT.sub("", node.value):
+            self.complain(node, path, f"has a ${{ that begins no ${{NAME}} or ${{NAME:-default}}: {node.value}")
         text = _ENVIRONMENT.sub(lambda match: self.environment(match, node, path), node.value)
         return plain_value(text) if not node.style else text
 

@@ -4,7 +4,8 @@ State behind `parallel_state`; the groups themselves are computed in `layout.ran
 """
 
 from mindspeed_ms.core import comm
-from mindspeed_ms.layout.ranks import LayoutError
+from mindspeed_ms.layout.errors import LayoutError
+from mindspeed_ms.layout.ranks import hierarchical_groups
 
 _HIERARCHICAL = "hierarchical-"
 _grid = None
@@ -34,14 +35,9 @@ class ParallelGrid:
         return self._ranks[kind]
 
     def _hierarchical_ranks(self, level):
-        """Group of one level inside the context-parallel group; level 0 joins neighbours, later ones strided ranks."""
-        parent, stride = self.ranks("cp"), 1
-        for size in self.hierarchical_sizes[:level]:
-            stride *= size
-        size = self.hierarchical_sizes[level]
-        position = parent.index(self.rank)
-        first = position - (position // stride % size) * stride
-        return [parent[first + step * stride] for step in range(size)]
+        """This rank's group of one level inside the context-parallel group."""
+        groups = hierarchical_groups(self.ranks("cp"), self.hierarchical_sizes, level)
+        return next(group for group in groups if self.rank in group)
 
     def group(self, kind):
         """This rank's communication group of `kind`, created now if need be."""
@@ -72,21 +68,6 @@ def check_virtual_pipeline(virtual_size, pipeline_size):
             f"virtual_pipeline_model_parallel_size {virtual_size} needs pipeline_model_parallel_size of at least 2, "
             f"but got {pipeline_size}."
         )
-
-
-def checked_hierarchy(sizes, context_parallel_size):
-    """`sizes` as a tuple; LayoutError unless they multiply to the context-parallel size."""
-    if not sizes:
-        return ()
-    product = 1
-    for size in sizes:
-        product *= size
-    if product != context_parallel_size or min(sizes) < 1:
-        raise LayoutError(
-            f"hierarchical_context_parallel_sizes {list(sizes)} multiply to {product}, but context_parallel_size is "
-            f"{context_parallel_size}."
-        )
-    return tuple(sizes)
 
 
 def set_grid(new_grid):

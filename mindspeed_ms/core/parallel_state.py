@@ -9,7 +9,6 @@ from mindspeed_ms.core.expert_parallel_state import *  # noqa: F403  (the expert
 from mindspeed_ms.core.parallel_grid import (  # noqa: F401  (some are public through this module)
     ParallelGrid,
     check_virtual_pipeline,
-    checked_hierarchy,
     get_coordinates,
     get_group,
     get_group_ranks,
@@ -21,7 +20,7 @@ from mindspeed_ms.core.parallel_grid import (  # noqa: F401  (some are public th
     override,
     set_grid,
 )
-from mindspeed_ms.layout.ranks import DEFAULT_ORDER, WorldLayout
+from mindspeed_ms.layout.ranks import DEFAULT_ORDER, WorldLayout, checked_hierarchy
 
 
 def initialize_model_parallel(

@@ -200,7 +200,7 @@ def normal_values(name, sharding, standard_deviation, seed):
     rows, width = global_shape[0], global_shape[1:]
     local = np.empty(sharding.local_shape, np.float32)
     axis, ranges = sharding.axis, sharding.ranges
-    row_ranges = ranges if axis == 0 else ((0, rows),)
+    row_ranges = ranges if axis == 0 else (sharding.leading or (0, rows),)
     offset = 0
     for start, stop in row_ranges:
         for block in range(start // ROWS_PER_BLOCK, -(-stop // ROWS_PER_BLOCK)):

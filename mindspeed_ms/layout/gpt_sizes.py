@@ -1,14 +1,15 @@
-"""Sizes of a GPT model on one rank, checked once: every divisibility rule of tensor and expert parallelism."""
+"""Sizes of a GPT model, read from a configuration and checked once."""
 
 from dataclasses import dataclass
 
+from mindspeed_ms.layout.divisibility import require_fit
 from mindspeed_ms.layout.errors import LayoutError
-from mindspeed_ms.layout.options import Options
+from mindspeed_ms.layout.experts import expert_pattern, expert_width, pattern_problems, shared_expert_width
+from mindspeed_ms.layout.options import OTHER_POSITIONS, Options
 from mindspeed_ms.layout.sharding import Initializer
 
 GATED_ACTIVATIONS = ("swiglu", "fused_swiglu")
 LEARNED_POSITIONS = ("learned_absolute", "absolute")
-OTHER_POSITIONS = ("rope", "none")
 NORMALIZATIONS = {"LayerNorm": "LayerNorm", "RMSNorm": "RMSNorm", "FusedRMSNorm": "RMSNorm"}
 
 
@@ -22,8 +23,9 @@ def padded_vocab_size(vocab_size, divisible_by, tensor_parallel_size):
 class GPTSizes:
     """What `describe_parameters` needs to know of a configuration.
 
-    `qkv_rows` is `groups * (heads / groups + 2) * head_dim`, `attention` is `heads * head_dim`, `mapping_rows` is the
-    ffn size, doubled for gated activations.
+    `qkv_rows` is `groups * (heads / groups + 2) * head_dim`, `attention` is `heads * head_dim`. `expert_ffn` is the width
+    inside an expert, `shared_ffn` that of all shared experts together (0: none), `expert_layers` tells for each position
+    of the layers whether it holds experts.
     """
 
     vocab: int
@@ -36,6 +38,11 @@ class GPTSizes:
     positions: int
     token_types: int
     experts: int
+    expert_ffn: int
+    shared_ffn: int
+    expert_layers: tuple[bool, ...]
+    grouped: bool
+    expert_bias: bool
     tied: bool
     norm: str
     dtype: str
@@ -51,15 +58,9 @@ class GPTSizes:
         """Rows of the packed query, key and value weight."""
         return self.attention + 2 * self.groups * self.head_dim
 
-    @property
-    def mapping_rows(self):
-        """Rows of the first MLP weight."""
-        return 2 * self.ffn if self.gated else self.ffn
-
-
-def _divides(name, size, by, count):
-    if size % count:
-        raise LayoutError(f"{name} {size} must be divisible by {by} {count}.")
+    def mapping_rows(self, ffn):
+        """Rows of the first weight of an MLP of the width `ffn`: doubled for gated activations."""
+        return 2 * ffn if self.gated else ffn
 
 
 def _positions(options):
@@ -79,7 +80,6 @@ def _positions(options):
 def _head_dim(options):
     if options.kv_channels:
         return options.kv_channels
-    _divides("hidden_size", options.hidden_size, "num_attention_heads", options.num_attention_heads)
     return options.hidden_size // options.num_attention_heads
 
 
@@ -87,14 +87,17 @@ def read_sizes(config):
     """`GPTSizes` of a configuration.
 
     Raises:
-        LayoutError: an unknown normalisation or position type, or a size that its parallel size does not divide.
+        LayoutError: an unknown normalisation or position type, a size that its parallel size does not divide, or layers
+            with experts that do not suit the model.
     """
     options = Options(config)
     if options.normalization not in NORMALIZATIONS:
         raise LayoutError(f"normalization '{options.normalization}' is unknown, choose one of {list(NORMALIZATIONS)}.")
     heads = options.num_attention_heads
     groups = options.num_query_groups if options.group_query_attention else heads
-    _divides("num_attention_heads", heads, "num_query_groups", groups)
+    require_fit(config)
+    for name, problem in pattern_problems(options):
+        raise LayoutError(f"{name} {getattr(options, name)} {problem}.")
     sizes = GPTSizes(
         vocab=options.vocab_size,
         hidden=options.hidden_size,
@@ -106,29 +109,19 @@ def read_sizes(config):
         positions=_positions(options),
         token_types=options.num_tokentypes,
         experts=options.num_experts if options.num_experts > 1 else 0,
+        expert_ffn=expert_width(options)[1],
+        shared_ffn=shared_expert_width(options)[1],
+        expert_layers=tuple(expert_pattern(options)),
+        grouped=options.moe_grouped_gemm,
+        expert_bias=options.moe_router_enable_expert_bias,
         tied=not options.untie_embeddings_and_output_weights,
         norm=NORMALIZATIONS[options.normalization],
         dtype=options.params_dtype,
         sequence_parallel=options.sequence_parallel and options.tensor_model_parallel_size > 1,
     )
-    _check_divisibility(sizes, options)
+    if sizes.experts and sizes.grouped and (options.add_bias_linear or options.mlp_has_bias):
+        raise LayoutError("moe_grouped_gemm has no biases: switch add_bias_linear and mlp_has_bias off.")
     return sizes
-
-
-def _check_divisibility(sizes, options):
-    tp = options.tensor_model_parallel_size
-    by = "tensor_model_parallel_size"
-    _divides("num_attention_heads", sizes.heads, by, tp)
-    _divides("num_query_groups", sizes.groups, by, tp)
-    _divides("padded vocab_size", sizes.vocab, by, tp)
-    if options.parallel_position_embedding and sizes.positions:
-        _divides("max_position_embeddings", sizes.positions, by, tp)
-    if not sizes.experts:
-        _divides("ffn_hidden_size", sizes.ffn, by, tp)
-        return
-    expert_tp = options.expert_tensor_parallel_size or tp
-    _divides("ffn_hidden_size", sizes.ffn, "expert_tensor_parallel_size", expert_tp)
-    _divides("num_experts", sizes.experts, "expert_model_parallel_size", options.expert_model_parallel_size)
 
 
 def read_initializer(value, std, name):

@@ -40,6 +40,13 @@ FIELDS = {
     "scaled_output_init": ("model_config", True),
     "params_dtype": ("model_config", "float32"),
     "num_experts": ("moe_config", 1),
+    "moe_ffn_hidden_size": ("moe_config", None),
+    "moe_grouped_gemm": ("moe_config", False),
+    "moe_layer_freq": ("moe_config", None),
+    "first_k_dense_replace": ("moe_config", None),
+    "n_shared_experts": ("moe_config", None),
+    "moe_shared_expert_intermediate_size": ("moe_config", None),
+    "moe_router_enable_expert_bias": ("moe_config", False),
     "tensor_model_parallel_size": ("parallel_config", 1),
     "pipeline_model_parallel_size": ("parallel_config", 1),
     "context_parallel_size": ("parallel_config", 1),
@@ -65,6 +72,7 @@ FIELDS = {
     "select_recompute": ("parallel_config", None),
     "select_comm_recompute": ("parallel_config", None),
 }
+OTHER_POSITIONS = ("rope", "none")  # position types without a table of parameters
 REQUIRED = ("vocab_size", "num_layers", "hidden_size", "num_attention_heads", "ffn_hidden_size")
 
 

@@ -43,12 +43,13 @@ class ParameterDescription:
         shared (bool): one of the two copies of a tied embedding (first and last stage).
         expert (bool): belongs to an expert; its gradient is averaged over the expert-data-parallel group.
         decay (bool): weight decay applies (neither one-dimensional nor a bias).
-        grouping (Optional[str]): what the rows mean: "qkv" (per kv group `[q.., k, v]`), "gate_up" (`[gate; up]`),
-            "vocab", or None.
+        grouping (Optional[str]): what the rows (of grouped experts the columns) mean: "qkv" (per kv group `[q.., k, v]`),
+            "gate_up" (`[gate; up]`), "vocab", or None.
         local_name (str): key inside this rank's model; differs from `name` only for experts (local index).
         chunk (int): virtual pipeline chunk that holds it.
         layer (Optional[int]): global layer index; None outside the layers.
         shared_with (Optional[str]): name of the parameter that this one is a copy of; a copy is counted nowhere.
+        trainable (bool): False for state without gradient (the router's expert bias, moved by the load of the experts).
     """
 
     name: str
@@ -65,6 +66,7 @@ class ParameterDescription:
     chunk: int = 0
     layer: int | None = None
     shared_with: str | None = None
+    trainable: bool = True
 
     def __post_init__(self):
         if not self.local_name:
@@ -78,7 +80,7 @@ class ParameterDescription:
     def counts_in_norm(self, coordinates):
         """True on the ranks that add this parameter to a global norm, each element once per data-parallel copy."""
         rank = coordinates.expert_tp if self.expert else coordinates.tp
-        return counts_once(self.tensor_parallel, self.shared_with is not None, rank)
+        return self.trainable and counts_once(self.tensor_parallel, self.shared_with is not None, rank)
 
 
 def counts_once(tensor_parallel, is_copy, tensor_rank):
@@ -99,6 +101,7 @@ class _GPTDescriber:
         self.coordinates = coordinates
         self.stages = stages
         self.sizes = read_sizes(config)
+        self.with_experts = _layers_with_experts(self.sizes, config)
         self.initial = read_initializers(config, stages.num_layers)
         self.tp = 1 if whole else options.tensor_model_parallel_size
         self.ep = 1 if whole else options.expert_model_parallel_size
@@ -178,10 +181,10 @@ class _GPTDescriber:
         if options.use_sandwich_norm:
             self._norm(f"{prefix}.attn_post_norm", options.attn_post_norm_scale)
         self._norm(f"{prefix}.post_attention_norm")
-        if self.sizes.experts:
+        if self.layer in self.with_experts:
             self._experts(f"{prefix}.mlp")
         else:
-            self._mlp(f"{prefix}.mlp", self.coordinates.tp, self.tp)
+            self._mlp(f"{prefix}.mlp", self.sizes.ffn, self.coordinates.tp, self.tp)
         if options.use_sandwich_norm:
             self._norm(f"{prefix}.ffn_post_norm", options.ffn_post_norm_scale)
 
@@ -214,20 +217,20 @@ class _GPTDescriber:
             flags = {**_named(flags, "bias"), "sequence_parallel": self.sizes.sequence_parallel}
             self._add(f"{prefix}.bias", ParameterSharding.replicated((hidden,)), self.initial.bias, **flags)
 
-    def _mlp(self, prefix, index, count, local_prefix=None, expert=False):
+    def _mlp(self, prefix, ffn, index, count, local_prefix=None, expert=False):
         sizes = self.sizes
         has_bias = self.options.add_bias_linear or self.options.mlp_has_bias
         local = local_prefix or prefix
         cut = ParameterSharding.gated if sizes.gated else ParameterSharding.contiguous
         grouping = "gate_up" if sizes.gated else None
         flags = {"expert": expert, "local_name": f"{local}.mapping", "grouping": grouping}
-        weight = cut((sizes.mapping_rows, sizes.hidden), 0, index, count)
+        weight = cut((sizes.mapping_rows(ffn), sizes.hidden), 0, index, count)
         self._add(f"{prefix}.mapping.weight", weight, self.initial.block, **_named(flags, "weight"))
         if has_bias:
-            bias = cut((sizes.mapping_rows,), 0, index, count)
+            bias = cut((sizes.mapping_rows(ffn),), 0, index, count)
             self._add(f"{prefix}.mapping.bias", bias, self.initial.bias, **_named(flags, "bias"))
         flags = {"expert": expert, "local_name": f"{local}.projection"}
-        self._row_parallel(f"{prefix}.projection", sizes.ffn, has_bias, index, count, **flags)
+        self._row_parallel(f"{prefix}.projection", ffn, has_bias, index, count, **flags)
 
     def _experts(self, prefix):
         sizes, at = self.sizes, self.coordinates
@@ -235,11 +238,41 @@ class _GPTDescriber:
         self._add(
             f"{prefix}.router.gating.weight", router, self.initial.block, sequence_parallel=sizes.sequence_parallel
         )
+        if sizes.expert_bias:
+            sharding = ParameterSharding.replicated((sizes.experts,))
+            self._add(f"{prefix}.router.expert_bias", sharding, Initializer.zeros(), trainable=False)
         local_experts = sizes.experts // self.ep
-        for local in range(local_experts):
-            number = at.ep * local_experts + local
-            names = (f"{prefix}.experts.local_experts.{which}" for which in (number, local))
-            self._mlp(next(names), at.expert_tp, self.expert_tp, next(names), expert=True)
+        first = at.ep * local_experts
+        if sizes.grouped:
+            self._grouped_experts(f"{prefix}.experts", first, first + local_experts)
+        for local in () if sizes.grouped else range(local_experts):
+            names = (f"{prefix}.experts.local_experts.{which}" for which in (first + local, local))
+            self._mlp(next(names), sizes.expert_ffn, at.expert_tp, self.expert_tp, next(names), expert=True)
+        if sizes.shared_ffn:
+            self._mlp(f"{prefix}.shared_experts", sizes.shared_ffn, at.tp, self.tp)
+
+    def _grouped_experts(self, prefix, first, last):
+        """The experts `first..last` of `weight1 [experts, h, ffn]` (`[gate, up]` columns) and `weight2 [experts, ffn, h]`."""
+        sizes, index, count = self.sizes, self.coordinates.expert_tp, self.expert_tp
+        rows = sizes.mapping_rows(sizes.expert_ffn)
+        cut = ParameterSharding.gated if sizes.gated else ParameterSharding.contiguous
+        grouping = "gate_up" if sizes.gated else None
+        weight1 = cut((sizes.experts, sizes.hidden, rows), 2, index, count).of_rows(first, last)
+        self._add(f"{prefix}.weight1", weight1, self.initial.block, expert=True, grouping=grouping)
+        weight2 = ParameterSharding.contiguous((sizes.experts, sizes.expert_ffn, sizes.hidden), 1, index, count)
+        self._add(f"{prefix}.weight2", weight2.of_rows(first, last), self.initial.output, expert=True)
+
+
+def _layers_with_experts(sizes, config):
+    """Global ids of the layers that hold experts."""
+    stages = stages_from_config(config)
+    return {
+        layer
+        for stage in range(stages.pp)
+        for chunk in range(stages.vpp)
+        for position, layer in zip(stages.positions(stage, chunk), stages.layer_slots(stage, chunk))
+        if layer is not None and sizes.expert_layers[position]
+    }
 
 
 def _named(flags, kind):
@@ -276,5 +309,5 @@ def describe_whole_model(config):
 
 
 def count_parameters(config):
-    """Number of parameters of the whole model; a tied embedding counts once."""
-    return sum(prod(description.sharding.global_shape) for description in describe_whole_model(config))
+    """Number of trained parameters of the whole model; a tied embedding counts once."""
+    return sum(prod(one.sharding.global_shape) for one in describe_whole_model(config) if one.trainable)

@@ -7,7 +7,7 @@ tensor-parallel group. Dense layers live on the grid (tp, cp, dp, pp), experts o
 
 from dataclasses import dataclass, replace
 from itertools import product
-from math import lcm
+from math import lcm, prod
 
 from mindspeed_ms.layout.errors import LayoutError
 from mindspeed_ms.layout.options import Options
@@ -130,6 +130,41 @@ class Coordinates:
         return replace(self, **changes)
 
 
+def world_unit(tp, pp, cp, ep=1, expert_tp=None):
+    """What the world size must be a multiple of: tp * pp * cp and, for experts, expert tp * ep * pp."""
+    return lcm(tp * pp * cp, (expert_tp or tp) * ep * pp)
+
+
+def world_unit_from_config(config):
+    """`world_unit` of a configuration."""
+    options = Options(config)
+    return world_unit(
+        options.tensor_model_parallel_size,
+        options.pipeline_model_parallel_size,
+        options.context_parallel_size,
+        options.expert_model_parallel_size,
+        options.expert_tensor_parallel_size,
+    )
+
+
+def checked_hierarchy(sizes, context_parallel_size):
+    """`sizes` of the levels of context parallelism as a tuple; LayoutError unless they multiply to its size."""
+    sizes = tuple(sizes or ())
+    if sizes and (prod(sizes) != context_parallel_size or min(sizes) < 1):
+        raise LayoutError(
+            f"hierarchical_context_parallel_sizes {list(sizes)} multiply to {prod(sizes)}, but context_parallel_size is "
+            f"{context_parallel_size}."
+        )
+    return sizes
+
+
+def hierarchical_groups(parent, sizes, level):
+    """Groups of one level inside the group `parent`; level 0 joins neighbours, later ones strided ranks."""
+    stride, size = prod(sizes[:level]), sizes[level]
+    firsts = [place for place in range(len(parent)) if place // stride % size == 0]
+    return [[parent[first + step * stride] for step in range(size)] for first in firsts]
+
+
 class WorldLayout:
     """Every group of a world.
 
@@ -220,16 +255,14 @@ class WorldLayout:
         for name, size in {"world_size": self.world_size, **named}.items():
             if not isinstance(size, int) or size < 1:
                 raise LayoutError(f"{name} must be a positive integer, but got {size!r}.")
-        dense = self.tp * self.pp * self.cp
-        experts = self.expert_tp * self.ep * self.pp
-        multiple = lcm(dense, experts)
+        multiple = world_unit(**named)
         if self.world_size % multiple == 0:
             return
         sizes = (
             f"tensor_model_parallel_size {self.tp} x pipeline_model_parallel_size {self.pp} x "
             f"context_parallel_size {self.cp}"
         )
-        if experts != self.tp * self.pp:
+        if self.expert_tp * self.ep != self.tp:
             sizes += (
                 f", expert_tensor_parallel_size {self.expert_tp} x expert_model_parallel_size {self.ep} x "
                 f"pipeline_model_parallel_size {self.pp}"
@@ -292,9 +325,8 @@ class WorldLayout:
             return [parent if len(parent) == 1 else [parent[0], parent[-1]]]
         if kind == "position-embedding":
             return [parent[:1]]
-        if kind == "ulysses":
-            return [parent[i : i + self.ulysses_degree] for i in range(0, len(parent), self.ulysses_degree)]
-        return [parent[i :: self.ulysses_degree] for i in range(self.ulysses_degree)]
+        degree = self.ulysses_degree
+        return hierarchical_groups(parent, (degree, len(parent) // degree), 0 if kind == "ulysses" else 1)
 
     def all_groups(self):
         """`{kind: [[ranks], ...]}` for every kind."""

@@ -88,6 +88,8 @@ class ParameterSharding:
         axis (Optional[int]): the axis that is cut; None when every rank holds all of it.
         ranges (tuple[(start, stop)]): the ranges along `axis` that the rank holds, concatenated in this order.
             Ranges that touch are merged. Empty when `axis` is None.
+        leading (Optional[(start, stop)]): what is held of the first axis, where that is cut as well as `axis`: the experts
+            of a rank in a tensor of all experts. None for all.
 
     Raises:
         ValueError: axis outside the shape, empty, overlapping or out-of-range ranges.
@@ -96,12 +98,13 @@ class ParameterSharding:
     global_shape: tuple[int, ...]
     axis: int | None = None
     ranges: tuple[tuple[int, int], ...] = ()
+    leading: tuple[int, int] | None = None
 
     def __post_init__(self):
         object.__setattr__(self, "global_shape", tuple(int(size) for size in self.global_shape))
         if self.axis is None:
-            if self.ranges:
-                raise ValueError(f"ranges {self.ranges} need an axis.")
+            if self.ranges or self.leading:
+                raise ValueError(f"ranges {self.ranges or self.leading} need an axis.")
             return
         dimensions = len(self.global_shape)
         if not -dimensions <= self.axis < dimensions:
@@ -109,6 +112,21 @@ class ParameterSharding:
         object.__setattr__(self, "axis", self.axis % dimensions)
         object.__setattr__(self, "ranges", _merged((int(start), int(stop)) for start, stop in self.ranges))
         self._check_ranges()
+        if self.leading is not None:
+            self._check_leading()
+
+    def _check_leading(self):
+        start, stop = (int(place) for place in self.leading)
+        if self.axis == 0 or not 0 <= start < stop <= self.global_shape[0]:
+            raise ValueError(
+                f"leading ({start}, {stop}) needs a cut of a later axis and must lie in axis 0 of size {self.global_shape[0]}."
+            )
+        object.__setattr__(self, "leading", None if (start, stop) == (0, self.global_shape[0]) else (start, stop))
+
+    def _inside(self):
+        """The cut of the held part of the first axis alone."""
+        start, stop = self.leading
+        return ParameterSharding((stop - start, *self.global_shape[1:]), self.axis, self.ranges)
 
     def _check_ranges(self):
         size = self.global_shape[self.axis]
@@ -147,11 +165,17 @@ class ParameterSharding:
         start, stop = _part(size // 2, index, count, axis)
         return cls(global_shape, axis, ((start, stop), (size // 2 + start, size // 2 + stop)))
 
+    def of_rows(self, start, stop):
+        """The same cut of the part `start..stop` of the first axis, which another axis is cut beside."""
+        return ParameterSharding(self.global_shape, self.axis, self.ranges, (start, stop))
+
     @property
     def local_shape(self):
         """Shape of what the rank holds."""
         if self.axis is None:
             return self.global_shape
+        if self.leading is not None:
+            return self._inside().local_shape
         length = sum(stop - start for start, stop in self.ranges)
         return self.global_shape[: self.axis] + (length,) + self.global_shape[self.axis + 1 :]
 
@@ -163,7 +187,7 @@ class ParameterSharding:
     @property
     def is_whole(self):
         """True when the rank holds every element in the global order."""
-        return self.axis is None or self.ranges == ((0, self.global_shape[self.axis]),)
+        return self.axis is None or (self.leading is None and self.ranges == ((0, self.global_shape[self.axis]),))
 
     def flat_ranges(self, start=0, stop=None):
         """Where elements `start..stop` of the flattened (row-major) local tensor lie in the flattened global tensor.
@@ -186,6 +210,9 @@ class ParameterSharding:
             return []
         if self.is_whole:
             return [(start, stop)]
+        if self.leading is not None:
+            shift = self.leading[0] * prod(self.global_shape[1:])
+            return [(low + shift, high + shift) for low, high in self._inside().flat_ranges(start, stop)]
         return list(_merged(self._runs(start, stop)))
 
     def _runs(self, start, stop):
@@ -212,6 +239,8 @@ class ParameterSharding:
         self._check_shape(array, self.global_shape, "global")
         if self.axis is None:
             return array
+        if self.leading is not None:
+            return self._inside().split(array[slice(*self.leading)])
         import numpy as np
 
         before = (slice(None),) * self.axis
@@ -224,6 +253,9 @@ class ParameterSharding:
         self._check_shape(array, self.local_shape, "local")
         if self.axis is None:
             out[...] = array
+            return
+        if self.leading is not None:
+            self._inside().place(out[slice(*self.leading)], array)
             return
         before = (slice(None),) * self.axis
         offset = 0

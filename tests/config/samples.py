@@ -94,8 +94,12 @@ SPECIAL = {
     "training_config.loss_scale_value": (512.0, _SCALE),
     "training_config.loss_scale_factor": (4.0, _SCALE),
     "training_config.loss_scale_window": (50, _SCALE),
-    "training_config.loss_func_kwargs": {"loss_func_type": "VocabParallelCrossEntropy", "note": "kept"},
-    "training_config.grad_clip_kwargs": {"grad_clip_type": "GradClipByValue", "clip_value": 0.5},
+    "training_config.loss_func_kwargs.loss_func_type": "VocabParallelCrossEntropy",
+    "training_config.grad_clip_kwargs.grad_clip_type": (
+        "GradClipByValue",
+        {"training_config.grad_clip_kwargs.clip_value": 1.0},
+    ),
+    "training_config.grad_clip_kwargs.clip_value": 0.5,
     "training_config.overlap_grad_reduce": (True, {"training_config.wrap_with_ddp": True}),
     "training_config.delay_grad_reduce": (True, {"training_config.overlap_grad_reduce": True}),
     "training_config.empty_unused_memory_level": 2,
@@ -135,7 +139,16 @@ SPECIAL = {
         True,
         {**_SHARDED, "optimizer_config.overlap_param_gather": True},
     ),
-    "optimizer_config.zero_config": ({"cpu_offload": True}, _ZERO),
+    **{
+        f"optimizer_config.zero_config.{name}": (value, {"parallel_config.zero_level": "z3"})
+        for name, value in {
+            "param_resident": True,
+            "allreduce_after_grad_accumulation": True,
+            "grad_allreduce_op": "sum",
+            "opt_parallel_group": "dp",
+            "cpu_offload": True,
+        }.items()
+    },
     "parallel_config.tensor_model_parallel_size": 2,
     "parallel_config.pipeline_model_parallel_size": 2,
     "parallel_config.context_parallel_size": 2,
@@ -174,6 +187,7 @@ SPECIAL = {
     "parallel_config.data_parallel_size": (4, {"parallel_config.world_size": 4}),
     "moe_config.num_experts": 4,
     "moe_config.moe_pad_expert_input_to_capacity": (True, {**_EXPERTS, "moe_config.moe_expert_capacity_factor": 1.5}),
+    "moe_config.moe_grouped_gemm": (True, {**_EXPERTS, "model_config.add_bias_linear": False}),
     "moe_config.moe_layer_freq": ([1, 0, 1, 0], _EXPERTS),
     "lora_config.use_lora": (True, {"lora_config.target_cells": _TARGETS}),
     "lora_config.target_cells": (_TARGETS, {"lora_config.use_lora": True}),

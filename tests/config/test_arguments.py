@@ -263,3 +263,24 @@ def test_both_sides_of_a_contradiction_are_named(tmp_path):
     file.write_text("optimizer_config:\n  learning_rate: 0.01\n  min_lr: 0.001\n")
     with pytest.raises(ConfigError, match=r"run.yaml:3: .*min_lr = 0.001.*--lr = 0.0005 from the command line"):
         init_configs_from_args(argument_parser().parse_args(["--config", str(file), *MODEL_FLAGS, "--lr", "5e-4"]))
+
+
+@pytest.mark.parametrize("over", [["--tensor-model-parallel-size", "1"], ["--tensor-model-parallel-size=1", "--seed", "2"]])
+def test_one_tensor_rank_typed_over_a_file_switches_sequence_parallelism_off(tmp_path, over):
+    file = tmp_path / "run.yaml"
+    file.write_text("parallel_config:\n  tensor_model_parallel_size: 2\n  sequence_parallel: True\n")
+    words = ["--config", str(file), *MODEL_FLAGS]
+    all_config = init_configs_from_args(argument_parser().parse_args([*words, *over]))
+    assert not all_config.parallel_config.sequence_parallel
+    (told,) = [text for text in all_config.notices if "sequence_parallel (run.yaml:3)" in text]
+    assert "--tensor-model-parallel-size 1 (command line)" in told
+    assert init_configs_from_args(argument_parser().parse_args(words)).parallel_config.sequence_parallel
+
+
+def test_sequence_parallelism_and_one_tensor_rank_from_one_source_are_an_error(tmp_path):
+    file = tmp_path / "run.yaml"
+    file.write_text("parallel_config:\n  tensor_model_parallel_size: 1\n  sequence_parallel: True\n")
+    both = ["--tensor-model-parallel-size", "1", "--sequence-parallel"]
+    for words in (["--config", str(file)], both, ["--config", str(file), *both]):
+        with pytest.raises(ConfigError, match="needs a tensor parallel size above 1"):
+            init_configs_from_args(argument_parser().parse_args([*words, *MODEL_FLAGS]))

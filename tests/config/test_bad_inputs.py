@@ -27,9 +27,9 @@ def problems_of(raw):
 def test_wrong_type(row):
     wrong = {"deep": {"er": 1}} if "a mapping" not in row.expects else 7
     texts = problems_of(with_settings({row.path: wrong}))
-    mine = [text for text in texts if row.path in text]
-    assert mine and "expects" in mine[0]
-    assert "deep" in mine[0] or "7" in mine[0]
+    mine = "\n".join(text for text in texts if row.path in text)
+    assert "expects" in mine
+    assert "deep" in mine or "7" in mine
 
 
 BOUNDED = [
@@ -41,7 +41,7 @@ def _outside(expects):
     if "one of" in expects:
         return "no_such_word"
     if "<" in expects:
-        return 12345 if "integer" in expects else 12345.0
+        return 12345678 if "integer" in expects else 12345.0
     return -5
 
 
@@ -94,6 +94,7 @@ RAMP = {f"{T}.training_iters": 0, f"{D}.train_samples": 100, f"{D}.batch_size": 
         f"{D}.rampup_batch_size": [2, 1, 10]}
 LOSS_SCALE = {f"{T}.fp16": True, f"{M}.compute_dtype": "float16", f"{T}.loss_scale_value": 4,
               f"{T}.loss_scale_factor": 2, f"{T}.loss_scale_window": 100}
+Z1 = {f"{P}.zero_level": "z1"}
 WSD = {f"{OPT}.lr_decay_style": "WSD"}
 EXPERTS = {"moe_config.num_experts": 4}
 CP2 = {f"{P}.context_parallel_size": 2}
@@ -233,7 +234,17 @@ RULES = [
     ({f"{T}.delay_grad_reduce": True}, f"{T}.delay_grad_reduce", "overlap_grad_reduce"),
     ({f"{OPT}.overlap_param_gather": True}, f"{OPT}.overlap_param_gather", "use_distributed_optimizer"),
     ({f"{P}.zero_shard_size": 2}, f"{P}.zero_shard_size", "zero_level"),
-    ({f"{P}.zero_level": "z1", f"{OPT}.zero_config": {"offload": True}}, f"{OPT}.zero_config", "unknown key 'offload'"),
+    ({f"{OPT}.zero_config": {"cpu_offload": True}}, f"{OPT}.zero_config.cpu_offload", "needs zero_level"),
+    ({**Z1, f"{OPT}.zero_config": {"offload": True}}, f"{OPT}.zero_config.offload", "Did you mean 'cpu_offload'"),
+    ({**Z1, f"{OPT}.zero_config": {"cpu_offload": "perhaps"}}, f"{OPT}.zero_config.cpu_offload", "expects a switch"),
+    ({**Z1, f"{OPT}.zero_config": {"param_resident": True}}, f"{OPT}.zero_config.param_resident", "z3"),
+    ({**Z1, f"{OPT}.zero_config": {"allreduce_after_grad_accumulation": True}},
+     f"{OPT}.zero_config.allreduce_after_grad_accumulation", "z2 or z3"),
+    ({f"{T}.loss_func_kwargs": {"loss_func_tpe": "x"}}, f"{T}.loss_func_kwargs.loss_func_tpe", "Did you mean"),
+    ({f"{T}.grad_clip_kwargs": {"clip_valeu": 1}}, f"{T}.grad_clip_kwargs.clip_valeu", "Did you mean 'clip_value'"),
+    ({f"{T}.grad_clip_kwargs": {"grad_clip_type": "ClipGlobalNorm"}}, f"{T}.grad_clip_kwargs.clip_value", "is required"),
+    ({f"{OPT}.clip_grad": {"clip_value": -1}}, f"{OPT}.clip_grad.clip_value", "a number >= 0"),
+    ({f"{OPT}.clip_grad": {"clip_value": 1, "clip_type": "x"}}, f"{OPT}.clip_grad.clip_type", "Did you mean"),
     ({f"{T}.resume_training": True, f"{T}.output_dir": ""}, f"{T}.resume_training", "load_checkpoint"),
     ({f"{T}.resume_training": True, f"{T}.finetune": True}, f"{T}.resume_training", "contradicts finetune"),
     ({f"{T}.best_metric_comparison": "less"}, f"{T}.best_metric_comparison", "needs eval"),
@@ -311,6 +322,7 @@ def test_every_rule_is_exercised():
         "profile_rows_have_effect",
         "overflow_is_no_error",
         "group_size_has_an_effect",
+        "settings_have_an_effect",
         "expert_numbers_agree",
     }
 

@@ -74,3 +74,58 @@ def test_an_empty_environment_variable_is_no_folder(tmp_path, monkeypatch):
     file = tmp_path / "run.yaml"
     file.write_text("training_config:\n  training_iters: 3\n  load_checkpoint: ${CKPT_LOAD_DIR}\n")
     assert not init_configs_from_yaml(str(file)).training_config.load_checkpoint
+
+
+MODEL = (
+    "model_config: {vocab_size: 128, num_layers: 2, num_attention_heads: 4, hidden_size: 64, ffn_hidden_size: 128, "
+    "seq_length: 32}\n"
+)
+
+
+@pytest.mark.parametrize(("more", "words"), [
+    ("parallel_config: &p {tensor_model_parallel_size: 2}\ntraining_config: *p\n",
+     r"run.yaml:2: training_config.tensor_model_parallel_size = 2: .* Did you mean parallel_config.tensor_model_parallel_size"),
+    ("training_config:\n  output_dir: ${HOME\n", r"run.yaml:3: training_config.output_dir: has a \$\{ that begins no"),
+    ("training_config:\n  seed: ${}\n", r"run.yaml:3: training_config.seed: has a \$\{"),
+    ("optimizer_config: {learning_rate: .nan}\n", "learning_rate = nan: expects a number > 0"),
+    ("optimizer_config: {learning_rate: 1e400}\n", "learning_rate = inf: expects a number > 0"),
+    ("parallel_config: {num_layer_list: '[[1],[1'}\n", r"num_layer_list = '\[\[1\],\[1': expects a list of integers"),
+    ("lora_config: {use_lora: True, target_cells: [{target_cells: ['(']}]}\n", r"list of regular expressions, found '\('"),
+    ("lora_config: {use_lora: True, target_cells: [{target_cells: ['a']}, {cell: a, rnak: 3}]}\n", "Did you mean 'rank'"),
+    ("lora_config: {use_lora: True, target_cells: [{target_cells: ['a']}, {cell: a, rank: big}]}\n", "rank = 'big' expects"),
+])  # fmt: skip
+def test_careless_yaml_is_named_with_what_is_expected(tmp_path, more, words):
+    file = tmp_path / "run.yaml"
+    file.write_text(MODEL + more)
+    with pytest.raises(ConfigError, match=words):
+        init_configs_from_yaml(str(file))
+
+
+@pytest.mark.parametrize(("words", "said"), [
+    ("\u2014lr 1e-3", "Did you mean '--lr'"),
+    ("-lr 1e-3", "Did you mean '--lr'"),
+    ("--tensor-model-parallel 2", "Did you mean '--tensor-model-parallel-size'"),
+    ("--bf16 True", "behind --bf16, which takes no value"),
+    ("--bf16=True", "argument --bf16: takes no value, but was given 'True'"),
+    ("--lr nan", "--lr = 'nan': expects a number > 0"),
+    ("--num-layers 99999999999999999999", "--num-layers = 99999999999999999999: expects an integer > 0 and <= 10000"),
+    ("--num-experts 4 --moe-layer-freq [1]*99999999999", "--moe-layer-freq = '[1]*99999999999': expects a whole number"),
+])  # fmt: skip
+def test_careless_flags_are_named_with_what_is_expected(capsys, words, said):
+    try:
+        code = main(["check", *SIZES.split(), *words.split()])
+    except SystemExit as error:
+        code = error.code
+    assert code != 0
+    assert said in capsys.readouterr().err
+
+
+def test_what_is_allowed_but_odd_is_told(tmp_path, capsys):
+    (tmp_path / "empty.yaml").write_text("# nothing\n")
+    assert main(["check", str(tmp_path / "empty.yaml"), *SIZES.split(), "--seed", "1", "--lr", "1", "--seed", "2"]) == 0
+    told = capsys.readouterr().out
+    assert "empty.yaml: holds no settings" in told
+    assert "--seed was given more than once; the last one counts" in told and "--lr was given" not in told
+    (tmp_path / "folder.yaml").mkdir()
+    assert main(["check", str(tmp_path / "folder.yaml")]) == 1
+    assert "is a folder" in capsys.readouterr().err

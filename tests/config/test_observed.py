@@ -17,6 +17,7 @@ from mindspeed_ms.config import (
 )
 from mindspeed_ms.config.argument_table import rows_with_path
 from mindspeed_ms.config.availability import NOT_YET
+from mindspeed_ms.config.checks.effects import NEEDS
 from mindspeed_ms.layout.options import FIELDS
 from mindspeed_ms.layout.parameters import describe_parameters
 from mindspeed_ms.layout.ranks import WorldLayout
@@ -49,8 +50,7 @@ DECIDED_HERE = {
     "model_config.fp32_residual_connection",
     "model_config.softmax_compute_dtype",
     "model_config.transformer_impl",
-    "training_config.loss_func_kwargs",
-    "training_config.grad_clip_kwargs",
+    "training_config.loss_func_kwargs.loss_func_type",
     "training_config.grad_reduce_in_bf16",
     "training_config.wrap_with_ddp",
 }
@@ -141,3 +141,23 @@ def test_layout_assumes_the_defaults_of_the_schema():
         field = sections[section].own_fields()[name]
         expected = None if field.is_required() else field.get_default(call_default_factory=True)
         assert default == expected, name
+
+
+def test_what_needs_another_setting_says_so():
+    """Every entry: its paths exist, are told when the setting beside them is off, and are silent at their defaults."""
+    assert not init_configs_from_dict(BASE).notices
+    rows = {row.path: row for row in ROWS}
+    off = {"training_config.save_enabled": False, "dataset_config.tokenizer_type": "Llama2Tokenizer"}
+    for paths, need, _ in NEEDS:
+        for path in paths:
+            if rows[path].status != "works":
+                continue
+            value = sample(rows[path])[0]
+            beside = {key: item for key, item in off.items() if key.split(".")[1] in need}
+            beside |= {"optimizer_config.optimizer_type": "sgd"} if "Adam" in need else {}
+            try:
+                all_config = init_configs_from_dict(with_settings(beside, {path: value}))
+            except ConfigError:
+                continue  # refused: that is louder
+            told = [text for text in all_config.notices if path in text and need in text]
+            assert len(told) == 1, (path, all_config.notices)

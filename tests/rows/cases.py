@@ -130,7 +130,9 @@ CASES = {
     f"{T}.non_persistent_save_interval": (1, SAVED),
     f"{T}.use_checkpoint_args": (True, {f"{T}.load_checkpoint": "{saved}", f"{M}.num_layers": 3}, {"facet": "error"}),
     f"{T}.no_save_optim": (True, SAVED),
-    f"{OPT}.zero_config": ({"param_resident": True}, {f"{P}.zero_level": "z3", f"{D}.micro_batch_num": 2}),
+    **{f"{OPT}.zero_config.{name}": (value, {f"{P}.zero_level": "z3", f"{D}.micro_batch_num": 2})
+       for name, value in (("param_resident", True), ("allreduce_after_grad_accumulation", True),
+                           ("grad_allreduce_op", "sum"))},
     f"{T}.no_save_rng": (True, SAVED),
     f"{T}.tensorboard_dir": ("{folder}/board", {}),
     **{f"{T}.{name}": (value, {**BOARD, **EVALUATED}) for name, value in (
@@ -150,7 +152,9 @@ CASES = {
     f"{OPT}.no_weight_decay_params": (["word_embeddings.weight"], {f"{OPT}.weight_decay": 0.5}),
     f"{OPT}.clip_grad": (0.01, {}),
     f"{OPT}.clip_grad_type": ("GradClipByValue", {f"{OPT}.clip_grad": 0.01}),
-    f"{T}.grad_clip_kwargs": ({"grad_clip_type": "GradClipByValue", "clip_value": 0.01}, {f"{OPT}.clip_grad": None}),
+    f"{T}.grad_clip_kwargs.grad_clip_type": (
+        "GradClipByValue", {f"{OPT}.clip_grad": None, f"{T}.grad_clip_kwargs.clip_value": 0.01}),
+    f"{T}.grad_clip_kwargs.clip_value": (0.01, {f"{OPT}.clip_grad": None}),
     f"{OPT}.decoupled_min_lr": (0.005, {f"{OPT}.decoupled_lr": 0.02, **DECAY}),
     f"{OPT}.min_lr": (0.005, DECAY),
     f"{OPT}.lr_decay_style": ("cosine", {}),

@@ -22,7 +22,7 @@ REFUSALS = {
     "model_config.gated_linear_unit": (
         {"model_config.gated_linear_unit": False, "model_config.hidden_act": "swiglu"}, {"model_config.hidden_act": "swiglu"}),
     "model_config.transformer_impl": ({"model_config.transformer_impl": "transformer_engine"}, {}),
-    "training_config.loss_func_kwargs": ({"training_config.loss_func_kwargs": {"loss_func_type": "another"}}, {}),
+    "training_config.loss_func_kwargs.loss_func_type": ({"training_config.loss_func_kwargs.loss_func_type": "another"}, {}),
     "training_config.finetune": (
         {"training_config.finetune": True, "training_config.resume_training": True}, {"training_config.finetune": True}),
     "model_config.fa_config.keep_prob": (

@@ -1,6 +1,9 @@
 """Rules about how the model is cut: tensor, sequence, context and expert parallelism, and the world."""
 
-from mindspeed_ms.config.checks.rule import divides, rule
+from mindspeed_ms.config.checks.rule import rule
+from mindspeed_ms.layout.divisibility import sequence_misfits, size_misfits
+from mindspeed_ms.layout.experts import pattern_problems
+from mindspeed_ms.layout.options import FIELDS, Options
 
 _P, _M = "parallel_config", "model_config"
 _TP = f"{_P}.tensor_model_parallel_size"
@@ -8,13 +11,47 @@ _CP = f"{_P}.context_parallel_size"
 _AXES = ("tp", "cp", "ep", "dp", "pp")
 
 
+class _Given(Options):
+    """The configuration as the layout reads it, but a head width that was derived counts as not given."""
+
+    def __init__(self, context):
+        super().__init__(context.all_config)
+        self._context = context
+
+    def __getattr__(self, name):
+        if name == "kv_channels" and not self._context.was_set(f"{_M}.kv_channels"):
+            return None
+        return super().__getattr__(name)
+
+
+def _path(name):
+    return f"{FIELDS[name][0]}.{name}"
+
+
 @rule
 def world_fits(context):
-    """world % (tp * pp * cp)."""
-    size = context.model_parallel_size
-    if context.world and context.world % size:
-        parts = (f"{_P}.pipeline_model_parallel_size", _TP, _CP)
-        yield context.problem(f"{_P}.world_size", f"needs a multiple of {size} ranks = tp * pp * cp", *parts)
+    """world % (tp * pp * cp), and for experts world % (expert tp * ep * pp)."""
+    if context.world and context.world % context.world_unit:
+        dense = context.model_parallel_size
+        parts = [f"{_P}.pipeline_model_parallel_size", _TP, _CP]
+        meaning = "tp * pp * cp"
+        if context.world_unit != dense:
+            meaning = "what tp * pp * cp and expert tp * ep * pp divide"
+            parts += [f"{_P}.expert_model_parallel_size", f"{_P}.expert_tensor_parallel_size"]
+        yield context.problem(f"{_P}.world_size", f"needs a multiple of {context.world_unit} ranks = {meaning}", *parts)
+
+
+@rule
+def sizes_divide(context):
+    """Heads, groups, widths, vocabulary, experts and sequence: the layout's rules, all of them."""
+    if not context.model:
+        return
+    given = _Given(context)
+    for misfit in (*size_misfits(given), *sequence_misfits(given)):
+        message = f"must be a multiple of {misfit.unit}{misfit.hint}"
+        yield context.problem(_path(misfit.name), message, *map(_path, misfit.by))
+    for name, message in pattern_problems(given):
+        yield context.problem(_path(name), message, f"{_M}.num_layers")
 
 
 @rule
@@ -36,21 +73,12 @@ def order_names_the_axes(context):
 
 
 @rule
-def heads_divide_hidden_size(context):
-    """hidden % heads, unless the head width is given."""
-    if context.model and not context.was_set(f"{_M}.kv_channels"):
-        yield from divides(context, f"{_M}.hidden_size", f"{_M}.num_attention_heads", ", or kv_channels must be given")
-
-
-@rule
-def query_groups_divide_heads(context):
-    """heads % groups; groups need the switch."""
-    if not context.model:
+def query_groups_have_their_switch(context):
+    """Groups need the switch."""
+    path = f"{_M}.num_query_groups"
+    if not context.model or context.model.group_query_attention or not context.was_set(path):
         return
-    path, model = f"{_M}.num_query_groups", context.model
-    if model.group_query_attention:
-        yield from divides(context, f"{_M}.num_attention_heads", path)
-    elif context.was_set(path) and model.num_query_groups != model.num_attention_heads:
+    if context.model.num_query_groups != context.model.num_attention_heads:
         yield context.problem(
             path,
             "has no effect without group_query_attention; switch that on, or leave this out",
@@ -59,78 +87,25 @@ def query_groups_divide_heads(context):
 
 
 @rule
-def tensor_parallel_divides(context):
-    """heads, groups, ffn and vocabulary by tp."""
-    if not context.model:
-        return
-    yield from divides(context, f"{_M}.num_attention_heads", _TP)
-    if context.model.group_query_attention:
-        yield from divides(context, f"{_M}.num_query_groups", _TP)
-    if context.moe.num_experts == 1:
-        yield from divides(context, f"{_M}.ffn_hidden_size", _TP)
-    yield from divides(
-        context, f"{_M}.vocab_size", _TP, "; pad it, or set make_vocab_size_divisible_by and the unpadded size"
-    )
-    if context.model.parallel_position_embedding:
-        yield from divides(context, f"{_M}.max_position_embeddings", _TP)
-
-
-@rule
 def sequence_parallel_needs_tensor_parallel(context):
-    """SP without TP, and the sequence by tp."""
-    if not context.parallel.sequence_parallel:
-        return
-    if context.parallel.tensor_model_parallel_size == 1:
+    """SP without TP."""
+    if context.parallel.sequence_parallel and context.parallel.tensor_model_parallel_size == 1:
         yield context.problem(
             f"{_P}.sequence_parallel", "needs a tensor parallel size above 1; switch it off or raise that", _TP
-        )
-    elif context.model:
-        per_rank = context.model.seq_length // context.parallel.context_parallel_size
-        if per_rank % context.parallel.tensor_model_parallel_size:
-            yield context.problem(
-                f"{_M}.seq_length", "must be a multiple of tp * cp under sequence parallelism", _TP, _CP
-            )
-
-
-@rule
-def context_parallel_divides(context):
-    """The sequence by cp, by 2 * cp for ring algorithms."""
-    parallel, model = context.parallel, context.model
-    if not model or parallel.context_parallel_size == 1:
-        return
-    pieces = parallel.context_parallel_size * (1 if parallel.context_parallel_algo == "ulysses_cp_algo" else 2)
-    if model.seq_length % pieces:
-        yield context.problem(
-            f"{_M}.seq_length", f"must be a multiple of {pieces} for {parallel.context_parallel_algo}", _CP
         )
 
 
 @rule
 def ulysses_degree_fits(context):
-    """heads % (tp * ulysses), and the degree of the hybrid algorithm."""
-    parallel, model = context.parallel, context.model
-    path = f"{_P}.ulysses_degree_in_cp"
-    size, degree, algorithm = (
-        parallel.context_parallel_size,
-        parallel.ulysses_degree_in_cp,
-        parallel.context_parallel_algo,
-    )
-    if size == 1 or algorithm == "megatron_cp_algo":
+    """The degree of the hybrid algorithm."""
+    parallel, path = context.parallel, f"{_P}.ulysses_degree_in_cp"
+    size, degree = parallel.context_parallel_size, parallel.ulysses_degree_in_cp
+    if size == 1 or parallel.context_parallel_algo != "hybrid_cp_algo":
         return
-    if algorithm == "hybrid_cp_algo":
-        if degree is None:
-            yield context.problem(path, "must be given for hybrid_cp_algo", _CP)
-            return
-        if size % degree or size // degree < 2:
-            yield context.problem(path, "must divide context_parallel_size and leave a ring of at least 2", _CP)
-    degree = size if algorithm == "ulysses_cp_algo" else degree
-    if model and model.num_attention_heads % (parallel.tensor_model_parallel_size * degree):
-        yield context.problem(
-            f"{_M}.num_attention_heads",
-            f"must be a multiple of tp * ulysses degree = {parallel.tensor_model_parallel_size * degree}",
-            _TP,
-            _CP,
-        )
+    if degree is None:
+        yield context.problem(path, "must be given for hybrid_cp_algo", _CP)
+    elif size % degree or size // degree < 2:
+        yield context.problem(path, "must divide context_parallel_size and leave a ring of at least 2", _CP)
 
 
 @rule
@@ -147,14 +122,13 @@ def ulysses_degree_is_used(context):
 
 @rule
 def experts_fit(context):
-    """experts % ep, expert parallelism without experts, top-k, experts with TP but without SP."""
+    """Expert parallelism without experts, top-k, experts with TP but without SP, shared experts, biases."""
     parallel, moe = context.parallel, context.moe
     ep = f"{_P}.expert_model_parallel_size"
     if parallel.expert_model_parallel_size > 1 and moe.num_experts == 1:
         yield context.problem(ep, "needs experts", "moe_config.num_experts")
     if moe.num_experts == 1:
         return
-    yield from divides(context, "moe_config.num_experts", ep)
     if moe.moe_router_topk > moe.num_experts:
         yield context.problem(
             "moe_config.moe_router_topk", "must not be above the number of experts", "moe_config.num_experts"
@@ -163,24 +137,15 @@ def experts_fit(context):
         yield context.problem(f"{_P}.sequence_parallel", "must be on when experts meet tensor parallelism", _TP)
     if moe.moe_pad_expert_input_to_capacity and moe.moe_expert_capacity_factor is None:
         yield context.problem("moe_config.moe_pad_expert_input_to_capacity", "needs moe_expert_capacity_factor")
-    yield from _expert_world(context)
-
-
-def _expert_world(context):
-    parallel = context.parallel
-    tensor = parallel.expert_tensor_parallel_size or parallel.tensor_model_parallel_size
-    size = tensor * parallel.expert_model_parallel_size * parallel.pipeline_model_parallel_size
-    if context.world and context.world % size:
-        yield context.problem(
-            f"{_P}.world_size",
-            f"needs a multiple of {size} ranks = expert tp * ep * pp",
-            f"{_P}.expert_model_parallel_size",
-            f"{_P}.pipeline_model_parallel_size",
-        )
-    width = context.moe.moe_ffn_hidden_size or (context.model.ffn_hidden_size if context.model else tensor)
-    if width % tensor:
-        path = "moe_config.moe_ffn_hidden_size" if context.moe.moe_ffn_hidden_size else f"{_M}.ffn_hidden_size"
-        yield context.problem(path, f"must be a multiple of the experts' tensor parallel size {tensor}")
+    if moe.n_shared_experts and moe.moe_shared_expert_intermediate_size:
+        width = moe.n_shared_experts * (moe.moe_ffn_hidden_size or (context.model.ffn_hidden_size if context.model else 0))
+        if width != moe.moe_shared_expert_intermediate_size:
+            path = "moe_config.moe_shared_expert_intermediate_size"
+            yield context.problem("moe_config.n_shared_experts", f"gives shared experts of the width {width}; keep one", path)
+    model = context.model
+    if moe.moe_grouped_gemm and model and (model.add_bias_linear or model.mlp_has_bias):
+        bias = "add_bias_linear" if model.add_bias_linear else "mlp_has_bias"
+        yield context.problem("moe_config.moe_grouped_gemm", "has no biases; switch them off", f"{_M}.{bias}")
 
 
 @rule

@@ -5,6 +5,7 @@ import re
 from mindspeed_ms.config.argument_table import IGNORED, REFUSED, row_at, rows_with_path
 from mindspeed_ms.config.checks.rule import rule
 from mindspeed_ms.config.sections.model import GATED_ACTIVATIONS
+from mindspeed_ms.spelling import did_you_mean
 
 _M = "model_config"
 
@@ -13,7 +14,7 @@ _M = "model_config"
 def ignored_and_refused_settings(context):
     """The table's rows without effect: say so, or refuse."""
     for row in rows_with_path():
-        if row.status == "works" or context.value(row.path) == row.guide_default:
+        if row.status == "works" or context.value(row.path) in (None, row.guide_default):
             continue
         if row.section == _M and context.model is None:
             continue
@@ -168,10 +169,41 @@ def adapters_fit(context):
         yield context.problem(path, "expects exactly one {'target_cells': [pattern, ...]} with at least one pattern")
         return
     patterns = heads[0]["target_cells"]
+    wrong = [] if isinstance(patterns, list) else [patterns]
+    wrong += [pattern for pattern in patterns if not _is_pattern(pattern)] if not wrong else []
+    for pattern in wrong:
+        yield context.problem(path, f"target_cells expects a list of regular expressions, found {pattern!r}")
     for cell in cells:
-        if not isinstance(cell, dict):
-            yield context.problem(path, f"expects mappings, found {cell!r}")
-        elif "target_cells" not in cell:
-            name = cell.get("cell")
-            if name is None or not any(re.fullmatch(pattern, str(name)) for pattern in patterns):
-                yield context.problem(path, f"{cell!r} needs a 'cell' that matches one of the patterns {patterns}")
+        yield from _special_cell(context, path, cell, [] if wrong else patterns)
+
+
+# key of an entry of target_cells -> (test of its value, what it expects)
+_CELL_KEYS = {
+    "cell": (lambda value: isinstance(value, str), "the name of a layer"),
+    "rank": (lambda value: type(value) is int and value > 0, "an integer > 0"),
+    "alpha": (lambda value: type(value) in (int, float) and value > 0, "a number > 0"),
+}
+
+
+def _is_pattern(pattern):
+    try:
+        return bool(re.compile(pattern))
+    except (re.error, TypeError):
+        return False
+
+
+def _special_cell(context, path, cell, patterns):
+    """Problems of one entry of target_cells."""
+    if not isinstance(cell, dict):
+        yield context.problem(path, f"expects mappings, found {cell!r}")
+        return
+    known = ("target_cells",) if "target_cells" in cell else tuple(_CELL_KEYS)
+    for key, value in cell.items():
+        if key not in known:
+            hint = did_you_mean(key, known)
+            yield context.problem(path, f"{cell!r} has the unknown key {key!r}; expects {', '.join(known)}.{hint}")
+        elif key in _CELL_KEYS and not _CELL_KEYS[key][0](value):
+            yield context.problem(path, f"{key} = {value!r} expects {_CELL_KEYS[key][1]}")
+    name = cell.get("cell")
+    if "target_cells" not in cell and (name is None or not any(re.fullmatch(one, str(name)) for one in patterns)):
+        yield context.problem(path, f"{cell!r} needs a 'cell' that matches one of the patterns {patterns}")

@@ -131,7 +131,7 @@ def one_clipping(context):
     kwargs, path = context.training.grad_clip_kwargs, f"{_O}.clip_grad"
     if not kwargs:
         return
-    value, kind = float(kwargs["clip_value"]), kwargs.get("grad_clip_type", "ClipGlobalNorm")
+    value, kind = kwargs.clip_value, kwargs.grad_clip_type
     if context.was_set(path) and (context.optimizer.clip_grad, context.optimizer.clip_grad_type) != (value, kind):
         yield context.problem(f"{_T}.grad_clip_kwargs", "contradicts optimizer_config.clip_grad; keep one", path)
     else:

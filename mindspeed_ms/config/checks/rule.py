@@ -1,8 +1,8 @@
 """What a rule sees, and the list of all rules."""
 
-from mindspeed_ms.config.argument_table import row_at
 from mindspeed_ms.config.errors import Problem
 from mindspeed_ms.config.settings import ARGUMENTS, COMMAND_LINE
+from mindspeed_ms.layout.ranks import world_unit_from_config
 
 RULES = []
 LAST_RULES = []
@@ -87,20 +87,13 @@ class Context:
         )
 
     @property
+    def world_unit(self):
+        """What the world size must be a multiple of."""
+        return world_unit_from_config(self.all_config)
+
+    @property
     def data_parallel_size(self):
         """world / (tp * pp * cp), None if the world is not known or does not fit."""
         if not self.world or self.world % self.model_parallel_size:
             return None
         return self.world // self.model_parallel_size
-
-
-def divides(context, path, by, reason=""):
-    """Problem generator: the value at ``path`` must be a multiple of that at ``by``."""
-    value, divisor = context.value(path), context.value(by)
-    if value and divisor and value % divisor:
-        yield context.problem(path, f"must be a multiple of {divisor}{reason}", by)
-
-
-def row_reason(path):
-    """The table's reason for a path."""
-    return row_at(path).reason

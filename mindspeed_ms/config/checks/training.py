@@ -16,13 +16,6 @@ _NEEDS_DDP = (
     "grad_reduce_in_bf16",
     "enable_mem_align",
 )
-_ZERO_KEYS = (
-    "param_resident",
-    "allreduce_after_grad_accumulation",
-    "grad_allreduce_op",
-    "opt_parallel_group",
-    "cpu_offload",
-)
 
 
 @rule
@@ -278,29 +271,18 @@ def zero_settings_fit(context):
             yield context.problem(path, "needs zero_level", f"{_P}.zero_level")
         if size and size % parallel.zero_shard_size:
             yield context.problem(path, f"must divide the data parallel size {size}")
-    yield from _zero_config_values(context)
-    for name in context.optimizer.zero_config or {}:
-        if name not in _ZERO_KEYS:
-            yield context.problem(f"{_O}.zero_config", f"has the unknown key {name!r}; expects {', '.join(_ZERO_KEYS)}")
-    if context.optimizer.zero_config and not parallel.zero_level:
-        yield context.problem(f"{_O}.zero_config", "needs zero_level", f"{_P}.zero_level")
-
-
-def _zero_config_values(context):
-    """Values of zero_config, and the level that each needs."""
-    path, zero, level = f"{_O}.zero_config", context.optimizer.zero_config or {}, context.parallel.zero_level
-    for name in ("param_resident", "allreduce_after_grad_accumulation", "cpu_offload"):
-        if not isinstance(zero.get(name, False), bool):
-            yield context.problem(path, f"{name}: expects True or False, not {zero[name]!r}")
-    if zero.get("grad_allreduce_op", "mean") not in ("mean", "sum"):
-        yield context.problem(path, f"grad_allreduce_op: expects mean or sum, not {zero['grad_allreduce_op']!r}")
-    if zero.get("opt_parallel_group") is not None:
-        yield context.problem(path, "opt_parallel_group is not taken: use zero_shard_size", f"{_P}.zero_shard_size")
-    if zero.get("param_resident") is True and level not in (None, "z3"):
-        yield context.problem(path, "param_resident needs zero_level z3", f"{_P}.zero_level")
-    if zero.get("allreduce_after_grad_accumulation") is True and level == "z1":
-        yield context.problem(path, "allreduce_after_grad_accumulation needs zero_level z2 or z3; z1 always does so",
-                              f"{_P}.zero_level")
+    zero, level, path = context.optimizer.zero_config, parallel.zero_level, f"{_O}.zero_config"
+    if zero is None:
+        return
+    if not level:
+        named = next((f"{path}.{name}" for name in sorted(zero.model_fields_set)), path)
+        yield context.problem(named, "needs zero_level", f"{_P}.zero_level")
+    elif zero.param_resident and level != "z3":
+        yield context.problem(f"{path}.param_resident", "needs zero_level z3", f"{_P}.zero_level")
+    if zero.allreduce_after_grad_accumulation and level == "z1":
+        yield context.problem(
+            f"{path}.allreduce_after_grad_accumulation", "needs zero_level z2 or z3; z1 always does so", f"{_P}.zero_level"
+        )
 
 
 @rule

@@ -81,5 +81,9 @@ ROWS = (
         megatron=None,
         seen="parameters",
     ),
-    yaml_only("lora_config.lora_module", seen="parameters"),
+    yaml_only(
+        "lora_config.lora_module",
+        seen="log",
+        **ignored("it is filled when the model is built; target_cells names the layers", "建模时填入；请用target_cells指定层"),
+    ),
 )

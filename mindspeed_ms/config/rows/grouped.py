@@ -8,6 +8,7 @@ from mindspeed_ms.config.rows.row import IGNORED, LIST, OFF, ON, REFUSED, VALUE,
 
 # option strings that do not follow from the name
 _FLAGS = {
+    "use_contiguous_buffers_in_local_ddp": "--no-contiguous-buffers-in-local-ddp",
     "barrier_with_L1_time": "--no-barrier-with-level-1-timing",
     "bert_binary_head": "--bert-no-binary-head",
     "deprecated_use_mcore_models": "--use-mcore-models",
@@ -75,6 +76,7 @@ RUNTIME_NAMES = frozenset(
         "encoder_seq_length",
         "typed_options",
         "typed_flags",
+        "typed_again",
         "config",
     )
 )

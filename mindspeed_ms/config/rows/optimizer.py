@@ -3,6 +3,11 @@
 from mindspeed_ms.config import conversions
 from mindspeed_ms.config.rows.row import LIST, ignored, refused, row, yaml_only
 
+_HOST_STATE = (
+    "on CPU the optimizer's state is in the host's memory in any case; on Ascend a start refuses it",
+    "CPU上优化器状态总在主机内存；Ascend上启动时会拒绝",
+)
+
 
 def _optimizer(name, field=None, **details):
     return row(name, f"optimizer_config.{field or name}", **details)
@@ -80,15 +85,20 @@ ROWS = (
     _optimizer("clip_grad_type", seen="optimizer"),
     _optimizer("overlap_param_gather", seen="operators"),
     _optimizer("overlap_param_gather_with_optimizer_step", seen="operators"),
-    yaml_only("optimizer_config.zero_config", seen="memory"),
+    yaml_only("optimizer_config.zero_config.param_resident", seen="memory"),
+    yaml_only("optimizer_config.zero_config.allreduce_after_grad_accumulation", seen="operators"),
+    yaml_only("optimizer_config.zero_config.grad_allreduce_op", seen="optimizer"),
+    yaml_only(
+        "optimizer_config.zero_config.opt_parallel_group",
+        seen="error",
+        **refused("use parallel_config.zero_shard_size", "请使用parallel_config.zero_shard_size"),
+    ),
+    yaml_only("optimizer_config.zero_config.cpu_offload", seen="log", **ignored(*_HOST_STATE)),
     _optimizer(
         "optimizer_cpu_offload",
         also=("--swap-optimizer",),
         seen="log",
-        **ignored(
-            "on CPU the optimizer's state is in the host's memory in any case; on Ascend a start refuses it",
-            "CPU上优化器状态总在主机内存；Ascend上启动时会拒绝",
-        ),
+        **ignored(*_HOST_STATE),
     ),
     _optimizer(
         "use_precision_aware_optimizer",

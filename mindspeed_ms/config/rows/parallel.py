@@ -13,7 +13,7 @@ ROWS = (
     _parallel("pipeline_model_parallel_size", names=("transformer_pipeline_model_parallel_size",), seen="layout"),
     _parallel("context_parallel_size", seen="layout"),
     _parallel("context_parallel_algo", seen="operators"),
-    _parallel("ulysses_degree_in_cp", seen="layout"),
+    _parallel("ulysses_degree_in_cp", convert=conversions.ulysses_degree, seen="layout"),
     _parallel("expert_model_parallel_size", seen="layout"),
     _parallel("expert_tensor_parallel_size", seen="layout"),
     _parallel(

@@ -52,8 +52,9 @@ ROWS = (
     ),
     _training("loss_reduction", seen="optimizer"),
     _training("calculate_per_token_loss", seen="optimizer"),
-    yaml_only("training_config.loss_func_kwargs", seen="error"),
-    yaml_only("training_config.grad_clip_kwargs", seen="optimizer"),
+    yaml_only("training_config.loss_func_kwargs.loss_func_type", seen="error"),
+    yaml_only("training_config.grad_clip_kwargs.grad_clip_type", seen="optimizer"),
+    yaml_only("training_config.grad_clip_kwargs.clip_value", seen="optimizer"),
     _training(
         "wrap_with_ddp",
         megatron=True,

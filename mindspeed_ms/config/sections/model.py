@@ -17,6 +17,7 @@ from mindspeed_ms.config.values import (
     PositiveFloat,
     PositiveInt,
     Probability,
+    integer,
     number,
     one_of,
 )
@@ -58,7 +59,7 @@ class TransformerConfig(Section):
     vocab_size: PositiveInt = field(
         ..., "Vocabulary size of the embedding table, padding included.", "词嵌入表的词汇量（含填充）。"
     )
-    num_layers: PositiveInt = field(..., "Number of transformer layers.", "Transformer层数。")
+    num_layers: integer(gt=0, le=10000) = field(..., "Number of transformer layers.", "Transformer层数。")
     num_attention_heads: PositiveInt = field(..., "Number of attention heads.", "注意力头数。")
     hidden_size: PositiveInt = field(..., "Width of the hidden states.", "隐藏状态的宽度。")
     ffn_hidden_size: PositiveInt = field(..., "Width inside the feed-forward block.", "前馈网络的内部宽度。")

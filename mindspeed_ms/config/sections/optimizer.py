@@ -2,9 +2,10 @@
 
 from typing import ClassVar
 
+from mindspeed_ms.config.errors import ConfigError
 from mindspeed_ms.config.sections.base import Section, field, link
 from mindspeed_ms.config.sections.parallel import ModelParallelConfig
-from mindspeed_ms.config.sections.training import clip_problems
+from mindspeed_ms.config.sections.reduction import CLIP_TYPES, GradClipConfig, ZeroConfig
 from mindspeed_ms.config.values import (
     Bool,
     Count,
@@ -84,7 +85,7 @@ class OptimizerConfig(Section):
     clip_grad: NotNegative = field(
         0.0, "Gradients are clipped to this global norm; 0 for none.", "梯度裁剪的全局范数，0表示不裁剪。"
     )
-    clip_grad_type: one_of("ClipGlobalNorm", "GradClipByValue") = field(
+    clip_grad_type: one_of(*CLIP_TYPES) = field(
         "ClipGlobalNorm",
         "What clip_grad limits: the global norm, or each element.",
         "clip_grad限制的对象：全局范数或每个元素。",
@@ -96,9 +97,7 @@ class OptimizerConfig(Section):
     overlap_param_gather_with_optimizer_step: Bool = field(
         False, "Gather parameters while the optimizer steps.", "优化器更新的同时聚合参数。"
     )
-    zero_config: dict | None = field(
-        None, "Settings of ZeRO: param_resident, cpu_offload, ...", "ZeRO设置：param_resident、cpu_offload等。"
-    )
+    zero_config: ZeroConfig | None = field(None, "Details of ZeRO.", "ZeRO的细节设置。")
     optimizer_cpu_offload: Bool = field(False, "Keep optimizer state on the host.", "优化器状态放在主机内存。")
     use_precision_aware_optimizer: Bool = field(
         False, "Optimizer state in other data types.", "优化器状态使用其他数据类型。"
@@ -120,12 +119,14 @@ class OptimizerConfig(Section):
         if not isinstance(clip, dict):
             return values
         values = dict(values)
-        found = clip_problems("clip_grad", clip)
-        problems += found
         values.pop("clip_grad")
-        if not found:
-            values["clip_grad"] = clip["clip_value"]
-            values.setdefault("clip_grad_type", clip.get("grad_clip_type", "ClipGlobalNorm"))
+        try:
+            clip = GradClipConfig(**{str(name): value for name, value in clip.items()})
+        except ConfigError as error:
+            problems += [problem.under("clip_grad") for problem in error.problems]
+            return values
+        values["clip_grad"] = clip.clip_value
+        values.setdefault("clip_grad_type", clip.grad_clip_type)
         return values
 
     def derive(self):

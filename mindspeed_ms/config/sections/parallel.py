@@ -3,7 +3,7 @@
 from typing import ClassVar
 
 from mindspeed_ms.config.sections.base import Section, field
-from mindspeed_ms.config.values import Bool, Dtype, IntList, LayerList, PositiveInt, Str, one_of
+from mindspeed_ms.config.values import Bool, Dtype, IntList, LayerList, PositiveInt, Str, integer, one_of
 
 RECOMPUTE_LISTS = ("recompute", "select_recompute", "select_comm_recompute")
 
@@ -142,7 +142,7 @@ class ModelParallelConfig(Section):
         "Collectives by shared memory, MCCL or HCCL; null takes the device's own.",
         "集合通信后端：共享内存、MCCL或HCCL，空表示按设备选择。",
     )
-    world_size: PositiveInt | None = field(
+    world_size: integer(gt=0, le=1_000_000) | None = field(
         None, "Number of ranks; known at start.", "rank总数，启动时得知。", derived="launcher"
     )
     data_parallel_size: PositiveInt | None = field(

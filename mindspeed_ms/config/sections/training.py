@@ -2,17 +2,14 @@
 
 from typing import ClassVar
 
-from mindspeed_ms.config.errors import Problem
 from mindspeed_ms.config.sections.base import field, link
 from mindspeed_ms.config.sections.checkpoint import CheckpointFields
 from mindspeed_ms.config.sections.dataset import DatasetConfig
 from mindspeed_ms.config.sections.lora import LoraConfig
 from mindspeed_ms.config.sections.parallel import ModelParallelConfig
 from mindspeed_ms.config.sections.profile import ProfileFields
+from mindspeed_ms.config.sections.reduction import GradClipConfig, LossFunctionConfig
 from mindspeed_ms.config.values import Bool, Count, PositiveFloat, PositiveInt, Str, integer, one_of
-
-CLIP_TYPES = ("ClipGlobalNorm", "GradClipByValue")
-LOSS_FUNCTIONS = ("VocabParallelCrossEntropy",)
 
 
 class TrainingConfig(CheckpointFields, ProfileFields):
@@ -78,16 +75,8 @@ class TrainingConfig(CheckpointFields, ProfileFields):
         "Divide by all tokens of the step instead of those of each micro-batch.",
         "按整步的token数而不是每个微批的token数归一。",
     )
-    loss_func_kwargs: dict | None = field(
-        {"loss_func_type": "VocabParallelCrossEntropy"},
-        "Loss function: {loss_func_type: name}.",
-        "损失函数：{loss_func_type: 名称}。",
-    )
-    grad_clip_kwargs: dict | None = field(
-        None,
-        "Clipping: {grad_clip_type: ClipGlobalNorm or GradClipByValue, clip_value: number}.",
-        "梯度裁剪：{grad_clip_type: ClipGlobalNorm或GradClipByValue, clip_value: 数值}。",
-    )
+    loss_func_kwargs: LossFunctionConfig | None = field(LossFunctionConfig, "Loss function.", "损失函数。")
+    grad_clip_kwargs: GradClipConfig | None = field(None, "Gradient clipping.", "梯度裁剪。")
 
     wrap_with_ddp: Bool = field(
         False, "Wrap the model so that gradients are reduced in buckets.", "用数据并行包装模型，按桶规约梯度。"
@@ -172,18 +161,6 @@ class TrainingConfig(CheckpointFields, ProfileFields):
         links = {"parallel_config": parallel_config, "dataset_config": dataset_config, "lora_config": lora_config}
         super().__init__(**{name: value for name, value in links.items() if value is not None}, **fields)
 
-    @classmethod
-    def rewrite(cls, values, problems):
-        """Look into the two mappings whose keys upstream fixed."""
-        clip = values.get("grad_clip_kwargs")
-        if isinstance(clip, dict):
-            problems += clip_problems("grad_clip_kwargs", clip)
-        loss = values.get("loss_func_kwargs")
-        name = loss.get("loss_func_type", LOSS_FUNCTIONS[0]) if isinstance(loss, dict) else LOSS_FUNCTIONS[0]
-        if name not in LOSS_FUNCTIONS:
-            problems.append(Problem("loss_func_kwargs.loss_func_type", f"expects {' or '.join(LOSS_FUNCTIONS)}", name))
-        return values
-
     @property
     def dynamic_loss_scale(self):
         """True if the loss scale adapts: fp16 without a constant ``loss_scale``."""
@@ -193,17 +170,3 @@ class TrainingConfig(CheckpointFields, ProfileFields):
     def random_seed(self):
         """The seed that is used: ``seed``, or 1234."""
         return self.seed if self.seed is not None else 1234
-
-
-def clip_problems(key, clip):
-    """Problems of ``{grad_clip_type, clip_value}``."""
-    problems = []
-    for name, value in clip.items():
-        if name not in ("grad_clip_type", "clip_value"):
-            problems.append(Problem(f"{key}.{name}", "expects one of grad_clip_type, clip_value", value))
-    kind, value = clip.get("grad_clip_type", CLIP_TYPES[0]), clip.get("clip_value")
-    if kind not in CLIP_TYPES:
-        problems.append(Problem(f"{key}.grad_clip_type", f"expects one of {', '.join(CLIP_TYPES)}", kind))
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or value < 0:
-        problems.append(Problem(f"{key}.clip_value", "expects a number >= 0", value))
-    return problems

@@ -15,8 +15,9 @@ One JSON object, protected by its own check sum:
 KEY is the state-dict key of a weight with the global layer (and expert) index, or `optimizer.state.NAME.KEY` for NAME
 exp_avg, exp_avg_sq, momentum_buffer and fp32_param (float32 masters of half-precision weights). Tied copies of an
 embedding are stored once, under the original's key. A piece holds, row-major, elements `flat` of the local tensor that
-`axis` and `ranges` cut out of the global one (`layout.sharding.FlatSlice`); left out, they mean everything. It has two check
-sums: xxh3 for whoever reads all of it, and `multilinear` (see there), which ranks that read parts of it add up.
+`axis` and `ranges` cut out of the global one (`layout.sharding.FlatSlice`); left out, they mean everything. `leading` is
+the part of the first axis that is held where that is cut too (a tensor of all experts). A piece has two check sums: xxh3 for
+whoever reads all of it, and `multilinear` (see there), which ranks that read parts of it add up.
 """
 import json
 import os
@@ -74,6 +75,8 @@ class StoredPiece:
         sharding = self.slice.sharding
         if sharding.axis is not None:
             result["axis"], result["ranges"] = sharding.axis, [list(part) for part in sharding.ranges]
+            if sharding.leading is not None:
+                result["leading"] = list(sharding.leading)
         if (self.slice.start, self.slice.stop) != (0, sharding.numel):
             result["flat"] = [self.slice.start, self.slice.stop]
         return result
@@ -82,7 +85,8 @@ class StoredPiece:
     def from_json(cls, shape, value):
         """From the plain form; `shape` is that of the global tensor."""
         ranges = tuple((start, stop) for start, stop in value.get("ranges", ()))
-        sharding = ParameterSharding(shape, value.get("axis"), ranges)
+        leading = tuple(value["leading"]) if "leading" in value else None
+        sharding = ParameterSharding(shape, value.get("axis"), ranges, leading)
         start, stop = value.get("flat", (0, sharding.numel))
         return cls(FlatSlice(sharding, start, stop), value["file"], *value["bytes"], value["xxhash"], value["multilinear"])
 

@@ -44,12 +44,15 @@ def remainder(wanted, pieces):
 def _may_overlap(left, piece):
     """Whether a look at the whole piece is worth it."""
     sharding = piece.sharding
-    if sharding.axis not in (None, 0):
+    if sharding.axis not in (None, 0) and sharding.leading is None:
         return True
     inner = 1
     for size in sharding.global_shape[1:]:
         inner *= size
-    ranges = sharding.ranges if sharding.axis == 0 else ((0, sharding.numel // inner if inner else 0),)
+    if sharding.leading is not None:
+        ranges = (sharding.leading,)
+    else:
+        ranges = sharding.ranges if sharding.axis == 0 else ((0, sharding.numel // inner if inner else 0),)
     first, last = min(start for start, _ in ranges) * inner, max(stop for _, stop in ranges) * inner
     return left[0][0] < last and first < max(stop for _, stop, _ in left)
 

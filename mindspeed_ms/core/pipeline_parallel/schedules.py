@@ -57,15 +57,17 @@ def forward_backward_no_pipelining(*, forward_step_func, data_iterator, model, n
         collect_non_loss_data (bool): call `loss_func(output, non_loss_data=True)` and collect what it returns; only with
             `forward_only`.
         options (Optional[ScheduleOptions]): loss scale, finalisation.
-        decoder_seq_length, first_val_step: of Megatron's signature, for architectures that do not exist here.
+        decoder_seq_length, first_val_step: of Megatron's signature, for a decoder beside an encoder and fp8: only None.
 
     Returns:
         list: what the loss function reported, one entry per micro-batch; empty on stages without the loss.
 
     Raises:
-        ValueError: another number of chunks than the layout has, or a model that does not work in a pipeline.
+        ValueError: another number of chunks than the layout has, a model that does not work in a pipeline, or an argument
+            that only other architectures have.
         PipelineMismatchError: a stage sends another shape than the next one expects.
     """
+    _only_decoders(decoder_seq_length, first_val_step)
     return _forward_backward(1, forward_step_func, data_iterator, model, num_microbatches, seq_length, micro_batch_size,
                              forward_only, collect_non_loss_data, options)
 
@@ -75,6 +77,7 @@ def forward_backward_pipelining_without_interleaving(*, forward_step_func, data_
                                                      forward_only=False, collect_non_loss_data=False,
                                                      first_val_step=None, options=None):
     """1F1B: stage r of pp has at most pp - r micro-batches in flight. See `forward_backward_no_pipelining`."""
+    _only_decoders(decoder_seq_length, first_val_step)
     return _forward_backward(1, forward_step_func, data_iterator, model, num_microbatches, seq_length, micro_batch_size,
                              forward_only, collect_non_loss_data, options)
 
@@ -84,9 +87,17 @@ def forward_backward_pipelining_with_interleaving(*, forward_step_func, data_ite
                                                   forward_only=False, collect_non_loss_data=False,
                                                   first_val_step=None, options=None):
     """1F1B over several chunks per stage. See `forward_backward_no_pipelining`."""
+    _only_decoders(decoder_seq_length, first_val_step)
     chunks = parallel_state.get_virtual_pipeline_model_parallel_world_size()
     return _forward_backward(chunks, forward_step_func, data_iterator, model, num_microbatches, seq_length,
                              micro_batch_size, forward_only, collect_non_loss_data, options)
+
+
+def _only_decoders(decoder_seq_length, first_val_step):
+    for name, value, use in (("decoder_seq_length", decoder_seq_length, "models with encoder and decoder"),
+                             ("first_val_step", first_val_step, "fp8 weights, which validation quantises once")):
+        if value is not None:
+            raise ValueError(f"{name} {value!r} is for {use}, which do not exist here: leave it out.")
 
 
 _plan = lru_cache(maxsize=32)(build_plan)

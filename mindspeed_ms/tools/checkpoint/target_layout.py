@@ -28,16 +28,17 @@ def layout_cut(manifest, all_config, data_parallel_size=1):
     for rank in range(world.world_size):
         at = world.coordinates(rank)
         files.append([])
-        if at.cp != 0:
-            continue
         for description in describe_parameters(all_config, at):
-            if description.shared_with is not None or (description.sharding.axis is None and at.tp != 0):
+            # experts have their own grid, where context parallel ranks are copies like data parallel ones
+            copy, copies = (at.expert_dp, world.expert_dp) if description.expert else (at.dp, world.dp)
+            is_other = description.sharding.axis is None and (at.expert_tp if description.expert else at.tp) != 0
+            if description.shared_with is not None or is_other or (at.cp != 0 and not description.expert):
                 continue
             sharding = _fitting(manifest, description, at.tp, world.tp)
             held.add(description.name)
-            if at.dp == 0:
+            if copy == 0:
                 files[-1].append((description.name, whole_slice(sharding)))
-            part = FlatSlice(sharding, *_share(sharding.numel, at.dp, world.dp))
+            part = FlatSlice(sharding, *_share(sharding.numel, copy, copies))
             files[-1] += [(key, part) for key in states.get(description.name, ()) if part.start < part.stop]
     left = sorted({key for key in manifest.tensors if not key.startswith(OPTIMIZER_PREFIX)} - held)
     if left:

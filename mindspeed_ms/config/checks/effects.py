@@ -1,0 +1,70 @@
+"""Settings that do nothing because of another one: said, so that nobody waits for their effect."""
+
+from mindspeed_ms.config.argument_table import row_at, rows_with_path
+from mindspeed_ms.config.checks.rule import rule
+
+_T, _D, _P, _O = "training_config", "dataset_config", "parallel_config", "optimizer_config"
+_TENSORBOARD = ("log_interval", "queue_size")
+_LOGGED = ("loss_scale", "learning_rate", "timers", "batch_size", "memory", "validation_ppl")
+_LOSS_SCALE = ("loss_scale", "loss_scale_value", "loss_scale_factor", "loss_scale_window", "min_loss_scale", "hysteresis")
+
+
+def _paths(section, *names):
+    return tuple(f"{section}.{name}" for name in names)
+
+
+def _section(name, *without):
+    return tuple(row.path for row in rows_with_path() if row.section == name and row.path not in without)
+
+
+# (paths, what they need, True if a configuration has it)
+NEEDS = (
+    (
+        (*_section("moe_config", "moe_config.num_experts"), *_paths(_P, "expert_tensor_parallel_size")),
+        "experts (moe_config.num_experts)",
+        lambda context: context.moe.num_experts > 1,
+    ),
+    (_section("lora_config", "lora_config.use_lora"), "lora_config.use_lora", lambda context: context.lora.use_lora),
+    (
+        _paths(_T, *(f"tensorboard_{name}" for name in _TENSORBOARD), *(f"log_{name}_to_tensorboard" for name in _LOGGED)),
+        f"{_T}.tensorboard_dir",
+        lambda context: context.training.tensorboard_dir,
+    ),
+    (_paths(_T, "manual_gc_interval"), f"{_T}.manual_gc", lambda context: context.training.manual_gc),
+    (_paths(_T, "eval_iters"), f"{_T}.eval_interval", lambda context: context.training.eval_interval),
+    (
+        _paths(_T, "save_interval", "non_persistent_save_interval", "async_save", "keep_checkpoint_max"),
+        f"{_T}.save_enabled",
+        lambda context: context.training.save_enabled,
+    ),
+    (_paths(_T, *_LOSS_SCALE), f"{_T}.fp16", lambda context: context.training.fp16),
+    (_paths(_O, "sgd_momentum"), "optimizer_type sgd", lambda context: not context.optimizer.is_adam),
+    (_paths(_O, "betas", "eps"), "an Adam as optimizer_type", lambda context: context.optimizer.is_adam),
+    (_paths(_O, "lr_wsd_decay_style"), "lr_decay_style WSD", lambda context: context.optimizer.lr_decay_style == "WSD"),
+    (
+        _paths(_P, "context_parallel_algo"),
+        f"a {_P}.context_parallel_size above 1",
+        lambda context: context.parallel.context_parallel_size > 1,
+    ),
+    (
+        _paths(_D, "vocab_extra_ids"),
+        "tokenizer_type SentencePieceTokenizer or a given vocab_size",
+        lambda context: context.dataset.tokenizer_type in (None, "SentencePieceTokenizer")
+        or context.was_set(f"{_D}.vocab_size"),
+    ),
+)
+
+
+@rule
+def settings_have_an_effect(context):
+    """Names what was set to something else than its default, and does nothing."""
+    for paths, need, has_it in NEEDS:
+        if has_it(context):
+            continue
+        idle = [
+            path for path in paths if context.was_set(path) and context.value(path) not in (None, row_at(path).guide_default)
+        ]
+        names = list(dict.fromkeys(map(context.name, idle)))
+        if names:
+            context.notice(f"{', '.join(names)}: no effect without {need}")
+    return ()

@@ -1,0 +1,54 @@
+"""Which layers hold experts, and how wide these are: what the configuration says of a mixture of experts."""
+
+
+def has_experts(options):
+    """True for a mixture of experts."""
+    return options.num_experts > 1
+
+
+def expert_width(options):
+    """(field, width inside one expert)."""
+    name = "moe_ffn_hidden_size" if options.moe_ffn_hidden_size else "ffn_hidden_size"
+    return name, getattr(options, name)
+
+
+def shared_expert_width(options):
+    """(field, width of all shared experts together); (None, 0) without them."""
+    if options.moe_shared_expert_intermediate_size:
+        return "moe_shared_expert_intermediate_size", options.moe_shared_expert_intermediate_size
+    if options.n_shared_experts:
+        return "n_shared_experts", options.n_shared_experts * expert_width(options)[1]
+    return None, 0
+
+
+def expert_pattern(options):
+    """For each layer of `num_layers`, noop layers included, whether it holds experts: list[bool].
+
+    `moe_layer_freq` is one number n (every n-th layer from layer 0) or a list of 0 and 1 per layer, as in Megatron; the
+    first `first_k_dense_replace` layers are dense.
+    """
+    frequency, dense = options.moe_layer_freq or [1], options.first_k_dense_replace or 0
+    if not has_experts(options):
+        return [False] * options.num_layers
+    if len(frequency) == 1:
+        asked = [frequency[0] > 0 and layer % frequency[0] == 0 for layer in range(options.num_layers)]
+    else:
+        asked = [bool(frequency[layer % len(frequency)]) for layer in range(options.num_layers)]
+    return [layer >= dense and is_asked for layer, is_asked in enumerate(asked)]
+
+
+def pattern_problems(options):
+    """(field, what is wrong) of the settings that choose the layers with experts: list, empty if nothing is."""
+    if not has_experts(options):
+        return []
+    frequency, problems = options.moe_layer_freq or [1], []
+    if len(frequency) == 1 and frequency[0] < 1:
+        problems.append(("moe_layer_freq", "expects a number above 0, or 0 and 1 for each layer"))
+    elif len(frequency) > 1 and (len(frequency) != options.num_layers or set(frequency) - {0, 1}):
+        problems.append(("moe_layer_freq", f"expects 0 or 1 for each of the {options.num_layers} layers"))
+    if (options.first_k_dense_replace or 0) > options.num_layers:
+        problems.append(("first_k_dense_replace", f"is more than the {options.num_layers} layers"))
+    if not problems and not any(expert_pattern(options)):
+        name = "first_k_dense_replace" if options.first_k_dense_replace else "moe_layer_freq"
+        problems.append((name, "leaves no layer with experts"))
+    return problems

@@ -18,11 +18,12 @@ ALPACA = ["--handler-name", "AlpacaStyleInstructionHandler", "--prompt-type", "q
 
 
 def fails(capsys, folder, *words, tokenizer=None, prefix="out/set"):
-    """The message of a run that must fail with one line, and must leave no output file."""
+    """The message of a run that must fail with one line, and must leave no output file and nothing that holds nothing."""
     before = set(folder.rglob("*_document.*"))
     code, printed = run(capsys, folder, *words, tokenizer=tokenizer, prefix=prefix)
     assert code == 1 and "Traceback" not in printed, printed
     assert set(folder.rglob("*_document.*")) == before
+    assert all((place / "journal.json").exists() for place in folder.rglob("*.unfinished"))
     return printed.split("preprocess_data.py: ", 1)[1]
 
 
@@ -86,7 +87,10 @@ def test_map_keys_of_a_column_that_no_record_has(tmp_path, capsys):
     ("a.json", b'[\n{"text": "how"}\n', "a.json, line 3: the array does not end with ']'"),
     ("a.json", b'[{"text": "how"}\n{"text": "how"}]', "a.json, line 2: expected ',' or ']'"),
     ("a.txt", b"how\n\xff\n", "a.txt, line 2: not UTF-8"),
-    ("a.csv", b"text,id\nhow,1\nare\n", "a.csv cannot be read as csv"),
+    ("a.csv", b"text,id\nhow,1\nare\n", "a.csv, line 3: expected a cell for each of the 2 columns"),
+    ("a.csv", b'text,id\nhow,1\n"are\n\nyou,2\n', "a.csv, line 3: broken csv: unexpected end of data"),
+    ("a.csv", b"text,id\nhow,1\n\xff,2\n", "a.csv, line 3: not UTF-8 text"),
+    ("a.csv", b"text,text\nhow,1\n", "'text' stands there twice"),
     ("a.parquet", b"PAR1 and then nothing", "a.parquet cannot be read as parquet"),
     ("a.jsonl.gz", gzip.compress(b'{"text": "how are you?"}\n' * 999)[:-20], "a.jsonl.gz cannot be read"),
     ("a.jsonl", b"", "empty file (0 bytes)"),

@@ -206,8 +206,9 @@ BORDERS = "<|im_start|>system\nS<|im_end|>\n<|im_start|>user\n", "<|im_end|>\n<|
 @pytest.mark.parametrize("template", ["qwen", "chat_template"])
 def test_a_question_that_is_too_long_loses_its_own_text_alone(tmp_path, capsys, handler, record, template):
     """What the template puts around question and answer stays, and the answer."""
-    jinja = ("{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>{{ '' if m.role == 'assistant' else '\n' }}"
-             "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}")
+    jinja = ("{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>"
+             "{{ '' if m.role == 'assistant' else '\n' }}{% endfor %}"
+             "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}")
     toy = toy_tokenizer(tmp_path, chat_template=jinja)
     code, printed = convert(capsys, tmp_path, [record], handler, "--seq-length", "60", template=template)
     assert code == 0, printed

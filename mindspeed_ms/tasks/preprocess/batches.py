@@ -17,7 +17,7 @@ class Batch:
     Attributes:
         path (str): the file.
         kind (str): "jsonl" and "txt": `data` (bytes) are lines; "json": `data` is a list of (line, text of one value);
-            "rows": `data` (bytes) is an Arrow stream.
+            "csv": `data` is the names of the columns and a list of (line, cells); "rows": `data` (bytes) is an Arrow stream.
         first (int): number of the first line or row, from 1.
         begins_file (bool): whether it is the file's first.
         consumed (int): bytes of the file on disk that were read up to here.
@@ -91,6 +91,18 @@ def _text_lines(batch):
         yield place, {"text": text}
 
 
+def _csv_rows(batch):
+    names, rows = batch.data
+    for line, cells in rows:
+        place = f"{batch.path}, line {line}"
+        if len(cells) == len(names):
+            yield place, dict(zip(names, cells))
+        else:
+            yield place, Unreadable(RecordError(place, f"expected a cell for each of the {len(names)} columns that the first "
+                                                f"line names, found {len(cells)}. Put cells that have commas or line ends in "
+                                                "double quotes.", "another number of cells"))
+
+
 def _rows(batch):
     import pyarrow
 
@@ -122,4 +134,4 @@ class _Struct(dict):
             raise KeyError(name)
 
 
-_DECODERS = {"jsonl": _json_lines, "json": _json_values, "txt": _text_lines, "rows": _rows}
+_DECODERS = {"jsonl": _json_lines, "json": _json_values, "txt": _text_lines, "csv": _csv_rows, "rows": _rows}

@@ -146,7 +146,8 @@ class RecordReader:
             if str(beside).strip():
                 notes.append(BESIDE_CALLS)
             return _message(FUNCTION, _calls_text(calls))
-        content = column(message, tags["content_tag"], "the text of a message", """--map-keys '{"tags":{"content_tag":"KEY"}}'""")
+        content = column(message, tags["content_tag"], "the text of a message",
+                         """--map-keys '{"tags":{"content_tag":"KEY"}}'""")
         return _message(self._canonical(role), _with_reasoning(message, text_of(content, "a message")))
 
     def _canonical(self, role):

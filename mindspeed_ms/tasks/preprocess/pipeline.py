@@ -46,7 +46,7 @@ def preprocess(settings, run, make_vocab_size_divisible_by=128):
         _check_outputs(outputs, run, unfinished)
         _write(settings, run, encoder, files, outputs, unfinished)
     except BaseException:
-        unfinished.close()
+        unfinished.release()
         raise
     unfinished.discard()
     return unfinished.tally
@@ -159,8 +159,6 @@ def _check_outputs(outputs, run, unfinished):
     paths = [path for prefix in outputs.values() for path in (get_bin_path(prefix), get_idx_path(prefix))]
     there = [path for path in paths if os.path.exists(path)]
     if there and not run.overwrite and not unfinished.is_complete:
-        if not unfinished.continued:
-            unfinished.discard()
         raise PreprocessError(f"{there[0]} exists: give another --output-prefix, or replace it with --overwrite-output.")
 
 

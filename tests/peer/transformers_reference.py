@@ -6,9 +6,9 @@ import sys
 from transformers import AutoTokenizer
 
 if __name__ == "__main__":
-    tokenizer = AutoTokenizer.from_pretrained(sys.argv[1])
     with open(sys.argv[2], encoding="utf-8") as file:
         question = json.load(file)
+    tokenizer = AutoTokenizer.from_pretrained(sys.argv[1], use_fast=question.get("use_fast", True))
     answer = {
         "ids": [tokenizer(text).input_ids for text in question["texts"]],
         "plain": [tokenizer.encode(text, add_special_tokens=False) for text in question["texts"]],

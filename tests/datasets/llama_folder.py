@@ -17,5 +17,5 @@ def write_llama(folder, legacy, drops_blanks):
     flags = {"special": True, "lstrip": False, "rstrip": False, "normalized": False, "single_word": False}
     added = {number: {"content": token, **flags} for number, token in ((0, "<unk>"), (1, "<s>"), (2, "</s>"), (600, "<|end|>"))}
     (folder / "tokenizer_config.json").write_text(json.dumps({
-        "tokenizer_class": "LlamaTokenizer", "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "add_bos_token": True,
-        "legacy": legacy, "added_tokens_decoder": added}))
+        "tokenizer_class": "LlamaTokenizer", "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>",
+        "add_bos_token": True, "legacy": legacy, "added_tokens_decoder": added}))

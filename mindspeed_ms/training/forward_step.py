@@ -9,7 +9,6 @@ from mindspeed_ms.core import autograd
 from mindspeed_ms.core.distributed.distributed_data_parallel import unwrap_model
 from mindspeed_ms.training.losses import MAIN_LOSS, TokenMean
 
-
 _DATASET_ID = "dataset_id"
 
 

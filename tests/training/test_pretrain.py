@@ -117,7 +117,8 @@ def megatron_forward_step(folder):
 
 @pytest.mark.parametrize("form", [
     list_of_full_batches, list_of_micro_batches, batches_of_a_blend, generator_of_batches, samples_by_index,
-    dataset_of_mindspore, function_that_makes_batches, datasets_provider, megatron_forward_step], ids=lambda form: form.__name__)
+    dataset_of_mindspore, function_that_makes_batches, datasets_provider, megatron_forward_step,
+], ids=lambda form: form.__name__)
 def test_every_form_of_data_trains_like_float64(world, tmp_path, form):
     found, = world(1)(form, tmp_path)
     assert_equals(found, reference(MICRO_BATCHES))

@@ -9,7 +9,7 @@ import pyarrow.parquet
 import pytest
 
 from mindspeed_ms.core.datasets.tokenizer import null
-from mindspeed_ms.tasks.preprocess import input_files, pipeline, unfinished
+from mindspeed_ms.tasks.preprocess import input_files, pipeline, unfinished, workers
 from mindspeed_ms.tasks.preprocess.__main__ import main
 from tests.preprocess.runs import NUMBERS, all_bytes, run, stored, write_jsonl
 
@@ -80,6 +80,9 @@ def test_map_keys_of_a_column_that_no_record_has(tmp_path, capsys):
 @pytest.mark.parametrize("name, content, expected", [
     ("a.jsonl", b'{"text": "how"}\n{"text": "ar\n', "a.jsonl, line 2: broken JSON"),
     ("a.jsonl", b'{"text": "how"}\n"are"\n', "a.jsonl, line 2: expected a JSON object"),
+    ("a.jsonl", b'[\n{"text": "how"}\n]\n', "the line begins with '['. If the file is one array of records, "
+                                            "let its name end in .json."),
+    ("a.jsonl", b'[{"text": "how"}]', "found list: '[{\"text\": \"how\"}]'. If the file is one array"),
     ("a.jsonl", b'{"text": "how"}\n{"text": "\xff"}\n', "a.jsonl, line 2: not UTF-8"),
     ("a.jsonl", b'{"text": "how"}\n{"text": {"a": 1}}\n', "a.jsonl, line 2: expected text for text, found dict"),
     ("a.jsonl", b'{"text": "how"}\n{"text": "\\ud800"}\n', "a.jsonl, line 2: the text cannot be tokenized"),
@@ -192,8 +195,19 @@ def test_merging(tmp_path, capsys):
 
 
 def test_nothing_that_looks_like_data_is_passed_over(tmp_path):
+    (tmp_path / "set.unfinished").mkdir()  # of an interrupted run, with its journal
+    (tmp_path / "set.unfinished" / "journal.json").write_text("{}")
     for name in ("a.jsonl", "b.csv.gz", "c.parquet", "d.parquet.gz", ".hidden.jsonl"):
         (tmp_path / name).write_text(json.dumps({}))
     files, ignored = input_files.expand_inputs([str(tmp_path)])
     assert [os.path.basename(file.path) for file in files] == ["a.jsonl", "b.csv.gz", "c.parquet"]
     assert [os.path.basename(path) for path in ignored] == ["d.parquet.gz"]
+
+
+def test_there_are_never_more_processes_than_are_of_use(tmp_path, capsys, monkeypatch):
+    path = write_jsonl(tmp_path / "data.jsonl", [{"text": "how"}])
+    monkeypatch.setattr(workers, "cores", lambda: 2)
+    monkeypatch.setattr(workers, "ProcessPoolExecutor", lambda count, *_: pytest.fail(f"{count} processes"))
+    with pytest.raises(pytest.fail.Exception, match="8 processes"):
+        run(capsys, tmp_path, "--input", path, "--n-subs", "100000")
+    assert "100000 processes are asked for" in capsys.readouterr().out

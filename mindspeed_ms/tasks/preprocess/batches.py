@@ -68,12 +68,16 @@ def _parsed(place, text):
         record = json.loads(text)
     except (json.JSONDecodeError, RecursionError) as error:
         detail = f"{error.msg} at column {error.colno}" if isinstance(error, json.JSONDecodeError) else "nested too deeply"
-        return Unreadable(RecordError(place, f"broken JSON: {detail}; the line begins with {text[:60]!r}. Repair or delete it, "
-                                      "or leave such records out with --on-invalid skip.", "broken JSON"))
+        return Unreadable(RecordError(place, f"broken JSON: {detail}; the line begins with {text[:60]!r}.{_advice(text)} "
+                                      "Repair or delete it, or leave such records out with --on-invalid skip.", "broken JSON"))
     if not isinstance(record, dict):
-        return Unreadable(RecordError(place, f"expected a JSON object with keys, found {type(record).__name__}: {text[:60]!r}",
-                                      "not an object"))
+        return Unreadable(RecordError(place, f"expected a JSON object with keys, found {type(record).__name__}: {text[:60]!r}."
+                                      f"{_advice(text)}", "not an object"))
     return record
+
+
+def _advice(text):
+    return " If the file is one array of records, let its name end in .json." if text.lstrip().startswith("[") else ""
 
 
 def _text_lines(batch):

@@ -31,8 +31,8 @@ def read_batches(file, columns=None):
     try:
         yield from _READERS[file.format](file, columns)
     except (pyarrow.ArrowException, OSError) as error:
-        raise PreprocessError(f"{file.path} cannot be read as {file.format[1:]}: {error}. Is it complete, and of the format "
-                              "that its name says?") from error
+        raise PreprocessError(f"{file.path} cannot be read as {file.format[1:]}: {str(error).rstrip('.')}. Is it complete, and "
+                              "of the format that its name says?") from error
 
 
 @contextlib.contextmanager

@@ -187,6 +187,9 @@ def test_merging(tmp_path, capsys):
     code, printed = run(capsys, tmp_path, *words, tokenizer=[])
     assert code == 0, printed
     assert stored(tmp_path, "out/set_text_document") == [[0, 0], [1, 1], [2, 2]]
+    for _ in range(2):  # the second time the first result lies among the parts
+        code, printed = run(capsys, tmp_path, *words, "--overwrite-output", tokenizer=[], prefix="parts/all")
+        assert code == 0 and len(stored(tmp_path, "parts/all_text_document")) == 3, printed
     os.remove(tmp_path / "parts" / "1_text_document.idx")
     code, printed = run(capsys, tmp_path, *words, tokenizer=[], prefix="again/set")
     assert code == 1 and "half a pair" in printed

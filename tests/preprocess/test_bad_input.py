@@ -193,6 +193,9 @@ def test_merging(tmp_path, capsys):
     os.remove(tmp_path / "parts" / "1_text_document.idx")
     code, printed = run(capsys, tmp_path, *words, tokenizer=[], prefix="again/set")
     assert code == 1 and "half a pair" in printed
+    (tmp_path / "file").write_text("")
+    code, printed = run(capsys, tmp_path, *words[:-1], "0_text", tokenizer=[], prefix="file/set")
+    assert code == 1 and "the output cannot be written" in printed and "--output-prefix" in printed
     code, printed = run(capsys, tmp_path, *words[:-1], "image", tokenizer=[], prefix="again/set")
     assert code == 1 and "have it in their names" in printed
 

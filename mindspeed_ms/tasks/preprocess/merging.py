@@ -5,6 +5,7 @@ import os
 from mindspeed_ms.core.datasets.indexed_dataset import IndexedDataset, IndexedDatasetBuilder
 from mindspeed_ms.core.datasets.indexed_format import IndexedDatasetError, get_bin_path, get_idx_path
 from mindspeed_ms.tasks.preprocess.errors import PreprocessError
+from mindspeed_ms.tasks.preprocess.unfinished import make_writable
 
 
 def merge_groups(inputs, keys, run):
@@ -29,7 +30,7 @@ def merge_groups(inputs, keys, run):
         for path in (get_bin_path(target), get_idx_path(target)):
             if os.path.exists(path) and not run.overwrite:
                 raise PreprocessError(f"{path} exists: give another --output-prefix, or replace it with --overwrite-output.")
-    os.makedirs(os.path.dirname(run.output_prefix) or ".", exist_ok=True)
+    make_writable(os.path.dirname(run.output_prefix) or ".")
     return [_merge(groups[key], targets[key]) for key in keys]
 
 

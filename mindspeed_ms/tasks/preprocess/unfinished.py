@@ -222,7 +222,8 @@ def make_writable(folder):
         os.remove(probe)
     except OSError as error:
         raise PreprocessError(f"the output cannot be written: {error.strerror}: {error.filename or folder}. Name another "
-                              "place with --output-prefix (unfinished files: --cache-dir), or make the folder writable.") from error
+                              "place with --output-prefix (unfinished files: --cache-dir), or make the folder "
+                              "writable.") from error
 
 
 def _lock(folder):

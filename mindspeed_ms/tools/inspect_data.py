@@ -39,7 +39,7 @@ def parse_arguments(arguments=None):
     parser.add_argument("--vocab-size", type=int, help="rows of the model's embeddings; default: the tokenizer's vocabulary")
     parser.add_argument("--samples", type=int, default=3, help="how many of the first samples are shown (default 3)")
     parser.add_argument("--tokens", type=int, default=200, help="at most so many tokens of each (default 200)")
-    parser.add_argument("--png", metavar="FILE", help="histogram of lengths (default: NAME_lengths.png in this folder)")
+    parser.add_argument("--png", metavar="FILE", help="histogram of lengths (default: PREFIX_lengths.png, beside the data)")
     parser.add_argument("--no-png", action="store_true", help="no picture")
     parser.add_argument("--color", choices=("auto", "always", "never"), default="auto",
                         help="learnt tokens in green; without colours they stand in ⟦ ⟧")
@@ -239,24 +239,29 @@ def inspect(arguments, write=print):
         for line in histogram_text(bars):
             write(line)
         if not arguments.no_png:
-            write(draw(bars, picture_path(arguments, name), f"{os.path.basename(arguments.prefix)}: {name}"))
+            write(draw(bars, picture_paths(arguments, name), f"{os.path.basename(arguments.prefix)}: {name}"))
     show_samples(arguments, data, tokenizer if all_sound else None, write)
     return all_sound
 
 
-def draw(bars, path, title):
-    """The line about the picture."""
-    try:
-        histogram_picture(bars, path, title)
-    except OSError as error:
-        return f"  NOTE: no histogram, {path} cannot be written ({error.strerror}): name another file with --png"
-    return f"  histogram: {path}"
+def draw(bars, paths, title):
+    """The line about the picture, which goes to the first of `paths` that can be written."""
+    problems = []
+    for path in paths:
+        try:
+            histogram_picture(bars, path, title)
+        except OSError as error:
+            problems.append(f"{path} cannot be written ({error.strerror})")
+        else:
+            return f"  histogram: {path}" + "".join(f" ({problem})" for problem in problems)
+    return f"  NOTE: no histogram, {', '.join(problems)}: name another file with --png"
 
 
-def picture_path(arguments, name):
-    """Where the histogram of a field goes."""
-    stem = (arguments.png or f"{os.path.basename(arguments.prefix)}_lengths.png").removesuffix(".png")
-    return f"{stem}_rejected.png" if name == "rejected" else f"{stem}.png"
+def picture_paths(arguments, name):
+    """Where the histogram of a field may go: beside the data, or if nothing can be written there, into the current folder."""
+    beside = f"{arguments.prefix}_lengths.png"
+    paths = [arguments.png] if arguments.png else dict.fromkeys((beside, os.path.basename(beside)))
+    return [f"{path.removesuffix('.png')}{'_rejected' * (name == 'rejected')}.png" for path in paths]
 
 
 def show_samples(arguments, data, tokenizer, write):

@@ -9,6 +9,8 @@ from mindspeed_ms.core import autograd
 from mindspeed_ms.core.distributed.distributed_data_parallel import unwrap_model
 from mindspeed_ms.training.losses import MAIN_LOSS, TokenMean
 
+_DATASET_ID = "dataset_id"
+
 
 class BatchMismatchError(ValueError):
     """A batch whose keys are not the arguments of the model's construct."""
@@ -24,7 +26,7 @@ def make_forward_step(calculate_per_token_loss=False):
         Callable: `(data_iterator, model) -> (output, loss_func)`.
     """
     def forward_step(data_iterator, model):
-        batch = next(data_iterator)
+        batch = without_dataset_id(next(data_iterator), unwrap_model(model))
         check_batch(batch, unwrap_model(model))
         return model(**batch), partial(loss_function, count_tokens(batch), calculate_per_token_loss)
     return forward_step
@@ -60,6 +62,14 @@ def count_tokens(batch):
         if batch.get(name) is not None:
             return float(batch[name].size)
     return float(next((value.size for value in batch.values() if hasattr(value, "size")), 1))
+
+
+def without_dataset_id(batch, model):
+    """A batch without `dataset_id`, which tells the part of a blend (core.datasets.blended_dataset) that a sample is from,
+    unless the model's construct names it."""
+    if _DATASET_ID not in batch or _DATASET_ID in _construct_arguments(type(model))[1]:
+        return batch
+    return {name: value for name, value in batch.items() if name != _DATASET_ID}
 
 
 def check_batch(batch, model):

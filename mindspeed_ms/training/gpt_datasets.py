@@ -86,4 +86,8 @@ def _per_split(settings):
 
 
 def _exists(prefix):
+    """Whether files have this prefix, or are named by mistake with their ending: that is told, they are not read as text."""
+    stem, ending = os.path.splitext(prefix)
+    if ending in (".bin", ".idx") and IndexedDataset.exists(stem):
+        return True
     return os.path.isfile(get_idx_path(prefix)) or os.path.isfile(get_bin_path(prefix))

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mindspeed_ms.core.datasets import indexed_format
 from mindspeed_ms.core.datasets.indexed_dataset import (
     DType,
     IndexedDataset,
@@ -165,6 +166,7 @@ DAMAGED_INDEX = {
     "negative length": (lambda data: patched(data, LENGTHS + 4, "<i", -1), "sequence 1 has -1 tokens"),
     "pointers": (lambda data: patched(data, POINTERS + 16, "<q", 4), "sequence 2 has 5 tokens and begins at byte 4, the one "
                                                                      "before it ends at byte 10"),
+    "middle of a token": (lambda data: patched(data, POINTERS + 24, "<q", 21), "sequence 3 has 2 tokens and begins at byte 21"),
     "beyond the end": (lambda data: patched(data, LENGTHS + 12, "<i", 3), "has 24 bytes, .* end at byte 26; sequence 3 of 4"),
     "last document": (lambda data: patched(data, ENDS + 32, "<q", 5), r"rise from 0 to 4 .* from 0 to 5"),
     "falling documents": (lambda data: patched(data, ENDS + 8, "<q", 3), "must rise from 0 to 4"),
@@ -179,6 +181,19 @@ def test_damaged_index(tmp_path, name):
     Path(prefix + ".idx").write_bytes(damage(data))
     with pytest.raises(IndexedDatasetError, match=message):
         IndexedDataset(prefix)
+
+
+@pytest.mark.parametrize("at_once", [1, 2, 100])
+def test_what_lies_between_sequences_is_told(tmp_path, caplog, monkeypatch, at_once):
+    """A length that damage made zero leaves a gap; a document without tokens, as Megatron's writer makes it, does not."""
+    monkeypatch.setattr(indexed_format, "_CHECKED_AT_ONCE", at_once)
+    prefix = write(tmp_path / "x", [[], *DOCUMENTS[:2], [], *DOCUMENTS[2:], []])
+    assert [len(sequence) for sequence in IndexedDataset(prefix)] == [0, 4, 1, 0, 5, 2, 0] and not caplog.text
+    data = Path(prefix + ".idx").read_bytes()
+    Path(prefix + ".idx").write_bytes(patched(patched(data, 34 + 4, "<i", 0), 34 + 16, "<i", 4))
+    assert IndexedDataset(prefix)[2].tolist() == DOCUMENTS[1]
+    assert ("leaves out bytes of" in caplog.text and "at 2 places" in caplog.text
+            and "sequence 2 has 1 tokens and begins at byte 8, the one before it ends at byte 0" in caplog.text)
 
 
 def test_damaged_tokens(tmp_path, caplog):
@@ -201,6 +216,18 @@ def test_advice_on_a_wrong_prefix(tmp_path):
     prefix = write(tmp_path / "x")
     with pytest.raises(FileNotFoundError, match=re.escape(f"Leave the ending out: {prefix}.")):
         IndexedDataset(prefix + ".bin")
+    for number in range(2):
+        write(f"{prefix}_{number}_text_document")
+    (tmp_path / "x_half.idx").write_bytes(b"")
+    os.remove(prefix + ".idx")
+    os.remove(prefix + ".bin")
+    for ending in ("", ".bin", ".idx"):
+        with pytest.raises(FileNotFoundError, match=re.escape(
+                f"Did you mean {prefix}_0_text_document or {prefix}_1_text_document?")):
+            IndexedDataset(prefix + ending)
+    write(tmp_path / "chat_packed_input_ids_document")
+    with pytest.raises(FileNotFoundError, match="chat names conversations: train on them with --is-instruction-dataset"):
+        IndexedDataset(tmp_path / "chat")
     (tmp_path / "text").write_text("words")
     with pytest.raises(FileNotFoundError, match="text must be preprocessed first"):
         IndexedDataset(tmp_path / "text")

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from mindspeed_ms.core.datasets.tokenizer import TokenizerError, TokenizerSettings, build_tokenizer, model_vocab_size
+from tests.datasets.llama_folder import write_llama
 from tests.preprocess.toy_tokenizer import toy_tokenizer, write_tokenizer
 
 GOLDEN = os.path.join(os.environ.get("MINDSPEED_MS_GOLDEN", ""), "data")
@@ -66,6 +67,33 @@ def test_folder_with_a_sentencepiece_model(tmp_path):
     assert plain.detokenize(plain.tokenize("mi</s>mi", False)) == "mi</s>mi"
     assert plain.detokenize([2, *mi]) == "</s> mi" and legacy.detokenize([2, *mi]) == "</s>mi"
     assert (plain.pad, legacy.pad, legacy.vocab_size, legacy.eod) == (2, None, 601, 2)
+
+
+# by the slow LlamaTokenizer of transformers 4.57.1: legacy, not legacy; then for a model that keeps blanks, as Llama's
+LLAMA = {
+    "": ("", "", "", ""),
+    " mi": ("▁mi", "▁mi", "▁ ▁mi", "▁ ▁mi"),
+    "  mi  mi": ("▁mi ▁mi", "▁mi ▁mi", "▁ ▁ ▁mi ▁ ▁mi", "▁ ▁ ▁mi ▁ ▁mi"),
+    "mi</s>mi": ("▁mi </s> ▁mi", "▁mi </s> mi", "▁mi </s> ▁mi", "▁mi </s> mi"),
+    "mi </s> mi": ("▁mi </s> ▁mi", "▁mi </s> ▁mi", "▁mi ▁ </s> ▁ ▁mi", "▁mi ▁ </s> ▁mi"),
+    "</s>  mi": ("</s> ▁mi", "</s> ▁mi", "</s> ▁ ▁ ▁mi", "</s> ▁ ▁mi"),
+    "<|end|>mi": ("<|end|> ▁mi", "<|end|> mi", "<|end|> ▁mi", "▁ <|end|> mi"),
+    "<s><|end|>\nmi": ("<s> <|end|> ▁mi", "<s> <|end|> mi", "<s> <|end|> ▁ <0x0A> mi", "<s> <|end|> <0x0A> mi"),
+    "mi <|end|> mi": ("▁mi <|end|> ▁mi", "▁mi <|end|> ▁mi", "▁mi ▁ <|end|> ▁ ▁mi", "▁mi ▁ <|end|> ▁mi"),
+    "🙂▁mi": ("▁ <0xF0> <0x9F> <0x99> <0x82> ▁mi",) * 4,
+}
+
+
+@needs_golden
+@pytest.mark.parametrize("column", range(4))
+def test_blanks_and_special_tokens_of_a_llama_model(tmp_path, column):
+    write_llama(tmp_path, legacy=column % 2 == 0, drops_blanks=column < 2)
+    tokenizer = build_tokenizer(TokenizerSettings("PretrainedFromHF", str(tmp_path)))
+    for text, wanted in LLAMA.items():
+        ids = tokenizer.tokenize(text, add_special_tokens=False)
+        assert " ".join(tokenizer.inv_vocab[number] for number in ids) == wanted[column]
+    tokenizer.named.add("<|end|>")  # as additional_special_tokens does
+    assert tokenizer.inv_vocab[tokenizer.tokenize("<|end|>mi", add_special_tokens=False)[0]] == "<|end|>"
 
 
 def test_settings_of_a_hugging_face_folder(tmp_path):

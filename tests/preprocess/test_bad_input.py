@@ -9,7 +9,7 @@ import pyarrow.parquet
 import pytest
 
 from mindspeed_ms.core.datasets.tokenizer import null
-from mindspeed_ms.tasks.preprocess import input_files, pipeline, unfinished
+from mindspeed_ms.tasks.preprocess import input_files, pipeline, unfinished, workers
 from mindspeed_ms.tasks.preprocess.__main__ import main
 from tests.preprocess.runs import NUMBERS, all_bytes, run, stored, write_jsonl
 
@@ -18,11 +18,12 @@ ALPACA = ["--handler-name", "AlpacaStyleInstructionHandler", "--prompt-type", "q
 
 
 def fails(capsys, folder, *words, tokenizer=None, prefix="out/set"):
-    """The message of a run that must fail with one line, and must leave no output file."""
+    """The message of a run that must fail with one line, and must leave no output file and nothing that holds nothing."""
     before = set(folder.rglob("*_document.*"))
     code, printed = run(capsys, folder, *words, tokenizer=tokenizer, prefix=prefix)
     assert code == 1 and "Traceback" not in printed, printed
     assert set(folder.rglob("*_document.*")) == before
+    assert all((place / "journal.json").exists() for place in folder.rglob("*.unfinished"))
     return printed.split("preprocess_data.py: ", 1)[1]
 
 
@@ -79,6 +80,9 @@ def test_map_keys_of_a_column_that_no_record_has(tmp_path, capsys):
 @pytest.mark.parametrize("name, content, expected", [
     ("a.jsonl", b'{"text": "how"}\n{"text": "ar\n', "a.jsonl, line 2: broken JSON"),
     ("a.jsonl", b'{"text": "how"}\n"are"\n', "a.jsonl, line 2: expected a JSON object"),
+    ("a.jsonl", b'[\n{"text": "how"}\n]\n', "the line begins with '['. If the file is one array of records, "
+                                            "let its name end in .json."),
+    ("a.jsonl", b'[{"text": "how"}]', "found list: '[{\"text\": \"how\"}]'. If the file is one array"),
     ("a.jsonl", b'{"text": "how"}\n{"text": "\xff"}\n', "a.jsonl, line 2: not UTF-8"),
     ("a.jsonl", b'{"text": "how"}\n{"text": {"a": 1}}\n', "a.jsonl, line 2: expected text for text, found dict"),
     ("a.jsonl", b'{"text": "how"}\n{"text": "\\ud800"}\n', "a.jsonl, line 2: the text cannot be tokenized"),
@@ -86,7 +90,10 @@ def test_map_keys_of_a_column_that_no_record_has(tmp_path, capsys):
     ("a.json", b'[\n{"text": "how"}\n', "a.json, line 3: the array does not end with ']'"),
     ("a.json", b'[{"text": "how"}\n{"text": "how"}]', "a.json, line 2: expected ',' or ']'"),
     ("a.txt", b"how\n\xff\n", "a.txt, line 2: not UTF-8"),
-    ("a.csv", b"text,id\nhow,1\nare\n", "a.csv cannot be read as csv"),
+    ("a.csv", b"text,id\nhow,1\nare\n", "a.csv, line 3: expected a cell for each of the 2 columns"),
+    ("a.csv", b'text,id\nhow,1\n"are\n\nyou,2\n', "a.csv, line 3: broken csv: unexpected end of data"),
+    ("a.csv", b"text,id\nhow,1\n\xff,2\n", "a.csv, line 3: not UTF-8 text"),
+    ("a.csv", b"text,text\nhow,1\n", "'text' stands there twice"),
     ("a.parquet", b"PAR1 and then nothing", "a.parquet cannot be read as parquet"),
     ("a.jsonl.gz", gzip.compress(b'{"text": "how are you?"}\n' * 999)[:-20], "a.jsonl.gz cannot be read"),
     ("a.jsonl", b"", "empty file (0 bytes)"),
@@ -180,16 +187,33 @@ def test_merging(tmp_path, capsys):
     code, printed = run(capsys, tmp_path, *words, tokenizer=[])
     assert code == 0, printed
     assert stored(tmp_path, "out/set_text_document") == [[0, 0], [1, 1], [2, 2]]
+    for _ in range(2):  # the second time the first result lies among the parts
+        code, printed = run(capsys, tmp_path, *words, "--overwrite-output", tokenizer=[], prefix="parts/all")
+        assert code == 0 and len(stored(tmp_path, "parts/all_text_document")) == 3, printed
     os.remove(tmp_path / "parts" / "1_text_document.idx")
     code, printed = run(capsys, tmp_path, *words, tokenizer=[], prefix="again/set")
     assert code == 1 and "half a pair" in printed
+    (tmp_path / "file").write_text("")
+    code, printed = run(capsys, tmp_path, *words[:-1], "0_text", tokenizer=[], prefix="file/set")
+    assert code == 1 and "the output cannot be written" in printed and "--output-prefix" in printed
     code, printed = run(capsys, tmp_path, *words[:-1], "image", tokenizer=[], prefix="again/set")
     assert code == 1 and "have it in their names" in printed
 
 
 def test_nothing_that_looks_like_data_is_passed_over(tmp_path):
+    (tmp_path / "set.unfinished").mkdir()  # of an interrupted run, with its journal
+    (tmp_path / "set.unfinished" / "journal.json").write_text("{}")
     for name in ("a.jsonl", "b.csv.gz", "c.parquet", "d.parquet.gz", ".hidden.jsonl"):
         (tmp_path / name).write_text(json.dumps({}))
     files, ignored = input_files.expand_inputs([str(tmp_path)])
     assert [os.path.basename(file.path) for file in files] == ["a.jsonl", "b.csv.gz", "c.parquet"]
     assert [os.path.basename(path) for path in ignored] == ["d.parquet.gz"]
+
+
+def test_there_are_never_more_processes_than_are_of_use(tmp_path, capsys, monkeypatch):
+    path = write_jsonl(tmp_path / "data.jsonl", [{"text": "how"}])
+    monkeypatch.setattr(workers, "cores", lambda: 2)
+    monkeypatch.setattr(workers, "ProcessPoolExecutor", lambda count, *_: pytest.fail(f"{count} processes"))
+    with pytest.raises(pytest.fail.Exception, match="8 processes"):
+        run(capsys, tmp_path, "--input", path, "--n-subs", "100000")
+    assert "100000 processes are asked for" in capsys.readouterr().out

@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from mindspeed_ms.tasks.preprocess.errors import Unusable
 from mindspeed_ms.tasks.preprocess.truncation import balanced_lengths, fit
 from tests.preprocess.runs import run, stored, write_jsonl
 from tests.preprocess.toy_tokenizer import toy_tokenizer
@@ -193,19 +194,72 @@ def test_two_begin_tokens_are_counted(tmp_path, capsys):
     assert code == 0 and "2 samples with two begin tokens" in printed
 
 
+LENGTHY = "how are you? " * 30
+BORDERS = "<|im_start|>system\nS<|im_end|>\n<|im_start|>user\n", "<|im_end|>\n<|im_start|>assistant\n"
+
+
+@pytest.mark.parametrize("handler, record", [
+    ("AlpacaStyleInstructionHandler", {"instruction": LENGTHY, "output": "fine", "history": [["q", "a"]], "system": "S"}),
+    ("SharegptStyleInstructionHandler", {"system": "S", "conversations": [{"from": "human", "value": LENGTHY}, TALK[1]]}),
+    ("AlpacaStylePairwiseHandler", {"instruction": LENGTHY, "chosen": "fine", "rejected": "no", "system": "S"}),
+])
+@pytest.mark.parametrize("template", ["qwen", "chat_template"])
+def test_a_question_that_is_too_long_loses_its_own_text_alone(tmp_path, capsys, handler, record, template):
+    """What the template puts around question and answer stays, and the answer."""
+    jinja = ("{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>"
+             "{{ '' if m.role == 'assistant' else '\n' }}{% endfor %}"
+             "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}")
+    toy = toy_tokenizer(tmp_path, chat_template=jinja)
+    code, printed = convert(capsys, tmp_path, [record], handler, "--seq-length", "60", template=template)
+    assert code == 0, printed
+    assert "1 conversations cut to --seq-length (first: " in printed
+    assert "1 questions that lost the end of their text to --seq-length" in printed and "answers that lost" not in printed
+    keys = KEYS if "Pairwise" not in handler else ("chosen_input_ids", "chosen_labels", "rejected_input_ids", "rejected_labels")
+    sample = samples(tmp_path, keys)[0]
+    text, learnt = texts(toy, sample, keys[0], "labels" if "labels" in sample else "chosen_labels")
+    assert learnt == "fine<|im_end|>" and text.startswith(BORDERS[0]) and text.endswith(BORDERS[1] + learnt)
+    kept = text.removeprefix(BORDERS[0]).removesuffix(BORDERS[1] + learnt)
+    assert kept and LENGTHY.startswith(kept) and 58 <= len(sample[keys[0]]) <= 60
+
+
+def test_upstreams_order_cuts_ids_at_their_ends(tmp_path, capsys, toy):
+    record = {"instruction": LENGTHY, "output": "fine"}
+    convert(capsys, tmp_path, [record], "AlpacaStyleInstructionHandler", "--seq-length", "60", "--truncation", "oldest-first")
+    assert BORDERS[1] not in texts(toy, samples(tmp_path)[0])[0]
+
+
+def test_a_long_answer_loses_its_end_and_is_counted(tmp_path, capsys, toy):
+    code, printed = convert(capsys, tmp_path, [{"instruction": "how", "output": LENGTHY}], "AlpacaStyleInstructionHandler",
+                            "--seq-length", "60")
+    assert code == 0 and "1 answers that lost their end to --seq-length" in printed and "questions that" not in printed
+    assert texts(toy, samples(tmp_path)[0])[0].split(BORDERS[1])[0].endswith("user\nhow")
+
+
+def test_texts_beside_calls_of_tools_are_counted(tmp_path, capsys):
+    call = {"function": {"name": "add", "arguments": "{}"}}
+    answers = [{"content": "let me see", "tool_calls": [call]}, {"content": "", "tool_calls": [call]}, {"content": "fine"},
+               {"reasoning_content": "hm", "tool_calls": [call]}]
+    records = [{"messages": [{"role": "user", "content": "how"}, {"role": "assistant", **answer}]} for answer in answers[::-1]]
+    code, printed = convert(capsys, tmp_path, records, "OpenAIInstructionHandler")
+    assert code == 0 and "2 texts of messages that also call tools were left out (the calls are kept) (first: " in printed
+    assert "line 1)" in printed and len(samples(tmp_path)) == 4
+
+
 def test_fit_never_exceeds_the_limit():
-    conversation = [{"role": role, "content": size} for size in (3, 9, 1, 30, 17, 2) for role in ("user", "assistant")]
+    conversation = [{"role": role, "content": "x" * size} for size in (3, 9, 1, 30, 17, 2) for role in ("user", "assistant")]
 
     def render(messages):  # the first turn has a prefix of four tokens
-        return [([0] * (question["content"] + 4 * (number == 0)), [1] * answer["content"])
+        return [([0] * (len(question["content"]) + 4 * (number == 0)), [1] * len(answer["content"]))
                 for number, (question, answer) in enumerate(zip(messages[::2], messages[1::2]))]
 
-    whole = sum(message["content"] for message in conversation) + 4
+    whole = sum(len(message["content"]) for message in conversation) + 4
     for policy in ("keep-last", "oldest-first"):
-        for limit in range(1, whole + 2):
-            turns, was_cut = fit(render, conversation, limit, policy)
-            assert sum(len(source) + len(target) for source, target in turns) <= limit and was_cut == (limit < whole)
+        for limit in range(1 if policy == "oldest-first" else 6, whole + 2):
+            turns, cut = fit(render, conversation, limit, policy)
+            assert sum(len(source) + len(target) for source, target in turns) <= limit and bool(cut) == (limit < whole)
             if policy == "keep-last" and limit >= 8:
                 assert len(turns[-1][1]) == 2  # the last answer, whole
+    with pytest.raises(Unusable, match="fill --seq-length"):
+        fit(render, conversation, 5, "keep-last")
     sizes = ((100, 10, 40), (10, 100, 40), (100, 100, 40))
     assert [balanced_lengths(*size) for size in sizes] == [(30, 10), (10, 30), (20, 20)]

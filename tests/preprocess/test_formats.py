@@ -4,6 +4,7 @@ import gzip
 import json
 import os
 import subprocess
+import sys
 
 import pyarrow
 import pyarrow.csv
@@ -82,10 +83,21 @@ def test_nested_columns_of_parquet(tmp_path, capsys, monkeypatch):
     assert all_bytes(tmp_path / "jsonl") == all_bytes(tmp_path / "parquet") and len(all_bytes(tmp_path / "jsonl")) == 6
 
 
-def test_a_wrong_csv_row_ends_cleanly(tmp_path, capsys):
-    (tmp_path / "data.csv").write_text("id,text\n1,a\n2,b,c\n")
-    code, printed = run(capsys, tmp_path, "--input", tmp_path / "data.csv", "--append-eod")
-    assert code == 1 and "Expected 2 columns, got 3" in printed
+@pytest.mark.parametrize("compression", [bytes, gzip.compress])
+def test_csv_cells_with_everything(tmp_path, capsys, compression):
+    """NUL behind a long row, line ends and quotes in cells, U+2028, a byte order mark, CRLF, a wrong row that is left out."""
+    if sys.version_info < (3, 11):
+        pytest.skip("Python before 3.11 refuses NUL in csv, with file and line")
+    long = "how are you? " * 90_000
+    cells = ["fine", long, "\0are", "\0", "a\r\n\nb\rc", 'say ""you""', "x\u2028y"]
+    rows = "".join(f'"{cell}",{number}\r\n' for number, cell in enumerate(cells))
+    path = tmp_path / ("data.csv" if compression is bytes else "data.csv.gz")
+    path.write_bytes(compression(f"text,id\r\n{rows}1,2,3\r\n\r\n".encode("utf-8-sig")))
+    lines = write_jsonl(tmp_path / "data.jsonl", [{"text": cell.replace('""', '"')} for cell in cells])
+    run(capsys, tmp_path, "--input", lines, prefix="jsonl/set")
+    code, printed = run(capsys, tmp_path, "--input", path, "--on-invalid", "skip", prefix="csv/set")
+    assert code == 0 and f"1 another number of cells (first: {path}, line 12)" in printed  # CR ends a line too
+    assert all_bytes(tmp_path / "csv") == all_bytes(tmp_path / "jsonl")
 
 
 def test_processes_and_parts_do_not_change_the_bytes(tmp_path, capsys, monkeypatch):

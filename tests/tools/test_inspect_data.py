@@ -69,6 +69,28 @@ def test_pairs(call):
     assert "histogram: pairs_lengths_rejected.png" in output
 
 
+def test_the_picture_lies_beside_the_data(call, tmp_path, monkeypatch):
+    (tmp_path / "data").mkdir()
+    (tmp_path / "here").mkdir()
+    write_text(tmp_path / "data" / "set", [[1, 2, 3]])
+    monkeypatch.chdir(tmp_path / "here")
+    beside = tmp_path / "data" / "set_lengths.png"
+    assert f"  histogram: {beside}\n" in call(tmp_path / "data" / "set")[1] and beside.exists()
+    assert "  histogram: mine.png\n" in call(tmp_path / "data" / "set", "--png", "mine.png")[1]
+    assert list((tmp_path / "here").iterdir()) == [tmp_path / "here" / "mine.png"]
+    real = inspect_data.histogram_picture
+
+    def refuse(bars, path, title):  # root may write everywhere
+        if "/" in path:
+            raise PermissionError(13, "Permission denied", path)
+        real(bars, path, title)
+
+    monkeypatch.setattr(inspect_data, "histogram_picture", refuse)
+    output = call(tmp_path / "data" / "set")[1]
+    assert f"histogram: set_lengths.png ({beside} cannot be written (Permission denied))" in output
+    assert (tmp_path / "here" / "set_lengths.png").exists()
+
+
 def test_ids_outside_the_vocabulary(call):
     write_sft("chat", [([5, 99, 7], [-100, 99, 7], [1, 1, 1])])
     code, output, _ = call("chat", "--vocab-size", 50, "--png", "missing/folder.png")

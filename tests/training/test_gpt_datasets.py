@@ -53,6 +53,11 @@ def test_what_is_indexed_and_what_is_text(tmp_path):
     for settings in ({"data_path": [prefix]}, {"data_path": ["1", "missing"]}, {"mock_data": True},
                      {"train_data_path": [prefix], "valid_data_path": [prefix]}):
         assert gpt_datasets.names_indexed_files(config(**settings))
+    for ending in (".bin", ".idx"):  # small ids may be valid text
+        named = config(data_path=[prefix + ending])
+        assert gpt_datasets.names_indexed_files(named)
+        with pytest.raises(FileNotFoundError, match="Leave the ending out"):
+            gpt_datasets.check_files(named)
     with pytest.raises(FileNotFoundError, match=r"missing\.idx"):
         gpt_datasets.check_files(config(data_path=[prefix, "missing"]))
     assert gpt_datasets.gpt_dataset_config(config(mock_data=True)).mock

@@ -56,6 +56,11 @@ def list_of_micro_batches(folder):
     return run_pretrain(folder, [micro for step in MICRO_BATCHES for micro in step])
 
 
+def batches_of_a_blend(folder):
+    """Its samples say which part they are from, which the model does not take."""
+    return run_pretrain(folder, [{"dataset_id": np.zeros(4, np.int16), **batch} for batch in BATCHES])
+
+
 def generator_of_batches(folder):
     return run_pretrain(folder, (batch for batch in BATCHES))
 
@@ -111,8 +116,9 @@ def megatron_forward_step(folder):
 
 
 @pytest.mark.parametrize("form", [
-    list_of_full_batches, list_of_micro_batches, generator_of_batches, samples_by_index, dataset_of_mindspore,
-    function_that_makes_batches, datasets_provider, megatron_forward_step], ids=lambda form: form.__name__)
+    list_of_full_batches, list_of_micro_batches, batches_of_a_blend, generator_of_batches, samples_by_index,
+    dataset_of_mindspore, function_that_makes_batches, datasets_provider, megatron_forward_step,
+], ids=lambda form: form.__name__)
 def test_every_form_of_data_trains_like_float64(world, tmp_path, form):
     found, = world(1)(form, tmp_path)
     assert_equals(found, reference(MICRO_BATCHES))

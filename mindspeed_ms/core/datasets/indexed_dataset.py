@@ -1,5 +1,6 @@
 """Reading and writing Megatron's indexed token files, `prefix.bin` and `prefix.idx`; `indexed_format` describes them."""
 
+import glob
 import operator
 import os
 from array import array
@@ -23,6 +24,7 @@ from mindspeed_ms.core.datasets.indexed_format import (
 __all__ = ["DType", "IndexedDataset", "IndexedDatasetBuilder", "IndexedDatasetError", "best_fitting_dtype", "get_bin_path",
            "get_idx_path"]
 
+_NAMED = 3  # of the names that come near a wrong one
 _COPIED_AT_ONCE = 1 << 24
 
 
@@ -131,11 +133,19 @@ class IndexedDataset:
 def _advice(path_prefix):
     """What may be wrong with a prefix that names no files."""
     stem, ending = os.path.splitext(path_prefix)
-    if ending in (".bin", ".idx") and IndexedDataset.exists(stem):
-        return f" Leave the ending out: {stem}."
+    if ending in (".bin", ".idx"):
+        return f" Leave the ending out: {stem}." if IndexedDataset.exists(stem) else _advice(stem)
     if os.path.exists(path_prefix):
         return f" {path_prefix} itself is other data: text must be preprocessed first, and only indexed files take weights."
-    return ""
+    if os.path.exists(get_idx_path(path_prefix)) or os.path.exists(get_bin_path(path_prefix)):
+        return ""  # half a pair
+    longer = [path[: -len(".idx")] for path in sorted(glob.glob(glob.escape(path_prefix) + "*.idx"))]
+    longer = [prefix for prefix in longer if IndexedDataset.exists(prefix)]
+    if not longer:
+        return ""
+    if f"{path_prefix}_packed_input_ids_document" in longer:
+        return f" {path_prefix} names conversations: train on them with --is-instruction-dataset."
+    return f" Did you mean {' or '.join(longer[:_NAMED])}{', ...' if len(longer) > _NAMED else ''}?"
 
 
 class IndexedDatasetBuilder:

@@ -143,30 +143,40 @@ def _check_index_size(idx_path, size, sequences, documents):
 
 
 def check_sequences(dataset, idx_path, bin_path, bin_size):
-    """Sequences must lie one after the other inside the `.bin` file, documents must end with the last sequence."""
+    """Sequences must lie one after the other inside the `.bin` file, documents must end with the last sequence.
+
+    Bytes between two sequences are no error, as both are read where they lie, but Megatron's writer leaves none: a warning.
+    """
     documents, total = dataset.document_indices, len(dataset)
     ends = (int(documents[0]), int(documents[-1])) if len(documents) else None
     if ends != (0, total) or np.any(documents[1:] < documents[:-1]):
         raise IndexedDatasetError(f"{idx_path} is damaged: its document indices must rise from 0 to {total} (the number of "
                                   f"sequences), they go from {ends[0]} to {ends[1]}." if ends else
                                   f"{idx_path} is damaged: it has no document indices.")
-    end = 0
+    end, gaps, first_gap = 0, 0, ""
     for start in range(0, total, _CHECKED_AT_ONCE):
         lengths = dataset.sequence_lengths[start : start + _CHECKED_AT_ONCE]
         pointers = dataset.sequence_pointers[start : start + _CHECKED_AT_ONCE]
         sequence_ends = pointers + lengths.astype(np.int64) * dataset.itemsize
-        wrong = np.flatnonzero((lengths < 0) | (pointers < np.append(end, sequence_ends[:-1])))
-        if wrong.size:
-            first = int(wrong[0])
-            before = int(sequence_ends[first - 1]) if first else end
-            raise IndexedDatasetError(f"{idx_path} is damaged: sequence {start + first} has {lengths[first]} tokens and begins "
-                                      f"at byte {pointers[first]}, the one before it ends at byte {before}.")
+        before = np.append(end, sequence_ends[:-1])
+        elsewhere = np.flatnonzero((pointers != before) | (lengths < 0))
+        if elsewhere.size:
+            wrong = (lengths < 0) | (pointers < before) | (pointers % dataset.itemsize != 0)
+            first = int(np.flatnonzero(wrong)[0]) if wrong.any() else int(elsewhere[0])
+            place = (f"sequence {start + first} has {lengths[first]} tokens and begins at byte {pointers[first]}, the one "
+                     f"before it ends at byte {before[first]}")
+            if wrong.any():
+                raise IndexedDatasetError(f"{idx_path} is damaged: {place}.")
+            gaps, first_gap = gaps + len(elsewhere), first_gap or place
         end = int(sequence_ends[-1])
     if end > bin_size:
         first = int(np.searchsorted(dataset.sequence_pointers + dataset.sequence_lengths.astype(np.int64) * dataset.itemsize,
                                     bin_size, "right"))
         raise IndexedDatasetError(f"{bin_path} is truncated: it has {bin_size} bytes, {idx_path} says that sequences end at "
                                   f"byte {end}; sequence {first} of {total} is the first one that is not whole.")
+    if gaps:
+        logger.warning("%s leaves out bytes of %s at %d places, which Megatron's writer never does: %s. Is the index damaged?",
+                       idx_path, bin_path, gaps, first_gap)
     if end < bin_size:
         logger.warning("%s has %d bytes, of which %s uses %d: are the two files from the same run?", bin_path, bin_size,
                        idx_path, end)

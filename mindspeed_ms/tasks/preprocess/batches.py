@@ -17,7 +17,7 @@ class Batch:
     Attributes:
         path (str): the file.
         kind (str): "jsonl" and "txt": `data` (bytes) are lines; "json": `data` is a list of (line, text of one value);
-            "rows": `data` (bytes) is an Arrow stream.
+            "csv": `data` is the names of the columns and a list of (line, cells); "rows": `data` (bytes) is an Arrow stream.
         first (int): number of the first line or row, from 1.
         begins_file (bool): whether it is the file's first.
         consumed (int): bytes of the file on disk that were read up to here.
@@ -68,12 +68,16 @@ def _parsed(place, text):
         record = json.loads(text)
     except (json.JSONDecodeError, RecursionError) as error:
         detail = f"{error.msg} at column {error.colno}" if isinstance(error, json.JSONDecodeError) else "nested too deeply"
-        return Unreadable(RecordError(place, f"broken JSON: {detail}; the line begins with {text[:60]!r}. Repair or delete it, "
-                                      "or leave such records out with --on-invalid skip.", "broken JSON"))
+        return Unreadable(RecordError(place, f"broken JSON: {detail}; the line begins with {text[:60]!r}.{_advice(text)} "
+                                      "Repair or delete it, or leave such records out with --on-invalid skip.", "broken JSON"))
     if not isinstance(record, dict):
-        return Unreadable(RecordError(place, f"expected a JSON object with keys, found {type(record).__name__}: {text[:60]!r}",
-                                      "not an object"))
+        return Unreadable(RecordError(place, f"expected a JSON object with keys, found {type(record).__name__}: {text[:60]!r}."
+                                      f"{_advice(text)}", "not an object"))
     return record
+
+
+def _advice(text):
+    return " If the file is one array of records, let its name end in .json." if text.lstrip().startswith("[") else ""
 
 
 def _text_lines(batch):
@@ -89,6 +93,18 @@ def _text_lines(batch):
                                                 "not UTF-8"))
             continue
         yield place, {"text": text}
+
+
+def _csv_rows(batch):
+    names, rows = batch.data
+    for line, cells in rows:
+        place = f"{batch.path}, line {line}"
+        if len(cells) == len(names):
+            yield place, dict(zip(names, cells))
+        else:
+            yield place, Unreadable(RecordError(place, f"expected a cell for each of the {len(names)} columns that the first "
+                                                f"line names, found {len(cells)}. Put cells that have commas or line ends in "
+                                                "double quotes.", "another number of cells"))
 
 
 def _rows(batch):
@@ -122,4 +138,4 @@ class _Struct(dict):
             raise KeyError(name)
 
 
-_DECODERS = {"jsonl": _json_lines, "json": _json_values, "txt": _text_lines, "rows": _rows}
+_DECODERS = {"jsonl": _json_lines, "json": _json_values, "txt": _text_lines, "csv": _csv_rows, "rows": _rows}

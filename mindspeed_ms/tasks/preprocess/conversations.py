@@ -8,6 +8,7 @@ from mindspeed_ms.tasks.preprocess.map_keys import Columns
 
 USER, ASSISTANT, OBSERVATION, FUNCTION, SYSTEM = "user", "assistant", "observation", "function", "system"
 _ASKING, _ANSWERING = (USER, OBSERVATION), (ASSISTANT, FUNCTION)
+BESIDE_CALLS = "texts of messages that also call tools were left out (the calls are kept)"
 _OPTION = """--map-keys '{"%s":"KEY"}'"""
 
 
@@ -18,11 +19,13 @@ class Conversation:
     Attributes:
         messages (list[dict]): {"role", "content"}, asking and answering roles in turn, from a user on.
         system, tools (Optional[str]): texts, None if the record has none.
+        notes (tuple[str]): parts of the record that are not in it, in words for the report.
     """
 
     messages: list
     system: str | None = None
     tools: str | None = None
+    notes: tuple = ()
 
 
 class RecordReader:
@@ -54,26 +57,25 @@ class RecordReader:
             BadRecord: a key is missing or a value is of the wrong type.
             Unusable: the record is well formed but teaches nothing.
         """
-        messages, system = self._messages(record)
+        messages, system, notes = self._messages(record)
         if self._is_alpaca:
             messages.append(_message(ASSISTANT, self._answer(record)))
-        return self._checked(record, messages, system, answered=True)
+        return self._checked(record, messages, system, notes, answered=True)
 
     def prompt(self, record):
         """Conversation of a record up to its last question."""
-        messages, system = self._messages(record)
+        messages, system, notes = self._messages(record)
         if messages and messages[-1]["role"] in _ANSWERING:
             messages.pop()
-        return self._checked(record, messages, system, answered=False)
+        return self._checked(record, messages, system, notes, answered=False)
 
     def pair(self, record):
         """(Conversation up to the last question, chosen answer, rejected answer); answers are messages."""
-        messages, system = self._messages(record)
-        conversation = self._checked(record, messages, system, answered=False)
-        chosen, rejected = (self._alternative(record, key) for key in ("chosen", "rejected"))
-        return conversation, chosen, rejected
+        messages, system, notes = self._messages(record)
+        chosen, rejected = (self._alternative(record, key, notes) for key in ("chosen", "rejected"))
+        return self._checked(record, messages, system, notes, answered=False), chosen, rejected
 
-    def _checked(self, record, messages, system, answered):
+    def _checked(self, record, messages, system, notes, answered):
         if not any(message["role"] in _ASKING and message["content"].strip() for message in messages):
             raise Unusable("no question")
         if len(messages) % 2 != (0 if answered else 1):
@@ -88,7 +90,7 @@ class RecordReader:
         tools = self.columns.optional(record, "tools")
         if tools is not None and not isinstance(tools, str):
             tools = json.dumps(tools, ensure_ascii=False)
-        return Conversation(messages, system or None, tools or None)
+        return Conversation(messages, system or None, tools or None, tuple(notes))
 
     # Alpaca: one column for each part
 
@@ -103,7 +105,7 @@ class RecordReader:
             parts.append(self._required(record, "prompt", "the question"))
         parts.append(self.columns.optional(record, "query"))
         text = "\n".join(filter(None, (text_of(part, "the question") for part in parts)))
-        return messages + ([_message(USER, text)] if text else []), None
+        return messages + ([_message(USER, text)] if text else []), None, []
 
     def _answer(self, record):
         answer = self._required(record, "response", "the answer")
@@ -125,26 +127,28 @@ class RecordReader:
         listed = self._required(record, "messages", "the messages")
         if not isinstance(listed, list) or not all(isinstance(message, dict) for message in listed):
             raise BadRecord(f"the messages must be a list of objects, found {listed!r:.80}", "messages of another form")
-        messages, system = [], None
+        messages, system, notes = [], None, []
         for number, message in enumerate(listed):
-            read = self._read_messages(message)
-            if number == 0 and read[0]["role"] == SYSTEM:
-                system = read[0]["content"]
-                continue
-            for one in read:
-                _append(messages, one)
-        return messages, system
+            read = self._read_message(message, notes)
+            if number == 0 and read["role"] == SYSTEM:
+                system = read["content"]
+            else:
+                _append(messages, read)
+        return messages, system, notes
 
-    def _read_messages(self, message):
-        """A message in canonical form; where it calls tools, the calls alone, without a text beside them."""
+    def _read_message(self, message, notes):
+        """A message in canonical form; where it calls tools, the calls alone: a text beside them goes to `notes` (list)."""
         tags = self.columns.tags
         role = column(message, tags["role_tag"], "the role of a message", """--map-keys '{"tags":{"role_tag":"KEY"}}'""")
         calls = message.get("tool_calls")
-        content = message.get(tags["content_tag"]) if calls else column(
-            message, tags["content_tag"], "the text of a message", """--map-keys '{"tags":{"content_tag":"KEY"}}'""")
         if calls:
-            return [_message(FUNCTION, _calls_text(calls))]
-        return [_message(self._canonical(role), _with_reasoning(message, text_of(content, "a message")))]
+            beside = message.get(tags["content_tag"]) or message.get("reasoning_content") or ""
+            if str(beside).strip():
+                notes.append(BESIDE_CALLS)
+            return _message(FUNCTION, _calls_text(calls))
+        content = column(message, tags["content_tag"], "the text of a message",
+                         """--map-keys '{"tags":{"content_tag":"KEY"}}'""")
+        return _message(self._canonical(role), _with_reasoning(message, text_of(content, "a message")))
 
     def _canonical(self, role):
         tags = self.columns.tags
@@ -155,11 +159,11 @@ class RecordReader:
             raise Unusable(f"unknown role {role!r}, known: {', '.join(names)}")
         return names[role]
 
-    def _alternative(self, record, key):
+    def _alternative(self, record, key, notes):
         value = self._required(record, key, f"the {key} answer")
         if isinstance(value, list) and len(value) == 1:
             value = value[0]
-        message = self._read_messages(value)[0] if isinstance(value, dict) else _message(ASSISTANT, text_of(value, key))
+        message = self._read_message(value, notes) if isinstance(value, dict) else _message(ASSISTANT, text_of(value, key))
         if message["role"] not in _ANSWERING:
             raise Unusable(f"the {key} message is no answer")
         if not message["content"].strip():

@@ -9,6 +9,7 @@ from mindspeed_ms.tasks.preprocess.errors import PreprocessError
 
 FORMATS = (".jsonl", ".json", ".parquet", ".arrow", ".csv", ".txt")
 COMPRESSIONS = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2"}  # pyarrow's names
+UNFINISHED = ".unfinished"  # ends the names of folders of interrupted runs, which may lie among their input
 _BY_COLUMNS = (".parquet", ".arrow")  # compressed inside, and read by position
 
 
@@ -65,7 +66,7 @@ def expand_inputs(words):
 def _in_folder(folder):
     found, ignored = [], []
     for parent, folders, names in os.walk(folder):
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        folders[:] = sorted(name for name in folders if not name.startswith(".") and not name.endswith(UNFINISHED))
         for name in names:
             if not name.startswith("."):
                 (found if _format(name) else ignored).append(os.path.join(parent, name))

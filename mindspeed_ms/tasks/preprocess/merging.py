@@ -5,6 +5,7 @@ import os
 from mindspeed_ms.core.datasets.indexed_dataset import IndexedDataset, IndexedDatasetBuilder
 from mindspeed_ms.core.datasets.indexed_format import IndexedDatasetError, get_bin_path, get_idx_path
 from mindspeed_ms.tasks.preprocess.errors import PreprocessError
+from mindspeed_ms.tasks.preprocess.unfinished import make_writable
 
 
 def merge_groups(inputs, keys, run):
@@ -23,18 +24,20 @@ def merge_groups(inputs, keys, run):
     """
     if len(inputs) != 1 or not os.path.isdir(inputs[0]):
         raise PreprocessError(f"--merge-group-keys needs a folder of .bin and .idx files as --input, got {' '.join(inputs)}.")
-    groups = {key: _pairs(inputs[0], key) for key in keys}
     targets = {key: f"{run.output_prefix}_{key}" for key in keys}
+    groups = {key: _pairs(inputs[0], key, targets[key]) for key in keys}
     for target in targets.values():
         for path in (get_bin_path(target), get_idx_path(target)):
             if os.path.exists(path) and not run.overwrite:
                 raise PreprocessError(f"{path} exists: give another --output-prefix, or replace it with --overwrite-output.")
-    os.makedirs(os.path.dirname(run.output_prefix) or ".", exist_ok=True)
+    make_writable(os.path.dirname(run.output_prefix) or ".")
     return [_merge(groups[key], targets[key]) for key in keys]
 
 
-def _pairs(folder, key):
-    names = {name for name in os.listdir(folder) if key in name and name.endswith((".bin", ".idx"))}
+def _pairs(folder, key, target):
+    """Prefixes of the pairs; not the target's, which an earlier join may have left in the folder."""
+    names = {name for name in os.listdir(folder) if key in name and name.endswith((".bin", ".idx"))
+             and os.path.realpath(os.path.join(folder, os.path.splitext(name)[0])) != os.path.realpath(target)}
     stems = sorted({os.path.splitext(name)[0] for name in names})
     if not stems:
         raise PreprocessError(f"--merge-group-keys {key}: no .bin and .idx files in {folder} have it in their names.")

@@ -12,12 +12,12 @@ from mindspeed_ms.core.datasets.tokenizer import model_vocab_size
 from mindspeed_ms.core.logging import logger, set_progress_bar
 from mindspeed_ms.tasks.preprocess.encoding import Encoder
 from mindspeed_ms.tasks.preprocess.errors import PreprocessError
-from mindspeed_ms.tasks.preprocess.input_files import expand_inputs
+from mindspeed_ms.tasks.preprocess.input_files import UNFINISHED, expand_inputs
 from mindspeed_ms.tasks.preprocess.packing import pack
 from mindspeed_ms.tasks.preprocess.readers import count_bytes, read_batches
 from mindspeed_ms.tasks.preprocess.registry import HANDLER_KINDS
 from mindspeed_ms.tasks.preprocess.unfinished import Unfinished, make_writable, publish, write_index
-from mindspeed_ms.tasks.preprocess.workers import cores, encode_all
+from mindspeed_ms.tasks.preprocess.workers import cores, encode_all, most_processes
 
 _FORMAT_VERSION = 1
 
@@ -46,7 +46,7 @@ def preprocess(settings, run, make_vocab_size_divisible_by=128):
         _check_outputs(outputs, run, unfinished)
         _write(settings, run, encoder, files, outputs, unfinished)
     except BaseException:
-        unfinished.close()
+        unfinished.release()
         raise
     unfinished.discard()
     return unfinished.tally
@@ -87,7 +87,7 @@ def _tokenize(run, encoder, files, unfinished):
         set_progress_bar(bar)
         try:
             batches = _batches(files, encoder, unfinished.position, run.max_samples, tally.records)
-            for (number, count, consumed), encoded in encode_all(batches, encoder, run.workers):
+            for (number, count, consumed), encoded in encode_all(batches, encoder, _processes(run)):
                 for key, (tokens, lengths) in encoded.columns.items():
                     unfinished.append(key, tokens, lengths)
                 tally.add(encoded.tally)
@@ -107,7 +107,7 @@ def _tokenize(run, encoder, files, unfinished):
     unfinished.save()
     seconds = time.monotonic() - start
     logger.info("%s tokens in %.1f s (%s tokens/s, %d processes)", f"{tally.tokens.get(first, 0) - before:,}", seconds,
-                f"{(tally.tokens.get(first, 0) - before) / max(seconds, 1e-9):,.0f}", run.workers)
+                f"{(tally.tokens.get(first, 0) - before) / max(seconds, 1e-9):,.0f}", _processes(run))
 
 
 def _batches(files, encoder, position, max_samples, records):
@@ -126,6 +126,10 @@ def _batches(files, encoder, position, max_samples, records):
             yield (number, count, batch.consumed), batch, left
             if left is not None:
                 left -= len(batch.records()[0])
+
+
+def _processes(run):
+    return min(run.workers, most_processes())
 
 
 def _check_unchanged(files, unfinished):
@@ -159,8 +163,6 @@ def _check_outputs(outputs, run, unfinished):
     paths = [path for prefix in outputs.values() for path in (get_bin_path(prefix), get_idx_path(prefix))]
     there = [path for path in paths if os.path.exists(path)]
     if there and not run.overwrite and not unfinished.is_complete:
-        if not unfinished.continued:
-            unfinished.discard()
         raise PreprocessError(f"{there[0]} exists: give another --output-prefix, or replace it with --overwrite-output.")
 
 
@@ -171,6 +173,9 @@ def _remarks(encoder, files, ignored, run):
     empty = [file.path for file in files if not file.size]
     if empty:
         remarks.append(f"{len(empty)} of {len(files)} input files are empty: {', '.join(empty[:5])}")
+    if run.workers > most_processes():
+        remarks.append(f"{run.workers} processes are asked for (--workers, --n-subs), but there are {cores()} cores: "
+                       f"{most_processes()} tokenize; the output is the same")
     if run.workers == 1 and cores() > 1 and count_bytes(files) > 1 << 27:
         remarks.append(f"one process tokenizes, but there are {cores()} cores: --workers {cores()} is faster")
     return remarks
@@ -178,7 +183,7 @@ def _remarks(encoder, files, ignored, run):
 
 def _unfinished_folder(run):
     folder, name = os.path.split(run.output_prefix)
-    return os.path.join(run.cache_dir or folder or ".", f"{name}.unfinished")
+    return os.path.join(run.cache_dir or folder or ".", name + UNFINISHED)
 
 
 def _description(settings, run, files):

@@ -6,6 +6,7 @@ Batches depend on the file alone: the same file gives the same batches in each r
 import contextlib
 
 from mindspeed_ms.tasks.preprocess.batches import Batch
+from mindspeed_ms.tasks.preprocess.csv_stream import CsvStreamError, csv_rows
 from mindspeed_ms.tasks.preprocess.errors import PreprocessError, RecordError
 from mindspeed_ms.tasks.preprocess.json_stream import JsonStreamError, json_objects
 
@@ -30,8 +31,8 @@ def read_batches(file, columns=None):
     try:
         yield from _READERS[file.format](file, columns)
     except (pyarrow.ArrowException, OSError) as error:
-        raise PreprocessError(f"{file.path} cannot be read as {file.format[1:]}: {error}. Is it complete, and of the format "
-                              "that its name says?") from error
+        raise PreprocessError(f"{file.path} cannot be read as {file.format[1:]}: {str(error).rstrip('.')}. Is it complete, and "
+                              "of the format that its name says?") from error
 
 
 @contextlib.contextmanager
@@ -114,34 +115,30 @@ def _arrow(file, columns):
 
 def _csv(file, columns):
     """All columns are text, whatever they look like: '007' stays '007'."""
-    import pyarrow.csv
-
-    with _opened(file) as (stream, _):
-        names = _csv_names(file, stream.read(BATCH_BYTES))
-    _check_columns(file, columns, names)
-    # arrow reads ahead in a thread of its own: from a stream of arrow's, a Python object might be gone when an error ends it
     with _opened(file) as (stream, position):
-        source = pyarrow.csv.open_csv(
-            stream, pyarrow.csv.ReadOptions(use_threads=False, block_size=4 * BATCH_BYTES),
-            pyarrow.csv.ParseOptions(newlines_in_values=True),
-            pyarrow.csv.ConvertOptions(column_types={name: pyarrow.string() for name in names}, include_columns=columns,
-                                       strings_can_be_null=False))
-        yield from _row_batches(file, source, lambda first: position())
+        try:
+            rows = csv_rows(stream.read)
+            _, names = next(rows, (1, []))
+            _check_twice(file, names)
+            _check_columns(file, columns, names)
+            values, size, begins = [], 0, True
+            for row in rows:
+                values.append(row)
+                size += sum(map(len, row[1]))
+                if size >= BATCH_BYTES or len(values) == _MOST_ROWS:
+                    yield Batch(file.path, "csv", (names, values), values[0][0], begins, position())
+                    values, size, begins = [], 0, False
+        except CsvStreamError as error:
+            raise RecordError(f"{file.path}, line {error.line}", str(error), "broken csv") from error
+        if values:
+            yield Batch(file.path, "csv", (names, values), values[0][0], begins, position())
 
 
-def _csv_names(file, head):
-    import csv
-
-    try:
-        text = head.decode("utf-8-sig", errors="ignore" if len(head) == BATCH_BYTES else "strict")
-        names = next(csv.reader(text.splitlines(keepends=True)), [])
-    except UnicodeDecodeError as error:
-        raise PreprocessError(f"{file.path} is not UTF-8 text ({error.reason} at byte {error.start}).") from error
+def _check_twice(file, names):
     twice = {name for name in names if names.count(name) > 1}
     if twice:
         raise PreprocessError(f"{file.path}: the first line of a csv file names its columns, but {sorted(twice)[0]!r} stands "
                               "there twice.")
-    return names
 
 
 def _row_batches(file, batches, consumed):

@@ -1,12 +1,17 @@
 """Turns of a conversation, as (source ids, target ids), made to fit a length.
 
-`keep-last` leaves out the oldest turns and renders the rest anew, so that system and beginning stand where they belong; a
-single turn that is still too long is cut, answer first to be kept. `oldest-first` is upstream's order: each turn from the
-first on gets a share of what is left, and the last ones are lost.
+`keep-last` leaves out the oldest turns and renders the rest anew, so that system and beginning stand where they belong. A
+single turn that is still too long loses the end of its question's text, and of its answer where that is long too: what the
+template puts around them stays. `oldest-first` is upstream's order: each turn from the first on gets a share of what is left,
+its ids are cut at their ends, and the last turns are lost.
 """
 
 from mindspeed_ms.core.datasets.turns import balanced_lengths
 from mindspeed_ms.tasks.preprocess.errors import Unusable
+
+CUT = "conversations cut to --seq-length"
+QUESTION_CUT = "questions that lost the end of their text to --seq-length"
+ANSWER_CUT = "answers that lost their end to --seq-length"
 
 
 def fit(render, messages, limit, policy, favours_target=False):
@@ -20,18 +25,18 @@ def fit(render, messages, limit, policy, favours_target=False):
         favours_target (bool): with oldest-first: the template's class cuts the longer part of a turn first.
 
     Returns:
-        (list[tuple[list[int], list[int]]], bool): turns, and whether something is missing.
+        (list[tuple[list[int], list[int]]], tuple[str]): turns, and what is missing, in words for the report.
 
     Raises:
-        Unusable: policy drop, and the conversation is longer.
+        Unusable: policy drop, and the conversation is longer; or nothing of an answer fits beside the template's text.
     """
     turns = render(messages)
     if limit is None or _length(turns) <= limit:
-        return turns, False
+        return turns, ()
     if policy == "drop":
         raise Unusable("longer than --seq-length")
     if policy == "oldest-first":
-        return _cut_each(turns, limit, favours_target), True
+        return _cut_each(turns, limit, favours_target), (CUT,)
     rounds = len(turns)
     first = _first_kept(turns, limit)
     while first:
@@ -39,7 +44,58 @@ def fit(render, messages, limit, policy, favours_target=False):
         if _length(turns) <= limit or first == rounds - 1:
             break
         first += 1
-    return (turns if _length(turns) <= limit else [_cut(*turns[-1], limit)]), True
+    if _length(turns) <= limit:
+        return turns, (CUT,)
+    source, target, what = cut_question(render, messages[-2:], turns[-1], limit)
+    return [(source, target)], (CUT, *what)
+
+
+def cut_question(render, messages, turn, limit):
+    """One turn in `limit` tokens: what the template puts around the texts stays.
+
+    Args:
+        render (Callable): see fit.
+        messages (list[dict]): question and answer.
+        turn (tuple[list[int], list[int]]): what they are rendered as, too long.
+        limit (int): tokens.
+
+    Returns:
+        (list[int], list[int], list[str]): source, target, and what was cut.
+
+    Raises:
+        Unusable: the template's text and the first character of the question leave no room for an answer.
+    """
+    (question, answer), (source, target) = messages, turn
+    text = question["content"]
+
+    def with_text(size):
+        return render([{**question, "content": text[:size]}, answer])[0][0]
+
+    shortest = with_text(1)
+    room, most = limit - len(shortest), len(source) - len(shortest)
+    if room < 1:
+        raise Unusable("all labels masked: system message and template fill --seq-length")
+    kept_target = max(balanced_lengths(most, len(target), room)[1], min(len(target), 1))
+    kept = min(most, room - kept_target)
+    what = [QUESTION_CUT] if kept < most else []
+    if what:
+        source = _longest(with_text, shortest, source, len(text), len(shortest) + kept)
+    return source, target[:kept_target], what + [ANSWER_CUT] * (kept_target < len(target))
+
+
+def _longest(with_text, shortest, longest, size, limit):
+    """The source of as much text as fits in `limit` tokens: a search between one character and `size`, which is too many."""
+    low, high, best, too_many, halve = 1, size, shortest, len(longest), False
+    while high - low > 1 and len(best) < limit:
+        share = 0.5 if halve else (limit - len(best)) / max(too_many - len(best), 1)
+        middle = min(max(low + int((high - low) * share), low + 1), high - 1)
+        tried = with_text(middle)
+        if len(tried) <= limit:
+            low, best = middle, tried
+        else:
+            high, too_many = middle, len(tried)
+        halve = not halve  # text is not equally dense: a guess alone may come nearer from one side only
+    return best
 
 
 def _length(turns):

@@ -105,8 +105,17 @@ class Unfinished:
         """Path of a file in the folder."""
         return os.path.join(self.folder, name)
 
+    def release(self):
+        """Leave the folder to a later run, or delete it if nothing in it can be continued."""
+        if self._lock.closed:
+            return  # it may be another run's by now
+        if os.path.exists(self.path(JOURNAL)):
+            self.close()
+        else:
+            self.discard()
+
     def close(self):
-        """Leave the folder to a later run."""
+        """Close all files."""
         for file in self._files.values():
             with contextlib.suppress(OSError):  # the disk is full: what the journal says is on it
                 file.close()
@@ -212,8 +221,9 @@ def make_writable(folder):
             pass
         os.remove(probe)
     except OSError as error:
-        raise PreprocessError(f"the output cannot be written: {error.strerror}: {error.filename or folder}. Name another place "
-                              "with --output-prefix, or make the folder writable.") from error
+        raise PreprocessError(f"the output cannot be written: {error.strerror}: {error.filename or folder}. Name another "
+                              "place with --output-prefix (unfinished files: --cache-dir), or make the folder "
+                              "writable.") from error
 
 
 def _lock(folder):

@@ -10,6 +10,7 @@ from mindspeed_ms.tasks.preprocess.encoding import encode_batch, start_process
 from mindspeed_ms.tasks.preprocess.errors import PreprocessError
 
 _WAITING_PER_WORKER = 4
+_PROCESSES_PER_CORE = 4
 _SECONDS_TO_END = 2.0
 
 
@@ -69,3 +70,8 @@ def _first(waiting):
 def cores():
     """Cores that this process may use (int)."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def most_processes():
+    """Processes (int) beyond which more only take memory."""
+    return _PROCESSES_PER_CORE * cores()

@@ -97,6 +97,11 @@ class _Settings:
                 return value["content"] if isinstance(value, dict) else value
         return None
 
+    def additional_special_tokens(self):
+        """Tokens (list[str]) of `additional_special_tokens`."""
+        tokens = self.config.get("additional_special_tokens") or self._map.get("additional_special_tokens") or []
+        return [token["content"] if isinstance(token, dict) else token for token in tokens]
+
     def added_tokens(self):
         """Id, content and flags of all added tokens: list of (int, str, dict), by id."""
         added = {}
@@ -169,6 +174,8 @@ def _from_sentence_piece(path, settings):
             continue
         tokenizer.add_special_tokens([token])
         setattr(tokenizer, role, tokenizer.token_to_id(token))
+        tokenizer.named.add(token)
+    tokenizer.named.update(settings.additional_special_tokens())
     _check_around(tokenizer)
     tokenizer.chat_template = settings.chat_template
     return tokenizer

@@ -18,7 +18,10 @@ class SentencePieceTokenizer(Tokenizer):
         path (str): the model.
         adds_bos, adds_eos (bool): see Tokenizer.
         space_behind_tokens (bool): put the space in front of every piece of text (Llama's first, "legacy" behaviour);
-            otherwise only where the text itself begins.
+            otherwise only where the text itself begins, as the slow LlamaTokenizer of transformers 4 with `legacy` false.
+
+    Attributes:
+        named (set[str]): without `space_behind_tokens`: tokens in front of which a text's own space is left out.
 
     Raises:
         TokenizerError: the file is damaged or no sentencepiece model.
@@ -34,6 +37,7 @@ class SentencePieceTokenizer(Tokenizer):
         self.bos, self.eos, self.pad = (number if number >= 0 else None for number in (
             self._model.bos_id(), self._model.eos_id(), self._model.pad_id()))
         self.adds_bos, self.adds_eos = adds_bos, adds_eos
+        self.named = {self._inverse[number] for number in (self.bos, self.eos, self._model.unk_id()) if number is not None}
 
     @property
     def vocab_size(self):
@@ -59,18 +63,27 @@ class SentencePieceTokenizer(Tokenizer):
         return [wrap(ids, self) for ids in encoded] if add_special_tokens else encoded
 
     def _encode_pieces(self, text):
+        if self._no_space is not None and text:
+            text = "▁" + text.replace("▁", " ")
         ids, start = [], 0
         for match in self._pattern.finditer(text):
-            ids += self._encode_plain(text, start, match.start())
+            ids += self._encode_plain(text[start : match.start()])
             ids.append(self._vocab[match[match.lastindex]])
             start = match.end()
-        return ids + self._encode_plain(text, start, len(text))
+        ids += self._encode_plain(text[start:])
+        first = [self._inverse[number] for number in ids[:2]]
+        return ids[1:] if self._no_space is not None and first[:1] == ["▁"] and first[-1] in self.named else ids
 
-    def _encode_plain(self, text, start, end):
-        if start == end:
+    def _encode_plain(self, piece):
+        if not piece:
             return []
-        model = self._model if start == 0 or self._no_space is None else self._no_space
-        return model.encode(text[start:end])
+        if self._no_space is None:
+            return self._model.encode(piece)
+        if not piece.startswith((" ", "▁")):
+            return self._no_space.encode(piece)
+        # the model may drop blanks where a text begins, so something that is taken away again stands in front
+        front = self._model.id_to_piece(self._model.unk_id())
+        return self._no_space.encode(front + piece)[len(self._no_space.encode(front)) :]
 
     def detokenize(self, ids):
         """See Tokenizer."""

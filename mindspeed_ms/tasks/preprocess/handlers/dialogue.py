@@ -6,10 +6,9 @@ from mindspeed_ms.tasks.preprocess.handlers.base import RecordHandler, append_en
 from mindspeed_ms.tasks.preprocess.registry import HANDLER_KINDS
 from mindspeed_ms.tasks.preprocess.templates import fix_tokenizer, get_template
 from mindspeed_ms.tasks.preprocess.tool_formats import TemplateError
-from mindspeed_ms.tasks.preprocess.truncation import balanced_lengths, fit
+from mindspeed_ms.tasks.preprocess.truncation import CUT, balanced_lengths, fit
 
 _LLAMA_FACTORY_CLASSES = ("LFDefaultTemplate", "ReasoningTemplate")
-CUT = "conversations cut to --seq-length"
 
 
 class DialogueHandler(RecordHandler):
@@ -31,7 +30,7 @@ class DialogueHandler(RecordHandler):
         self.reader.check_first(records)
 
     def turns(self, conversation, messages=None, limit=None):
-        """(turns as (source ids, target ids), whether they were cut) of a Conversation in at most `limit` tokens."""
+        """(turns as (source ids, target ids), what was cut) of a Conversation in at most `limit` tokens."""
         def render(part):
             try:
                 return self.template.encode_multiturn(self.tokenizer, part, conversation.system, conversation.tools)
@@ -63,12 +62,13 @@ class InstructionHandler(DialogueHandler):
 
     def sample(self, record, note):
         """See RecordHandler."""
-        turns, was_cut = self.turns(self.reader.conversation(record), limit=self.budget())
+        conversation = self.reader.conversation(record)
+        turns, cut = self.turns(conversation, limit=self.budget())
         # answers decide, not an end token behind a cut answer
         if not any(target for _, target in turns):
-            raise Unusable("all labels masked" + (": the question fills --seq-length" if was_cut else ""))
-        if was_cut:
-            note(CUT)
+            raise Unusable("all labels masked" + (": the question fills --seq-length" if cut else ""))
+        for text in (*conversation.notes, *cut):
+            note(text)
         ids, labels = self.finish(turns, note)
         return {"input_ids": ids, "attention_mask": [1] * len(ids), "labels": labels}
 
@@ -81,34 +81,30 @@ class PairwiseHandler(DialogueHandler):
     def sample(self, record, note):
         """See RecordHandler."""
         conversation, *answers = self.reader.pair(record)
-        # both answers share the question, so it is cut for the longer one
-        prompt, longer = self._prompt_and_answer(conversation, max(answers, key=lambda answer: len(answer["content"])))
         targets = [self._target(conversation, answer) for answer in answers]
-        longest, budget = max(map(len, [longer, *targets])), self.budget()
-        if budget is not None and len(prompt) + longest > budget:
-            if self.settings.truncation == "drop":
-                raise Unusable("longer than --seq-length")
-            prompt_length, target_length = balanced_lengths(len(prompt), longest, budget)
-            prompt, targets = prompt[:prompt_length], [target[:target_length] for target in targets]
-            note(CUT)
+        # both answers share the question, so it is cut for the longer one
+        longest = max(range(len(targets)), key=lambda number: len(targets[number]))
+        prompt, length, cut = self._prompt(conversation, answers[longest])
+        targets = [target[:length] for target in targets]
         if not all(targets):
             raise Unusable("all labels masked: the question fills --seq-length")
+        for text in (*conversation.notes, *cut):
+            note(text)
         sample = {}
         for name, target in zip(("chosen", "rejected"), targets):
             ids, labels = self.finish([(prompt, target)], note)
             sample[f"{name}_input_ids"], sample[f"{name}_labels"] = ids, labels
         return sample
 
-    def _prompt_and_answer(self, conversation, answer):
-        limit = self.budget() if self.settings.truncation == "keep-last" else None
-        messages = [*conversation.messages, answer]
-        rounds = len(messages) // 2
-        for first in range(rounds):
-            turns, _ = self.turns(conversation, messages[2 * first :])
-            prompt, target = joined(turns)
-            if limit is None or len(prompt) + len(target) <= limit:
-                break
-        return prompt, target
+    def _prompt(self, conversation, answer):
+        """(ids before an answer, length that the answer may have, what was cut)."""
+        budget, in_order = self.budget(), self.settings.truncation == "oldest-first"
+        turns, cut = self.turns(conversation, [*conversation.messages, answer], None if in_order else budget)
+        prompt, target = joined(turns)
+        if in_order and budget is not None and len(prompt) + len(target) > budget:
+            lengths = balanced_lengths(len(prompt), len(target), budget)
+            return prompt[: lengths[0]], lengths[1], (CUT,)
+        return prompt, len(target), cut
 
     def _target(self, conversation, answer):
         """Ids of an answer; they do not depend on the turns before it."""
@@ -128,6 +124,8 @@ class PromptHandler(DialogueHandler):
         ids, _ = joined(turns)
         if self.settings.seq_length and len(ids) > self.settings.seq_length:
             raise Unusable("longer than --seq-length")
+        for text in conversation.notes:
+            note(text)
         if self.tokenizer.bos is not None and ids[:2] == [self.tokenizer.bos] * 2:
             note("samples with two begin tokens")
         return {"input_ids": ids, "attention_mask": [1] * len(ids)}

@@ -1,4 +1,5 @@
 """Saving and loading a training: what its state consists of; files and layouts are `core.dist_checkpointing`'s."""
+import os
 import random
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
@@ -6,12 +7,14 @@ from dataclasses import asdict
 import numpy as np
 
 from mindspeed_ms.core import comm, parallel_state, rng
+from mindspeed_ms.core.dist_checkpointing import job_lock
 from mindspeed_ms.core.dist_checkpointing.agreement import on_all_ranks, on_rank_zero
 from mindspeed_ms.core.dist_checkpointing.errors import CheckpointError
 from mindspeed_ms.core.dist_checkpointing.folders import (
     TRACKER_FILE,
     check_writable,
     has_checkpoints,
+    hold,
     iterations_in,
     latest_iteration,
     spare_folder,
@@ -26,18 +29,33 @@ from mindspeed_ms.core.tensor_parallel.random import model_parallel_manual_seed
 
 __all__ = ["TRACKER_FILE", "CheckpointError", "CheckpointSaver", "check_output_folder", "find_checkpoint", "has_checkpoints",
            "is_upstream_folder", "iterations_in", "latest_iteration", "load_checkpoint", "named_parameters",
-           "open_checkpoint", "save_checkpoint", "spare_folder", "true_vocab_size", "whole_parameters"]
+           "open_checkpoint", "release_output_folders", "save_checkpoint", "spare_folder", "true_vocab_size",
+           "whole_parameters"]
 
 _RNG_SIZES = ("tensor", "pipeline", "virtual_pipeline", "context", "expert")
 
 
-def check_output_folder(folder):
+def check_output_folder(folder, saves=False, makes=True):
     """Find out now, and not at the first save, that nothing can be written to the folder of a run.
 
+    Args:
+        folder (str): output_dir.
+        saves (bool): this job saves checkpoints there: no other one may, until `release_output_folders`.
+        makes (bool): make it if it does not exist; else that is left to a later call.
+
     Raises:
-        CheckpointError: on all ranks.
+        CheckpointError: on all ranks: it cannot be written, or another job saves there.
     """
-    on_rank_zero(f"output_dir (--save) {folder} cannot be written", check_writable, folder)
+    def look():
+        if makes or os.path.isdir(folder):
+            (hold if saves else check_writable)(folder)
+
+    on_rank_zero(f"output_dir (--save) {folder} cannot be used", look)
+
+
+def release_output_folders():
+    """At the end of a training: other jobs may save where this one did."""
+    job_lock.release()
 
 
 def save_checkpoint(saver, train_state, model, optimizer=None, opt_param_scheduler=None, data_position=None, save_rng=True,

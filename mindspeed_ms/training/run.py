@@ -176,9 +176,11 @@ def find_checkpoint(run):
 
     Raises:
         CheckpointError: the named checkpoint does not exist or is damaged, or no complete one is left; or nothing can be
-            written to output_dir.
+            written to output_dir, or another job saves there.
     """
     settings = run.all_config.training_config
+    saves = settings.save_enabled and not settings.skip_train
+    checkpointing.check_output_folder(settings.output_dir, saves, makes=False)
     folder, run.resumes = _folder_to_load(settings)
     if folder:
         run.load_from = checkpointing.find_checkpoint(folder, settings.ckpt_step, settings.crc_check)
@@ -186,7 +188,7 @@ def find_checkpoint(run):
             raise checkpointing.CheckpointError(
                 f"{run.load_from} was written by upstream, whose optimizer state cannot be continued: load its weights, "
                 "without resume_training (--finetune).")
-    checkpointing.check_output_folder(settings.output_dir)
+    checkpointing.check_output_folder(settings.output_dir, saves)
 
 
 def load(run):

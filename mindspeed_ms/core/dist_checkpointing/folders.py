@@ -5,6 +5,7 @@ import secrets
 import shutil
 import tempfile
 
+from mindspeed_ms.core.dist_checkpointing import job_lock
 from mindspeed_ms.core.dist_checkpointing.errors import CheckpointError
 from mindspeed_ms.core.dist_checkpointing.manifest import MANIFEST_FILE, Manifest
 from mindspeed_ms.core.dist_checkpointing.reader import CheckpointReader
@@ -87,9 +88,20 @@ def check_writable(folder):
         file.write(b"x")
 
 
+def hold(folder):
+    """Before a run saves into a folder: nobody else may until `job_lock.release`; see `check_writable` and `job_lock.hold`."""
+    check_writable(folder)
+    job_lock.hold(folder)
+
+
 def prepare(folder, iteration):
-    """An empty folder to write the checkpoint of an iteration into; leftovers of crashes are cleared away. Returns it."""
+    """An empty folder to write the checkpoint of an iteration into; leftovers of crashes are cleared away. Returns it.
+
+    Raises:
+        CheckpointError: another job saves into the folder.
+    """
     os.makedirs(folder, exist_ok=True)
+    job_lock.hold(folder)
     restore_replaced(folder)
     for name in os.listdir(folder):
         if name.endswith(_INCOMPLETE) and _FOLDER.match(name.partition(".")[0]):
@@ -104,7 +116,11 @@ def publish(folder, temporary, manifest, keep_checkpoint_max=None):
     """Complete a checkpoint: manifest, final name, tracker; then delete what `keep_checkpoint_max` allows no more.
 
     A crash at any moment leaves this checkpoint or the one before it (or both) complete.
+
+    Raises:
+        CheckpointError: another job has taken over the folder.
     """
+    job_lock.check(folder)
     write_file(os.path.join(temporary, MANIFEST_FILE), manifest.to_bytes())
     sync_folder(temporary)
     target = checkpoint_folder(folder, manifest.iteration)
@@ -118,7 +134,12 @@ def publish(folder, temporary, manifest, keep_checkpoint_max=None):
 
 
 def restore_replaced(folder):
-    """A crash between the two renames of `publish` left the old checkpoint under another name: bring it back."""
+    """A crash between the two renames of `publish` left the old checkpoint under another name: bring it back.
+
+    A job that is just between them is left alone.
+    """
+    if not job_lock.is_free(folder):
+        return
     if os.path.isdir(spare_folder(folder)):
         restore_replaced(spare_folder(folder))
     for name in os.listdir(folder) if os.path.isdir(folder) else ():

@@ -13,7 +13,7 @@ from math import prod
 import numpy as np
 from tqdm import tqdm
 
-from mindspeed_ms.core.dist_checkpointing import folders
+from mindspeed_ms.core.dist_checkpointing import folders, job_lock
 from mindspeed_ms.core.dist_checkpointing.errors import CheckpointError
 from mindspeed_ms.core.dist_checkpointing.manifest import (
     OPTIMIZER_PREFIX,
@@ -90,6 +90,8 @@ def write_checkpoint(reader, folder, cut):
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
+    finally:
+        job_lock.release(folder)
     return folders.checkpoint_folder(folder, source.iteration)
 
 

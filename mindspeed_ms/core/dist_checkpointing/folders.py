@@ -247,7 +247,8 @@ def named_checkpoint(folder, iteration=None):
         CheckpointError: it does not exist.
     """
     if not os.path.isdir(folder):
-        raise CheckpointError(f"{folder} holds no checkpoint: there is no such folder.")
+        what = "it is a file, not a folder" if os.path.exists(folder) else "it does not exist"
+        raise CheckpointError(f"{folder} holds no checkpoint: {what}.")
     if is_checkpoint_folder(folder) or is_upstream_folder(folder):
         return os.fspath(folder)
     if iteration is None:

@@ -240,6 +240,30 @@ def _saved_at(path):
         return 0.0
 
 
+def newest_manifest(folder, iteration=None):
+    """(folder, Manifest) of the checkpoint that a run would start from, or (None, None) if there is none; reads no tensor.
+
+    Args:
+        folder (str): of one checkpoint, or of a run; need not exist.
+        iteration (Optional[int]): which; None: the newest complete one.
+
+    Raises:
+        CheckpointError: the named one does not exist or is damaged, or no complete one is left.
+    """
+    if not os.path.isdir(folder):
+        return None, None
+    named = named_checkpoint(folder, iteration)
+    problems = []
+    for path in [named] if named is not None else candidates(folder):
+        problem = f"{path} was written by upstream." if is_upstream_folder(path) else problem_of(path)
+        if problem is None:
+            return path, Manifest.read(path)
+        problems.append(problem)
+    if problems:
+        raise CheckpointError(" ".join(problems))
+    return None, None
+
+
 def named_checkpoint(folder, iteration=None):
     """The folder of one checkpoint that the user named: `folder` itself, or that of an iteration in it; None: search.
 

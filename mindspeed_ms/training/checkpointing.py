@@ -120,6 +120,11 @@ def restore_random_states(reader, seed):
 
     Ranks of a data-parallel group that has grown take the states of its first rank, which are equal on all of them.
     """
+    if not reader.manifest.ranks:
+        if comm.get_rank() == 0:
+            logger.info("random states start anew: the checkpoint has none that can be read")
+        model_parallel_manual_seed(seed + 7919 * (1 + reader.manifest.iteration))
+        return
     layout = layout_sizes()
     changed = [name for name in _RNG_SIZES if layout[name] != reader.manifest.layout.get(name)]
     if changed:
@@ -139,6 +144,9 @@ def restore_random_states(reader, seed):
 
 def saved_data_position(reader):
     """Where the data of this data-parallel rank stood; that of the first one if there were fewer."""
+    if not reader.manifest.ranks:  # written by upstream
+        state = reader.manifest.states["train_state"]
+        return {"train": {"epoch": state["epoch"], "batches": state["step_in_epoch"]}}
     if layout_sizes()["data"] != reader.manifest.layout.get("data") and comm.get_rank() == 0:
         logger.info("the checkpoint has %s data-parallel ranks, this run %d: data that is no samples by index continues at the "
                     "batch where the first of them stood", reader.manifest.layout.get("data"), layout_sizes()["data"])

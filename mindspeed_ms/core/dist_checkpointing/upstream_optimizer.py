@@ -2,8 +2,8 @@
 
 Beside the weight NAME (of a half-precision run its float32 master) stand `exp_avg.NAME` and `exp_avg_sq.NAME`, cut as the
 weight is, and scalars: `state_step` (Adam's), `epoch_num` and `step_num` (in the epoch), and the schedule's settings with
-`num_steps` (samples). The loss scale and the number of a run's iteration are not there. A distributed optimizer stores its buffers
-instead (`exp_avg.buffer_0_bucket_0`), ZeRO parts of tensors: those cannot be told apart here.
+`num_steps` (samples). The loss scale and the number of a run's iteration are not there. A distributed optimizer stores its
+buffers instead (`exp_avg.buffer_0_bucket_0`), ZeRO parts of tensors: those cannot be told apart here.
 """
 import numpy as np
 

@@ -92,7 +92,8 @@ def prepare(all_config):
     fit_to_world(all_config, world_size)
     starts_here = training.resume_training and training.load_checkpoint == training.output_dir
     if training.load_checkpoint and not starts_here and not os.path.isdir(training.load_checkpoint):
-        raise FileNotFoundError(f"load_checkpoint (--load) is {training.load_checkpoint}: there is no such folder.")
+        what = "a file, not a folder" if os.path.exists(training.load_checkpoint) else "there is no such folder"
+        raise FileNotFoundError(f"load_checkpoint (--load) is {training.load_checkpoint}: {what}.")
     os.makedirs(training.output_dir, exist_ok=True)
     if not os.access(training.output_dir, os.W_OK):
         raise PermissionError(f"output_dir (--save) is {training.output_dir}: the folder cannot be written.")

@@ -43,7 +43,6 @@ NOT_YET = (
     Missing(
         "training_config.best_metric_comparison", "keeping the best checkpoint", parts=("training_config.eval_metric",)
     ),
-    Missing("training_config.use_checkpoint_args", "taking the model's shape from a checkpoint"),
     Missing("optimizer_config.overlap_param_gather_with_optimizer_step", "gathering parameters during the update"),
     Missing("training_config.loss_reduction", "a loss that is summed"),
 )
@@ -71,6 +70,9 @@ def require_available(all_config):
         Problem(entry.path, f"{entry.feature} is not available yet; leave it at its default", value)
         for entry, value in missing_features(all_config)
     ]
+    if all_config.training_config.use_checkpoint_args and all_config.settings is None:
+        message = "comes too late for a model_config that was made by hand; use init_configs_from_yaml, _dict or _args"
+        problems.append(Problem("training_config.use_checkpoint_args", message, True))
     if all_config.model_config is None:
         problems.append(Problem("model_config", "is missing: give the model's size"))
     if problems:

@@ -87,6 +87,7 @@ def settings_of_documents(documents):
 
 def _finish(settings, config_classes):
     from mindspeed_ms.config.checks import check_all
+    from mindspeed_ms.config.from_checkpoint import ask_checkpoint
     from mindspeed_ms.config.from_tokenizer import ask_tokenizer
     from mindspeed_ms.config.resolve import complete, derive_sizes
 
@@ -96,6 +97,7 @@ def _finish(settings, config_classes):
     if unknown:
         raise ConfigError(Problem("config_classes", f"expects classes of {', '.join(SECTIONS)}", unknown))
     ask_tokenizer(settings)  # not in complete: a launch script is converted without the files that it names
+    ask_checkpoint(settings)
     complete(settings)
     result = build(settings, required=names)
     check_all(result, settings)

@@ -6,6 +6,7 @@ from mindspeed_ms.core import comm
 from mindspeed_ms.core.dist_checkpointing.errors import CheckpointError
 from mindspeed_ms.core.logging import logger
 from mindspeed_ms.layout.gpt_sizes import NORMALIZATIONS
+from mindspeed_ms.training.gpt_datasets import names_indexed_files
 
 # settings of the model that change what it computes; the number of layers shows in the names of the tensors
 _MODEL = ("hidden_size", "ffn_hidden_size", "num_attention_heads", "group_query_attention", "kv_channels",
@@ -54,7 +55,7 @@ def tell_what_changed(manifest, all_config, vocab_size):
     own = all_config.training_config, all_config.dataset_config
     before, now = [tuple(_get(section, name) for section, name in zip(pair, ("training_iters", "train_samples")))
                    for pair in (saved, own)]
-    if saved[0] and before != now and all_config.dataset_config.data_path:
+    if saved[0] and before != now and names_indexed_files(all_config):
         logger.warning("training_iters, train_samples were %s, now are %s: the order of Megatron's indexed samples depends on "
                        "their number, so those after this point are not the ones that were to come", before, now)
 

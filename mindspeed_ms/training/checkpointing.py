@@ -1,4 +1,5 @@
 """Saving and loading a training: what its state consists of; files and layouts are `core.dist_checkpointing`'s."""
+import os
 import random
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
@@ -6,12 +7,14 @@ from dataclasses import asdict
 import numpy as np
 
 from mindspeed_ms.core import comm, parallel_state, rng
+from mindspeed_ms.core.dist_checkpointing import job_lock
 from mindspeed_ms.core.dist_checkpointing.agreement import on_all_ranks, on_rank_zero
 from mindspeed_ms.core.dist_checkpointing.errors import CheckpointError
 from mindspeed_ms.core.dist_checkpointing.folders import (
     TRACKER_FILE,
     check_writable,
     has_checkpoints,
+    hold,
     iterations_in,
     latest_iteration,
     spare_folder,
@@ -26,18 +29,33 @@ from mindspeed_ms.core.tensor_parallel.random import model_parallel_manual_seed
 
 __all__ = ["TRACKER_FILE", "CheckpointError", "CheckpointSaver", "check_output_folder", "find_checkpoint", "has_checkpoints",
            "is_upstream_folder", "iterations_in", "latest_iteration", "load_checkpoint", "named_parameters",
-           "open_checkpoint", "save_checkpoint", "spare_folder", "true_vocab_size", "whole_parameters"]
+           "open_checkpoint", "release_output_folders", "save_checkpoint", "spare_folder", "true_vocab_size",
+           "whole_parameters"]
 
 _RNG_SIZES = ("tensor", "pipeline", "virtual_pipeline", "context", "expert")
 
 
-def check_output_folder(folder):
+def check_output_folder(folder, saves=False, makes=True):
     """Find out now, and not at the first save, that nothing can be written to the folder of a run.
 
+    Args:
+        folder (str): output_dir.
+        saves (bool): this job saves checkpoints there: no other one may, until `release_output_folders`.
+        makes (bool): make it if it does not exist; else that is left to a later call.
+
     Raises:
-        CheckpointError: on all ranks.
+        CheckpointError: on all ranks: it cannot be written, or another job saves there.
     """
-    on_rank_zero(f"output_dir (--save) {folder} cannot be written", check_writable, folder)
+    def look():
+        if makes or os.path.isdir(folder):
+            (hold if saves else check_writable)(folder)
+
+    on_rank_zero(f"output_dir (--save) {folder} cannot be used", look)
+
+
+def release_output_folders():
+    """At the end of a training: other jobs may save where this one did."""
+    job_lock.release()
 
 
 def save_checkpoint(saver, train_state, model, optimizer=None, opt_param_scheduler=None, data_position=None, save_rng=True,
@@ -102,6 +120,11 @@ def restore_random_states(reader, seed):
 
     Ranks of a data-parallel group that has grown take the states of its first rank, which are equal on all of them.
     """
+    if not reader.manifest.ranks:
+        if comm.get_rank() == 0:
+            logger.info("random states start anew: the checkpoint has none that can be read")
+        model_parallel_manual_seed(seed + 7919 * (1 + reader.manifest.iteration))
+        return
     layout = layout_sizes()
     changed = [name for name in _RNG_SIZES if layout[name] != reader.manifest.layout.get(name)]
     if changed:
@@ -121,6 +144,9 @@ def restore_random_states(reader, seed):
 
 def saved_data_position(reader):
     """Where the data of this data-parallel rank stood; that of the first one if there were fewer."""
+    if not reader.manifest.ranks:  # written by upstream
+        state = reader.manifest.states["train_state"]
+        return {"train": {"epoch": state["epoch"], "batches": state["step_in_epoch"]}}
     if layout_sizes()["data"] != reader.manifest.layout.get("data") and comm.get_rank() == 0:
         logger.info("the checkpoint has %s data-parallel ranks, this run %d: data that is no samples by index continues at the "
                     "batch where the first of them stood", reader.manifest.layout.get("data"), layout_sizes()["data"])

@@ -176,17 +176,26 @@ def find_checkpoint(run):
 
     Raises:
         CheckpointError: the named checkpoint does not exist or is damaged, or no complete one is left; or nothing can be
-            written to output_dir.
+            written to output_dir, or another job saves there.
     """
     settings = run.all_config.training_config
+    saves = settings.save_enabled and not settings.skip_train
+    checkpointing.check_output_folder(settings.output_dir, saves, makes=False)
     folder, run.resumes = _folder_to_load(settings)
     if folder:
         run.load_from = checkpointing.find_checkpoint(folder, settings.ckpt_step, settings.crc_check)
-        if run.resumes and checkpointing.is_upstream_folder(run.load_from):
+        if run.resumes and not settings.no_load_optim and checkpointing.is_upstream_folder(run.load_from):
+            _check_upstreams_optimizer(run)
+    checkpointing.check_output_folder(settings.output_dir, saves)
+
+
+def _check_upstreams_optimizer(run):
+    with checkpointing.open_checkpoint(run.load_from, run.all_config, run.all_config.training_config.ckpt_step) as reader:
+        if reader.manifest.not_resumable:
             raise checkpointing.CheckpointError(
-                f"{run.load_from} was written by upstream, whose optimizer state cannot be continued: load its weights, "
-                "without resume_training (--finetune).")
-    checkpointing.check_output_folder(settings.output_dir)
+                f"{run.load_from} was written by upstream, and its optimizer's state cannot be continued: "
+                f"{reader.manifest.not_resumable}. Load its weights, without resume_training (--finetune), or start the "
+                "optimizer afresh (--no-load-optim).")
 
 
 def load(run):

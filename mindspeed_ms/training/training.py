@@ -7,6 +7,7 @@ from mindspeed_ms.core import num_microbatches_calculator as calculator
 from mindspeed_ms.core.device import launch_environment, request_device
 from mindspeed_ms.core.logging import logger, setup_logging
 from mindspeed_ms.core.profiler import make_profiler
+from mindspeed_ms.training import checkpointing
 from mindspeed_ms.training.data_sources import DataExhausted
 from mindspeed_ms.training.evaluation import evaluate
 from mindspeed_ms.training.forward_step import make_forward_step
@@ -78,28 +79,37 @@ def pretrain(train_valid_test_datasets_provider, model_provider_func, model_type
         set_seed(all_config.training_config.seed)
     init_batch_sizes(all_config)
     run = TrainingRun(all_config, process_non_loss_data_func=process_non_loss_data_func)
-    find_checkpoint(run)
-    build_data(run, train_valid_test_datasets_provider, train_data_loader, valid_data_loader, test_data_loader,
-               get_batch_func)
-    if all_config.training_config.skip_train and run.valid_data is None and run.test_data is None:
-        raise ValueError("skip_train is set, but there is no validation or test data to evaluate.")
-    _build_model(run, model_provider_func, forward_step_func)
-    load(run)
-    if all_config.training_config.skip_train:
-        return _only_evaluate(run)
+    try:
+        find_checkpoint(run)
+        build_data(run, train_valid_test_datasets_provider, train_data_loader, valid_data_loader, test_data_loader,
+                   get_batch_func)
+        if all_config.training_config.skip_train and run.valid_data is None and run.test_data is None:
+            raise ValueError("skip_train is set, but there is no validation or test data to evaluate.")
+        _build_model(run, model_provider_func, forward_step_func)
+        load(run)
+        _train_or_evaluate(run)
+    finally:
+        checkpointing.release_output_folders()
+    return run
+
+
+def _train_or_evaluate(run):
+    if run.all_config.training_config.skip_train:
+        _only_evaluate(run)
+        return
     if run.train_state.iteration >= run.training_iters:
         logger.info("the training is complete: iteration %d of %d was reached before, nothing is left to do. Raise "
                     "--train-iters (training_config.training_iters) to go on.",
                     run.train_state.iteration, run.training_iters)
-        return run
+        return
     _open_metrics(run)
     try:
-        train(run)
+        ending = train(run)
     finally:
         run.metrics.close()
     for chunk in run.model:
         chunk.finish_param_sync()
-    return run
+    logger.info(ending)
 
 
 def _resolve_config(all_config, extra_args_provider, args_defaults):
@@ -150,7 +160,6 @@ def _only_evaluate(run):
         _final_evaluations(run, always=True)
     finally:
         run.metrics.close()
-    return run
 
 
 def train(run):
@@ -158,6 +167,9 @@ def train(run):
 
     Args:
         run (TrainingRun): as `pretrain` builds it.
+
+    Returns:
+        str: how it ended, for the last line of the log.
     """
     settings, state = run.all_config.training_config, run.train_state
     finite = any(comm.world_group().all_gather_object(bool(run.train_stream.is_finite)))
@@ -182,16 +194,16 @@ def train(run):
             _save_if_due(run)
             due = settings.exit_interval and state.iteration % settings.exit_interval == 0
             if (stop or due) and state.iteration < run.training_iters:
+                cause = _cause_of_end(run, signals, bool(stop))
                 run.save()
                 run.complete_save()
-                logger.info("ended at iteration %d of %d by %s, exit code 0; resume_training continues from here",
-                            state.iteration, run.training_iters,
-                            "a signal or exit_duration_in_mins" if stop else "exit_interval")
-                return
+                saved = ("resume_training continues from here" if settings.save_enabled
+                         else "nothing was saved (save_enabled is off)")
+                return f"ended at iteration {state.iteration} of {run.training_iters} by {cause}, exit code 0; {saved}"
         run.save()
         _final_evaluations(run)
         run.complete_save()
-    logger.info("Training success! %d iterations, %d samples", state.iteration, state.consumed_train_samples)
+    return f"Training success! {state.iteration} iterations, {state.consumed_train_samples} samples"
 
 
 def _save_if_due(run):
@@ -250,6 +262,15 @@ def _count(run, report):
 def _time_is_over(run):
     minutes = run.all_config.training_config.exit_duration_in_mins
     return minutes is not None and time.monotonic() - run.start_time > 60.0 * minutes
+
+
+def _cause_of_end(run, signals, stop):
+    """What ends the training before its last step (str), the same on all ranks: a signal may have come to one of them."""
+    minutes, interval = (getattr(run.all_config.training_config, name) for name in ("exit_duration_in_mins", "exit_interval"))
+    if not stop:
+        return f"exit_interval {interval} (--exit-interval)"
+    received = [text for text in comm.world_group().all_gather_object(signals.received) if text]
+    return received[0] if received else f"exit_duration_in_mins {minutes:g} (--exit-duration-in-mins)"
 
 
 def _check_weights_if_due(run):

@@ -241,7 +241,7 @@ def test_a_crash_while_publishing_keeps_a_complete_checkpoint(tmp_path, monkeypa
         assert good and good[0].endswith("iter_0000006")
         temporary = folders.prepare(folder, 6)
         assert sorted(os.listdir(folder)) == sorted({*map(os.path.basename, good), os.path.basename(temporary),
-                                                     folders.TRACKER_FILE})
+                                                     folders.TRACKER_FILE, "saving_job.json"})
 
 
 def test_old_checkpoints_are_deleted_first_saved_first(tmp_path):

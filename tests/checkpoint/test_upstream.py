@@ -120,9 +120,47 @@ def test_what_upstream_wrote_is_read(world, tmp_path):
         for key, (_, values) in result["weights"].items():
             if key in reference["weights"]:
                 np.testing.assert_allclose(values, reference["weights"][key][1], rtol=1e-4, atol=1e-6)
-    text = "whose optimizer state cannot be continued: load its weights, without resume_training"
-    for message in world(2)(error_of, tmp_path / "three", path):
-        assert text in message
+    for message in world(2)(error_of, tmp_path / "three", path, sizes=swiglu):
+        assert "state cannot be continued: state_step, lr_warmup_steps, num_steps ... is not stored. Load" in message
+
+
+SCHEDULE = {"max_lr": 0.01, "min_lr": 0.0, "start_wd": 0.1, "end_wd": 0.1, "lr_warmup_steps": 0, "num_steps": 24,
+            "lr_decay_style": 2, "lr_decay_steps": 48, "wd_incr_style": 0, "wd_incr_steps": 48, "state_step": 2, "epoch_num": 0,
+            "step_num": 2}
+
+
+def with_more(path, change=lambda tensors: tensors, numbers=SCHEDULE):
+    """Write the files of all ranks anew with numbers beside the tensors, as upstream does."""
+    for name in path.glob("rank_*/*.ckpt"):
+        data = name.read_bytes()
+        tensors = {key: (tensor.dtype, tensor.shape, b"".join(data[start:stop] for start, stop in tensor.ranges))
+                   for key, tensor in change(ckpt_file.read_tensors(name)).items() if key not in numbers}
+        for key, value in numbers.items():
+            array = np.array(value, np.int64 if isinstance(value, int) else np.float64)
+            tensors[key] = (array.dtype.name, (), array.tobytes())
+        write_shard(name, [Entry(key, dtype, shape, len(values), np.frombuffer(values, np.uint8))
+                           for key, (dtype, shape, values) in tensors.items()])
+
+
+def test_upstreams_optimizer_goes_on(world, tmp_path):
+    whole, = world(1)(runs.train, tmp_path / "whole")
+    world(4)(saved, tmp_path / "four", parallel=TP2PP2, training={"ckpt_format": "ckpt"})
+    path = as_upstream(tmp_path / "four")
+    with_more(path)
+    for size, settings in ((4, {"parallel": TP2PP2}), (2, {"training": runs.DIST})):
+        for result in world(size)(continued, tmp_path / str(size), path, **settings):
+            assert sorted(result["losses"]) == [3, 4] and result["lr"] == {step: whole["lr"][step] for step in (3, 4)}
+            for step in (3, 4):
+                np.testing.assert_allclose(result["losses"][step], whole["losses"][step], rtol=1e-5)
+    buffers = "exp_avg.buffer_0_bucket_0"
+    with_more(path, lambda tensors: {buffers: tensors.pop(f"exp_avg.{EMBEDDING}", None) or tensors["step_num"], **tensors})
+    message, = world(1)(error_of, tmp_path / "buffers", path)
+    assert "it stands in the buffers of a distributed optimizer" in message
+    with_more(path, lambda tensors: {key: tensor for key, tensor in tensors.items() if key != buffers})
+    message, = world(1)(error_of, tmp_path / "parts", path)
+    assert f"exp_avg.{EMBEDDING} is missing" in message
+    result, = world(1)(continued, tmp_path / "afresh", path, training={"no_load_optim": True})
+    assert sorted(result["losses"]) == [3, 4]
 
 
 def error_of(folder, load, **settings):

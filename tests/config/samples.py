@@ -104,6 +104,7 @@ SPECIAL = {
     "training_config.delay_grad_reduce": (True, {"training_config.overlap_grad_reduce": True}),
     "training_config.empty_unused_memory_level": 2,
     "training_config.exit_on_missing_checkpoint": (True, {"training_config.load_checkpoint": "weights"}),
+    "training_config.use_checkpoint_args": (True, {"training_config.resume_training": True}),
     "training_config.profile_step_start": 2,
     "training_config.profile_ranks": [0, 3],
     "training_config.profile_aicore_metrics": 3,

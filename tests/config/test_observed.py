@@ -41,6 +41,8 @@ SEEN_ELSEWHERE = {
     "dataset_config.use_fast_tokenizer",
     "dataset_config.vocab_file",
     "dataset_config.merge_file",
+    # the model follows from a checkpoint (tests/rows, tests/checkpoint)
+    "training_config.use_checkpoint_args",
 }
 # decided inside the configuration
 DECIDED_HERE = {
@@ -52,6 +54,7 @@ DECIDED_HERE = {
     "model_config.transformer_impl",
     "training_config.loss_func_kwargs.loss_func_type",
     "training_config.grad_reduce_in_bf16",
+    "training_config.use_checkpoint_args",
     "training_config.wrap_with_ddp",
 }
 

@@ -172,8 +172,9 @@ def test_verify(capsys, tmp_path, change, words):
     change(tmp_path / "run" / "iter_0000007")
     code, text, _ = run(capsys, "verify", tmp_path / "run")
     assert code == 1 and words in text and "iter_0000009: good" in text and "iter_0000007: damaged" in text
-    code, text, error = run(capsys, "reshard", tmp_path / "run" / "iter_0000007", tmp_path / "new")
-    assert code == 2 and words in error and not (tmp_path / "new").exists()
+    for command in ("reshard", "merge"):
+        code, text, error = run(capsys, command, tmp_path / "run" / "iter_0000007", tmp_path / "new")
+        assert code == 1 and words in error and not (tmp_path / "new").exists()
 
 
 def test_overlapping_parts_and_wrong_headers(capsys, saved):
@@ -232,7 +233,50 @@ def test_no_space_and_no_checkpoint(capsys, tmp_path, saved, monkeypatch):
     monkeypatch.setattr(rewrite.shutil, "disk_usage", lambda path: usage._replace(free=100))
     code, _, error = run(capsys, "merge", saved, tmp_path / "new")
     assert code == 2 and "but its disk has 0.00 GB left" in error and not (tmp_path / "new").exists()
-    assert "there is no such folder" in run(capsys, "inspect", tmp_path / "nothing")[2]
+    for command in ("inspect", "verify"):
+        code, _, error = run(capsys, command, tmp_path / "nothing")
+        assert code == 2 and error == f"error: {tmp_path / 'nothing'} does not exist.\n"
+
+
+@pytest.mark.parametrize("damaged", ["first", "second"])
+@pytest.mark.parametrize("kind", ["flip", "truncate", "remove"])
+def test_diff_of_a_damaged_checkpoint(capsys, tmp_path, saved, damaged, kind):
+    save(tmp_path / "other")
+    paths = [tmp_path / name / "iter_0000007" for name in ("run", "other")]
+    damage(paths[damaged == "second"] / "state_00000.safetensors", kind)
+    code, text, error = run(capsys, "diff", *paths)
+    assert code == 1 and "state_00000.safetensors" in text + error
+
+
+def test_files_as_paths(capsys, tmp_path, saved):
+    for name in (MANIFEST_FILE, "state_00000.safetensors"):
+        code, text, error = run(capsys, "inspect", os.path.join(saved, "iter_0000007", name))
+        assert code == 0 and "iter_0000007: iteration 7" in text, error
+    assert run(capsys, "inspect", os.path.join(saved, folders.TRACKER_FILE))[0] == 0
+    (tmp_path / "notes").write_text("no checkpoint")
+    for command in ("inspect", "verify"):
+        code, _, error = run(capsys, command, tmp_path / "notes")
+        assert code == 2 and "is a file that belongs to no checkpoint" in error
+
+
+def test_plain_weights(capsys, tmp_path, saved):
+    weights = tmp_path / "weights"
+    assert run(capsys, "merge", saved, weights, "--weights-only", "--max-file-size", 1e-5)[0] == 0
+    code, text, _ = run(capsys, "inspect", weights)
+    assert code == 0 and f"{WORDS} " in text and "bfloat16" in text and f"{24 * 16 * 2:>15,} bytes" in text
+    assert "iteration 7" in text and "optimizer: " not in text and "without check sums" in text
+    assert run(capsys, "diff", weights, saved, "--weights-only")[0] == 0
+    save(tmp_path / "other", change=lambda values: values[PROJECTION].__setitem__(1, values[PROJECTION][1] ^ 1))
+    code, text, _ = run(capsys, "diff", tmp_path / "other", weights, "--weights-only")
+    assert code == 1 and text.startswith(f"{PROJECTION}: 512 of 512 elements differ")
+    assert run(capsys, "verify", weights)[0] == 0
+    names = sorted(name for name in os.listdir(weights) if name.endswith(".safetensors"))
+    damage(weights / names[0], "truncate")
+    for command in (["inspect", weights], ["verify", weights], ["diff", weights, saved]):
+        code, text, error = run(capsys, *command)
+        assert code == 1 and names[0] in text + error
+    (weights / names[0]).unlink()
+    assert "is missing" in run(capsys, "inspect", weights)[2]
 
 
 def test_no_mindspore_is_imported():

@@ -1,11 +1,12 @@
 """Checkpoints that load in any layout.
 
     output_dir/latest_checkpointed_iteration.txt     number of the newest checkpoint, written last
+    output_dir/saving_job.json                       which job saves here now (`job_lock`)
     output_dir/iter_0000100/manifest.json            what is stored where (`manifest`); its presence makes it complete
     output_dir/iter_0000100/state_00000.safetensors  tensors that rank 0 wrote (`shard_file`)
     output_dir/iter_0000100/rank_00000.json          random states and position in the data of rank 0
 
-Plain Python, without MindSpore: `manifest`, `slices`, `shard_file`, `reader`, `folders`, and for upstream's files
-`ckpt_file` and `upstream_format`. Above them, in a running job: `state` (the tensors of a model and its optimizer), `save`,
-`load`.
+Plain Python, without MindSpore: `manifest`, `slices`, `shard_file`, `reader`, `folders`, `job_lock`, and for upstream's files
+`ckpt_file`, `upstream_format` and `upstream_optimizer`. Above them, in a running job: `state` (the tensors of a model and its
+optimizer), `save`, `load`.
 """

@@ -4,27 +4,29 @@ from mindspeed_ms.core.dist_checkpointing.errors import CheckpointError
 
 
 def attempt(function, *arguments):
-    """(result, None), or (None, text of the error with this rank's number)."""
+    """(result, None), or (None, text of the error)."""
     try:
         return function(*arguments), None
     except Exception as error:
-        kind = "" if isinstance(error, CheckpointError) else f"{type(error).__name__}: "
-        return None, f"rank {comm.get_rank()}: {kind}{error}"
+        kind = "" if isinstance(error, (CheckpointError, OSError)) else f"{type(error).__name__}: "
+        return None, f"{kind}{error}"
 
 
 def agree(doing, outcome):
     """Results of all ranks from each rank's `attempt`.
 
     Raises:
-        CheckpointError: on all ranks, with the errors of those that failed (equal ones once); `doing` starts the message.
+        CheckpointError: on all ranks, with the errors of those that failed (equal ones once, and without a rank's number if
+            all have it); `doing` starts the message.
     """
     outcomes = comm.world_group().all_gather_object(outcome)
-    failures = {}
-    for _, text in outcomes:
+    ranks = {}
+    for rank, (_, text) in enumerate(outcomes):
         if text is not None:
-            failures.setdefault(text.partition(": ")[2], text)
-    if failures:
-        raise CheckpointError(f"{doing}: " + "; ".join(failures.values()))
+            ranks.setdefault(text, []).append(rank)
+    if ranks:
+        texts = [text if len(failed) == len(outcomes) else f"rank {failed[0]}: {text}" for text, failed in ranks.items()]
+        raise CheckpointError(f"{doing}: " + "; ".join(texts))
     return [result for result, _ in outcomes]
 
 
@@ -35,4 +37,8 @@ def on_all_ranks(doing, function, *arguments):
 
 def on_rank_zero(doing, function, *arguments):
     """Run on rank 0 only; its result on all ranks. Raises CheckpointError on all ranks if it fails."""
-    return on_all_ranks(doing, function if comm.get_rank() == 0 else lambda *_: None, *arguments)[0]
+    outcome = attempt(function, *arguments) if comm.get_rank() == 0 else (None, None)
+    result, text = comm.world_group().all_gather_object(outcome)[0]
+    if text is not None:
+        raise CheckpointError(f"{doing}: {text}")
+    return result

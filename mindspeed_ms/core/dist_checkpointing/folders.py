@@ -5,6 +5,7 @@ import secrets
 import shutil
 import tempfile
 
+from mindspeed_ms.core.dist_checkpointing import job_lock
 from mindspeed_ms.core.dist_checkpointing.errors import CheckpointError
 from mindspeed_ms.core.dist_checkpointing.manifest import MANIFEST_FILE, Manifest
 from mindspeed_ms.core.dist_checkpointing.reader import CheckpointReader
@@ -87,9 +88,20 @@ def check_writable(folder):
         file.write(b"x")
 
 
+def hold(folder):
+    """Before a run saves into a folder: nobody else may until `job_lock.release`; see `check_writable` and `job_lock.hold`."""
+    check_writable(folder)
+    job_lock.hold(folder)
+
+
 def prepare(folder, iteration):
-    """An empty folder to write the checkpoint of an iteration into; leftovers of crashes are cleared away. Returns it."""
+    """An empty folder to write the checkpoint of an iteration into; leftovers of crashes are cleared away. Returns it.
+
+    Raises:
+        CheckpointError: another job saves into the folder.
+    """
     os.makedirs(folder, exist_ok=True)
+    job_lock.hold(folder)
     restore_replaced(folder)
     for name in os.listdir(folder):
         if name.endswith(_INCOMPLETE) and _FOLDER.match(name.partition(".")[0]):
@@ -104,7 +116,11 @@ def publish(folder, temporary, manifest, keep_checkpoint_max=None):
     """Complete a checkpoint: manifest, final name, tracker; then delete what `keep_checkpoint_max` allows no more.
 
     A crash at any moment leaves this checkpoint or the one before it (or both) complete.
+
+    Raises:
+        CheckpointError: another job has taken over the folder.
     """
+    job_lock.check(folder)
     write_file(os.path.join(temporary, MANIFEST_FILE), manifest.to_bytes())
     sync_folder(temporary)
     target = checkpoint_folder(folder, manifest.iteration)
@@ -118,7 +134,12 @@ def publish(folder, temporary, manifest, keep_checkpoint_max=None):
 
 
 def restore_replaced(folder):
-    """A crash between the two renames of `publish` left the old checkpoint under another name: bring it back."""
+    """A crash between the two renames of `publish` left the old checkpoint under another name: bring it back.
+
+    A job that is just between them is left alone.
+    """
+    if not job_lock.is_free(folder):
+        return
     if os.path.isdir(spare_folder(folder)):
         restore_replaced(spare_folder(folder))
     for name in os.listdir(folder) if os.path.isdir(folder) else ():
@@ -219,6 +240,30 @@ def _saved_at(path):
         return 0.0
 
 
+def newest_manifest(folder, iteration=None):
+    """(folder, Manifest) of the checkpoint that a run would start from, or (None, None) if there is none; reads no tensor.
+
+    Args:
+        folder (str): of one checkpoint, or of a run; need not exist.
+        iteration (Optional[int]): which; None: the newest complete one.
+
+    Raises:
+        CheckpointError: the named one does not exist or is damaged, or no complete one is left.
+    """
+    if not os.path.isdir(folder):
+        return None, None
+    named = named_checkpoint(folder, iteration)
+    problems = []
+    for path in [named] if named is not None else candidates(folder):
+        problem = f"{path} was written by upstream." if is_upstream_folder(path) else problem_of(path)
+        if problem is None:
+            return path, Manifest.read(path)
+        problems.append(problem)
+    if problems:
+        raise CheckpointError(" ".join(problems))
+    return None, None
+
+
 def named_checkpoint(folder, iteration=None):
     """The folder of one checkpoint that the user named: `folder` itself, or that of an iteration in it; None: search.
 
@@ -226,7 +271,8 @@ def named_checkpoint(folder, iteration=None):
         CheckpointError: it does not exist.
     """
     if not os.path.isdir(folder):
-        raise CheckpointError(f"{folder} holds no checkpoint: there is no such folder.")
+        what = "it is a file, not a folder" if os.path.exists(folder) else "it does not exist"
+        raise CheckpointError(f"{folder} holds no checkpoint: {what}.")
     if is_checkpoint_folder(folder) or is_upstream_folder(folder):
         return os.fspath(folder)
     if iteration is None:

@@ -6,13 +6,15 @@ upstream's names.
 
 Read without a manifest (written by upstream, or by its converter as `rank_{r}/network.ckpt`): the model's configuration says
 what is cut along which axis, the shapes say into how many parts, the rank says which part (ranks are ordered
-tp-cp-ep-dp-pp). Weights only: its optimizer states stand under names of buffers, and have no check sums.
+tp-cp-ep-dp-pp). The optimizer's state is read too where it stands beside each weight (`upstream_optimizer`). They have no
+check sums.
 
 Imports no MindSpore: both kinds of file are parsed here (`ckpt_file`, `shard_file`), so that the manifest can point at bytes.
 """
 import json
 import os
 import re
+from dataclasses import dataclass
 
 from mindspeed_ms.core.dist_checkpointing.ckpt_file import read_tensors
 from mindspeed_ms.core.dist_checkpointing.errors import CheckpointError
@@ -23,12 +25,26 @@ from mindspeed_ms.core.dist_checkpointing.manifest import (
     Manifest,
     StoredPiece,
     StoredTensor,
+    optimizer_key,
 )
 from mindspeed_ms.core.dist_checkpointing.shard_file import read_safetensors
+from mindspeed_ms.core.dist_checkpointing.upstream_optimizer import moments_of, read_scalars, set_states
 from mindspeed_ms.layout.parameters import WORD_EMBEDDINGS, describe_whole_model
 from mindspeed_ms.layout.sharding import FlatSlice, ParameterSharding
 
 FORMATS = ("ckpt", "safetensors")
+
+
+@dataclass
+class UpstreamManifest(Manifest):
+    """What a folder of upstream holds.
+
+    Attributes:
+        not_resumable (str): why a training cannot go on from it; "" if it can.
+    """
+    not_resumable: str = ""
+
+
 _FOLDER = re.compile(r"rank_(\d+)$")
 _FILE = re.compile(r"(?P<prefix>.+?)(_rank_(?P<rank>\d+)-(?P<epoch>\d+)_(?P<step>\d+))?\.(ckpt|safetensors)$")
 _TIED_COPY = "language_model.output_layer.weight"
@@ -91,7 +107,7 @@ def _newest(folder, step):
 
 
 def read_upstream_manifest(folder, config, step=None):
-    """Manifest of the weights in a folder that upstream has written.
+    """UpstreamManifest of a folder that upstream has written.
 
     Args:
         folder (str): upstream's output_dir.
@@ -103,16 +119,21 @@ def read_upstream_manifest(folder, config, step=None):
     """
     epoch, step, files = _newest(folder, step)
     described = {entry.name: entry for entry in describe_whole_model(config)}
-    found = {rank: {name: tensor for name, tensor in tensors_in_file(os.path.join(folder, name)).items() if name in described}
-             for rank, name in sorted(files.items())}
+    headers = {rank: tensors_in_file(os.path.join(folder, name)) for rank, name in sorted(files.items())}
+    found = {rank: {name: tensor for name, tensor in tensors.items() if name in described} for rank, tensors in headers.items()}
     parts = _tensor_parallel_size(folder, described, found)
-    manifest = Manifest(max(step, 0), states={"train_state": {"iteration": max(step, 0), "epoch": max(epoch, 0)}},
+    manifest = UpstreamManifest(max(step, 0), states={"train_state": {"iteration": max(step, 0), "epoch": max(epoch, 0)}},
                         saved_at=max(os.path.getmtime(os.path.join(folder, name)) for name in files.values()))
     for rank, tensors in found.items():
         name = files[rank]
         manifest.files[name] = os.path.getsize(os.path.join(folder, name))
         for key, tensor in tensors.items():
-            _add(manifest, described[key], tensor, name, rank % parts, parts)
+            _add(manifest, key, described[key], tensor, name, rank % parts, parts)
+            for state, moment in moments_of(key, headers[rank], tensor.shape):
+                _add(manifest, optimizer_key(state, key), described[key], moment, name, rank % parts, parts)
+    first = min(files)
+    scalars = read_scalars(os.path.join(folder, files[first]), headers[first])
+    manifest.not_resumable = set_states(manifest, scalars, {name for tensors in headers.values() for name in tensors})
     return manifest
 
 
@@ -132,16 +153,16 @@ def _tensor_parallel_size(folder, described, found):
     return int(next(iter(sizes)))
 
 
-def _add(manifest, described, tensor, file, index, parts):
+def _add(manifest, key, described, tensor, file, index, parts):
     sharding = _sharding(described, tensor, index, parts)
     if tensor.shape != sharding.local_shape or tensor.dtype not in DTYPE_BYTES:
-        raise CheckpointError(f"{file}: {described.name} is {tensor.dtype} {list(tensor.shape)}, expected "
+        raise CheckpointError(f"{file}: {key} is {tensor.dtype} {list(tensor.shape)}, expected "
                               f"{list(sharding.local_shape)}.")
-    stored = manifest.tensors.setdefault(described.name, StoredTensor(sharding.global_shape, tensor.dtype, described.grouping))
+    stored = manifest.tensors.setdefault(key, StoredTensor(sharding.global_shape, tensor.dtype, described.grouping))
     if any(piece.slice.sharding == sharding for piece in stored.pieces):
         return  # a data-parallel copy
     if stored.dtype != tensor.dtype or stored.shape != sharding.global_shape:
-        raise CheckpointError(f"{file}: {described.name} is {tensor.dtype} of {list(sharding.global_shape)}, but "
+        raise CheckpointError(f"{file}: {key} is {tensor.dtype} of {list(sharding.global_shape)}, but "
                               f"{stored.dtype} of {list(stored.shape)} in another rank's file.")
     position = 0
     for start, stop in tensor.ranges:

@@ -6,7 +6,7 @@ import signal
 import sys
 
 from mindspeed_ms.config import ConfigError, init_configs_from_dict, init_configs_from_yaml
-from mindspeed_ms.core.dist_checkpointing.errors import CheckpointError
+from mindspeed_ms.core.dist_checkpointing.errors import CheckpointError, DamagedCheckpointError
 from mindspeed_ms.layout.errors import LayoutError
 from mindspeed_ms.tools.checkpoint import diff, inspect, rewrite, verify
 from mindspeed_ms.tools.checkpoint.source import all_checkpoints, open_checkpoint
@@ -50,7 +50,7 @@ def parser():
 
 def _command(commands, name, text):
     made = commands.add_parser(name, help=text)
-    made.add_argument("path", help="a checkpoint (output/iter_0000100), or the folder of a run: its newest")
+    made.add_argument("path", help="a checkpoint (output/iter_0000100, or a file in it), or the folder of a run: its newest")
     made.add_argument("--iteration", type=int, help="which one of a run")
     made.add_argument("--config", help="yaml of the model, for files that upstream wrote; for reshard also of the new layout")
     return made
@@ -138,6 +138,9 @@ def main(arguments=None):
     commands = {"inspect": _inspect, "verify": _verify, "diff": _diff, "reshard": _reshard, "merge": _merge}
     try:
         return commands[arguments.command](arguments)
+    except DamagedCheckpointError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
     except (CheckpointError, ConfigError, LayoutError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

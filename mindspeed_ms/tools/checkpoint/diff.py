@@ -4,6 +4,7 @@ from dataclasses import dataclass
 import numpy as np
 from tqdm import tqdm
 
+from mindspeed_ms.core.dist_checkpointing.errors import CheckpointError
 from mindspeed_ms.core.dist_checkpointing.manifest import OPTIMIZER_PREFIX
 
 _BLOCK = 1 << 20  # elements that are compared at a time
@@ -15,7 +16,7 @@ class Difference:
 
     Attributes:
         key (str): of the tensor.
-        text (str): what is different.
+        text (str): what is different, or damaged in which file.
     """
     key: str
     text: str
@@ -34,16 +35,16 @@ def differences(first, second, rtol=0.0, atol=0.0, weights_only=False, ignore_dt
         ignore_dtype (bool): only values count.
 
     Yields:
-        Difference: one per tensor or counter that differs.
-
-    Raises:
-        CheckpointError: one of them is damaged.
+        Difference: one per tensor or counter that differs, or tensor that is damaged.
     """
     keys = sorted({*first.manifest.tensors, *second.manifest.tensors})
     if weights_only:
         keys = [key for key in keys if not key.startswith(OPTIMIZER_PREFIX)]
     for key in tqdm(keys, desc="comparing", disable=None, leave=False):
-        text = _compare(first, second, key, rtol, atol, ignore_dtype)
+        try:
+            text = _compare(first, second, key, rtol, atol, ignore_dtype)
+        except CheckpointError as error:
+            text = str(error)  # the rest may be told all the same
         if text:
             yield Difference(key, text)
     if not weights_only:

@@ -43,7 +43,8 @@ def lines(description):
     saved = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(description["saved_at"]))
     yield f"{description['folder']}: iteration {description['iteration']}, saved {saved}"
     layout = description["layout"]
-    yield "saved by " + (", ".join(f"{name} {size}" for name, size in layout.items()) or "an unknown layout")
+    sizes = ", ".join(f"{name} {size}" for name, size in layout.items())
+    yield f"saved by {sizes or 'an unknown layout, without check sums'}"
     if description["vocab_size"]:
         yield f"vocabulary without padding: {description['vocab_size']} rows"
     for name, values in description["states"].items():

@@ -13,8 +13,8 @@ from math import prod
 import numpy as np
 from tqdm import tqdm
 
-from mindspeed_ms.core.dist_checkpointing import folders
-from mindspeed_ms.core.dist_checkpointing.errors import CheckpointError
+from mindspeed_ms.core.dist_checkpointing import folders, job_lock
+from mindspeed_ms.core.dist_checkpointing.errors import CheckpointError, DamagedCheckpointError
 from mindspeed_ms.core.dist_checkpointing.manifest import (
     OPTIMIZER_PREFIX,
     Manifest,
@@ -25,6 +25,7 @@ from mindspeed_ms.core.dist_checkpointing.manifest import (
 from mindspeed_ms.core.dist_checkpointing.reader import numpy_dtype
 from mindspeed_ms.core.dist_checkpointing.shard_file import Entry, write_shard
 from mindspeed_ms.layout.sharding import ParameterSharding
+from mindspeed_ms.tools.checkpoint.plain_weights import INDEX_FILE
 from mindspeed_ms.tools.checkpoint.verify import problems_of
 
 GIGABYTE = 10 ** 9
@@ -34,11 +35,12 @@ def check_source(reader):
     """Read everything once before it gets new check sums.
 
     Raises:
-        CheckpointError: something is damaged.
+        DamagedCheckpointError: something is damaged.
     """
     problems = problems_of(reader)
     if problems:
-        raise CheckpointError(f"{reader.folder} is damaged: {'; '.join(problems[:5])}{' ...' if len(problems) > 5 else ''}.")
+        shown = "; ".join(problems[:5]) + (" ..." if len(problems) > 5 else "")
+        raise DamagedCheckpointError(f"{reader.folder} is damaged: {shown}.")
 
 
 def whole_cut(manifest, most_bytes, with_optimizer=True):
@@ -89,6 +91,8 @@ def write_checkpoint(reader, folder, cut):
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
+    finally:
+        job_lock.release(folder)
     return folders.checkpoint_folder(folder, source.iteration)
 
 
@@ -122,7 +126,7 @@ def write_weights(reader, folder, most_bytes):
             places.update((key, names[-1]) for key, _ in parts)
             total += sum(entry.nbytes for entry in entries)
         index = {"metadata": {"total_size": total, "iteration": reader.manifest.iteration}, "weight_map": places}
-        folders.write_file(os.path.join(temporary, "model.safetensors.index.json"), json.dumps(index, indent=1).encode())
+        folders.write_file(os.path.join(temporary, INDEX_FILE), json.dumps(index, indent=1).encode())
         folders.sync_folder(temporary)
         os.rename(temporary, folder)
     except BaseException:

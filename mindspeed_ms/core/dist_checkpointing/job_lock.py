@@ -1,0 +1,235 @@
+"""One job at a time saves into a folder: a file `saving_job.json` names it, as long as it lives.
+
+No flock, which shared disks may lack or grant to everybody. The holder is the process of rank 0: on the same machine (same
+boot, same process namespace) its number and start time say whether it lives. From elsewhere its heartbeat does: it touches
+the file every few seconds, and who wants the folder watches for a change. Both clocks stay out of it. A file that is left by
+a job that was killed is taken over. The new holder writes its own name, and who finds another name than its own before it
+changes something stops: so even a job that was taken for dead (suspended for a minute) destroys nothing.
+
+Readers never look at it.
+"""
+import atexit
+import json
+import os
+import secrets
+import socket
+import threading
+import time
+from dataclasses import asdict, dataclass
+
+from mindspeed_ms.core.dist_checkpointing.errors import CheckpointError
+from mindspeed_ms.core.logging import logger
+
+LOCK_FILE = "saving_job.json"
+BEAT_SECONDS = 5.0
+WATCH_SECONDS = 60.0  # without a beat a job on another machine is dead; a machine may be busy for some of them
+LINGER_SECONDS = 5.0  # a process that is being killed on this machine may need a moment
+_SETTLE_SECONDS = 0.5  # two that take over at once: the last one has it, the other one sees that after this time
+_held = {}  # real path: _Holding of this process
+
+
+@dataclass(frozen=True)
+class Job:
+    """Who saves into a folder.
+
+    Attributes:
+        host (str): name of the machine.
+        pid (int): of rank 0.
+        machine (str): which boot and namespace the pid belongs to; "" if the system does not tell.
+        process_start (str): when the process started, in the system's ticks: pids come again.
+        since (str): local time, for people.
+        token (str): another one for every job.
+    """
+    host: str
+    pid: int
+    machine: str
+    process_start: str
+    since: str
+    token: str
+
+    def __str__(self):
+        return f"process {self.pid} on {self.host}, since {self.since}"
+
+
+def hold(folder):
+    """Make this process the one that saves into a folder, until `release`; again and again is fine.
+
+    Raises:
+        CheckpointError: a living job saves there.
+        OSError: nothing can be written there.
+    """
+    path = os.path.realpath(folder)
+    holding = _held.get(path)
+    if holding is not None and holding.process == os.getpid():
+        check(folder)
+        return
+    own = Job(socket.gethostname(), os.getpid(), _machine(), (_process(os.getpid()) or "") if _machine() else "",
+              time.strftime("%Y-%m-%d %H:%M:%S"), secrets.token_hex(8))
+    lock = os.path.join(path, LOCK_FILE)
+    if not _create(lock, own):
+        _wait_until_dead(folder, lock, own)
+        _replace(lock, own)
+        time.sleep(_SETTLE_SECONDS)
+        now = _read(lock)[0]
+        if now != own:
+            raise _refusal(folder, now)
+    _held[path] = _Holding(lock, own)
+
+
+def check(folder):
+    """Before something changes in a folder that this process holds.
+
+    Raises:
+        CheckpointError: another job has taken it over meanwhile.
+    """
+    holding = _held.get(os.path.realpath(folder))
+    if holding is None or holding.process != os.getpid():
+        return
+    now = _read(holding.lock)[0]
+    if now is not None and now != holding.job:
+        raise CheckpointError(f"{folder} was taken over by another job ({now}), which found no sign of life of this one for "
+                              f"{WATCH_SECONDS:g} s: this job saves nothing there any more.")
+    if now is None:
+        _replace(holding.lock, holding.job)  # somebody has deleted it
+
+
+def is_free(folder):
+    """Whether nobody but this process can be saving there, as far as one look tells."""
+    path = os.path.realpath(folder)
+    job = _read(os.path.join(path, LOCK_FILE))[0]
+    holding = _held.get(path)
+    return job is None or (holding is not None and holding.job == job) or _is_alive(job) is False
+
+
+def release(folder=None):
+    """Let others save into a folder; None: into all that this process holds."""
+    for path in list(_held) if folder is None else [os.path.realpath(folder)]:
+        holding = _held.pop(path, None)
+        if holding is not None and holding.process == os.getpid():
+            holding.end()
+
+
+atexit.register(release)
+
+
+class _Holding:
+    """The lock of a folder in this process, with the thread that shows that it lives."""
+
+    def __init__(self, lock, job):
+        self.lock = lock
+        self.job = job
+        self.process = os.getpid()  # a forked child inherits the object, not the lock
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._beat, name="checkpoint folder", daemon=True)
+        self._thread.start()
+
+    def _beat(self):
+        while not self._over.wait(BEAT_SECONDS):
+            try:
+                if _read(self.lock)[0] == self.job:
+                    os.utime(self.lock)
+            except OSError:
+                pass  # the disk is away for a moment; the next beat tries again
+
+    def end(self):
+        self._over.set()
+        self._thread.join()
+        try:
+            if _read(self.lock)[0] == self.job:
+                os.unlink(self.lock)
+        except OSError:
+            logger.warning("%s could not be deleted; the next job finds out that this one has ended", self.lock)
+
+
+def _create(lock, job):
+    """Make the file; False if there is one."""
+    try:
+        descriptor = os.open(lock, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+    except FileExistsError:
+        return False
+    with open(descriptor, "wb") as file:
+        file.write(_content(job))
+    return True
+
+
+def _replace(lock, job):
+    temporary = f"{lock}.{job.token}"
+    with open(temporary, "wb") as file:
+        file.write(_content(job))
+    os.replace(temporary, lock)
+
+
+def _content(job):
+    return json.dumps(asdict(job)).encode()
+
+
+def _read(lock):
+    """(Job or None, what changes with every beat). Opening it makes a network disk look at it anew."""
+    try:
+        with open(lock, "rb") as file:
+            state = os.fstat(file.fileno())
+            content = file.read()
+    except OSError:
+        return None, None
+    try:
+        job = Job(**json.loads(content))
+    except (ValueError, TypeError):
+        job = Job("an unknown machine", 0, "", "", "an unknown time", content.hex())  # cut off by a crash
+    return job, (state.st_mtime_ns, content)
+
+
+def _wait_until_dead(folder, lock, own):
+    """Return when the holder is dead. Raises CheckpointError: it lives."""
+    job, beat = _read(lock)
+    began, told = time.monotonic(), False
+    while job is not None:
+        alive = _is_alive(job)
+        waited = time.monotonic() - began
+        if alive is False:
+            logger.warning("%s is taken over from a job that has ended without saying so (%s)", folder, job)
+            return
+        if alive and waited > LINGER_SECONDS:
+            raise _refusal(folder, job)
+        if alive is None and waited > WATCH_SECONDS:
+            logger.warning("%s is taken over from a job that showed no sign of life for %g s (%s)", folder, WATCH_SECONDS, job)
+            return
+        if not told and alive is None:
+            logger.info("%s: looking for up to %g s whether the job that saved there still lives (%s)", folder,
+                        WATCH_SECONDS, job)
+            told = True
+        time.sleep(min(0.2, BEAT_SECONDS))
+        job, now = _read(lock)
+        if job is not None and now != beat:
+            raise _refusal(folder, job)
+
+
+def _refusal(folder, job):
+    return CheckpointError(f"another job saves into {folder}: {job}. Give this job a folder of its own (output_dir, --save), "
+                           f"or end the other one. ({LOCK_FILE} in that folder names it; a job that is dead does not "
+                           "keep others out.)")
+
+
+def _is_alive(job):
+    """Whether the process of a job lives: True, False, or None if that cannot be seen from here."""
+    if not job.machine or job.machine != _machine():
+        return None
+    return _process(job.pid) == job.process_start
+
+
+def _machine():
+    """Where process numbers mean the same (str): boot and namespace; "" if the system does not tell."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+            return f"{file.read().strip()} {os.readlink('/proc/self/ns/pid')}"
+    except OSError:
+        return ""
+
+
+def _process(pid):
+    """Start of a living process (str), in ticks since the boot; None if there is none, or only its exit status is left."""
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+            fields = file.read().rpartition(")")[2].split()
+    except OSError:
+        return None
+    return None if fields[0] in "ZX" else fields[19]

@@ -1,0 +1,87 @@
+"""use_checkpoint_args: the model is the checkpoint's, whatever was typed."""
+import pytest
+
+from mindspeed_ms.config import (
+    AllConfig,
+    ConfigError,
+    TransformerConfig,
+    argument_parser,
+    init_configs_from_args,
+    require_available,
+)
+from mindspeed_ms.config.__main__ import main as config_command
+from tests.checkpoint import runs
+from tests.checkpoint.test_format import damage
+from tests.tools.test_checkpoint import CONFIG, save
+
+TYPED = ["--use-checkpoint-args", "--micro-batch-size", "1", "--train-iters", "4", "--lr", "0.01"]
+
+
+@pytest.fixture
+def saved(tmp_path):
+    save(tmp_path / "run")
+    return str(tmp_path / "run")
+
+
+def read(*words):
+    return init_configs_from_args(argument_parser().parse_args([*TYPED, *words]))
+
+
+def test_the_checkpoint_wins(saved):
+    all_config = read("--load", saved, "--num-layers", "7", "--norm-epsilon", "0.5", "--hidden-size", "16", "--swiglu",
+                      "--normalization", "RMSNorm", "--use-fused-rmsnorm")
+    model = all_config.model_config
+    for name, value in CONFIG["model_config"].items():
+        assert getattr(model, name) == ("FusedRMSNorm" if name == "normalization" else value), name
+    assert model.norm_epsilon == 1e-5 and model.num_query_groups == 4 and model.qkv_has_bias
+    warned = [notice for notice in all_config.notices if "is not used: the checkpoint has" in notice]
+    assert len(warned) == 2
+    assert "--num-layers = 7" in warned[0] and "has 4" in warned[0] and "--norm-epsilon = 0.5" in warned[1]
+    assert "iter_0000007" in all_config.provenance["model_config.ffn_hidden_size"]
+    require_available(all_config)
+
+
+def test_what_was_typed_stays_where_megatron_keeps_it(saved):
+    model = read("--load", saved, "--seq-length", "32", "--vocab-size", "20", "--make-vocab-size-divisible-by", "8",
+                 "--tensor-model-parallel-size", "2").model_config
+    assert model.seq_length == 32 and model.vocab_size == 32 and model.num_layers == 4
+
+
+def test_check_accepts_it(capsys, saved):
+    assert config_command(["check", *TYPED, "--load", saved]) == 0
+    text = capsys.readouterr().out
+    assert "num_layers" in text and "not available" not in text
+
+
+def test_without_a_checkpoint(tmp_path, saved):
+    with pytest.raises(ConfigError, match="none is named: set load_checkpoint"):
+        read()
+    with pytest.raises(ConfigError, match=f"{tmp_path}/nowhere holds none"):
+        read("--load", str(tmp_path / "nowhere"))
+    with pytest.raises(ConfigError, match="no checkpoint of iteration 3"):
+        read("--load", saved, "--ckpt-step", "3")
+    damage(tmp_path / "run" / "iter_0000007" / "manifest.json", "flip")
+    with pytest.raises(ConfigError, match=r"manifest\.json is damaged"):
+        read("--load", saved)
+    own = read("--save", str(tmp_path / "new"), "--resume-training", "--num-layers", "2", "--hidden-size", "16", "--seq-length",
+               "8", "--num-attention-heads", "4", "--max-position-embeddings", "8", "--vocab-size", "24")
+    assert own.model_config.num_layers == 2 and any("holds no checkpoint yet" in notice for notice in own.notices)
+
+
+def test_a_model_that_is_made_by_hand_comes_too_early(saved):
+    training = read("--load", saved).training_config
+    with pytest.raises(ConfigError, match="made by hand"):
+        require_available(AllConfig(model_config=TransformerConfig(**CONFIG["model_config"]), training_config=training))
+
+
+def continued(folder, load):
+    """A run that knows nothing of its model goes on."""
+    first = runs.train(load, training={"exit_interval": 2}, sizes={"hidden_act": "swiglu", "normalization": "RMSNorm"})
+    wrong = {"num_layers": 3, "num_attention_heads": 8, "ffn_hidden_size": 48}
+    second = runs.train(folder, training={"load_checkpoint": str(load), "resume_training": True, "use_checkpoint_args": True},
+                        sizes=wrong)
+    return sorted(first["losses"]) + sorted(second["losses"])
+
+
+def test_training_goes_on_with_the_checkpoints_model(world, tmp_path):
+    assert world(1)(continued, tmp_path / "b", tmp_path / "a") == [[1, 2, 3, 4]]

@@ -273,15 +273,20 @@ def parse_noop_layers(value):
     return frozenset(positions)
 
 
+def spread_layers(options):
+    """(stages that hold layers, layers spread over them, counting embedding and loss where they count)."""
+    total = options.num_layers
+    total += bool(options.account_for_embedding_in_pipeline_split) + bool(options.account_for_loss_in_pipeline_split)
+    return options.pipeline_model_parallel_size - bool(options.standalone_embedding_stage), total
+
+
 def _virtual_size(options):
     """Chunks per stage that the configuration asks for; None when a list decides."""
     vpp = options.virtual_pipeline_model_parallel_size
     per_chunk = options.num_layers_per_virtual_pipeline_stage
     if per_chunk is None or options.num_layer_list is not None:
         return vpp
-    pp, total = options.pipeline_model_parallel_size, options.num_layers
-    total += bool(options.account_for_embedding_in_pipeline_split) + bool(options.account_for_loss_in_pipeline_split)
-    stages = pp - 1 if options.standalone_embedding_stage else pp
+    stages, total = spread_layers(options)
     if stages < 1 or total % (stages * per_chunk):
         raise LayoutError(
             f"{_layers_text(options, total)} is not divisible by {stages} stages x num_layers_per_virtual_pipeline_stage "

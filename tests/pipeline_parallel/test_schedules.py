@@ -128,6 +128,8 @@ def call(case):
         arguments["num_microbatches"] = 3
     elif case == "non_loss":
         arguments["collect_non_loss_data"] = True
+    elif case in ("decoder_seq_length", "first_val_step"):
+        arguments[case] = 1
     else:
         arguments["forward_step_func"] = lambda iterator, chunk: ((1, 2), None)
     get_forward_backward_func()(**arguments)
@@ -135,7 +137,8 @@ def call(case):
 
 @pytest.mark.parametrize("case, text", [
     ("chunks", "model has 1 entries: expected 2"), ("iterators", "data_iterator has 1 entries: expected 2"),
-    ("micro_batches", "last group of 1"), ("non_loss", "forward_only"), ("output", "hidden states, one Tensor")])
+    ("micro_batches", "last group of 1"), ("non_loss", "forward_only"),
+    ("decoder_seq_length", "encoder and decoder"), ("first_val_step", "fp8"), ("output", "hidden states, one Tensor")])
 def test_wrong_arguments(world, case, text):
     with pytest.raises(ValueError, match=text):
         world(2)(call, case)

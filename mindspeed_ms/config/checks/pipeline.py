@@ -1,6 +1,10 @@
 """Rules about pipeline stages: layer lists, virtual stages, no-op layers, recomputation lists."""
 
+from types import SimpleNamespace
+
 from mindspeed_ms.config.checks.rule import last_rule, rule
+from mindspeed_ms.layout.options import Options
+from mindspeed_ms.layout.stages import spread_layers
 
 _P, _M = "parallel_config", "model_config"
 _PP = f"{_P}.pipeline_model_parallel_size"
@@ -29,10 +33,9 @@ def virtual_size(parallel, num_layers):
 
 
 def _spread(parallel, num_layers):
-    """(stages that hold layers, layers that are spread over them, counting embedding and loss where they count)."""
-    stages = parallel.pipeline_model_parallel_size - bool(parallel.standalone_embedding_stage)
-    counted = parallel.account_for_embedding_in_pipeline_split, parallel.account_for_loss_in_pipeline_split
-    return stages, num_layers + sum(map(bool, counted))
+    """`spread_layers` of sections."""
+    model = SimpleNamespace(num_layers=num_layers)
+    return spread_layers(Options(SimpleNamespace(model_config=model, parallel_config=parallel)))
 
 
 @rule

@@ -21,8 +21,8 @@ from mindspeed_ms.config.values import (
     number,
     one_of,
 )
+from mindspeed_ms.layout.gpt_sizes import GATED_ACTIVATIONS
 
-GATED_ACTIVATIONS = ("swiglu", "fused_swiglu")
 ACTIVATIONS = ("gelu", "gelu_tanh", "gelu_erf", "fast_gelu", "swiglu", "fused_swiglu", "silu", "relu", "squared_relu")
 NORMALIZATIONS = ("LayerNorm", "RMSNorm", "FusedRMSNorm")
 POSITION_TYPES = ("absolute", "learned_absolute", "rope", "none")

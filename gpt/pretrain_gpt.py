@@ -94,7 +94,10 @@ def prepare(all_config):
     if training.load_checkpoint and not starts_here and not os.path.isdir(training.load_checkpoint):
         what = "a file, not a folder" if os.path.exists(training.load_checkpoint) else "there is no such folder"
         raise FileNotFoundError(f"load_checkpoint (--load) is {training.load_checkpoint}: {what}.")
-    os.makedirs(training.output_dir, exist_ok=True)
+    try:
+        os.makedirs(training.output_dir, exist_ok=True)
+    except OSError as error:
+        raise OSError(f"output_dir (--save) is {training.output_dir}: the folder cannot be made ({error.strerror}).") from error
     if not os.access(training.output_dir, os.W_OK):
         raise PermissionError(f"output_dir (--save) is {training.output_dir}: the folder cannot be written.")
     if gpt_datasets.names_indexed_files(all_config):

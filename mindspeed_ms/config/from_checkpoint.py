@@ -7,6 +7,7 @@ weights compute.
 from mindspeed_ms.config.errors import Problem
 from mindspeed_ms.layout.gpt_sizes import NORMALIZATIONS
 
+WARNING = "warning: "  # such a notice is a warning in the log of a run
 _T, _M = "training_config", "model_config"
 _TAKEN = (
     "num_layers",
@@ -74,7 +75,7 @@ def _take(settings, path, value, place):
         if _same(before.value, value):
             return
         settings.notices.append(
-            f"warning: {before.key} = {before.value!r} ({before.place}) is not used: the checkpoint has {value!r}, and "
+            f"{WARNING}{before.key} = {before.value!r} ({before.place}) is not used: the checkpoint has {value!r}, and "
             "use_checkpoint_args lets it win"
         )
     if before is not None or value is not None:

@@ -80,6 +80,7 @@ def continued(folder, load):
     wrong = {"num_layers": 3, "num_attention_heads": 8, "ffn_hidden_size": 48}
     second = runs.train(folder, training={"load_checkpoint": str(load), "resume_training": True, "use_checkpoint_args": True},
                         sizes=wrong)
+    assert any(line.startswith("model_config.num_layers = 3") and "is not used" in line for line in second["log"])
     return sorted(first["losses"]) + sorted(second["losses"])
 
 

@@ -1,6 +1,7 @@
 """One job saves into a folder as long as it lives; whatever it left behind when it was killed keeps nobody out."""
 import json
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -72,6 +73,11 @@ def test_a_living_job_keeps_others_out(tmp_path, job):
     for words in (str(tmp_path), socket.gethostname(), str(holder.process.pid), "--save", job_lock.LOCK_FILE):
         assert words in str(caught.value)
     assert os.path.isdir(temporary) and holder.asked() == "still"
+    replaced = tmp_path / "iter_0000005.replaced"  # the holder may be between its two renames
+    replaced.mkdir()
+    folders.restore_replaced(str(tmp_path))
+    assert replaced.is_dir()
+    replaced.rmdir()
     holder.process.stdin.close()
     holder.process.wait()
     assert os.listdir(tmp_path) == [os.path.basename(temporary)]
@@ -99,6 +105,18 @@ def test_a_number_that_another_process_has_now(tmp_path, job):
     (tmp_path / job_lock.LOCK_FILE).write_text(lines)
     moved(tmp_path, process_start="1")
     folders.prepare(str(tmp_path), 6)
+
+
+def test_a_full_disk_leaves_no_half_lock(tmp_path, job, monkeypatch):
+    monkeypatch.setattr(job_lock, "_content", lambda job: b"x" * 10 ** 6)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            job_lock.hold(tmp_path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert os.listdir(tmp_path) == []
 
 
 @pytest.mark.parametrize("content", ["", '{"host": "a'])

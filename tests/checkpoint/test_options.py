@@ -172,7 +172,7 @@ def test_differences_are_listed(world, tmp_path, saved):
     assert "missing in the checkpoint: language_model.output_layer.weight, optimizer.state.exp_avg.lang" in more
     assert "not in the model: language_model.embedding.position_embeddings.weight, optimizer.state.exp_avg" in fewer
     assert any("loaded in part (load_strict is off): missing" in text for text in log)
-    assert "there is no such folder" in nothing and "no checkpoint of iteration 3: there are [2]" in step
+    assert "it does not exist" in nothing and "no checkpoint of iteration 3: there are [2]" in step
 
 
 def without_optimizer(folder):

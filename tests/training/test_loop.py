@@ -107,7 +107,7 @@ def test_log_line_has_upstreams_form(world, tmp_path):
     assert len(found) == 3 and all(pattern.match(line) for line in found)
     assert [line["iteration"] for line in metrics] == [2, 4, 6]
     assert f"{metrics[0]['loss']:.16f}" in found[0] and str(metrics[0]["grad_norm"]) in found[0]
-    assert lines[-1].startswith("loss curve") and "Training success! 6 iterations, 24 samples" in lines
+    assert lines[-2].startswith("loss curve") and lines[-1] == "Training success! 6 iterations, 24 samples"
     assert picture > 1000
 
 

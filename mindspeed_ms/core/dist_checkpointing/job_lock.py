@@ -15,6 +15,7 @@ import secrets
 import socket
 import threading
 import time
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 
 from mindspeed_ms.core.dist_checkpointing.errors import CheckpointError
@@ -147,16 +148,29 @@ def _create(lock, job):
         descriptor = os.open(lock, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
     except FileExistsError:
         return False
-    with open(descriptor, "wb") as file:
+    with open(descriptor, "wb") as file, _removed_if_it_fails(lock):
         file.write(_content(job))
+        file.flush()
     return True
 
 
 def _replace(lock, job):
     temporary = f"{lock}.{job.token}"
-    with open(temporary, "wb") as file:
-        file.write(_content(job))
-    os.replace(temporary, lock)
+    with _removed_if_it_fails(temporary):
+        with open(temporary, "wb") as file:
+            file.write(_content(job))
+        os.replace(temporary, lock)
+
+
+@contextmanager
+def _removed_if_it_fails(path):
+    """A disk may be full: half a lock would make the next job wait."""
+    try:
+        yield
+    except OSError:
+        with suppress(OSError):
+            os.unlink(path)
+        raise
 
 
 def _content(job):

@@ -10,9 +10,8 @@ import os
 from math import prod
 
 from mindspeed_ms.core.dist_checkpointing.errors import CheckpointError, DamagedCheckpointError
-from mindspeed_ms.core.dist_checkpointing.manifest import DTYPE_BYTES, Manifest, StoredPiece, StoredTensor, whole_slice
+from mindspeed_ms.core.dist_checkpointing.manifest import DTYPE_BYTES, Manifest, StoredPiece, StoredTensor
 from mindspeed_ms.core.dist_checkpointing.shard_file import read_safetensors
-from mindspeed_ms.layout.sharding import ParameterSharding
 
 INDEX_FILE = "model.safetensors.index.json"
 SINGLE_FILE = "model.safetensors"
@@ -70,7 +69,8 @@ def _stored(place, name, key, tensor):
     if tensor.dtype not in DTYPE_BYTES or stop - start != prod(tensor.shape) * DTYPE_BYTES[tensor.dtype]:
         raise DamagedCheckpointError(f"{place} is damaged: tensor {key} is {tensor.dtype} {list(tensor.shape)} in "
                                      f"{stop - start} bytes.")
-    piece = StoredPiece(whole_slice(ParameterSharding.replicated(tensor.shape)), name, start, stop, "")
+    without_check_sums = {"file": name, "bytes": [start, stop], "xxhash": "", "multilinear": ""}
+    piece = StoredPiece.from_json(tensor.shape, without_check_sums)
     return StoredTensor(tensor.shape, tensor.dtype, None, [piece])
 
 

@@ -133,6 +133,7 @@ def test_a_job_on_another_machine(tmp_path, job, monkeypatch):
     with pytest.raises(CheckpointError, match=f"process {holder.process.pid} on"):
         folders.prepare(str(tmp_path), 6)
     holder.process.send_signal(signal.SIGSTOP)
+    os.waitpid(holder.process.pid, os.WUNTRACED)  # until it has stopped
     began = time.monotonic()
     folders.prepare(str(tmp_path), 6)
     assert time.monotonic() - began >= 0.5

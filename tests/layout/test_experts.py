@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from mindspeed_ms.config import ConfigError, init_configs_from_dict
-from mindspeed_ms.core.dist_checkpointing.manifest import Manifest, StoredPiece, StoredTensor, whole_slice
+from mindspeed_ms.core.dist_checkpointing.manifest import Manifest, StoredTensor, whole_slice
 from mindspeed_ms.core.dist_checkpointing.reader import CheckpointReader
 from mindspeed_ms.core.dist_checkpointing.shard_file import Entry, write_shard
 from mindspeed_ms.layout.parameters import count_parameters, counts_once, describe_parameters, describe_whole_model
@@ -67,7 +67,7 @@ def save(folder, all_config, world, state):
         manifest.files[name] = write_shard(folder / name, entries) if entries else 0
         for one, entry in zip(parts, entries):
             stored = manifest.tensors.setdefault(one.name, StoredTensor(one.sharding.global_shape, "float32", one.grouping))
-            stored.pieces.append(StoredPiece(whole_slice(one.sharding), name, entry.start, entry.stop, entry.xxhash))
+            stored.pieces.append(entry.piece(whole_slice(one.sharding), name))
     (folder / "manifest.json").write_bytes(manifest.to_bytes())
 
 

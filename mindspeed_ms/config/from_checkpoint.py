@@ -5,10 +5,12 @@ weights compute.
 """
 
 from mindspeed_ms.config.errors import Problem
+from mindspeed_ms.config.schema import TrainingConfig
 from mindspeed_ms.layout.gpt_sizes import NORMALIZATIONS
 
 WARNING = "warning: "  # such a notice is a warning in the log of a run
 _T, _M = "training_config", "model_config"
+_OUTPUT = TrainingConfig.model_fields["output_dir"].default
 _TAKEN = (
     "num_layers",
     "hidden_size",
@@ -55,7 +57,7 @@ def ask_checkpoint(settings):
     Args:
         settings (Settings): changed in place; a checkpoint that cannot be read becomes a problem.
     """
-    if settings.value(f"{_T}.use_checkpoint_args") not in (True, "true", "True", "yes", "on", 1):
+    if not settings.is_on(f"{_T}.use_checkpoint_args"):
         return
     found = _configuration(settings)
     if found is None:
@@ -91,31 +93,32 @@ def _configuration(settings):
     """(where it stands, model_config as the checkpoint has it); None if there is no checkpoint, or a problem with it."""
     # the one place where the configuration needs checkpoints, which are read without MindSpore
     from mindspeed_ms.core.dist_checkpointing.errors import CheckpointError
-    from mindspeed_ms.core.dist_checkpointing.folders import newest_manifest
+    from mindspeed_ms.core.dist_checkpointing.folders import checkpoint_to_start_from, newest_manifest
 
     setting = settings.by_path[f"{_T}.use_checkpoint_args"]
-    load, step = settings.value(f"{_T}.load_checkpoint"), settings.value(f"{_T}.ckpt_step")
-    own, other = settings.value(f"{_T}.output_dir", "./output"), settings.value(f"{_T}.pretrained_checkpoint")
+    step, own = settings.value(f"{_T}.ckpt_step"), settings.value(f"{_T}.output_dir", _OUTPUT)
+    load, other = settings.value(f"{_T}.load_checkpoint"), settings.value(f"{_T}.pretrained_checkpoint")
     if not all(value is None or isinstance(value, str) for value in (load, own, other)) or isinstance(step, str):
         return None  # the sections report it
-    resumes = settings.value(f"{_T}.resume_training") and not load
+    resumes = settings.is_on(f"{_T}.resume_training") and not settings.is_on(f"{_T}.finetune")
     try:
-        place, manifest = newest_manifest(load or own, step) if load or resumes else (None, None)
-        if manifest is None and other:
-            place, manifest = newest_manifest(other, step)
-        if manifest is None and not resumes:
+        folder, _ = checkpoint_to_start_from(load, own, other, resumes)
+        if folder is None and resumes and not settings.is_on(f"{_T}.exit_on_missing_checkpoint"):
+            settings.notices.append(f"{setting.key}: {own} holds no checkpoint yet, the model is the one that is given here")
+            return None
+        if folder is None:
             raise CheckpointError(
-                f"{load or other} holds none"
-                if load or other
+                f"{own} holds none"
+                if resumes
                 else "none is named: set load_checkpoint (--load), pretrained_checkpoint or resume_training"
             )
-        if manifest is not None and not manifest.args.get(_M):
+        place, manifest = newest_manifest(folder, step)
+        if manifest is None:
+            raise CheckpointError(f"{folder} holds none")
+        if not manifest.args.get(_M):
             raise CheckpointError(f"{place} holds no configuration of its model: give the model's settings instead")
     except CheckpointError as error:
         message = f"takes the model's settings from a checkpoint, but {error}"
         settings.problems.append(Problem(setting.key, message, setting.value, setting.place))
-        return None
-    if manifest is None:
-        settings.notices.append(f"use_checkpoint_args: {own} holds no checkpoint yet, the model is the one that is given here")
         return None
     return place, manifest.args[_M]

@@ -13,6 +13,7 @@ from mindspeed_ms.core.dist_checkpointing.errors import CheckpointError
 from mindspeed_ms.core.dist_checkpointing.folders import (
     TRACKER_FILE,
     check_writable,
+    checkpoint_to_start_from,
     has_checkpoints,
     hold,
     iterations_in,
@@ -27,8 +28,8 @@ from mindspeed_ms.core.dist_checkpointing.upstream_format import is_upstream_fol
 from mindspeed_ms.core.logging import logger
 from mindspeed_ms.core.tensor_parallel.random import model_parallel_manual_seed
 
-__all__ = ["TRACKER_FILE", "CheckpointError", "CheckpointSaver", "check_output_folder", "find_checkpoint", "has_checkpoints",
-           "is_upstream_folder", "iterations_in", "latest_iteration", "load_checkpoint", "named_parameters",
+__all__ = ["TRACKER_FILE", "CheckpointError", "CheckpointSaver", "check_output_folder", "checkpoint_to_start_from",
+           "find_checkpoint", "has_checkpoints", "is_upstream_folder", "iterations_in", "latest_iteration", "load_checkpoint", "named_parameters",
            "open_checkpoint", "release_output_folders", "save_checkpoint", "spare_folder", "true_vocab_size",
            "whole_parameters"]
 

@@ -240,6 +240,32 @@ def _saved_at(path):
         return 0.0
 
 
+def checkpoint_to_start_from(load, own, pretrained=None, resumes=False):
+    """Which checkpoint a run starts from: `load`; to resume, that of its own folder; else `pretrained` for its weights.
+
+    `load` may be the run's own folder, so that every launch of a job has the same arguments: the first one finds nothing
+    there and starts from the beginning.
+
+    Args:
+        load (Optional[str]): load_checkpoint.
+        own (str): output_dir.
+        pretrained (Optional[str]): pretrained_checkpoint.
+        resumes (bool): resume_training without finetune.
+
+    Returns:
+        tuple[Optional[str], bool]: folder, of a run or of one checkpoint (`load` and `pretrained` need not exist; None: the
+        run starts from the beginning); whether the training goes on where that was saved.
+
+    Raises:
+        CheckpointError: the tracker of `own` holds no iteration.
+    """
+    if load and not (resumes and os.path.abspath(load) == os.path.abspath(own)):
+        return load, resumes
+    if resumes and has_checkpoints(own):
+        return own, True
+    return pretrained, False
+
+
 def newest_manifest(folder, iteration=None):
     """(folder, Manifest) of the checkpoint that a run would start from, or (None, None) if there is none; reads no tensor.
 

@@ -1,49 +1,14 @@
 """``use_checkpoint_args``: the model as the checkpoint's own configuration describes it, whatever was typed.
 
-Which settings: those that Megatron takes (``load_args_from_checkpoint``), and the others of ours that change what the same
-weights compute.
+Which settings: ``same_model``'s, which hold those that Megatron takes (``load_args_from_checkpoint``).
 """
 
 from mindspeed_ms.config.errors import Problem
+from mindspeed_ms.config.same_model import COMPUTES, TENSORS, TRAINED_WITH, is_same
 from mindspeed_ms.config.schema import TrainingConfig
-from mindspeed_ms.layout.gpt_sizes import NORMALIZATIONS
 
-WARNING = "warning: "  # such a notice is a warning in the log of a run
 _T, _M = "training_config", "model_config"
 _OUTPUT = TrainingConfig.model_fields["output_dir"].default
-_TAKEN = (
-    "num_layers",
-    "hidden_size",
-    "ffn_hidden_size",
-    "num_attention_heads",
-    "group_query_attention",
-    "num_query_groups",
-    "kv_channels",
-    "max_position_embeddings",
-    "position_embedding_type",
-    "add_position_embedding",
-    "use_rotary_position_embeddings",
-    "rotary_base",
-    "rotary_percent",
-    "rotary_interleaved",
-    "rotary_seq_len_interpolation_factor",
-    "add_bias_linear",
-    "qkv_has_bias",
-    "out_proj_has_bias",
-    "mlp_has_bias",
-    "hidden_act",
-    "gated_linear_unit",
-    "normalization",
-    "norm_epsilon",
-    "apply_layernorm_1p",
-    "use_sandwich_norm",
-    "apply_residual_connection_post_norm",
-    "use_final_norm",
-    "apply_query_key_layer_scaling",
-    "untie_embeddings_and_output_weights",
-    "attention_dropout",
-    "hidden_dropout",
-)
 _UNLESS_TYPED = ("seq_length",)
 
 
@@ -63,7 +28,7 @@ def ask_checkpoint(settings):
     if found is None:
         return
     place, saved = found
-    names = [*_TAKEN, *(name for name in _UNLESS_TYPED if not settings.was_set(f"{_M}.{name}"))]
+    names = [*TENSORS, *COMPUTES, *TRAINED_WITH, *(name for name in _UNLESS_TYPED if not settings.was_set(f"{_M}.{name}"))]
     if settings.value("dataset_config.vocab_size") is None:
         names.append("vocab_size")
     for name in names:
@@ -74,19 +39,14 @@ def ask_checkpoint(settings):
 def _take(settings, path, value, place):
     before = settings.by_path.get(path)
     if before is not None and settings.was_set(path):
-        if _same(before.value, value):
+        if is_same(before.value, value):
             return
-        settings.notices.append(
-            f"{WARNING}{before.key} = {before.value!r} ({before.place}) is not used: the checkpoint has {value!r}, and "
+        settings.warn(
+            f"{before.key} = {before.value!r} ({before.place}) is not used: the checkpoint has {value!r}, and "
             "use_checkpoint_args lets it win"
         )
     if before is not None or value is not None:
         settings.add(path, value, place=place)
-
-
-def _same(typed, saved):
-    forms = [NORMALIZATIONS.get(value, value) if isinstance(value, str) else value for value in (typed, saved)]
-    return forms[0] == forms[1] or str(forms[0]).lower() == str(forms[1]).lower()
 
 
 def _configuration(settings):

@@ -34,6 +34,10 @@ class Setting:
         return self.place if self.key == self.path else f"{self.place} ({self.key})"
 
 
+class WarningNotice(str):
+    """A notice that a run logs as a warning: the user gets something else than he asked for."""
+
+
 class Settings:
     """Settings by path; a later one replaces an earlier one.
 
@@ -69,6 +73,10 @@ class Settings:
         """The value set for a path, or ``default``."""
         setting = self.by_path.get(path)
         return default if setting is None or setting.value is None else setting.value
+
+    def warn(self, text):
+        """Tell the user that he gets something else than he asked for."""
+        self.notices.append(WarningNotice(text))
 
     def is_on(self, path):
         """True if the path was set to what reads as True; what does not read as a switch is the section's to report."""

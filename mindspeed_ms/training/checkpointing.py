@@ -29,9 +29,9 @@ from mindspeed_ms.core.logging import logger
 from mindspeed_ms.core.tensor_parallel.random import model_parallel_manual_seed
 
 __all__ = ["TRACKER_FILE", "CheckpointError", "CheckpointSaver", "check_output_folder", "checkpoint_to_start_from",
-           "find_checkpoint", "has_checkpoints", "is_upstream_folder", "iterations_in", "latest_iteration", "load_checkpoint", "named_parameters",
-           "open_checkpoint", "release_output_folders", "save_checkpoint", "spare_folder", "true_vocab_size",
-           "whole_parameters"]
+           "find_checkpoint", "has_checkpoints", "is_upstream_folder", "iterations_in", "latest_iteration", "load_checkpoint",
+           "named_parameters", "open_checkpoint", "release_output_folders", "save_checkpoint", "spare_folder",
+           "true_vocab_size", "whole_parameters"]
 
 _RNG_SIZES = ("tensor", "pipeline", "virtual_pipeline", "context", "expert")
 

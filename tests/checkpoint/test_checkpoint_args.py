@@ -10,9 +10,11 @@ from mindspeed_ms.config import (
     argument_parser,
     init_configs_from_args,
     init_configs_from_dict,
+    page,
     require_available,
 )
 from mindspeed_ms.config.__main__ import main as config_command
+from mindspeed_ms.config.settings import WarningNotice
 from tests.checkpoint import runs
 from tests.checkpoint.test_format import damage
 from tests.tools.test_checkpoint import CONFIG, save
@@ -37,8 +39,9 @@ def test_the_checkpoint_wins(saved):
     for name, value in CONFIG["model_config"].items():
         assert getattr(model, name) == ("FusedRMSNorm" if name == "normalization" else value), name
     assert model.norm_epsilon == 1e-5 and model.num_query_groups == 4 and model.qkv_has_bias
-    warned = [notice for notice in all_config.notices if "is not used: the checkpoint has" in notice]
-    assert len(warned) == 2
+    warned = [notice for notice in all_config.notices if isinstance(notice, WarningNotice)]
+    assert len(warned) == 2 and all("is not used: the checkpoint has" in notice for notice in warned)
+    assert f"warning: {warned[0]}" in page(all_config).splitlines()
     assert "--num-layers = 7" in warned[0] and "has 4" in warned[0] and "--norm-epsilon = 0.5" in warned[1]
     assert "iter_0000007" in all_config.provenance["model_config.ffn_hidden_size"]
     require_available(all_config)

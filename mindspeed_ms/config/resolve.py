@@ -5,7 +5,7 @@ import os
 from mindspeed_ms.config.errors import ConfigError, Problem
 from mindspeed_ms.config.settings import Settings
 from mindspeed_ms.config.trio_table import FUSED_RMSNORM
-from mindspeed_ms.layout.gpt_sizes import padded_vocab_size
+from mindspeed_ms.layout.gpt_sizes import padded_vocab_size, true_vocab_size
 
 WORLD_VARIABLES = ("MS_WORKER_NUM", "RANK_SIZE", "WORLD_SIZE")
 
@@ -32,9 +32,8 @@ def _vocab_size(settings):
     extra = settings.value("dataset_config.vocab_extra_ids", 0)
     if not all(isinstance(number, int) and number >= 0 for number in (divisible_by, tensor_parallel_size, extra)):
         return  # the sections report it
-    # Megatron's NullTokenizer has its end-of-document token behind the vocabulary
-    extra += settings.value("dataset_config.tokenizer_type") == "NullTokenizer"
-    padded = padded_vocab_size(size + extra, max(divisible_by, 1), max(tensor_parallel_size, 1))
+    rows = true_vocab_size(size, extra, settings.value("dataset_config.tokenizer_type"))
+    padded = padded_vocab_size(rows, max(divisible_by, 1), max(tensor_parallel_size, 1))
     setting = settings.by_path[path]
     settings.add("model_config.vocab_size", padded, setting.key, setting.place)
     if padded != size:

@@ -80,7 +80,7 @@ def get_ddp_config(all_config):
     training, zero = all_config.training_config, all_config.optimizer_config.zero_config or ZeroConfig()
     return DistributedDataParallelConfig(
         grad_reduce_in_fp32=training.accumulate_allreduce_grads_in_fp32,
-        overlap_grad_reduce=training.overlap_grad_reduce or all_config.parallel_config.overlap_grad_reduce,
+        overlap_grad_reduce=training.overlap_grad_reduce,
         use_distributed_optimizer=training.use_distributed_optimizer,
         bucket_size=training.bucket_size,
         average_in_collective=training.average_in_collective,

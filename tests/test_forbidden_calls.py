@@ -41,6 +41,17 @@ def device_questions(tree):
             yield node
 
 
+def fills(tree):
+    return [node for node in ast.walk(tree)
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "fill"]
+
+
+def test_checks_change_no_configuration():
+    """What follows from settings is filled by `config.resolve`, before any rule looks."""
+    found = [f"{name}:{node.lineno}" for name, tree in sources() if name.startswith("config/checks/") for node in fills(tree)]
+    assert not found, found
+
+
 RULES = {
     "in-place operators (use core.storage)": (in_place_calls, ()),
     "private MindSpore names": (private_mindspore_imports, FLOOR),
@@ -59,6 +70,7 @@ def test_rule(rule):
     ("x.add_(y)", in_place_calls),
     ("from mindspore.common._grad_function import f", private_mindspore_imports),
     ("from mindspore._c_expression import f", private_mindspore_imports),
+    ("training.fill(wrap_with_ddp=True)", fills),
     ("if device_target() == 'CPU': pass", device_questions),
     ("if device.device_target() == 'CPU': pass", device_questions),
 ])

@@ -352,19 +352,12 @@ def _give_up_sequence_parallel(settings):
     path = "parallel_config.sequence_parallel"
     tensor, sequence = settings.by_path.get("parallel_config.tensor_model_parallel_size"), settings.by_path.get(path)
     typed = (COMMAND_LINE, ARGUMENTS)
-    if tensor is None or tensor.value != 1 or tensor.place not in typed or not _is_on(sequence) or sequence.place in typed:
+    if tensor is None or tensor.value != 1 or tensor.place not in typed or not settings.is_on(path) or sequence.place in typed:
         return
     settings.notices.append(
         f"{sequence.key} ({sequence.place}) was switched off, since {tensor.key} 1 ({tensor.place}) leaves nothing to cut"
     )
     settings.add(path, False, sequence.key, f"{tensor.key} 1")
-
-
-def _is_on(setting):
-    try:
-        return setting is not None and read_bool(setting.value)
-    except ValueError:
-        return False  # the section reports it
 
 
 def _add_feed_forward_size(settings):

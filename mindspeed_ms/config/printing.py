@@ -4,6 +4,7 @@ import yaml
 
 from mindspeed_ms.config.errors import shorten
 from mindspeed_ms.config.sections.base import Section
+from mindspeed_ms.config.settings import WarningNotice
 from mindspeed_ms.config.yaml_loader import plain_value
 
 
@@ -102,7 +103,9 @@ def page(all_config):
         f"{count - set_count} other settings have the guide's default; "
         "`python -m mindspeed_ms.config explain KEY` tells about any of them"
     )
-    lines += [f"note: {notice}" for notice in all_config.notices]
+    lines += [
+        f"{'warning' if isinstance(notice, WarningNotice) else 'note'}: {notice}" for notice in all_config.notices
+    ]
     return "\n".join(lines)
 
 

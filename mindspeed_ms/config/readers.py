@@ -89,7 +89,7 @@ def _finish(settings, config_classes):
     from mindspeed_ms.config.checks import check_all
     from mindspeed_ms.config.from_checkpoint import ask_checkpoint
     from mindspeed_ms.config.from_tokenizer import ask_tokenizer
-    from mindspeed_ms.config.resolve import complete, derive_sizes
+    from mindspeed_ms.config.resolve import complete, derive_sizes, settle
 
     wanted = [] if config_classes is None else list(config_classes)
     names = [getattr(kind, "config_name", None) for kind in wanted]
@@ -100,6 +100,7 @@ def _finish(settings, config_classes):
     ask_checkpoint(settings)
     complete(settings)
     result = build(settings, required=names)
+    settle(result, settings)
     check_all(result, settings)
     derive_sizes(result)
     return result if config_classes is None else [getattr(result, name) for name in names]

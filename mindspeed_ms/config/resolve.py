@@ -5,8 +5,18 @@ import os
 from mindspeed_ms.config.errors import ConfigError, Problem
 from mindspeed_ms.config.settings import Settings
 from mindspeed_ms.config.trio_table import FUSED_RMSNORM
-from mindspeed_ms.layout.gpt_sizes import padded_vocab_size
+from mindspeed_ms.layout.gpt_sizes import padded_vocab_size, true_vocab_size
 
+LOSS_SCALE = ("loss_scale_value", "loss_scale_factor", "loss_scale_window")
+_NEEDS_DDP = (
+    "overlap_grad_reduce",
+    "delay_grad_reduce",
+    "check_for_nan_in_grad",
+    "bucket_size",
+    "average_in_collective",
+    "grad_reduce_in_bf16",
+    "enable_mem_align",
+)
 WORLD_VARIABLES = ("MS_WORKER_NUM", "RANK_SIZE", "WORLD_SIZE")
 
 
@@ -32,9 +42,8 @@ def _vocab_size(settings):
     extra = settings.value("dataset_config.vocab_extra_ids", 0)
     if not all(isinstance(number, int) and number >= 0 for number in (divisible_by, tensor_parallel_size, extra)):
         return  # the sections report it
-    # Megatron's NullTokenizer has its end-of-document token behind the vocabulary
-    extra += settings.value("dataset_config.tokenizer_type") == "NullTokenizer"
-    padded = padded_vocab_size(size + extra, max(divisible_by, 1), max(tensor_parallel_size, 1))
+    rows = true_vocab_size(size, extra, settings.value("dataset_config.tokenizer_type"))
+    padded = padded_vocab_size(rows, max(divisible_by, 1), max(tensor_parallel_size, 1))
     setting = settings.by_path[path]
     settings.add("model_config.vocab_size", padded, setting.key, setting.place)
     if padded != size:
@@ -73,6 +82,90 @@ def _second_place(settings, path, main):
             )
         )
     settings.add(main, setting.value, setting.key, setting.place)
+
+
+def settle(all_config, settings):
+    """Before the rules run: values that settings of several sections decide together, and what the user is told of it.
+
+    Args:
+        all_config (AllConfig): changed in place.
+        settings (Settings): what the user set: that is never overruled without a notice.
+    """
+    from mindspeed_ms.config.checks.rule import Context
+
+    context = Context(all_config, settings)
+    for derivation in (_loss_scale, _nan_checks, _data_parallel_wrapper, _schedules, _clipping, _rope_fusion):
+        derivation(context)
+    if all_config.parallel_config.overlap_grad_reduce:
+        all_config.training_config.fill(overlap_grad_reduce=True)
+
+
+def _loss_scale(context):
+    """Of loss_scale_value, loss_scale_factor, loss_scale_window, arguments that are left out have Megatron's defaults."""
+    from mindspeed_ms.config.argument_table import row_at
+
+    paths = [f"training_config.{name}" for name in LOSS_SCALE]
+    missing = [path for path in paths if context.value(path) is None]
+    if len(missing) < len(paths) and any(context.was_argument(path) for path in paths):
+        context.training.fill(**{path.rpartition(".")[2]: row_at(path).megatron_default for path in missing})
+
+
+def _nan_checks(context):
+    """A dynamic loss scale finds its size by overflows: such steps are skipped, as in Megatron."""
+    training = context.training
+    on = [name for name in ("check_for_nan_in_loss", "check_for_nan_in_grad") if training[name]]
+    if not training.dynamic_loss_scale or not on:
+        return
+    paths = [f"training_config.{name}" for name in on]
+    asked = [context.name(path) for path in paths if context.was_set(path)]
+    training.fill(**dict.fromkeys(on, False))
+    if asked:
+        context.notice(
+            f"{' and '.join(dict.fromkeys(asked))}: switched off, since fp16 with a dynamic loss scale skips steps that "
+            "overflow; a constant loss_scale keeps the check"
+        )
+
+
+def _data_parallel_wrapper(context):
+    """The distributed optimizer, ZeRO and the wrapper's own switches put it on."""
+    training, asked = context.training, switches_of_ddp(context)
+    if training.wrap_with_ddp:
+        return
+    if training.use_distributed_optimizer or context.parallel.zero_level:
+        cause = "use_distributed_optimizer" if training.use_distributed_optimizer else "zero_level"
+    elif asked and not context.was_set("training_config.wrap_with_ddp"):
+        cause = ", ".join(asked)
+    else:
+        return
+    training.fill(wrap_with_ddp=True)
+    context.notice(f"wrap_with_ddp was switched on, since {cause} needs it")
+
+
+def switches_of_ddp(context):
+    """Fields of training_config that the user set to what only the data parallel wrapper does."""
+    return [name for name in _NEEDS_DDP if context.training[name] and context.was_set(f"training_config.{name}")]
+
+
+def _schedules(context):
+    """Of override_ and use_checkpoint_opt_param_scheduler the one that was asked for counts."""
+    names = ("override_opt_param_scheduler", "use_checkpoint_opt_param_scheduler")
+    both_asked = all(context.was_set(f"optimizer_config.{name}") for name in names)
+    if context.optimizer.override_opt_param_scheduler and not both_asked:
+        context.optimizer.fill(use_checkpoint_opt_param_scheduler=False)
+
+
+def _clipping(context):
+    """training_config.grad_clip_kwargs is the same setting as optimizer_config.clip_grad."""
+    kwargs = context.training.grad_clip_kwargs
+    if kwargs and not context.was_set("optimizer_config.clip_grad"):
+        context.optimizer.fill(clip_grad=kwargs.clip_value, clip_grad_type=kwargs.grad_clip_type)
+
+
+def _rope_fusion(context):
+    """The fused rotary operator knows no interleaved form."""
+    model = context.model
+    if model is not None and model.rotary_interleaved and not context.was_set("model_config.apply_rope_fusion"):
+        model.fill(apply_rope_fusion=False)
 
 
 def environment_world_size(environment=None):
@@ -131,8 +224,10 @@ def fit_to_world(all_config, world_size):
             )
         )
     all_config.parallel_config.fill(world_size=world_size)
+    settings = all_config.settings or settings_of_config(all_config)
     try:
-        check_all(all_config, all_config.settings or settings_of_config(all_config))
+        settle(all_config, settings)
+        check_all(all_config, settings)
     except ConfigError:
         all_config.parallel_config.fill(world_size=known)
         raise

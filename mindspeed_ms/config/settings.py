@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from mindspeed_ms.config.errors import ConfigError, Problem
 from mindspeed_ms.config.schema import SECTIONS, AllConfig
 from mindspeed_ms.config.sections.base import collecting, nested_section
+from mindspeed_ms.config.values import read_bool
 from mindspeed_ms.spelling import did_you_mean, nearest_word
 
 COMMAND_LINE = "command line"
@@ -31,6 +32,10 @@ class Setting:
     def origin(self):
         """One text of place and, if it differs from the path, key."""
         return self.place if self.key == self.path else f"{self.place} ({self.key})"
+
+
+class WarningNotice(str):
+    """A notice that a run logs as a warning: the user gets something else than he asked for."""
 
 
 class Settings:
@@ -68,6 +73,17 @@ class Settings:
         """The value set for a path, or ``default``."""
         setting = self.by_path.get(path)
         return default if setting is None or setting.value is None else setting.value
+
+    def warn(self, text):
+        """Tell the user that he gets something else than he asked for."""
+        self.notices.append(WarningNotice(text))
+
+    def is_on(self, path):
+        """True if the path was set to what reads as True; what does not read as a switch is the section's to report."""
+        try:
+            return read_bool(self.value(path, False))
+        except ValueError:
+            return False
 
     def locate(self, problem):
         """The problem with the user's own key and place, if its path was set."""

@@ -13,6 +13,12 @@ LEARNED_POSITIONS = ("learned_absolute", "absolute")
 NORMALIZATIONS = {"LayerNorm": "LayerNorm", "RMSNorm": "RMSNorm", "FusedRMSNorm": "RMSNorm"}
 
 
+def true_vocab_size(vocab_size, extra_ids=0, tokenizer_type=None):
+    """Rows of a vocabulary before it is padded: its own, the extra ids, and the token that ends documents of Megatron's
+    NullTokenizer, which stands behind the vocabulary."""
+    return vocab_size + (extra_ids or 0) + (tokenizer_type == "NullTokenizer")
+
+
 def padded_vocab_size(vocab_size, divisible_by, tensor_parallel_size):
     """``vocab_size`` rounded up to a multiple of ``divisible_by * tensor_parallel_size``, as Megatron does."""
     unit = divisible_by * tensor_parallel_size

@@ -2,18 +2,11 @@
 
 Source of the idea: Megatron's `check_checkpoint_args`.
 """
+from mindspeed_ms.config.same_model import differences
 from mindspeed_ms.core import comm
 from mindspeed_ms.core.dist_checkpointing.errors import CheckpointError
 from mindspeed_ms.core.logging import logger
-from mindspeed_ms.layout.gpt_sizes import NORMALIZATIONS
 from mindspeed_ms.training.gpt_datasets import names_indexed_files
-
-# settings of the model that change what it computes; the number of layers shows in the names of the tensors
-_MODEL = ("hidden_size", "ffn_hidden_size", "num_attention_heads", "group_query_attention", "kv_channels",
-          "position_embedding_type", "normalization", "norm_epsilon", "hidden_act", "gated_linear_unit", "use_sandwich_norm",
-          "apply_residual_connection_post_norm", "use_final_norm", "untie_embeddings_and_output_weights")
-_WITH_GROUPS = ("num_query_groups",)
-_WITH_ROTARY = ("rotary_base", "rotary_percent", "rotary_interleaved", "rotary_seq_len_interpolation_factor")
 
 
 def check_same_model(saved, all_config, must_be_equal):
@@ -28,10 +21,8 @@ def check_same_model(saved, all_config, must_be_equal):
         CheckpointError: on all ranks, naming each setting with both values.
     """
     own, other = all_config.to_dict()["model_config"], saved.get("model_config") or {}
-    names = [*_MODEL, *(_WITH_GROUPS if own.get("group_query_attention") else ()),
-             *(_WITH_ROTARY if own.get("position_embedding_type") == "rope" else ())]
-    different = [f"model_config.{name} is {other[name]!r} in the checkpoint, {own[name]!r} here" for name in names
-                 if name in other and name in own and _form(other[name]) != _form(own[name])]
+    different = [f"model_config.{name} is {other[name]!r} in the checkpoint, {own[name]!r} here"
+                 for name in differences(other, own)]
     if not different:
         return
     if must_be_equal:
@@ -39,10 +30,6 @@ def check_same_model(saved, all_config, must_be_equal):
                               "weights alone (--finetune), or set load_strict: False (--load-strict false).")
     if comm.get_rank() == 0:
         logger.warning("the checkpoint is of another model: %s", "; ".join(different))
-
-
-def _form(value):
-    return NORMALIZATIONS.get(value, value) if isinstance(value, str) else value
 
 
 def tell_what_changed(manifest, all_config, vocab_size):

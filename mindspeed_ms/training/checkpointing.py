@@ -13,6 +13,7 @@ from mindspeed_ms.core.dist_checkpointing.errors import CheckpointError
 from mindspeed_ms.core.dist_checkpointing.folders import (
     TRACKER_FILE,
     check_writable,
+    checkpoint_to_start_from,
     has_checkpoints,
     hold,
     iterations_in,
@@ -26,11 +27,12 @@ from mindspeed_ms.core.dist_checkpointing.state import model_tensors, optimizer_
 from mindspeed_ms.core.dist_checkpointing.upstream_format import is_upstream_folder
 from mindspeed_ms.core.logging import logger
 from mindspeed_ms.core.tensor_parallel.random import model_parallel_manual_seed
+from mindspeed_ms.layout import gpt_sizes
 
-__all__ = ["TRACKER_FILE", "CheckpointError", "CheckpointSaver", "check_output_folder", "find_checkpoint", "has_checkpoints",
-           "is_upstream_folder", "iterations_in", "latest_iteration", "load_checkpoint", "named_parameters",
-           "open_checkpoint", "release_output_folders", "save_checkpoint", "spare_folder", "true_vocab_size",
-           "whole_parameters"]
+__all__ = ["TRACKER_FILE", "CheckpointError", "CheckpointSaver", "check_output_folder", "checkpoint_to_start_from",
+           "find_checkpoint", "has_checkpoints", "is_upstream_folder", "iterations_in", "latest_iteration", "load_checkpoint",
+           "named_parameters", "open_checkpoint", "release_output_folders", "save_checkpoint", "spare_folder",
+           "true_vocab_size", "whole_parameters"]
 
 _RNG_SIZES = ("tensor", "pipeline", "virtual_pipeline", "context", "expert")
 
@@ -216,7 +218,7 @@ def true_vocab_size(all_config):
     padded, data = all_config.model_config.vocab_size, all_config.dataset_config
     if not data.vocab_size:
         return padded
-    return min(padded, data.vocab_size + (data.vocab_extra_ids or 0) + (data.tokenizer_type == "NullTokenizer"))
+    return min(padded, gpt_sizes.true_vocab_size(data.vocab_size, data.vocab_extra_ids, data.tokenizer_type))
 
 
 def _plain_config(all_config):

@@ -3,6 +3,7 @@ from dataclasses import dataclass
 
 from mindspore import nn
 
+from mindspeed_ms.config.sections.optimizer import ZeroConfig
 from mindspeed_ms.core import parallel_state
 from mindspeed_ms.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
 from mindspeed_ms.core.logging import logger
@@ -76,10 +77,10 @@ class ModelSettings:
 
 def get_ddp_config(all_config):
     """DistributedDataParallelConfig of an AllConfig."""
-    training, zero = all_config.training_config, all_config.optimizer_config.zero_config or {}
+    training, zero = all_config.training_config, all_config.optimizer_config.zero_config or ZeroConfig()
     return DistributedDataParallelConfig(
         grad_reduce_in_fp32=training.accumulate_allreduce_grads_in_fp32,
-        overlap_grad_reduce=training.overlap_grad_reduce or all_config.parallel_config.overlap_grad_reduce,
+        overlap_grad_reduce=training.overlap_grad_reduce,
         use_distributed_optimizer=training.use_distributed_optimizer,
         bucket_size=training.bucket_size,
         average_in_collective=training.average_in_collective,
@@ -88,31 +89,27 @@ def get_ddp_config(all_config):
         overlap_param_gather=all_config.optimizer_config.overlap_param_gather,
         zero_level=all_config.parallel_config.zero_level,
         zero_shard_size=all_config.parallel_config.zero_shard_size,
-        allreduce_after_grad_accumulation=zero.get("allreduce_after_grad_accumulation", False),
-        param_resident=zero.get("param_resident", False),
-        sum_gradients=zero.get("grad_allreduce_op", "mean") == "sum")
+        allreduce_after_grad_accumulation=zero.allreduce_after_grad_accumulation,
+        param_resident=zero.param_resident,
+        sum_gradients=zero.grad_allreduce_op == "sum")
 
 
 def get_optimizer_config(all_config):
     """OptimizerConfig (Megatron core's names) of an AllConfig."""
     optimizer, training = all_config.optimizer_config, all_config.training_config
-    clip_type, clip_grad = optimizer.clip_grad_type, optimizer.clip_grad
-    if training.grad_clip_kwargs:
-        clip_type = training.grad_clip_kwargs.get("grad_clip_type", clip_type)
-        clip_grad = training.grad_clip_kwargs.get("clip_value", clip_grad)
-    endings = optimizer.no_weight_decay_params
+    zero = optimizer.zero_config or ZeroConfig()
     values = {
         "optimizer": optimizer.optimizer_type, "lr": optimizer.learning_rate, "min_lr": optimizer.min_lr,
         "decoupled_lr": optimizer.decoupled_lr, "decoupled_min_lr": optimizer.decoupled_min_lr,
         "weight_decay": optimizer.weight_decay,
-        "no_weight_decay_params": None if not endings or endings == ["Default_Setup"] else list(endings),
+        "no_weight_decay_params": optimizer.no_weight_decay_params or None,
         "fp16": training.fp16, "bf16": training.bf16, "loss_scale": training.loss_scale,
         "initial_loss_scale": training.loss_scale_value, "min_loss_scale": training.min_loss_scale,
         "loss_scale_factor": training.loss_scale_factor, "loss_scale_window": training.loss_scale_window,
         "hysteresis": training.hysteresis, "adam_beta1": optimizer.betas[0], "adam_beta2": optimizer.betas[1],
-        "adam_eps": optimizer.eps, "sgd_momentum": optimizer.sgd_momentum, "clip_grad": clip_grad,
-        "grad_clip_type": clip_type, "log_num_zeros_in_grad": training.log_num_zeros_in_grad,
-        "cpu_offload": optimizer.optimizer_cpu_offload or bool((optimizer.zero_config or {}).get("cpu_offload")),
+        "adam_eps": optimizer.eps, "sgd_momentum": optimizer.sgd_momentum, "clip_grad": optimizer.clip_grad,
+        "grad_clip_type": optimizer.clip_grad_type, "log_num_zeros_in_grad": training.log_num_zeros_in_grad,
+        "cpu_offload": optimizer.optimizer_cpu_offload or zero.cpu_offload,
     }
     optional = ("initial_loss_scale", "loss_scale_factor", "loss_scale_window")
     return OptimizerConfig(**{name: value for name,

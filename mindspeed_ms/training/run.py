@@ -242,28 +242,24 @@ def _resume(run, reader, with_optimizer):
 
 
 def _folder_to_load(settings):
-    """(folder, whether the training goes on): load_checkpoint; else, to resume, output_dir if it has a checkpoint; else
-    pretrained_checkpoint, for its weights; or None.
+    """`checkpoint_to_start_from` of these settings; what a user may not expect of it is logged.
 
     Raises:
-        CheckpointError: none is there and `exit_on_missing_checkpoint` is set.
+        CheckpointError: there is none to resume from and `exit_on_missing_checkpoint` is set.
     """
-    resumes = settings.resume_training and not settings.finetune
-    load, own = settings.load_checkpoint, settings.output_dir
-    if load and not (resumes and os.path.abspath(load) == os.path.abspath(own)):
-        if resumes and checkpointing.has_checkpoints(own) and comm.get_rank() == 0:
-            logger.warning("load_checkpoint (--load) %s is continued although %s has checkpoints of its own: without --load "
-                           "those would be", load, own)
-        return load, resumes
-    if not settings.resume_training:
+    wanted, own = settings.resume_training and not settings.finetune, settings.output_dir
+    folder, resumes = checkpointing.checkpoint_to_start_from(
+        settings.load_checkpoint, own, settings.pretrained_checkpoint, wanted)
+    if wanted and not resumes:
+        if settings.exit_on_missing_checkpoint:
+            raise checkpointing.CheckpointError(f"{own} holds no checkpoint to resume from (exit_on_missing_checkpoint).")
+        logger.info("resume_training: %s holds no checkpoint yet, the training starts from the beginning", own)
+    elif resumes and folder != own and checkpointing.has_checkpoints(own) and comm.get_rank() == 0:
+        logger.warning("load_checkpoint (--load) %s is continued although %s has checkpoints of its own: without --load "
+                       "those would be", folder, own)
+    elif not wanted and not settings.load_checkpoint:
         _warn_of_older_checkpoints(own)
-        return settings.pretrained_checkpoint, False
-    if checkpointing.has_checkpoints(own):
-        return own, resumes
-    if settings.exit_on_missing_checkpoint:
-        raise checkpointing.CheckpointError(f"{own} holds no checkpoint to resume from (exit_on_missing_checkpoint).")
-    logger.info("resume_training: %s holds no checkpoint yet, the training starts from the beginning", own)
-    return settings.pretrained_checkpoint, False
+    return folder, resumes
 
 
 def _warn_of_older_checkpoints(folder):

@@ -2,7 +2,7 @@
 import time
 
 from mindspeed_ms.config import fit_to_world, page, require_available
-from mindspeed_ms.config.from_checkpoint import WARNING
+from mindspeed_ms.config.settings import WarningNotice
 from mindspeed_ms.core import comm, rng
 from mindspeed_ms.core import num_microbatches_calculator as calculator
 from mindspeed_ms.core.device import launch_environment, request_device
@@ -77,8 +77,8 @@ def pretrain(train_valid_test_datasets_provider, model_provider_func, model_type
     if comm.get_rank() == 0:
         logger.info("the configuration, and who set it:\n%s", page(all_config))
         for notice in all_config.notices:
-            if notice.startswith(WARNING):
-                logger.warning("%s", notice.removeprefix(WARNING))
+            if isinstance(notice, WarningNotice):
+                logger.warning("%s", notice)
     if not rng.get_rng_tracker().is_initialized():
         set_seed(all_config.training_config.seed)
     init_batch_sizes(all_config)

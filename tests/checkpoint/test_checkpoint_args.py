@@ -1,4 +1,6 @@
 """use_checkpoint_args: the model is the checkpoint's, whatever was typed."""
+import os
+
 import pytest
 
 from mindspeed_ms.config import (
@@ -7,9 +9,12 @@ from mindspeed_ms.config import (
     TransformerConfig,
     argument_parser,
     init_configs_from_args,
+    init_configs_from_dict,
+    page,
     require_available,
 )
 from mindspeed_ms.config.__main__ import main as config_command
+from mindspeed_ms.config.settings import WarningNotice
 from tests.checkpoint import runs
 from tests.checkpoint.test_format import damage
 from tests.tools.test_checkpoint import CONFIG, save
@@ -34,8 +39,9 @@ def test_the_checkpoint_wins(saved):
     for name, value in CONFIG["model_config"].items():
         assert getattr(model, name) == ("FusedRMSNorm" if name == "normalization" else value), name
     assert model.norm_epsilon == 1e-5 and model.num_query_groups == 4 and model.qkv_has_bias
-    warned = [notice for notice in all_config.notices if "is not used: the checkpoint has" in notice]
-    assert len(warned) == 2
+    warned = [notice for notice in all_config.notices if isinstance(notice, WarningNotice)]
+    assert len(warned) == 2 and all("is not used: the checkpoint has" in notice for notice in warned)
+    assert f"warning: {warned[0]}" in page(all_config).splitlines()
     assert "--num-layers = 7" in warned[0] and "has 4" in warned[0] and "--norm-epsilon = 0.5" in warned[1]
     assert "iter_0000007" in all_config.provenance["model_config.ffn_hidden_size"]
     require_available(all_config)
@@ -63,15 +69,44 @@ def test_without_a_checkpoint(tmp_path, saved):
     damage(tmp_path / "run" / "iter_0000007" / "manifest.json", "flip")
     with pytest.raises(ConfigError, match=r"manifest\.json is damaged"):
         read("--load", saved)
-    own = read("--save", str(tmp_path / "new"), "--resume-training", "--num-layers", "2", "--hidden-size", "16", "--seq-length",
-               "8", "--num-attention-heads", "4", "--max-position-embeddings", "8", "--vocab-size", "24")
-    assert own.model_config.num_layers == 2 and any("holds no checkpoint yet" in notice for notice in own.notices)
+
+
+@pytest.mark.parametrize("arguments", [["--resume-training"], ["--load", "{new}"]])
+def test_the_first_launch_starts_from_the_beginning(tmp_path, saved, arguments):
+    """The usual script names the same folder for loading and saving, which is empty at first."""
+    new = str(tmp_path / "new")
+    words = ["--save", new, *(word.format(new=new) for word in arguments), "--num-layers", "2", "--hidden-size", "16",
+             "--seq-length", "8", "--num-attention-heads", "4", "--max-position-embeddings", "8", "--vocab-size", "24"]
+    first = read(*words)
+    assert first.model_config.num_layers == 2 and any("holds no checkpoint yet" in notice for notice in first.notices)
+    with pytest.raises(ConfigError, match=f"{new} holds none"):
+        read(*words, "--exit-on-missing-checkpoint")
+    assert read(*words, "--pretrained-checkpoint", saved).model_config.num_layers == 4
+    os.rename(saved, new)
+    assert read(*words).model_config.num_layers == 4
+
+
+@pytest.mark.parametrize("word", ["y", "YES", "On", "1", 1])
+def test_the_switch_reads_as_every_switch(saved, word):
+    training = {"use_checkpoint_args": word, "load_checkpoint": saved}
+    assert init_configs_from_dict({"training_config": training}).model_config.num_layers == 4
 
 
 def test_a_model_that_is_made_by_hand_comes_too_early(saved):
     training = read("--load", saved).training_config
     with pytest.raises(ConfigError, match="made by hand"):
         require_available(AllConfig(model_config=TransformerConfig(**CONFIG["model_config"]), training_config=training))
+
+
+def first_launch(folder):
+    """The same arguments, launched twice."""
+    arguments = {"load_checkpoint": str(folder), "resume_training": True, "use_checkpoint_args": True}
+    first = runs.train(folder, training={**arguments, "exit_interval": 2})
+    return sorted(first["losses"]), sorted(runs.train(folder, training=arguments, sizes={"num_layers": 3})["losses"])
+
+
+def test_the_same_script_starts_and_goes_on(world, tmp_path):
+    assert world(1)(first_launch, tmp_path / "run") == [([1, 2], [1, 2, 3, 4])]
 
 
 def continued(folder, load):

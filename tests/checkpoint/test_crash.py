@@ -19,9 +19,9 @@ def train(folder, **training):
     return runs.train(folder, training={**SAVES, **training}, dataset={"global_batch_size": 2})
 
 
-MOMENTS = {"tensor": ("shard_file", "_write_all", 90), "file": ("folders", "write_file", 6),
-           "rename": ("folders.os", "rename", 4), "tracker": ("folders", "replace_file", 3),
-           "flush": ("folders", "sync_folder", 6)}
+MOMENTS = {"tensor": ("shard_file", "_write_all", 90), "file": ("durable", "write_file", 6),
+           "rename": ("folders.os", "rename", 4), "tracker": ("durable", "replace_file", 3),
+           "flush": ("durable", "sync_folder", 6)}
 
 
 class Kill:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mindspeed_ms.core.dist_checkpointing import folders
+from mindspeed_ms.core.dist_checkpointing import durable, folders
 from mindspeed_ms.core.dist_checkpointing.errors import CheckpointError
 from mindspeed_ms.core.dist_checkpointing.manifest import MANIFEST_FILE, Manifest, StoredTensor
 from mindspeed_ms.core.dist_checkpointing.multilinear import to_text
@@ -68,7 +68,7 @@ def write_checkpoint(folder, tensors, files=2, iteration=5, saved_at=1.0):
         manifest.files[name] = write_shard(os.path.join(folder, name), [entry for _, _, entry in entries], verify=True)
         for key, part, entry in entries:
             manifest.tensors[key].pieces.append(entry.piece(part, name))
-    folders.write_file(os.path.join(folder, MANIFEST_FILE), manifest.to_bytes())
+    durable.write_file(os.path.join(folder, MANIFEST_FILE), manifest.to_bytes())
 
 
 @settings(max_examples=60, deadline=None)
@@ -184,7 +184,7 @@ def run_with(folder, iterations, tracker=None):
     for number, iteration in enumerate(iterations):
         one_tensor(folders.checkpoint_folder(folder, iteration), iteration=iteration, saved_at=float(number + 1))
     if tracker is not None:
-        folders.replace_file(os.path.join(folder, folders.TRACKER_FILE), str(tracker).encode())
+        durable.replace_file(os.path.join(folder, folders.TRACKER_FILE), str(tracker).encode())
 
 
 def iterations_to_try(folder):
@@ -198,13 +198,13 @@ def test_order_of_the_search(tmp_path):
     # a crash came between the new folder's name and the tracker
     one_tensor(folders.checkpoint_folder(folder, 12), iteration=12, saved_at=4e9)
     assert iterations_to_try(folder)[:2] == [12, 8]
-    folders.replace_file(str(tmp_path / folders.TRACKER_FILE), b"77")
+    durable.replace_file(str(tmp_path / folders.TRACKER_FILE), b"77")
     assert iterations_to_try(folder)[:3] == [12, 77, 8]
     assert "iter_0000077, which latest_checkpointed_iteration.txt names, does not exist" in folders.problem_of(
         folders.checkpoint_folder(folder, 77))
     os.remove(tmp_path / folders.TRACKER_FILE)
     assert iterations_to_try(folder) == [12, 8, 5, 30, 20, 10]
-    folders.replace_file(str(tmp_path / folders.TRACKER_FILE), b"release")
+    durable.replace_file(str(tmp_path / folders.TRACKER_FILE), b"release")
     assert folders.candidates(folder) == [os.path.join(folder, "release")]
 
 
@@ -224,7 +224,7 @@ def test_a_crash_while_publishing_keeps_a_complete_checkpoint(tmp_path, monkeypa
 
     for after in range(3):
         with monkeypatch.context() as patch:
-            owner = {"rename": os, "rmtree": folders.shutil, "replace_file": folders}[stopped]
+            owner = {"rename": os, "rmtree": folders.shutil, "replace_file": durable}[stopped]
             original, calls = getattr(owner, stopped), []
 
             def step(*arguments, original=original, calls=calls, after=after, **options):

@@ -29,6 +29,18 @@ def test_another_model_of_the_same_shapes(world, tmp_path, saved):
     assert world(1)(other_model, tmp_path, saved) == [[True, True]]
 
 
+def test_what_makes_another_model():
+    from mindspeed_ms.config import same_model
+    from mindspeed_ms.config.schema import TransformerConfig
+    own = {"normalization": "FusedRMSNorm", "apply_layernorm_1p": True, "group_query_attention": False, "num_query_groups": 4,
+           "rotary_base": 1.0, "position_embedding_type": "rope", "hidden_dropout": 0.0}
+    saved = {**own, "normalization": "RMSNorm", "apply_layernorm_1p": False, "num_query_groups": 2, "rotary_base": 2.0,
+             "hidden_dropout": 0.5}
+    assert same_model.differences(saved, own) == ["rotary_base", "apply_layernorm_1p"]
+    assert same_model.differences({}, own) == []
+    assert {*same_model.COMPUTES, *same_model.TENSORS, *same_model.TRAINED_WITH} <= set(TransformerConfig.own_fields())
+
+
 def own_checkpoints(folder, load):
     resume(folder, load, {"save_interval": 1, "save_enabled": True})
     return resume(folder, load)["log"]

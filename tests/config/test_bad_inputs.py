@@ -320,7 +320,6 @@ def test_every_rule_is_exercised():
     assert {function.__name__ for function in originals} - seen == {
         "layer_list_reading_is_clear",
         "profile_rows_have_effect",
-        "overflow_is_no_error",
         "group_size_has_an_effect",
         "settings_have_an_effect",
         "expert_numbers_agree",

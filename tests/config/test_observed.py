@@ -52,6 +52,7 @@ DECIDED_HERE = {
     "model_config.fp32_residual_connection",
     "model_config.softmax_compute_dtype",
     "model_config.transformer_impl",
+    "training_config.grad_clip_kwargs.clip_value",
     "training_config.loss_func_kwargs.loss_func_type",
     "training_config.grad_reduce_in_bf16",
     "training_config.use_checkpoint_args",

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from mindspeed_ms.config import init_configs_from_dict
-from mindspeed_ms.core.dist_checkpointing import folders
+from mindspeed_ms.core.dist_checkpointing import durable, folders
 from mindspeed_ms.core.dist_checkpointing.manifest import MANIFEST_FILE, Manifest, optimizer_key, whole_slice
 from mindspeed_ms.core.dist_checkpointing.reader import CheckpointReader, numpy_dtype
 from mindspeed_ms.layout.parameters import describe_parameters, describe_whole_model
@@ -46,8 +46,8 @@ def save(folder, iteration=7, change=None, dtype="bfloat16", vocab_size=20):
     manifest.args, manifest.vocab_size, manifest.states = config.to_dict(), vocab_size, {"train_state": {"iteration": 7}}
     for key, stored in manifest.tensors.items():
         stored.grouping = grouping.get(key.removeprefix("optimizer.state.exp_avg."))
-    folders.write_file(os.path.join(path, MANIFEST_FILE), manifest.to_bytes())
-    folders.replace_file(os.path.join(str(folder), folders.TRACKER_FILE), str(iteration).encode())
+    durable.write_file(os.path.join(path, MANIFEST_FILE), manifest.to_bytes())
+    durable.replace_file(os.path.join(str(folder), folders.TRACKER_FILE), str(iteration).encode())
     return path
 
 
@@ -149,7 +149,7 @@ def edited(path, change):
     """Change a manifest and give it a right check sum."""
     manifest = Manifest.read(path)
     change(manifest.tensors[WORDS].pieces)
-    folders.write_file(os.path.join(path, MANIFEST_FILE), manifest.to_bytes())
+    durable.write_file(os.path.join(path, MANIFEST_FILE), manifest.to_bytes())
 
 
 def other_copy(pieces):

@@ -58,14 +58,11 @@ def positions_fit(context):
 
 def _rotary(context, model):
     if model.rotary_interleaved and model.apply_rope_fusion:
-        if context.was_set(f"{_M}.apply_rope_fusion"):
-            yield context.problem(
-                f"{_M}.rotary_interleaved",
-                "does not work with apply_rope_fusion; switch that off",
-                f"{_M}.apply_rope_fusion",
-            )
-        else:
-            model.fill(apply_rope_fusion=False)
+        yield context.problem(
+            f"{_M}.rotary_interleaved",
+            "does not work with apply_rope_fusion; switch that off",
+            f"{_M}.apply_rope_fusion",
+        )
     width = int(model.kv_channels * model.rotary_percent)
     if width % 2 or width == 0:
         yield context.problem(

@@ -88,12 +88,8 @@ def one_source_of_schedules(context):
     """override and use_checkpoint contradict each other if both were asked for."""
     override, use = f"{_O}.override_opt_param_scheduler", f"{_O}.use_checkpoint_opt_param_scheduler"
     optimizer = context.optimizer
-    if not (optimizer.override_opt_param_scheduler and optimizer.use_checkpoint_opt_param_scheduler):
-        return
-    if context.was_set(override) and context.was_set(use):
+    if optimizer.override_opt_param_scheduler and optimizer.use_checkpoint_opt_param_scheduler:
         yield context.problem(override, "contradicts use_checkpoint_opt_param_scheduler; keep one", use)
-    else:
-        optimizer.fill(use_checkpoint_opt_param_scheduler=False)
 
 
 @rule
@@ -129,10 +125,8 @@ def two_betas(context):
 def one_clipping(context):
     """training_config.grad_clip_kwargs is the same setting as optimizer_config.clip_grad."""
     kwargs, path = context.training.grad_clip_kwargs, f"{_O}.clip_grad"
-    if not kwargs:
-        return
-    value, kind = kwargs.clip_value, kwargs.grad_clip_type
-    if context.was_set(path) and (context.optimizer.clip_grad, context.optimizer.clip_grad_type) != (value, kind):
+    if kwargs and (context.optimizer.clip_grad, context.optimizer.clip_grad_type) != (
+        kwargs.clip_value,
+        kwargs.grad_clip_type,
+    ):
         yield context.problem(f"{_T}.grad_clip_kwargs", "contradicts optimizer_config.clip_grad; keep one", path)
-    else:
-        context.optimizer.fill(clip_grad=value, clip_grad_type=kind)

@@ -5,17 +5,9 @@ import os
 from mindspeed_ms.config.argument_table import row_at
 from mindspeed_ms.config.checks.pipeline import ramp_up_sizes
 from mindspeed_ms.config.checks.rule import rule
+from mindspeed_ms.config.resolve import LOSS_SCALE, switches_of_ddp
 
 _T, _D, _P, _O = "training_config", "dataset_config", "parallel_config", "optimizer_config"
-_NEEDS_DDP = (
-    "overlap_grad_reduce",
-    "delay_grad_reduce",
-    "check_for_nan_in_grad",
-    "bucket_size",
-    "average_in_collective",
-    "grad_reduce_in_bf16",
-    "enable_mem_align",
-)
 
 
 @rule
@@ -156,13 +148,10 @@ def half_switches_need_half(context):
 
 @rule
 def loss_scale_triple(context):
-    """loss_scale_value, loss_scale_factor, loss_scale_window: all or none; arguments have Megatron's defaults."""
-    names = ("loss_scale_value", "loss_scale_factor", "loss_scale_window")
-    missing = [name for name in names if context.training[name] is None]
-    if len(missing) < 3 and any(context.was_argument(f"{_T}.{name}") for name in names):
-        context.training.fill(**{name: row_at(f"{_T}.{name}").megatron_default for name in missing})
-    elif missing and len(missing) < 3:
-        present = next(name for name in names if name not in missing)
+    """loss_scale_value, loss_scale_factor, loss_scale_window: all or none."""
+    missing = [name for name in LOSS_SCALE if context.training[name] is None]
+    if missing and len(missing) < len(LOSS_SCALE):
+        present = next(name for name in LOSS_SCALE if name not in missing)
         yield context.problem(f"{_T}.{present}", f"must be set together with {' and '.join(missing)}")
     factor = context.training.loss_scale_factor
     if factor is not None and factor <= 1:
@@ -172,23 +161,6 @@ def loss_scale_triple(context):
         yield context.problem(
             f"{_T}.min_loss_scale", "must not be above the loss scale at the start", f"{_T}.loss_scale_value"
         )
-
-
-@rule
-def overflow_is_no_error(context):
-    """A dynamic loss scale finds its size by overflows: such steps are skipped, as in Megatron."""
-    training, names = context.training, ("check_for_nan_in_loss", "check_for_nan_in_grad")
-    on = [name for name in names if training[name]]
-    if not training.dynamic_loss_scale or not on:
-        return ()
-    asked = [context.name(f"{_T}.{name}") for name in on if context.was_set(f"{_T}.{name}")]
-    training.fill(**dict.fromkeys(on, False))
-    if asked:
-        context.notice(
-            f"{' and '.join(dict.fromkeys(asked))}: switched off, since fp16 with a dynamic loss scale skips steps that "
-            "overflow; a constant loss_scale keeps the check"
-        )
-    return ()
 
 
 @rule
@@ -226,20 +198,10 @@ def gradients_in_one_type(context):
 
 @rule
 def reduction_needs_ddp(context):
-    """Switches of the data parallel wrapper; the distributed optimizer puts it on."""
-    training, path = context.training, f"{_T}.wrap_with_ddp"
-    if training.wrap_with_ddp:
-        return
-    asked = [name for name in _NEEDS_DDP if training[name] and context.was_set(f"{_T}.{name}")]
-    if training.use_distributed_optimizer or context.parallel.zero_level:
-        training.fill(wrap_with_ddp=True)
-        cause = "use_distributed_optimizer" if training.use_distributed_optimizer else "zero_level"
-        context.notice(f"wrap_with_ddp was switched on, since {cause} needs it")
-    elif asked and context.was_set(path):
-        yield context.problem(f"{_T}.{asked[0]}", "needs wrap_with_ddp", path)
-    elif asked:
-        training.fill(wrap_with_ddp=True)
-        context.notice(f"wrap_with_ddp was switched on, since {', '.join(asked)} needs it")
+    """Switches of the data parallel wrapper."""
+    asked = switches_of_ddp(context)
+    if asked and not context.training.wrap_with_ddp:
+        yield context.problem(f"{_T}.{asked[0]}", "needs wrap_with_ddp", f"{_T}.wrap_with_ddp")
 
 
 @rule

@@ -1,11 +1,10 @@
-"""``optimizer_config``: optimizer, learning rate, weight decay."""
+"""``optimizer_config``: optimizer, learning rate, weight decay, clipping, details of ZeRO."""
 
 from typing import ClassVar
 
 from mindspeed_ms.config.errors import ConfigError
 from mindspeed_ms.config.sections.base import Section, field, link
 from mindspeed_ms.config.sections.parallel import ModelParallelConfig
-from mindspeed_ms.config.sections.reduction import CLIP_TYPES, GradClipConfig, ZeroConfig
 from mindspeed_ms.config.values import (
     Bool,
     Count,
@@ -13,13 +12,45 @@ from mindspeed_ms.config.values import (
     NotNegative,
     PositiveFloat,
     PositiveInt,
+    Str,
     StrList,
     number,
     one_of,
 )
 
-OPTIMIZERS = ("AdamWeightDecay", "adam", "Adam", "AdamW", "mint.AdamW", "SpeedAdamW", "AdamWZeRO", "sgd", "SGD")
+ADAM = ("AdamWeightDecay", "adam", "Adam", "AdamW", "mint.AdamW", "SpeedAdamW", "AdamWZeRO")  # all are Megatron's AdamW
+SGD = ("sgd", "SGD")
+CLIP_TYPES = ("ClipGlobalNorm", "GradClipByValue")
 DECAY_STYLES = ("constant", "linear", "cosine", "inverse-square-root", "WSD")
+
+
+class GradClipConfig(Section):
+    """``training_config.grad_clip_kwargs``, and the long form of ``optimizer_config.clip_grad``."""
+
+    config_name: ClassVar[str] = "grad_clip_kwargs"
+
+    grad_clip_type: one_of(*CLIP_TYPES) = field(
+        "ClipGlobalNorm", "What is limited: the global norm, or each element.", "限制的对象：全局范数或每个元素。"
+    )
+    clip_value: NotNegative = field(..., "The limit; 0 for none.", "上限，0表示不裁剪。")
+
+
+class ZeroConfig(Section):
+    """``optimizer_config.zero_config``: details of the ZeRO level that ``parallel_config.zero_level`` chooses."""
+
+    config_name: ClassVar[str] = "zero_config"
+
+    param_resident: Bool = field(
+        False, "z3: keep layers in full between forward and backward.", "z3：前向与反向之间保留完整的层。"
+    )
+    allreduce_after_grad_accumulation: Bool = field(
+        False, "z2, z3: reduce once a step, not after each micro-batch.", "z2、z3：每步规约一次，而不是每个微批之后。"
+    )
+    grad_allreduce_op: one_of("mean", "sum") = field(
+        "mean", "Gradients are averaged or summed over data parallel ranks.", "数据并行rank间梯度取平均或求和。"
+    )
+    opt_parallel_group: Str | None = field(None, "Upstream's name of the sharding group.", "上游的切分组名称。")
+    cpu_offload: Bool = field(False, "Keep optimizer state on the host.", "优化器状态放在主机内存。")
 
 
 class OptimizerConfig(Section):
@@ -28,7 +59,7 @@ class OptimizerConfig(Section):
     config_name: ClassVar[str] = "optimizer_config"
     spellings: ClassVar[dict[str, str]] = {"optimizer": "optimizer_type", "lr": "learning_rate", "adam_eps": "eps"}
 
-    optimizer_type: one_of(*OPTIMIZERS) = field(
+    optimizer_type: one_of(*ADAM, *SGD) = field(
         "AdamWeightDecay",
         "Optimizer; all Adam names are Megatron's AdamW.",
         "优化器；所有Adam名称都是Megatron的AdamW。",
@@ -142,4 +173,4 @@ class OptimizerConfig(Section):
     @property
     def is_adam(self):
         """True for every name of Megatron's AdamW."""
-        return self.optimizer_type.lower() != "sgd"
+        return self.optimizer_type in ADAM

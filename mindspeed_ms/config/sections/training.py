@@ -2,14 +2,24 @@
 
 from typing import ClassVar
 
-from mindspeed_ms.config.sections.base import field, link
+from mindspeed_ms.config.sections.base import Section, field, link
 from mindspeed_ms.config.sections.checkpoint import CheckpointFields
 from mindspeed_ms.config.sections.dataset import DatasetConfig
 from mindspeed_ms.config.sections.lora import LoraConfig
+from mindspeed_ms.config.sections.optimizer import GradClipConfig
 from mindspeed_ms.config.sections.parallel import ModelParallelConfig
 from mindspeed_ms.config.sections.profile import ProfileFields
-from mindspeed_ms.config.sections.reduction import GradClipConfig, LossFunctionConfig
 from mindspeed_ms.config.values import Bool, Count, PositiveFloat, PositiveInt, Str, integer, one_of
+
+LOSS_FUNCTIONS = ("VocabParallelCrossEntropy",)
+
+
+class LossFunctionConfig(Section):
+    """``training_config.loss_func_kwargs``."""
+
+    config_name: ClassVar[str] = "loss_func_kwargs"
+
+    loss_func_type: one_of(*LOSS_FUNCTIONS) = field(LOSS_FUNCTIONS[0], "Loss function.", "损失函数。")
 
 
 class TrainingConfig(CheckpointFields, ProfileFields):

@@ -1,11 +1,11 @@
-"""Folders of a run's checkpoints: names, the tracker, publishing a new one, finding the newest good one."""
+"""Folders of a run's checkpoints: names, the tracker, publishing a new one, finding the one to start from."""
 import os
 import re
 import secrets
 import shutil
 import tempfile
 
-from mindspeed_ms.core.dist_checkpointing import job_lock
+from mindspeed_ms.core.dist_checkpointing import durable, job_lock
 from mindspeed_ms.core.dist_checkpointing.errors import CheckpointError
 from mindspeed_ms.core.dist_checkpointing.manifest import MANIFEST_FILE, Manifest
 from mindspeed_ms.core.dist_checkpointing.reader import CheckpointReader
@@ -121,13 +121,13 @@ def publish(folder, temporary, manifest, keep_checkpoint_max=None):
         CheckpointError: another job has taken over the folder.
     """
     job_lock.check(folder)
-    write_file(os.path.join(temporary, MANIFEST_FILE), manifest.to_bytes())
-    sync_folder(temporary)
+    durable.write_file(os.path.join(temporary, MANIFEST_FILE), manifest.to_bytes())
+    durable.sync_folder(temporary)
     target = checkpoint_folder(folder, manifest.iteration)
     if os.path.isdir(target):
         os.rename(target, target + _REPLACED)
     os.rename(temporary, target)
-    replace_file(os.path.join(folder, TRACKER_FILE), str(manifest.iteration).encode())
+    durable.replace_file(os.path.join(folder, TRACKER_FILE), str(manifest.iteration).encode())
     shutil.rmtree(target + _REPLACED, ignore_errors=True)
     if keep_checkpoint_max is not None:
         delete_old(folder, manifest.iteration, keep_checkpoint_max)
@@ -161,30 +161,6 @@ def delete_old(folder, iteration, keep):
     for path in older[:max(0, len(older) + 1 - keep)]:
         os.rename(path, path + _INCOMPLETE)  # a crash while files are deleted must not leave half a checkpoint
         shutil.rmtree(path + _INCOMPLETE)
-
-
-def write_file(path, data):
-    """Write bytes and wait until they are on the disk."""
-    with open(path, "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def replace_file(path, data):
-    """Replace a small file in one step: readers see the old or the new content."""
-    write_file(f"{path}.tmp", data)
-    os.replace(f"{path}.tmp", path)
-    sync_folder(os.path.dirname(path) or ".")
-
-
-def sync_folder(path):
-    """Wait until new names in a folder are on the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 # ---- finding ---------------------------------------------------------------------------------------------------------
@@ -238,6 +214,32 @@ def _saved_at(path):
         return Manifest.read(path).saved_at
     except CheckpointError:
         return 0.0
+
+
+def checkpoint_to_start_from(load, own, pretrained=None, resumes=False):
+    """Which checkpoint a run starts from: `load`; to resume, that of its own folder; else `pretrained` for its weights.
+
+    `load` may be the run's own folder, so that every launch of a job has the same arguments: the first one finds nothing
+    there and starts from the beginning.
+
+    Args:
+        load (Optional[str]): load_checkpoint.
+        own (str): output_dir.
+        pretrained (Optional[str]): pretrained_checkpoint.
+        resumes (bool): resume_training without finetune.
+
+    Returns:
+        tuple[Optional[str], bool]: folder, of a run or of one checkpoint (`load` and `pretrained` need not exist; None: the
+        run starts from the beginning); whether the training goes on where that was saved.
+
+    Raises:
+        CheckpointError: the tracker of `own` holds no iteration.
+    """
+    if load and not (resumes and os.path.abspath(load) == os.path.abspath(own)):
+        return load, resumes
+    if resumes and has_checkpoints(own):
+        return own, True
+    return pretrained, False
 
 
 def newest_manifest(folder, iteration=None):

@@ -12,7 +12,7 @@ import time
 import numpy as np
 
 from mindspeed_ms.core import comm, storage
-from mindspeed_ms.core.dist_checkpointing import folders, upstream_format
+from mindspeed_ms.core.dist_checkpointing import durable, folders, upstream_format
 from mindspeed_ms.core.dist_checkpointing.agreement import agree, attempt, on_rank_zero
 from mindspeed_ms.core.dist_checkpointing.manifest import OPTIMIZER_PREFIX, StoredTensor, digest
 from mindspeed_ms.core.dist_checkpointing.shard_file import Entry, write_shard
@@ -180,7 +180,7 @@ class _Write:
             stored = tensor.slice.global_shape, tensor.dtype, tensor.grouping, entry.piece(tensor.slice, name)
             tensors.append((tensor.key, stored))
         rank_name = f"rank_{self._rank:05d}.json"
-        folders.write_file(os.path.join(self.folder, rank_name), self._rank_states)
+        durable.write_file(os.path.join(self.folder, rank_name), self._rank_states)
         rank = {"file": rank_name, "bytes": len(self._rank_states), "xxhash": digest(self._rank_states),
                 "coordinates": self._coordinates}
         return tensors, files, rank
@@ -207,8 +207,8 @@ class _UpstreamWrite(_Write):
         folder = os.path.join(self.folder, os.path.dirname(self._path))
         os.makedirs(folder)
         result = super()._write()
-        folders.write_file(os.path.join(folder, "meta.json"), upstream_format.meta_of(self._path, *self._moment))
-        folders.sync_folder(folder)
+        durable.write_file(os.path.join(folder, "meta.json"), upstream_format.meta_of(self._path, *self._moment))
+        durable.sync_folder(folder)
         return result
 
 

@@ -1,10 +1,7 @@
 """Options of the optimizer, under Megatron core's names."""
 from dataclasses import dataclass, field
 
-ADAM_NAMES = ("adam", "adamw", "adamweightdecay", "mint.adamw", "speedadamw", "adamwzero")
-"""Names that mean Megatron's AdamW, in lower case: the guide's, upstream's and Megatron's own."""
-SGD_NAMES = ("sgd",)
-GRAD_CLIP_TYPES = ("ClipGlobalNorm", "GradClipByValue")
+from mindspeed_ms.config.sections.optimizer import ADAM, CLIP_TYPES, SGD
 
 
 @dataclass
@@ -56,14 +53,15 @@ class OptimizerConfig:
         if self.kind() is None:
             raise ValueError(f"optimizer is {self.optimizer!r}: expected adam (also AdamWeightDecay, mint.AdamW, "
                              "SpeedAdamW, AdamWZeRO) or sgd.")
-        if self.grad_clip_type not in GRAD_CLIP_TYPES:
+        if self.grad_clip_type not in CLIP_TYPES:
             raise ValueError(f"grad_clip_type is {self.grad_clip_type!r}: expected one of "
-                             f"{', '.join(GRAD_CLIP_TYPES)}.")
+                             f"{', '.join(CLIP_TYPES)}.")
         if self.clip_grad < 0.0:
             raise ValueError(f"clip_grad is {self.clip_grad}: expected a number that is not negative; 0 switches it "
                              "off.")
 
     def kind(self):
         """ "adam", "sgd", or None for an unknown name."""
+        kinds = {"adam": ADAM, "sgd": SGD}
         name = self.optimizer.lower()
-        return "adam" if name in ADAM_NAMES else "sgd" if name in SGD_NAMES else None
+        return next((kind for kind, names in kinds.items() if name in map(str.lower, names)), None)

@@ -13,7 +13,7 @@ from math import prod
 import numpy as np
 from tqdm import tqdm
 
-from mindspeed_ms.core.dist_checkpointing import folders, job_lock
+from mindspeed_ms.core.dist_checkpointing import durable, folders, job_lock
 from mindspeed_ms.core.dist_checkpointing.errors import CheckpointError, DamagedCheckpointError
 from mindspeed_ms.core.dist_checkpointing.manifest import (
     OPTIMIZER_PREFIX,
@@ -126,8 +126,8 @@ def write_weights(reader, folder, most_bytes):
             places.update((key, names[-1]) for key, _ in parts)
             total += sum(entry.nbytes for entry in entries)
         index = {"metadata": {"total_size": total, "iteration": reader.manifest.iteration}, "weight_map": places}
-        folders.write_file(os.path.join(temporary, INDEX_FILE), json.dumps(index, indent=1).encode())
-        folders.sync_folder(temporary)
+        durable.write_file(os.path.join(temporary, INDEX_FILE), json.dumps(index, indent=1).encode())
+        durable.sync_folder(temporary)
         os.rename(temporary, folder)
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
@@ -182,5 +182,5 @@ def _copy_rank(reader, number, entry, folder):
     """Write the states of a rank again, checked; returns its line of the manifest."""
     data = json.dumps(reader.rank_states(number)).encode()
     name = f"rank_{number:05d}.json"
-    folders.write_file(os.path.join(folder, name), data)
+    durable.write_file(os.path.join(folder, name), data)
     return {**entry, "file": name, "bytes": len(data), "xxhash": digest(data)}

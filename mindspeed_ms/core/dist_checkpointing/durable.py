@@ -1,0 +1,26 @@
+"""Small files and new names that are on the disk when the call returns."""
+import os
+
+
+def write_file(path, data):
+    """Write bytes and wait until they are on the disk."""
+    with open(path, "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def replace_file(path, data):
+    """Replace a small file in one step: readers see the old or the new content."""
+    write_file(f"{path}.tmp", data)
+    os.replace(f"{path}.tmp", path)
+    sync_folder(os.path.dirname(path) or ".")
+
+
+def sync_folder(path):
+    """Wait until new names in a folder are on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

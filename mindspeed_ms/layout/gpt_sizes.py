@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from mindspeed_ms.layout.divisibility import require_fit
 from mindspeed_ms.layout.errors import LayoutError
 from mindspeed_ms.layout.experts import expert_pattern, expert_width, pattern_problems, shared_expert_width
-from mindspeed_ms.layout.options import OTHER_POSITIONS, Options
+from mindspeed_ms.layout.options import OTHER_POSITIONS, Options, uses_sequence_parallel
 from mindspeed_ms.layout.sharding import Initializer
 
 GATED_ACTIVATIONS = ("swiglu", "fused_swiglu")
@@ -117,7 +117,7 @@ def read_sizes(config):
         tied=not options.untie_embeddings_and_output_weights,
         norm=NORMALIZATIONS[options.normalization],
         dtype=options.params_dtype,
-        sequence_parallel=options.sequence_parallel and options.tensor_model_parallel_size > 1,
+        sequence_parallel=uses_sequence_parallel(options),
     )
     if sizes.experts and sizes.grouped and (options.add_bias_linear or options.mlp_has_bias):
         raise LayoutError("moe_grouped_gemm has no biases: switch add_bias_linear and mlp_has_bias off.")

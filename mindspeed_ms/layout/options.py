@@ -105,6 +105,11 @@ def read_option(config, name):
     return default
 
 
+def uses_sequence_parallel(config):
+    """Whether activations between tensor-parallel regions are cut along the sequence: asked for, and there is a cut."""
+    return bool(read_option(config, "sequence_parallel")) and read_option(config, "tensor_model_parallel_size") > 1
+
+
 class Options:
     """Attribute access to `read_option`: `Options(config).hidden_size`."""
 

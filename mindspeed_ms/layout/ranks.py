@@ -11,6 +11,7 @@ from math import lcm, prod
 
 from mindspeed_ms.layout.errors import LayoutError
 from mindspeed_ms.layout.options import Options
+from mindspeed_ms.layout.sequence import ulysses_degree
 
 DEFAULT_ORDER = "tp-cp-ep-dp-pp"
 AXES = ("tp", "pp", "dp", "ep", "cp")
@@ -217,24 +218,15 @@ class WorldLayout:
         `order` None takes the configuration's, by default "tp-cp-ep-dp-pp".
         """
         options = Options(config)
-        cp = options.context_parallel_size
-        degrees = {"megatron_cp_algo": 1, "ulysses_cp_algo": cp, "hybrid_cp_algo": options.ulysses_degree_in_cp}
-        if options.context_parallel_algo not in degrees:
-            raise LayoutError(
-                f"context_parallel_algo '{options.context_parallel_algo}' is unknown, choose one of {list(degrees)}."
-            )
-        degree = degrees[options.context_parallel_algo]
-        if degree is None and cp > 1:
-            raise LayoutError("context_parallel_algo 'hybrid_cp_algo' needs parallel_config.ulysses_degree_in_cp.")
         return cls(
             world_size,
             tp=options.tensor_model_parallel_size,
             pp=options.pipeline_model_parallel_size,
-            cp=cp,
+            cp=options.context_parallel_size,
             ep=options.expert_model_parallel_size,
             expert_tp=options.expert_tensor_parallel_size,
             order=order or options.order,
-            ulysses_degree=degree,
+            ulysses_degree=ulysses_degree(options),
             rank_offset=rank_offset,
         )
 

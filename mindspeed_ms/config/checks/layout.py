@@ -4,6 +4,7 @@ from mindspeed_ms.config.checks.rule import rule
 from mindspeed_ms.layout.divisibility import sequence_misfits, size_misfits
 from mindspeed_ms.layout.experts import pattern_problems
 from mindspeed_ms.layout.options import FIELDS, Options
+from mindspeed_ms.layout.sequence import ulysses_problem
 
 _P, _M = "parallel_config", "model_config"
 _TP = f"{_P}.tensor_model_parallel_size"
@@ -98,14 +99,9 @@ def sequence_parallel_needs_tensor_parallel(context):
 @rule
 def ulysses_degree_fits(context):
     """The degree of the hybrid algorithm."""
-    parallel, path = context.parallel, f"{_P}.ulysses_degree_in_cp"
-    size, degree = parallel.context_parallel_size, parallel.ulysses_degree_in_cp
-    if size == 1 or parallel.context_parallel_algo != "hybrid_cp_algo":
-        return
-    if degree is None:
-        yield context.problem(path, "must be given for hybrid_cp_algo", _CP)
-    elif size % degree or size // degree < 2:
-        yield context.problem(path, "must divide context_parallel_size and leave a ring of at least 2", _CP)
+    problem = ulysses_problem(Options(context.all_config))
+    if problem:
+        yield context.problem(f"{_P}.ulysses_degree_in_cp", problem, _CP)
 
 
 @rule

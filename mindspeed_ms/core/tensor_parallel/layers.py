@@ -18,6 +18,7 @@ from mindspeed_ms.core.tensor_parallel.mappings import (
     scatter_to_tensor_model_parallel_region,
 )
 from mindspeed_ms.core.tensor_parallel.utils import VocabUtility, check_integer, divide
+from mindspeed_ms.layout.options import uses_sequence_parallel
 from mindspeed_ms.layout.sharding import ParameterSharding
 
 _ZERO = Zero()
@@ -26,12 +27,6 @@ _ZERO = Zero()
 def parallel_config_of(config):
     """The parallel section of a TransformerConfig, or the given ModelParallelConfig itself."""
     return getattr(config, "parallel_config", config)
-
-
-def uses_sequence_parallel(config):
-    """Whether activations between tensor-parallel regions are cut along the sequence."""
-    is_on = bool(getattr(parallel_config_of(config), "sequence_parallel", False))
-    return is_on and parallel_state.get_tensor_model_parallel_world_size() > 1
 
 
 def _strided_sharding(global_shape, axis, rank, world_size, stride, name):

@@ -5,10 +5,11 @@ from mindspore import Tensor, dtype
 from mindspeed_ms import ops
 from mindspeed_ms.core.device import to_dtype
 from mindspeed_ms.core.tensor_parallel.cell import create_parameter
-from mindspeed_ms.core.tensor_parallel.layers import VocabParallelEmbedding, uses_sequence_parallel
+from mindspeed_ms.core.tensor_parallel.layers import VocabParallelEmbedding
 from mindspeed_ms.core.tensor_parallel.linear import cast
 from mindspeed_ms.core.tensor_parallel.mappings import scatter_to_sequence_parallel_region
 from mindspeed_ms.layout.gpt_sizes import LEARNED_POSITIONS
+from mindspeed_ms.layout.options import uses_sequence_parallel
 from mindspeed_ms.layout.sharding import ParameterSharding
 from mindspeed_ms.legacy.model.initializers import model_initializers
 from mindspeed_ms.legacy.model.module import Module

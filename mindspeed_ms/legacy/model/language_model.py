@@ -1,9 +1,10 @@
 """Embedding, layers and head weight of a language model. Source: Megatron's legacy `language_model.py`."""
 
 from mindspeed_ms.core import parallel_state
-from mindspeed_ms.core.tensor_parallel.layers import ColumnParallelLinear, uses_sequence_parallel
+from mindspeed_ms.core.tensor_parallel.layers import ColumnParallelLinear
 from mindspeed_ms.core.tensor_parallel.utils import divide
 from mindspeed_ms.layout.gpt_sizes import read_sizes
+from mindspeed_ms.layout.options import uses_sequence_parallel
 from mindspeed_ms.legacy.model.embedding import Embedding
 from mindspeed_ms.legacy.model.enums import AttnMaskType, to_enum
 from mindspeed_ms.legacy.model.initializers import model_initializers

@@ -3,9 +3,10 @@
 from mindspeed_ms.core import parallel_state
 from mindspeed_ms.core.device import to_dtype
 from mindspeed_ms.core.tensor_parallel.cell import create_parameter
-from mindspeed_ms.core.tensor_parallel.layers import parallel_config_of, uses_sequence_parallel
+from mindspeed_ms.core.tensor_parallel.layers import parallel_config_of
 from mindspeed_ms.core.tensor_parallel.linear import linear_with_grad_accumulation_and_async_allreduce
 from mindspeed_ms.core.tensor_parallel.mappings import gather_from_tensor_model_parallel_region
+from mindspeed_ms.layout.options import uses_sequence_parallel
 from mindspeed_ms.layout.sharding import Initializer, ParameterSharding
 from mindspeed_ms.legacy.model.module import Module
 

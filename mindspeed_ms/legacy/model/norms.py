@@ -2,7 +2,7 @@
 
 from mindspeed_ms import ops
 from mindspeed_ms.core.tensor_parallel.cell import create_parameter
-from mindspeed_ms.core.tensor_parallel.layers import uses_sequence_parallel
+from mindspeed_ms.layout.options import uses_sequence_parallel
 from mindspeed_ms.layout.sharding import Initializer, ParameterSharding
 from mindspeed_ms.legacy.model.module import Module
 

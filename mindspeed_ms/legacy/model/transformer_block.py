@@ -3,9 +3,9 @@
 from mindspore import nn
 
 from mindspeed_ms.core import parallel_state
-from mindspeed_ms.core.tensor_parallel.layers import uses_sequence_parallel
 from mindspeed_ms.core.tensor_parallel.random import checkpoint
 from mindspeed_ms.layout.layer_lists import LayerRecompute
+from mindspeed_ms.layout.options import uses_sequence_parallel
 from mindspeed_ms.layout.stages import recompute_from_config, stages_from_config
 from mindspeed_ms.legacy.model.attention_mask import expand_attention_mask
 from mindspeed_ms.legacy.model.enums import AttnMaskType, LayerType, to_enum

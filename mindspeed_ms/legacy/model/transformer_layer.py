@@ -4,8 +4,8 @@ from contextlib import nullcontext
 
 from mindspeed_ms import ops
 from mindspeed_ms.core.rng import get_rng_tracker
-from mindspeed_ms.core.tensor_parallel.layers import uses_sequence_parallel
 from mindspeed_ms.core.tensor_parallel.linear import cast
+from mindspeed_ms.layout.options import uses_sequence_parallel
 from mindspeed_ms.legacy.model.attention import ParallelAttention
 from mindspeed_ms.legacy.model.enums import AttnMaskType, AttnType, LayerType, to_enum
 from mindspeed_ms.legacy.model.mlp import ParallelMLP

@@ -98,11 +98,6 @@ def _environment_integer(name, default=None):
         raise RuntimeError(f"environment variable {name} is {text!r}: expected an integer.") from None
 
 
-def is_scheduler_process():
-    """True in the extra process that msrun starts to coordinate workers; it must not train."""
-    return os.environ.get("MS_ROLE") == "MS_SCHED"
-
-
 def request_device(target):
     """Ask for a device before it is started (`--device`, training_config.device_target); None leaves the choice open.
 

@@ -212,11 +212,8 @@ class WorldLayout:
         self.expert = self._expert_grid(order)
 
     @classmethod
-    def from_config(cls, config, world_size, order=None, rank_offset=0):
-        """The layout of a configuration (AllConfig, TransformerConfig or ModelParallelConfig) on `world_size` ranks.
-
-        `order` None takes the configuration's, by default "tp-cp-ep-dp-pp".
-        """
+    def from_config(cls, config, world_size):
+        """The layout of a configuration (AllConfig, TransformerConfig or ModelParallelConfig) on `world_size` ranks."""
         options = Options(config)
         return cls(
             world_size,
@@ -225,9 +222,8 @@ class WorldLayout:
             cp=options.context_parallel_size,
             ep=options.expert_model_parallel_size,
             expert_tp=options.expert_tensor_parallel_size,
-            order=order or options.order,
+            order=options.order,
             ulysses_degree=ulysses_degree(options),
-            rank_offset=rank_offset,
         )
 
     def sizes(self):
@@ -351,8 +347,3 @@ def all_groups(world_size, **sizes):
 def coordinates(rank, world_size, **sizes):
     """The `Coordinates` of `rank` in a world; `sizes` as in `WorldLayout`."""
     return WorldLayout(world_size, **sizes).coordinates(rank)
-
-
-def virtual_stage(pp_rank, chunk, pp):
-    """Position of a stage's chunk in the order of the layers: chunk-major, stage inner."""
-    return chunk * pp + pp_rank

@@ -117,10 +117,10 @@ class ParamAndGradBuffer:
         first = self._held(start, self.ddp_config.shards_params)
         return self.param_buffer.slice(first, first + stop - start, shape)
 
-    def slice_grad(self, start, stop, shape=None):
+    def slice_grad(self, start, stop):
         """Tensor over reduced gradients in a shard range; see `slice_param`."""
         first = self._held(start, self.ddp_config.shards_grads)
-        return self.grad_buffer.slice(first, first + stop - start, shape)
+        return self.grad_buffer.slice(first, first + stop - start)
 
     def _held(self, position, is_sharded):
         """Where an element of the whole buffer is among those that are held here."""

@@ -12,8 +12,6 @@ from dataclasses import dataclass
 import mindspore as ms
 from mindspore.common import dtype as mstype
 
-logger = logging.getLogger("mindspeed_ms")
-
 DEVICE_ENVIRONMENT_VARIABLE = "MINDSPEED_MS_DEVICE"
 THREADS_ENVIRONMENT_VARIABLE = "MINDSPEED_MS_THREADS"
 DEVICE_TARGETS = ("CPU", "Ascend")

@@ -3,7 +3,6 @@
 Source: Megatron core, `param_and_grad_buffer.py`. Parameters and gradients of one kind have the same offsets, so an
 optimizer works on ranges of both at once, and a shard of a bucket is a range too.
 """
-import logging
 
 from mindspeed_ms import ops
 from mindspeed_ms.core import storage
@@ -13,8 +12,7 @@ from mindspeed_ms.core.distributed.buffer_layout import alignments, plan_buffer
 from mindspeed_ms.core.distributed.sharded_bucket import ShardedGradBucket, ShardedParamBucket
 
 __all__ = ["Bucket", "ParamAndGradBuffer"]
-
-logger = logging.getLogger("mindspeed_ms")
+from mindspeed_ms.core.logging import logger
 
 
 class ParamAndGradBuffer:

@@ -52,7 +52,14 @@ def test_checks_change_no_configuration():
     assert not found, found
 
 
+def own_loggers(tree):
+    return [node for node in ast.walk(tree)
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "getLogger"
+            and any(isinstance(argument, ast.Constant) and argument.value == "mindspeed_ms" for argument in node.args)]
+
+
 RULES = {
+    "loggers by name (use core.logging.logger)": (own_loggers, ()),
     "in-place operators (use core.storage)": (in_place_calls, ()),
     "private MindSpore names": (private_mindspore_imports, FLOOR),
     "device branches": (device_questions, (*FLOOR, "ops/", "config/")),
@@ -67,6 +74,7 @@ def test_rule(rule):
 
 
 @pytest.mark.parametrize("source, find", [
+    ('logging.getLogger("mindspeed_ms")', own_loggers),
     ("x.add_(y)", in_place_calls),
     ("from mindspore.common._grad_function import f", private_mindspore_imports),
     ("from mindspore._c_expression import f", private_mindspore_imports),

@@ -5,7 +5,6 @@ Compilation happens at the first call, never at import, so a process may fork af
 import contextlib
 import fcntl
 import functools
-import logging
 import os
 import pathlib
 import tempfile
@@ -13,8 +12,7 @@ import tempfile
 import numba
 
 import mindspeed_ms
-
-logger = logging.getLogger("mindspeed_ms")
+from mindspeed_ms.core.logging import logger
 
 CACHE_ENVIRONMENT_VARIABLE = "NUMBA_CACHE_DIR"
 

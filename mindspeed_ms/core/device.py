@@ -12,8 +12,6 @@ from dataclasses import dataclass
 import mindspore as ms
 from mindspore.common import dtype as mstype
 
-logger = logging.getLogger("mindspeed_ms")
-
 DEVICE_ENVIRONMENT_VARIABLE = "MINDSPEED_MS_DEVICE"
 THREADS_ENVIRONMENT_VARIABLE = "MINDSPEED_MS_THREADS"
 DEVICE_TARGETS = ("CPU", "Ascend")
@@ -96,11 +94,6 @@ def _environment_integer(name, default=None):
         return int(text)
     except ValueError:
         raise RuntimeError(f"environment variable {name} is {text!r}: expected an integer.") from None
-
-
-def is_scheduler_process():
-    """True in the extra process that msrun starts to coordinate workers; it must not train."""
-    return os.environ.get("MS_ROLE") == "MS_SCHED"
 
 
 def request_device(target):

@@ -27,11 +27,6 @@ class _StandardOutputHandler(logging.StreamHandler):
                 super().emit(record)
 
 
-def get_logger():
-    """The package's logger, as configured by `setup_logging`."""
-    return logger
-
-
 def setup_logging(level=None):
     """Send the package's log lines to the standard output, once; a handler that the user installed is left alone.
 

@@ -3,9 +3,8 @@
 Source: Megatron core, `num_microbatches_calculator.py` (names and rules).
 """
 import contextlib
-import logging
 
-logger = logging.getLogger("mindspeed_ms")
+from mindspeed_ms.core.logging import logger
 
 _calculator = None
 

@@ -4,7 +4,8 @@ from dataclasses import dataclass
 
 from mindspeed_ms.layout.errors import LayoutError
 from mindspeed_ms.layout.experts import expert_pattern, expert_width, has_experts, shared_expert_width
-from mindspeed_ms.layout.options import OTHER_POSITIONS, Options
+from mindspeed_ms.layout.options import OTHER_POSITIONS, Options, uses_sequence_parallel
+from mindspeed_ms.layout.sequence import sequence_unit, ulysses_degree, ulysses_problem
 
 _TP, _CP = "tensor_model_parallel_size", "context_parallel_size"
 
@@ -71,20 +72,16 @@ def sequence_misfits(options):
     """Sequence length and heads that sequence and context parallelism do not divide: generator of Misfit.
 
     Args:
-        options (Options): the configuration; its context_parallel_algo and ulysses_degree_in_cp are right.
+        options (Options): the configuration.
     """
-    tp, cp, sequence = options.tensor_model_parallel_size, options.context_parallel_size, options.seq_length
-    if options.sequence_parallel and tp > 1 and sequence:
-        yield from _misfit("seq_length", sequence, (_TP, _CP), tp * cp, " under sequence parallelism")
-    if cp == 1:
+    tp, cp = options.tensor_model_parallel_size, options.context_parallel_size
+    by = (_TP, _CP) if uses_sequence_parallel(options) else (_CP,)
+    reasons = [" under sequence parallelism"] * (_TP in by) + [f" for {options.context_parallel_algo}"] * (cp > 1)
+    yield from _misfit("seq_length", options.seq_length, by, sequence_unit(options), " and".join(reasons))
+    if cp == 1 or ulysses_problem(options):
         return
-    algorithm = options.context_parallel_algo
-    if sequence:
-        # rings balance the causal mask with two pieces per rank
-        pieces = cp if algorithm == "ulysses_cp_algo" else 2 * cp
-        yield from _misfit("seq_length", sequence, (_CP,), pieces, f" for {algorithm}")
-    degree = {"ulysses_cp_algo": cp, "hybrid_cp_algo": options.ulysses_degree_in_cp}.get(algorithm)
-    if degree:
+    degree = ulysses_degree(options)
+    if degree > 1:
         hint = f" = tp * ulysses degree {degree}"
         yield from _misfit("num_attention_heads", options.num_attention_heads, (_TP, _CP), tp * degree, hint)
 

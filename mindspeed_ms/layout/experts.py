@@ -37,10 +37,22 @@ def expert_pattern(options):
     return [layer >= dense and is_asked for layer, is_asked in enumerate(asked)]
 
 
-def pattern_problems(options):
-    """(field, what is wrong) of the settings that choose the layers with experts: list, empty if nothing is."""
+def expert_problems(options):
+    """(field, what is wrong, field that it depends on) of the settings of experts: list, empty if nothing is."""
     if not has_experts(options):
         return []
+    problems = [(name, message, "num_layers") for name, message in _pattern_problems(options)]
+    width = options.n_shared_experts and options.n_shared_experts * expert_width(options)[1]
+    if width and shared_expert_width(options)[1] != width:
+        message = f"gives shared experts of the width {width}; keep one"
+        problems.append(("n_shared_experts", message, "moe_shared_expert_intermediate_size"))
+    bias = next((name for name in ("add_bias_linear", "mlp_has_bias") if getattr(options, name)), None)
+    if options.moe_grouped_gemm and bias:
+        problems.append(("moe_grouped_gemm", "has no biases; switch them off", bias))
+    return problems
+
+
+def _pattern_problems(options):
     frequency, problems = options.moe_layer_freq or [1], []
     if len(frequency) == 1 and frequency[0] < 1:
         problems.append(("moe_layer_freq", "expects a number above 0, or 0 and 1 for each layer"))

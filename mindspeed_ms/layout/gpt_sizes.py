@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 from mindspeed_ms.layout.divisibility import require_fit
 from mindspeed_ms.layout.errors import LayoutError
-from mindspeed_ms.layout.experts import expert_pattern, expert_width, pattern_problems, shared_expert_width
-from mindspeed_ms.layout.options import OTHER_POSITIONS, Options
+from mindspeed_ms.layout.experts import expert_pattern, expert_problems, expert_width, shared_expert_width
+from mindspeed_ms.layout.options import OTHER_POSITIONS, Options, uses_sequence_parallel
 from mindspeed_ms.layout.sharding import Initializer
 
 GATED_ACTIVATIONS = ("swiglu", "fused_swiglu")
@@ -102,9 +102,9 @@ def read_sizes(config):
     heads = options.num_attention_heads
     groups = options.num_query_groups if options.group_query_attention else heads
     require_fit(config)
-    for name, problem in pattern_problems(options):
-        raise LayoutError(f"{name} {getattr(options, name)} {problem}.")
-    sizes = GPTSizes(
+    for name, problem, other in expert_problems(options):
+        raise LayoutError(f"{name} {getattr(options, name)} {problem} ({other} {getattr(options, other)}).")
+    return GPTSizes(
         vocab=options.vocab_size,
         hidden=options.hidden_size,
         heads=heads,
@@ -123,11 +123,8 @@ def read_sizes(config):
         tied=not options.untie_embeddings_and_output_weights,
         norm=NORMALIZATIONS[options.normalization],
         dtype=options.params_dtype,
-        sequence_parallel=options.sequence_parallel and options.tensor_model_parallel_size > 1,
+        sequence_parallel=uses_sequence_parallel(options),
     )
-    if sizes.experts and sizes.grouped and (options.add_bias_linear or options.mlp_has_bias):
-        raise LayoutError("moe_grouped_gemm has no biases: switch add_bias_linear and mlp_has_bias off.")
-    return sizes
 
 
 def read_initializer(value, std, name):

@@ -105,6 +105,15 @@ def read_option(config, name):
     return default
 
 
+def uses_sequence_parallel(config, tensor_parallel=None):
+    """Whether activations between tensor-parallel regions are cut along the sequence: asked for, and there is a cut.
+
+    `tensor_parallel` (Optional[int]) is the size of the group that is there; None: what the configuration says.
+    """
+    size = read_option(config, "tensor_model_parallel_size") if tensor_parallel is None else tensor_parallel
+    return bool(read_option(config, "sequence_parallel")) and size > 1
+
+
 class Options:
     """Attribute access to `read_option`: `Options(config).hidden_size`."""
 

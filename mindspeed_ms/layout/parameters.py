@@ -72,11 +72,6 @@ class ParameterDescription:
         if not self.local_name:
             object.__setattr__(self, "local_name", self.name)
 
-    @property
-    def is_bias(self):
-        """True for an added bias (`.bias`, or LayerNorm's `.beta`)."""
-        return self.name.endswith(_BIASES)
-
     def counts_in_norm(self, coordinates):
         """True on the ranks that add this parameter to a global norm, each element once per data-parallel copy."""
         rank = coordinates.expert_tp if self.expert else coordinates.tp

@@ -41,11 +41,11 @@ __all__ = [
 ]
 
 
-def plan_from_config(config, micro_batches, forward_only=False, overlap=False):
+def plan_from_config(config, micro_batches):
     """The plan of a configuration for `micro_batches` micro-batches per step. Errors as `build_plan`."""
     stages = stages_from_config(config)
     group_size = Options(config).microbatch_group_size_per_virtual_pipeline_stage
-    return build_plan(stages.pp, micro_batches, stages.vpp, group_size, forward_only, overlap)
+    return build_plan(stages.pp, micro_batches, stages.vpp, group_size)
 
 
 def _arguments():

@@ -11,6 +11,7 @@ from math import lcm, prod
 
 from mindspeed_ms.layout.errors import LayoutError
 from mindspeed_ms.layout.options import Options
+from mindspeed_ms.layout.sequence import ulysses_degree
 
 DEFAULT_ORDER = "tp-cp-ep-dp-pp"
 AXES = ("tp", "pp", "dp", "ep", "cp")
@@ -211,31 +212,18 @@ class WorldLayout:
         self.expert = self._expert_grid(order)
 
     @classmethod
-    def from_config(cls, config, world_size, order=None, rank_offset=0):
-        """The layout of a configuration (AllConfig, TransformerConfig or ModelParallelConfig) on `world_size` ranks.
-
-        `order` None takes the configuration's, by default "tp-cp-ep-dp-pp".
-        """
+    def from_config(cls, config, world_size):
+        """The layout of a configuration (AllConfig, TransformerConfig or ModelParallelConfig) on `world_size` ranks."""
         options = Options(config)
-        cp = options.context_parallel_size
-        degrees = {"megatron_cp_algo": 1, "ulysses_cp_algo": cp, "hybrid_cp_algo": options.ulysses_degree_in_cp}
-        if options.context_parallel_algo not in degrees:
-            raise LayoutError(
-                f"context_parallel_algo '{options.context_parallel_algo}' is unknown, choose one of {list(degrees)}."
-            )
-        degree = degrees[options.context_parallel_algo]
-        if degree is None and cp > 1:
-            raise LayoutError("context_parallel_algo 'hybrid_cp_algo' needs parallel_config.ulysses_degree_in_cp.")
         return cls(
             world_size,
             tp=options.tensor_model_parallel_size,
             pp=options.pipeline_model_parallel_size,
-            cp=cp,
+            cp=options.context_parallel_size,
             ep=options.expert_model_parallel_size,
             expert_tp=options.expert_tensor_parallel_size,
-            order=order or options.order,
-            ulysses_degree=degree,
-            rank_offset=rank_offset,
+            order=options.order,
+            ulysses_degree=ulysses_degree(options),
         )
 
     def sizes(self):
@@ -359,8 +347,3 @@ def all_groups(world_size, **sizes):
 def coordinates(rank, world_size, **sizes):
     """The `Coordinates` of `rank` in a world; `sizes` as in `WorldLayout`."""
     return WorldLayout(world_size, **sizes).coordinates(rank)
-
-
-def virtual_stage(pp_rank, chunk, pp):
-    """Position of a stage's chunk in the order of the layers: chunk-major, stage inner."""
-    return chunk * pp + pp_rank

@@ -230,10 +230,6 @@ class ParameterSharding:
                     yield low + shift, high + shift
                 local += length
 
-    def flat_slice(self, start, stop):
-        """The flat range `start..stop` of the local tensor as a `FlatSlice`."""
-        return FlatSlice(self, start, stop)
-
     def split(self, array):
         """The local part of the global `array` (numpy, `global_shape`); a view where one range is held."""
         self._check_shape(array, self.global_shape, "global")

@@ -99,10 +99,10 @@ def count_ids(dataset, limit, ignored=None):
     return smallest, largest, outside, left_out
 
 
-def histogram(lengths, bins=BINS):
+def histogram(lengths):
     """Bars of a histogram of sequence lengths: list of (from, to, count); whole numbers, equally wide."""
     low, high = int(lengths.min()), int(lengths.max())
-    width = -(-(high - low + 1) // bins)
+    width = -(-(high - low + 1) // BINS)
     counts = np.bincount((lengths - low) // width, minlength=1)
     return [(low + number * width, min(low + (number + 1) * width - 1, high), int(count))
             for number, count in enumerate(counts)]

@@ -137,11 +137,6 @@ class MetricsLogger:
         self.events.write(values, train_state.iteration)
         self._write({"iteration": train_state.iteration, **values})
 
-    def log_values(self, values, iteration):
-        """Add numbers of the caller's own (dict[str, float]) to metrics.jsonl and TensorBoard."""
-        self.events.write(values, iteration)
-        self._write({"iteration": iteration, **values})
-
     def _write(self, values):
         if self._file is not None:
             self._file.write(json.dumps({key: _json_number(value) for key, value in values.items()}) + "\n")

@@ -13,7 +13,6 @@ from mindspeed_ms.layout.ranks import (
     WorldLayout,
     all_groups,
     coordinates,
-    virtual_stage,
 )
 
 ORDERS = ("tp-cp-ep-dp-pp", "tp-cp-ep-pp-dp", "cp-tp-dp-ep-pp", "pp-dp-ep-cp-tp")
@@ -197,4 +196,3 @@ def test_coordinates():
         rank=13, tp=1, pp=1, dp=1, cp=0, ep=0, expert_tp=1, expert_dp=2
     )
     assert Coordinates(tp=1).moved(pp=2) == Coordinates(tp=1, pp=2)
-    assert [virtual_stage(1, chunk, 4) for chunk in range(3)] == [1, 5, 9]

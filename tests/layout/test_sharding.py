@@ -57,7 +57,7 @@ def test_flat_slices_compose_with_shards(layout, data):
         cuts = data.draw(st.lists(st.integers(0, shard.numel), max_size=3))
         edges = [0, *sorted(cuts), shard.numel]
         for start, stop in itertools.pairwise(edges):
-            flat = shard.flat_slice(start, stop)
+            flat = FlatSlice(shard, start, stop)
             held = flat.split(array)
             assert held.shape == flat.local_shape
             by_ranges = [array.reshape(-1)[low:high] for low, high in flat.flat_ranges()]

@@ -161,7 +161,7 @@ def _collect_moments(optimizer, model, result):
 
 def whole_states(optimizer):
     """`{name: {state: array}}` in the parameters' local shapes, put together from the data-parallel ranks' pieces."""
-    return _put_together(optimizer, [state for _, state in optimizer.parameter_states()])
+    return _put_together(optimizer, [state for _, state in optimizer.pieces_with_states()])
 
 
 def whole_gradients(optimizer):

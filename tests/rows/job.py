@@ -209,7 +209,7 @@ def _facets(run, seen, output, notices):
                                             for param in chunk.get_parameters())).hexdigest()
         memory += [(str(part.tensor.dtype), part.tensor.size) for chunk in run.model for buffer in chunk.buffers
                    for part in (buffer.param_buffer, buffer.grad_buffer)]
-        memory.append(_sizes(run.optimizer.state_dict()))
+        memory.append([(piece.name, _sizes(state)) for piece, state in run.optimizer.pieces_with_states()])
     return {
         "output": [(line.get("loss"), line.get("grad_norm")) for line in metrics],
         "lr": [[line.get("learning_rate") for line in metrics],

@@ -2,8 +2,9 @@
 
 from mindspeed_ms.config.checks.rule import rule
 from mindspeed_ms.layout.divisibility import sequence_misfits, size_misfits
-from mindspeed_ms.layout.experts import pattern_problems
+from mindspeed_ms.layout.experts import expert_problems
 from mindspeed_ms.layout.options import FIELDS, Options
+from mindspeed_ms.layout.sequence import ulysses_problem
 
 _P, _M = "parallel_config", "model_config"
 _TP = f"{_P}.tensor_model_parallel_size"
@@ -50,8 +51,8 @@ def sizes_divide(context):
     for misfit in (*size_misfits(given), *sequence_misfits(given)):
         message = f"must be a multiple of {misfit.unit}{misfit.hint}"
         yield context.problem(_path(misfit.name), message, *map(_path, misfit.by))
-    for name, message in pattern_problems(given):
-        yield context.problem(_path(name), message, f"{_M}.num_layers")
+    for name, message, other in expert_problems(given):
+        yield context.problem(_path(name), message, _path(other))
 
 
 @rule
@@ -98,14 +99,9 @@ def sequence_parallel_needs_tensor_parallel(context):
 @rule
 def ulysses_degree_fits(context):
     """The degree of the hybrid algorithm."""
-    parallel, path = context.parallel, f"{_P}.ulysses_degree_in_cp"
-    size, degree = parallel.context_parallel_size, parallel.ulysses_degree_in_cp
-    if size == 1 or parallel.context_parallel_algo != "hybrid_cp_algo":
-        return
-    if degree is None:
-        yield context.problem(path, "must be given for hybrid_cp_algo", _CP)
-    elif size % degree or size // degree < 2:
-        yield context.problem(path, "must divide context_parallel_size and leave a ring of at least 2", _CP)
+    problem = ulysses_problem(Options(context.all_config))
+    if problem:
+        yield context.problem(f"{_P}.ulysses_degree_in_cp", problem, _CP)
 
 
 @rule
@@ -122,7 +118,7 @@ def ulysses_degree_is_used(context):
 
 @rule
 def experts_fit(context):
-    """Expert parallelism without experts, top-k, experts with TP but without SP, shared experts, biases."""
+    """Expert parallelism without experts, top-k, experts with TP but without SP, capacity."""
     parallel, moe = context.parallel, context.moe
     ep = f"{_P}.expert_model_parallel_size"
     if parallel.expert_model_parallel_size > 1 and moe.num_experts == 1:
@@ -137,15 +133,6 @@ def experts_fit(context):
         yield context.problem(f"{_P}.sequence_parallel", "must be on when experts meet tensor parallelism", _TP)
     if moe.moe_pad_expert_input_to_capacity and moe.moe_expert_capacity_factor is None:
         yield context.problem("moe_config.moe_pad_expert_input_to_capacity", "needs moe_expert_capacity_factor")
-    if moe.n_shared_experts and moe.moe_shared_expert_intermediate_size:
-        width = moe.n_shared_experts * (moe.moe_ffn_hidden_size or (context.model.ffn_hidden_size if context.model else 0))
-        if width != moe.moe_shared_expert_intermediate_size:
-            path = "moe_config.moe_shared_expert_intermediate_size"
-            yield context.problem("moe_config.n_shared_experts", f"gives shared experts of the width {width}; keep one", path)
-    model = context.model
-    if moe.moe_grouped_gemm and model and (model.add_bias_linear or model.mlp_has_bias):
-        bias = "add_bias_linear" if model.add_bias_linear else "mlp_has_bias"
-        yield context.problem("moe_config.moe_grouped_gemm", "has no biases; switch them off", f"{_M}.{bias}")
 
 
 @rule

@@ -51,10 +51,10 @@ class Nursery:
         """False once the process has ended."""
         return self._process.poll() is None
 
-    def fork(self, size, first_rank=0):
+    def fork(self, size):
         """Fork `size` workers; returns their pids and the sockets to talk to them."""
         pairs = [socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM) for _ in range(size)]
-        request = json.dumps({"fork": size, "first_rank": first_rank}).encode()
+        request = json.dumps({"fork": size}).encode()
         try:
             socket.send_fds(self._socket, [request], [theirs.fileno() for _, theirs in pairs])
         except OSError as error:
@@ -167,7 +167,7 @@ def _serve_request(control, children, own_sockets):
         sys.stderr.flush()
         pid = os.fork()
         if pid == 0:
-            _become_worker(control, own_sockets, descriptors, descriptor, request["first_rank"] + index, request["fork"])
+            _become_worker(control, own_sockets, descriptors, descriptor, index, request["fork"])
         pids.append(pid)
     children.update(pids)
     for descriptor in descriptors:

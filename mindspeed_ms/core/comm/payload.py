@@ -15,11 +15,6 @@ _names = {}
 _WIRE_DTYPES = {name: np.dtype("int16" if name == "bfloat16" else name) for name in DTYPE_NAMES}
 
 
-def wire_dtype(name):
-    """numpy dtype in which values of the named dtype travel."""
-    return _WIRE_DTYPES[name]
-
-
 def _name(dtype):
     """Name of a numpy dtype; numpy takes microseconds to make it, so it is kept."""
     name = _names[dtype] = dtype.name

@@ -5,7 +5,6 @@ Ascend, "shm" on CPU. A world of one rank needs none.
 """
 import atexit
 import importlib
-import logging
 import os
 import sys
 from dataclasses import dataclass, field
@@ -15,8 +14,7 @@ from mindspeed_ms.core.comm.single import SingleJob, SingleProcessGroup
 
 # core.device is imported where it is used: it imports MindSpore, which takes seconds that a process that only starts worlds
 # does not need to spend
-
-logger = logging.getLogger("mindspeed_ms")
+from mindspeed_ms.core.logging import logger
 
 BACKEND_ENVIRONMENT_VARIABLE = "MINDSPEED_MS_COMM_BACKEND"
 TIMEOUT_ENVIRONMENT_VARIABLE = "MINDSPEED_MS_COMM_TIMEOUT"

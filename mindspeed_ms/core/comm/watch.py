@@ -1,5 +1,4 @@
 """Looking after the peers while a rank waits: deaths, early ends, circles of waiting ranks, time."""
-import logging
 import time
 from contextlib import contextmanager
 
@@ -11,8 +10,7 @@ from mindspeed_ms.core.comm.errors import (
     PeerDiedError,
     PeerLeftError,
 )
-
-logger = logging.getLogger("mindspeed_ms")
+from mindspeed_ms.core.logging import logger
 
 _PUBLISH_SECONDS = 0.2
 _CIRCLE_SECONDS = 0.1

@@ -1,6 +1,5 @@
 """Samples for GPT training from indexed files; source of names, order and values: Megatron-LM core_v0.12.1."""
 
-import logging
 import operator
 import os
 from dataclasses import dataclass
@@ -13,8 +12,7 @@ from mindspeed_ms.core.datasets.gpt_indices import GPTIndices, build_gpt_indices
 from mindspeed_ms.core.datasets.index_cache import cached_arrays, content_hash
 from mindspeed_ms.core.datasets.indexed_dataset import IndexedDataset
 from mindspeed_ms.core.datasets.splits import Split
-
-logger = logging.getLogger("mindspeed_ms")
+from mindspeed_ms.core.logging import logger
 
 _NO_PADDING = -1
 

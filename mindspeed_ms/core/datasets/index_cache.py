@@ -9,7 +9,6 @@ import contextlib
 import fcntl
 import hashlib
 import json
-import logging
 import os
 import shutil
 import tempfile
@@ -18,8 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from mindspeed_ms.core.datasets.errors import DatasetError
-
-logger = logging.getLogger("mindspeed_ms")
+from mindspeed_ms.core.logging import logger
 
 _FORMAT_VERSION = 1
 _DESCRIPTION = "description.json"

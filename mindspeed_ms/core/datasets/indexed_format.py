@@ -6,7 +6,6 @@ dtype, uint64 number of sequences, uint64 number of document indices (documents 
 in bytes, int64 document indices: document `i` holds the sequences `[document_indices[i], document_indices[i + 1])`.
 """
 
-import logging
 import os
 import struct
 from enum import Enum
@@ -14,8 +13,7 @@ from enum import Enum
 import numpy as np
 
 from mindspeed_ms.core.datasets.errors import DatasetError
-
-logger = logging.getLogger("mindspeed_ms")
+from mindspeed_ms.core.logging import logger
 
 MAGIC = b"MMIDIDX\x00\x00"
 VERSION = 1

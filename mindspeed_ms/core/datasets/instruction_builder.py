@@ -8,6 +8,8 @@ from mindspeed_ms.core.datasets.splits import (
     parse_and_normalize_split,
 )
 from mindspeed_ms.core.datasets.tokenizer import TokenizerSettings, build_tokenizer
+from mindspeed_ms.layout.options import Options
+from mindspeed_ms.layout.sequence import sequence_unit
 
 _SPLITS = (("train", "train_data_path"), ("valid", "valid_data_path"), ("test", "test_data_path"))
 
@@ -82,9 +84,7 @@ def _options(all_config, dataset_class):
 
 def _multiple(all_config):
     """pad_to_multiple_of, which the parallel sizes that cut a sequence must divide."""
-    parallel = all_config.parallel_config
-    cut = parallel.tensor_model_parallel_size if parallel.sequence_parallel else 1
-    cut *= 2 * parallel.context_parallel_size if parallel.context_parallel_size > 1 else 1
+    cut = sequence_unit(Options(all_config))
     multiple = all_config.dataset_config.pad_to_multiple_of
     if multiple % cut:
         raise InstructionDataError(f"pad_to_multiple_of (--pad-to-multiple-of) is {multiple}: with variable_seq_lengths it "

@@ -8,7 +8,6 @@ whole or not at all, and only one process builds it while others wait.
 import fcntl
 import hashlib
 import json
-import logging
 import os
 import shutil
 import sysconfig
@@ -20,8 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from mindspeed_ms.core.datasets.errors import DatasetError
-
-logger = logging.getLogger("mindspeed_ms")
+from mindspeed_ms.core.logging import logger
 
 END_OF_DOCUMENT = "<|endoftext|>"
 SMALLEST_VOCABULARY = 257  # all bytes and the end of a document

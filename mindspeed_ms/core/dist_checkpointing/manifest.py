@@ -149,11 +149,6 @@ class Manifest:
     ranks: list = field(default_factory=list)
     saved_at: float = 0.0
 
-    @property
-    def has_optimizer(self):
-        """Whether optimizer states are stored."""
-        return any(key.startswith(OPTIMIZER_PREFIX) for key in self.tensors)
-
     def to_bytes(self):
         """The file's content."""
         content = {"format": FORMAT, "format_version": FORMAT_VERSION, "iteration": self.iteration,

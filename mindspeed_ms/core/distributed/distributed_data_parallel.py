@@ -1,5 +1,4 @@
 """DistributedDataParallel: gradients of several micro-batches gather in flat buffers and are reduced once."""
-import logging
 from contextlib import contextmanager
 
 import mindspore as ms
@@ -11,8 +10,6 @@ from mindspeed_ms.core.distributed.param_and_grad_buffer import ParamAndGradBuff
 from mindspeed_ms.core.distributed.param_gather import OverlappedParamGather
 from mindspeed_ms.core.distributed.sharded_units import ShardedUnits
 from mindspeed_ms.core.distributed.sharding import make_sharding
-
-logger = logging.getLogger("mindspeed_ms")
 
 
 class DistributedDataParallel(nn.Cell):

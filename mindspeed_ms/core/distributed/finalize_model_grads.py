@@ -34,17 +34,11 @@ def _trainable_parameters(model):
             yield from buffer.params
 
 
-def _uses_sequence_parallel(config):
-    parallel_config = getattr(config, "parallel_config", config)
-    return bool(getattr(parallel_config, "sequence_parallel", False))
-
-
 def _allreduce_sequence_parallel_grads(model):
     """Sum over the tensor-parallel group what each rank computed from its own part of the sequence."""
     if parallel_state.get_tensor_model_parallel_world_size() == 1:
         return
-    grads = [param.main_grad for chunk in model if _uses_sequence_parallel(chunk.config)
-             for param in _trainable_parameters([chunk]) if getattr(param, "sequence_parallel", False)]
+    grads = [param.main_grad for param in _trainable_parameters(model) if getattr(param, "sequence_parallel", False)]
     _allreduce_coalesced(grads, parallel_state.get_tensor_model_parallel_group())
 
 

@@ -3,7 +3,6 @@
 Source: Megatron core, `param_and_grad_buffer.py`. Parameters and gradients of one kind have the same offsets, so an
 optimizer works on ranges of both at once, and a shard of a bucket is a range too.
 """
-import logging
 
 from mindspeed_ms import ops
 from mindspeed_ms.core import storage
@@ -13,8 +12,7 @@ from mindspeed_ms.core.distributed.buffer_layout import alignments, plan_buffer
 from mindspeed_ms.core.distributed.sharded_bucket import ShardedGradBucket, ShardedParamBucket
 
 __all__ = ["Bucket", "ParamAndGradBuffer"]
-
-logger = logging.getLogger("mindspeed_ms")
+from mindspeed_ms.core.logging import logger
 
 
 class ParamAndGradBuffer:
@@ -117,10 +115,10 @@ class ParamAndGradBuffer:
         first = self._held(start, self.ddp_config.shards_params)
         return self.param_buffer.slice(first, first + stop - start, shape)
 
-    def slice_grad(self, start, stop, shape=None):
+    def slice_grad(self, start, stop):
         """Tensor over reduced gradients in a shard range; see `slice_param`."""
         first = self._held(start, self.ddp_config.shards_grads)
-        return self.grad_buffer.slice(first, first + stop - start, shape)
+        return self.grad_buffer.slice(first, first + stop - start)
 
     def _held(self, position, is_sharded):
         """Where an element of the whole buffer is among those that are held here."""

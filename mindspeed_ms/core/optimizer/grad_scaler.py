@@ -17,11 +17,6 @@ class ConstantGradScaler:
             raise ValueError(f"loss scale is {initial_scale}: expected a positive number.")
         self.scale = float(initial_scale)
 
-    @property
-    def inv_scale(self):
-        """What gradients of the scaled loss are multiplied with."""
-        return 1.0 / self.scale
-
     def update(self, found_inf):
         """A constant scale does not react to an overflow."""
 

@@ -6,7 +6,6 @@ round the masters). Unscaling and clipping are one factor inside the update, the
 import math
 from contextlib import ExitStack
 
-from mindspeed_ms.core import storage
 from mindspeed_ms.core.optimizer.adamw import AdamW
 from mindspeed_ms.core.optimizer.clip_grads import ModelStatistics, clip_by_value, clip_coefficient
 from mindspeed_ms.core.optimizer.grad_scaler import ConstantGradScaler
@@ -67,10 +66,6 @@ class MegatronOptimizer:
         """What the loss is multiplied with before the backward (float)."""
         return self.grad_scaler.scale if self.grad_scaler is not None else 1.0
 
-    def scale_loss(self, loss):
-        """The loss times the loss scale."""
-        return loss * self.get_loss_scale()
-
     def get_grad_norm(self):
         """Norm of the unscaled gradients over all ranks (float)."""
         return self.statistics.norm() / self.get_loss_scale()
@@ -117,11 +112,6 @@ class MegatronOptimizer:
         for shard in self.shards:
             shard.copy_model_params_to_main_params()
 
-    @property
-    def is_sharded(self):
-        """Whether data-parallel ranks hold different parts of the state."""
-        return any(shard.buffer.sharding is not None for shard in self.shards)
-
     def pieces_with_states(self):
         """Yield (Piece, state) of every parameter held here; of sharded state this rank's pieces, flat unless whole.
 
@@ -137,11 +127,6 @@ class MegatronOptimizer:
                     state["fp32_param"] = shard.slice_main(piece.start, piece.stop, shape)
                 yield piece, state
 
-    def parameter_states(self):
-        """Yield (name, state); see `pieces_with_states`."""
-        for piece, state in self.pieces_with_states():
-            yield piece.name, state
-
     def counters(self):
         """What a checkpoint needs beside the tensors: step (int) and grad_scaler (dict)."""
         return {"step": self.update.step_count,
@@ -153,48 +138,6 @@ class MegatronOptimizer:
         if self.grad_scaler is not None and counters["grad_scaler"]:
             self.grad_scaler.load_state_dict(counters["grad_scaler"])
         self._update_model_params()
-
-    def state_dict(self):
-        """Everything that `load_state_dict` needs; the tensors share the optimizer's memory.
-
-        Returns:
-            dict: step, param_groups (settings only), state {name: {state name: Tensor}}, grad_scaler, and for sharded
-                state `sharding`: the range of each parameter that is held.
-        """
-        groups = [{key: value for key, value in group.items() if key not in ("params", "names")}
-                  for group in self.param_groups]
-        return {**self.counters(), "param_groups": groups, "state": dict(self.parameter_states()),
-                "sharding": self._sharding()}
-
-    def _sharding(self):
-        if not self.is_sharded:
-            return None
-        return {piece.name: [piece.offset, piece.offset + piece.stop - piece.start]
-                for shard in self.shards for piece in shard.pieces}
-
-    def load_state_dict(self, state_dict):
-        """Restore `state_dict()`.
-
-        Raises:
-            ValueError: a parameter or one of its states is missing, or has another shape; or it was sharded otherwise.
-        """
-        if state_dict.get("sharding") != self._sharding():
-            raise ValueError("the optimizer state was saved with another sharding (use_distributed_optimizer, zero_level, "
-                             "zero_shard_size, bucket_size or number of data-parallel ranks): keep these settings, or "
-                             "start the optimizer afresh with no_load_optim.")
-        saved = state_dict["state"]
-        for name, states in self.parameter_states():
-            for key, tensor in states.items():
-                source = saved.get(name, {}).get(key)
-                if source is None or tuple(source.shape) != tuple(tensor.shape):
-                    found = "nothing" if source is None else f"shape {tuple(source.shape)}"
-                    raise ValueError(f"optimizer state {key} of {name}: expected shape {tuple(tensor.shape)}, found "
-                                     f"{found}. The checkpoint is of another model or optimizer; no_load_optim starts "
-                                     "afresh.")
-                storage.write(tensor, source)
-        for group, settings in zip(self.param_groups, state_dict["param_groups"]):
-            group.update(lr=settings["lr"], weight_decay=settings["weight_decay"])
-        self.load_counters(state_dict)
 
     @property
     def nbytes(self):

@@ -3,10 +3,9 @@
 Source: Megatron core, `optimizer_param_scheduler.py`: the same arithmetic, so that rates are bit-equal. The rate used
 by the first step is the one at 0 samples: with a warm-up from 0 it is 0.
 """
-import logging
 import math
 
-logger = logging.getLogger("mindspeed_ms")
+from mindspeed_ms.core.logging import logger
 
 LR_DECAY_STYLES = ("constant", "linear", "cosine", "inverse-square-root", "WSD")
 WSD_DECAY_STYLES = ("linear", "cosine", "exponential", "minus_sqrt")

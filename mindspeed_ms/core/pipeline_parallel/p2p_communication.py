@@ -12,6 +12,8 @@ from mindspeed_ms.core import autograd, parallel_state
 from mindspeed_ms.core.comm.errors import DeadlockError, MismatchError
 from mindspeed_ms.core.comm.interface import P2P
 from mindspeed_ms.core.device import to_dtype
+from mindspeed_ms.layout.options import Options
+from mindspeed_ms.layout.sequence import sequence_ranks
 
 _DIMENSIONS = 3  # hidden states are [s, b, h]
 
@@ -30,7 +32,7 @@ class PipelineSettings:
         micro_batch_size (int): rows of a micro-batch.
         hidden_dtype (str): dtype in which a stage works on hidden states.
         recv_dtype (str): dtype in which they travel.
-        sequence_parallel (bool): hidden states are cut along the sequence over the tensor-parallel ranks.
+        sequence_ranks (int): over how many ranks hidden states are cut along the sequence.
         variable_seq_lengths (bool): each tensor's shape is sent ahead of it.
         overlap_p2p_comm (bool): transfers of the interleaved schedule go on during computation.
         deallocate_pipeline_outputs (bool): a sent output keeps its graph but not its memory.
@@ -41,7 +43,7 @@ class PipelineSettings:
     micro_batch_size: int
     hidden_dtype: str = "float32"
     recv_dtype: str = "float32"
-    sequence_parallel: bool = False
+    sequence_ranks: int = 1
     variable_seq_lengths: bool = False
     overlap_p2p_comm: bool = True
     deallocate_pipeline_outputs: bool = True
@@ -66,14 +68,12 @@ class PipelineSettings:
         hidden_dtype = model.residual_connection_dtype or model.compute_dtype
         return cls(
             model.hidden_size, model.seq_length, dataset.batch_size, hidden_dtype, parallel.recv_dtype or hidden_dtype,
-            parallel.sequence_parallel, parallel.variable_seq_lengths, parallel.overlap_p2p_comm,
+            sequence_ranks(Options(config)), parallel.variable_seq_lengths, parallel.overlap_p2p_comm,
             parallel.deallocate_pipeline_outputs, parallel.microbatch_group_size_per_virtual_pipeline_stage)
 
     def tensor_shape(self, seq_length=None, micro_batch_size=None):
         """Shape `[s, b, h]` of the hidden states of one rank; Megatron's `get_tensor_shapes`."""
-        length = (seq_length or self.seq_length) // parallel_state.get_context_parallel_world_size()
-        if self.sequence_parallel:
-            length //= parallel_state.get_tensor_model_parallel_world_size()
+        length = (seq_length or self.seq_length) // self.sequence_ranks
         return length, micro_batch_size or self.micro_batch_size, self.hidden_size
 
 

@@ -9,7 +9,6 @@ from mindspeed_ms.core.tensor_parallel.layers import (
     RowParallelLinear,
     VocabParallelEmbedding,
     parallel_config_of,
-    uses_sequence_parallel,
 )
 from mindspeed_ms.core.tensor_parallel.linear import (
     LinearWithGradAccumulationAndAsyncCommunication,
@@ -114,6 +113,5 @@ __all__ = [
     "scatter_to_tensor_model_parallel_region",
     "split_tensor_along_last_dim",
     "split_tensor_into_1d_equal_chunks",
-    "uses_sequence_parallel",
     "vocab_parallel_cross_entropy",
 ]

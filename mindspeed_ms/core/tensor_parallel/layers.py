@@ -18,6 +18,7 @@ from mindspeed_ms.core.tensor_parallel.mappings import (
     scatter_to_tensor_model_parallel_region,
 )
 from mindspeed_ms.core.tensor_parallel.utils import VocabUtility, check_integer, divide
+from mindspeed_ms.layout import options
 from mindspeed_ms.layout.sharding import ParameterSharding
 
 _ZERO = Zero()
@@ -29,9 +30,8 @@ def parallel_config_of(config):
 
 
 def uses_sequence_parallel(config):
-    """Whether activations between tensor-parallel regions are cut along the sequence."""
-    is_on = bool(getattr(parallel_config_of(config), "sequence_parallel", False))
-    return is_on and parallel_state.get_tensor_model_parallel_world_size() > 1
+    """Whether activations between tensor-parallel regions are cut along the sequence, on the ranks that are there."""
+    return options.uses_sequence_parallel(config, parallel_state.get_tensor_model_parallel_world_size())
 
 
 def _strided_sharding(global_shape, axis, rank, world_size, stride, name):

@@ -66,26 +66,25 @@ class RotaryEmbedding(nn.Cell):
         """See the class."""
         return Tensor.from_numpy(self._angles(max_seq_len, offset).reshape(max_seq_len, 1, 1, self.dimension))
 
-    def table(self, length, position_ids=None, offset=0):
+    def table(self, length, position_ids=None):
         """The `RotaryTable` of `length` tokens.
 
         Args:
             length (int): s.
-            position_ids (Optional[Tensor]): `[b, s]` position of each token; None counts from `offset`.
-            offset (int): first position.
+            position_ids (Optional[Tensor]): `[b, s]` position of each token; None counts from 0.
 
         Raises:
             ValueError: a position outside [0, max(max_position_embeddings, s)).
         """
         if position_ids is None:
-            cos, sin = self._cached(length, offset)
+            cos, sin = self._cached(length)
             shape = (length, 1, 1, self.dimension)
             return RotaryTable(cos.reshape(shape), sin.reshape(shape), self.rotary_interleaved)
         bound = max(self.max_position_embeddings, length)
         ids = position_ids.swapaxes(0, 1).contiguous()
         shape = (ids.shape[0], ids.shape[1], 1, self.dimension)
         try:
-            cos, sin = (ops.embedding_lookup(part, ids).reshape(shape) for part in self._cached(bound, 0))
+            cos, sin = (ops.embedding_lookup(part, ids).reshape(shape) for part in self._cached(bound))
         except ValueError as error:
             raise ValueError(
                 f"position_ids must lie in [0, {bound}), the larger of max_position_embeddings and the sequence "
@@ -93,13 +92,12 @@ class RotaryEmbedding(nn.Cell):
             ) from error
         return RotaryTable(cos, sin, self.rotary_interleaved)
 
-    def _cached(self, length, offset):
+    def _cached(self, length):
         """cos and sin `[length, rot]` as Tensors, made once."""
-        key = (length, offset)
-        if key not in self._tables:
-            angles = self._angles(length, offset)
-            self._tables[key] = Tensor.from_numpy(np.cos(angles)), Tensor.from_numpy(np.sin(angles))
-        return self._tables[key]
+        if length not in self._tables:
+            angles = self._angles(length, 0)
+            self._tables[length] = Tensor.from_numpy(np.cos(angles)), Tensor.from_numpy(np.sin(angles))
+        return self._tables[length]
 
 
 def to_rotary_tables(rotary_pos_emb, interleaved=False):

@@ -1,12 +1,11 @@
 """Where SciPy's BLAS is, and that it runs on the calling thread only: kernels are spread by `threads`, not inside BLAS."""
 import ctypes
 import functools
-import logging
 import pathlib
 
 from numba.extending import get_cython_function_address
 
-logger = logging.getLogger("mindspeed_ms")
+from mindspeed_ms.core.logging import logger
 
 _SET_THREADS = ("scipy_openblas_set_num_threads", "scipy_openblas_set_num_threads64_", "openblas_set_num_threads",
                 "MKL_Set_Num_Threads")

@@ -1,5 +1,4 @@
 """Finding the checkpoint that a path on the command line means."""
-import logging
 import os
 
 from mindspeed_ms.config import init_configs_from_yaml
@@ -7,9 +6,8 @@ from mindspeed_ms.core.dist_checkpointing import folders
 from mindspeed_ms.core.dist_checkpointing.errors import CheckpointError, DamagedCheckpointError
 from mindspeed_ms.core.dist_checkpointing.reader import CheckpointReader
 from mindspeed_ms.core.dist_checkpointing.upstream_format import is_upstream_folder, read_upstream_manifest
+from mindspeed_ms.core.logging import logger
 from mindspeed_ms.tools.checkpoint import plain_weights
-
-logger = logging.getLogger("mindspeed_ms")
 
 
 def open_checkpoint(path, iteration=None, config=None):

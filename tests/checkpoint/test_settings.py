@@ -1,5 +1,6 @@
 """A checkpoint of another model, and what a continued run does otherwise, are told."""
 import os
+import shutil
 
 import pytest
 
@@ -58,3 +59,12 @@ def test_a_damaged_tracker_says_what_to_do(tmp_path):
     open(path, "w").close()
     with pytest.raises(CheckpointError, match="Delete it"):
         folders.read_tracker(tmp_path)
+
+
+def test_an_older_number_in_the_tracker_is_told(world, tmp_path, saved):
+    folder = tmp_path / "run"
+    shutil.copytree(saved, folder)
+    shutil.copytree(folder / "iter_0000002", folder / "iter_0000004")
+    os.utime(folder / "latest_checkpointed_iteration.txt")
+    log, = world(1)(resume, tmp_path / "again", folder)
+    assert any("iterations [4]" in line and "left aside" in line for line in log["log"]), log["log"]

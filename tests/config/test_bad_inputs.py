@@ -249,6 +249,8 @@ RULES = [
     ({f"{T}.resume_training": True, f"{T}.finetune": True}, f"{T}.resume_training", "contradicts finetune"),
     ({f"{T}.best_metric_comparison": "less"}, f"{T}.best_metric_comparison", "needs eval"),
     ({f"{D}.split": "a,b"}, f"{D}.split", "949,50,1"),
+    ({f"{T}.prefix": "../x"}, f"{T}.prefix", "file name"),
+    ({f"{T}.prefix": ""}, f"{T}.prefix", "not empty"),
     ({f"{D}.data_path": ["a"], f"{D}.train_data_path": ["b"]}, f"{D}.data_path", "keep one way"),
     ({f"{D}.data_path": ["0.0", "a", "1", "b"]}, f"{D}.data_path", "above 0"),
     ({f"{D}.data_path": ["0.5", "a", "b"]}, f"{D}.data_path", "pairs"),

@@ -282,3 +282,20 @@ def test_plain_weights(capsys, tmp_path, saved):
 def test_no_mindspore_is_imported():
     code = "import sys, mindspeed_ms.tools.checkpoint.__main__; sys.exit('mindspore' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize("arguments", [("merge", "--max-file-size", "nan"), ("merge", "--max-file-size", "0"),
+                                       ("diff", "--rtol", "-1"), ("diff", "--atol", "nan")])
+def test_numbers_are_looked_at(capsys, saved, tmp_path, arguments):
+    command, *options = arguments
+    with pytest.raises(SystemExit) as ended:
+        run(capsys, command, saved, tmp_path / "new", *options)
+    assert ended.value.code == 2 and not (tmp_path / "new").exists()
+
+
+def test_nothing_is_written_into_a_checkpoint(capsys, saved, tmp_path):
+    code, _, error = run(capsys, "merge", saved, os.path.join(saved, "iter_0000007"))
+    assert code == 2 and "checkpoint itself" in error
+    (tmp_path / "file").write_text("")
+    code, _, error = run(capsys, "merge", saved, tmp_path / "file")
+    assert code == 2 and "is a file" in error

@@ -260,6 +260,14 @@ def resume_has_a_path(context):
 
 
 @rule
+def prefix_is_a_file_name(context):
+    """Files of upstream's formats begin with the prefix: it names no folder."""
+    prefix = context.training.prefix
+    if not prefix or "/" in prefix or "\0" in prefix or prefix.startswith("."):
+        yield context.problem(f"{_T}.prefix", "expects the beginning of a file name: not empty, no '/', no '.' in front")
+
+
+@rule
 def best_checkpoint_is_defined(context):
     """best_metric_comparison needs evaluations and a metric."""
     training = context.training

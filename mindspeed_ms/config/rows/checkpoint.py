@@ -34,7 +34,10 @@ ROWS = (
         "prefix",
         also=("--prefix",),
         seen="log",
-        **ignored("a checkpoint is a folder iter_N, as Megatron's", "检查点是iter_N目录，与Megatron相同"),
+        **ignored(
+            "without ckpt_format, whose files begin with it: a checkpoint is a folder iter_N, as Megatron's",
+            "未设置ckpt_format时忽略（设置后为其文件名前缀）：检查点是iter_N目录，与Megatron相同",
+        ),
     ),
     _training(
         "ckpt_format",

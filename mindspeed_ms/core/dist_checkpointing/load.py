@@ -45,12 +45,23 @@ def find_checkpoint(folder, iteration=None, crc_check=False):
     for path in on_rank_zero(_DOING, folders.candidates, folder):
         problem = _problem(path, crc_check)
         if problem is None:
+            if comm.get_rank() == 0 and not problems:
+                _tell_left_aside(folder, path)
             return path
         problems.append(problem)
         if comm.get_rank() == 0:
             logger.warning("passed over a checkpoint: %s", problem)
     found = " ".join(problems) or f"no {folders.TRACKER_FILE} and no iter_* folder."
     raise CheckpointError(f"{folder} holds no checkpoint that can be loaded: {found}")
+
+
+def _tell_left_aside(folder, path):
+    """The tracker decides, not the largest number; an edited or damaged one must not roll a run back unnoticed."""
+    numbers = sorted(folders.iterations_in(folder))
+    own = [number for number in numbers if folders.checkpoint_folder(folder, number) == path]
+    if own and numbers[-1] > own[0]:
+        logger.warning("%s names iteration %d: the checkpoints of iterations %s in %s are left aside (ckpt_step, --ckpt-step, "
+                       "takes one of them)", folders.TRACKER_FILE, own[0], numbers[numbers.index(own[0]) + 1:], folder)
 
 
 def _problem(path, crc_check):

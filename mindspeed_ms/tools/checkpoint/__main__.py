@@ -20,6 +20,20 @@ _CUTS_OF_LAYERS = ("num_layer_list", "num_layers_per_virtual_pipeline_stage", "v
 _SIZES = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "virtual_pipeline_model_parallel_size")
 
 
+def _not_negative(text):
+    value = float(text)
+    if not 0 <= value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text}: expected a number that is not negative")
+    return value
+
+
+def _positive(text):
+    value = _not_negative(text)
+    if value == 0:
+        raise argparse.ArgumentTypeError(f"{text}: expected a number above 0")
+    return value
+
+
 def parser():
     """The command line: argparse.ArgumentParser."""
     result = argparse.ArgumentParser(prog="python -m mindspeed_ms.tools.checkpoint",
@@ -34,8 +48,8 @@ def parser():
     make.add_argument("second")
     make.add_argument("--iteration", type=int, help="of both, if they are folders of runs")
     make.add_argument("--config", help="yaml of the model, for files that upstream wrote")
-    make.add_argument("--rtol", type=float, default=0.0, help="relative difference that is allowed (default 0: equal bits)")
-    make.add_argument("--atol", type=float, default=0.0, help="absolute difference that is allowed")
+    make.add_argument("--rtol", type=_not_negative, default=0.0, help="relative difference allowed (default 0: equal bits)")
+    make.add_argument("--atol", type=_not_negative, default=0.0, help="absolute difference that is allowed")
     make.add_argument("--weights-only", action="store_true", help="neither optimizer states nor counters")
     make.add_argument("--ignore-dtype", action="store_true", help="only values count")
     make = _command(commands, "reshard", "cut the files anew for another layout; training loads any layout without it")
@@ -46,7 +60,7 @@ def parser():
     make = _command(commands, "merge", "join all parts into whole tensors")
     make.add_argument("output", help="folder for the new checkpoint, or for the weights")
     make.add_argument("--weights-only", action="store_true", help="plain safetensors files with an index, for other programs")
-    make.add_argument("--max-file-size", type=float, default=5.0, metavar="GB", help="of each file (default 5)")
+    make.add_argument("--max-file-size", type=_positive, default=5.0, metavar="GB", help="of each file (default 5)")
     return result
 
 

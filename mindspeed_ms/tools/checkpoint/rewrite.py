@@ -75,6 +75,10 @@ def write_checkpoint(reader, folder, cut):
         CheckpointError: the folder holds checkpoints, the disk is too small, or the source is damaged.
     """
     source = reader.manifest
+    if folders.is_checkpoint_folder(folder):
+        raise CheckpointError(f"{folder} is or would be a checkpoint itself: give the folder that is to hold it.")
+    if os.path.lexists(folder) and not os.path.isdir(folder):
+        raise CheckpointError(f"{folder} is a file: give a folder that is new or empty.")
     if folders.has_checkpoints(folder):
         raise CheckpointError(f"{folder} holds checkpoints already: choose a folder that is new or empty.")
     _check_space(folder, reader, cut)

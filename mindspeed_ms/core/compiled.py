@@ -11,7 +11,6 @@ import tempfile
 
 import numba
 
-import mindspeed_ms
 from mindspeed_ms.core.logging import logger
 
 CACHE_ENVIRONMENT_VARIABLE = "NUMBA_CACHE_DIR"
@@ -22,7 +21,7 @@ def compiled(function, room, **options):
 
     Args:
         function: what to compile.
-        room (str): folder of the cache; name a version in it where changes of other files change the machine code.
+        room (str): folder of the cache. numba sees changes of the function's own file: name a version where others matter.
         options: of `numba.njit`.
     """
     previous = numba.config.CACHE_DIR
@@ -39,8 +38,7 @@ def cache_directory(room):
     written."""
     chosen = os.environ.get(CACHE_ENVIRONMENT_VARIABLE)
     cache = pathlib.Path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache")
-    version = getattr(mindspeed_ms, "__version__", "source")
-    directory = pathlib.Path(chosen or cache / "mindspeed_ms" / "numba") / f"{room}-{version}-{numba.__version__}"
+    directory = pathlib.Path(chosen or cache / "mindspeed_ms" / "numba") / f"{room}-{numba.__version__}"
     try:
         directory.mkdir(parents=True, exist_ok=True)
         if os.access(directory, os.W_OK):

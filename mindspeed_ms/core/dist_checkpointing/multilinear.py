@@ -4,13 +4,17 @@ Multilinear hashing (Lemire and Kaser, "Strongly universal string hashing is fas
 weights w_i, the sum of x_i * w_i modulo 2**64. Words are a tensor's elements, those of 8 bytes as two of 4. One wrong word
 is always found; wrong words escape together with a chance of about 2**-32. It guards against accidents, not against intent.
 """
+import functools
+
 import numpy as np
 
 from mindspeed_ms.core.compiled import compiled
 
 _BLOCK = 4096  # weights of a table; the next block multiplies them by a weight of its own
+_compiled = functools.partial(compiled, room="checkpoint", nogil=True)
 
 
+@functools.partial(_compiled, inline="always")
 def _weight(number):
     """An odd pseudo-random number (the output function of SplitMix64 at `number + 1`)."""
     bits = (np.uint64(number) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
@@ -19,9 +23,7 @@ def _weight(number):
     return (bits ^ (bits >> np.uint64(31))) | np.uint64(1)
 
 
-_weight = compiled(_weight, "checkpoint", inline="always")
-
-
+@_compiled
 def _table():
     table = np.empty(_BLOCK, np.uint64)
     for number in range(_BLOCK):
@@ -29,6 +31,7 @@ def _table():
     return table
 
 
+@_compiled
 def _sum_of_runs(words, runs, table):
     total = np.uint64(0)
     for run in range(runs.shape[0]):
@@ -47,9 +50,9 @@ def _sum_of_runs(words, runs, table):
     return total
 
 
-_table = compiled(_table, "checkpoint")
-_sum_of_runs = compiled(_sum_of_runs, "checkpoint", nogil=True)
-_weights = []
+@functools.cache
+def _weights():
+    return _table()
 
 
 def sum_of_runs(data, itemsize, runs):
@@ -63,11 +66,9 @@ def sum_of_runs(data, itemsize, runs):
     Returns:
         int: 0 <= sum < 2**64.
     """
-    if not _weights:
-        _weights.append(_table())
     word = min(itemsize, 4)
     words = np.frombuffer(data, np.dtype(f"u{word}"))
-    return int(_sum_of_runs(words, np.asarray(runs, np.int64).reshape(-1, 3) * (itemsize // word), _weights[0]))
+    return int(_sum_of_runs(words, np.asarray(runs, np.int64).reshape(-1, 3) * (itemsize // word), _weights()))
 
 
 def to_text(value):

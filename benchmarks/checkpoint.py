@@ -8,6 +8,7 @@ calls of the saver during an asynchronous save. "Plain bytes" are written from t
 memory to one file, and read back into it. Extra memory is the peak of resident memory above what was there before, in a
 repeat of its own. Prints one table; exit code 1 if one of `PROMISES` is not kept.
 """
+
 import argparse
 import ctypes
 import gc
@@ -21,19 +22,31 @@ from tests.checkpoint.test_options import peak_of
 
 PROMISES = (
     ("saving is as fast as MindSpore's .ckpt", lambda rows, size: rows["ours"]["save"] <= rows["mindspore .ckpt"]["save"]),
-    ("saving is as fast as MindSpore's safetensors",
-     lambda rows, size: rows["ours"]["save"] <= rows["mindspore safetensors"]["save"]),
+    (
+        "saving is as fast as MindSpore's safetensors",
+        lambda rows, size: rows["ours"]["save"] <= rows["mindspore safetensors"]["save"],
+    ),
     ("loading is as fast as MindSpore's .ckpt", lambda rows, size: rows["ours"]["load"] <= rows["mindspore .ckpt"]["load"]),
-    ("saving takes at most twice as long as writing the bytes",
-     lambda rows, size: rows["ours"]["save"] <= 2 * rows["plain bytes"]["save"]),
-    ("an asynchronous save blocks at most half of a synchronous one",
-     lambda rows, size: rows["ours, asynchronous"]["blocked"] <= 0.5 * rows["ours"]["save"]),
-    ("a save needs less than 1.2 of the largest tensor",
-     lambda rows, size: rows["ours"]["save_memory"] < 1.2 * size["largest"]),
-    ("a load needs less than 1.2 of the largest tensor",
-     lambda rows, size: rows["ours"]["load_memory"] < 1.2 * size["largest"]),
-    ("an asynchronous save needs one copy of the state",
-     lambda rows, size: rows["ours, asynchronous"]["save_memory"] < 1.05 * size["state"]),
+    (
+        "saving takes at most twice as long as writing the bytes",
+        lambda rows, size: rows["ours"]["save"] <= 2 * rows["plain bytes"]["save"],
+    ),
+    (
+        "an asynchronous save blocks at most half of a synchronous one",
+        lambda rows, size: rows["ours, asynchronous"]["blocked"] <= 0.5 * rows["ours"]["save"],
+    ),
+    (
+        "a save needs less than 1.2 of the largest tensor",
+        lambda rows, size: rows["ours"]["save_memory"] < 1.2 * size["largest"],
+    ),
+    (
+        "a load needs less than 1.2 of the largest tensor",
+        lambda rows, size: rows["ours"]["load_memory"] < 1.2 * size["largest"],
+    ),
+    (
+        "an asynchronous save needs one copy of the state",
+        lambda rows, size: rows["ours, asynchronous"]["save_memory"] < 1.05 * size["state"],
+    ),
 )
 
 
@@ -76,9 +89,12 @@ def measure(folder, count, mebibytes, repeats):
     from mindspeed_ms.core.dist_checkpointing.manifest import whole_slice
     from mindspeed_ms.core.dist_checkpointing.state import ShardedTensor
     from mindspeed_ms.layout.sharding import ParameterSharding
+
     whole = whole_slice(ParameterSharding.replicated((mebibytes, 1 << 18)))
-    tensors = [ShardedTensor(f"tensor{number}", whole, storage.FlatBuffer(mebibytes << 18, "float32").tensor)
-               for number in range(count)]
+    tensors = [
+        ShardedTensor(f"tensor{number}", whole, storage.FlatBuffer(mebibytes << 18, "float32").tensor)
+        for number in range(count)
+    ]
     for number, tensor in enumerate(tensors):
         storage.host_array(tensor.tensor)[:] = np.random.RandomState(number).standard_normal(mebibytes << 18)
     rows = {"plain bytes": _plain(os.path.join(folder, "plain"), tensors, repeats)}
@@ -92,6 +108,7 @@ def measure(folder, count, mebibytes, repeats):
 
 def _plain(folder, tensors, repeats):
     from mindspeed_ms.core import storage
+
     os.makedirs(folder)
     path = os.path.join(folder, "bytes")
 
@@ -114,8 +131,12 @@ def _all(save, load, folder, repeats):
         save()
         forget(folder)
 
-    result = {"save": best(save, repeats), "load": best(load, repeats, fresh),
-              "save_memory": peak(save), "load_memory": peak(load, fresh)}
+    result = {
+        "save": best(save, repeats),
+        "load": best(load, repeats, fresh),
+        "save_memory": peak(save),
+        "load_memory": peak(load, fresh),
+    }
     shutil.rmtree(folder)
     return result
 
@@ -124,6 +145,7 @@ def _ours(folder, tensors, repeats, options):
     from mindspeed_ms.core.dist_checkpointing.load import load_tensors, open_checkpoint
     from mindspeed_ms.core.dist_checkpointing.manifest import Manifest
     from mindspeed_ms.core.dist_checkpointing.save import CheckpointSaver
+
     saver = CheckpointSaver(folder, **options)
 
     def load():
@@ -136,6 +158,7 @@ def _ours(folder, tensors, repeats, options):
 def _asynchronous(folder, tensors, repeats):
     from mindspeed_ms.core.dist_checkpointing.manifest import Manifest
     from mindspeed_ms.core.dist_checkpointing.save import CheckpointSaver
+
     saver, blocked = CheckpointSaver(folder, async_save=True), []
 
     def timed(function, *arguments):
@@ -157,6 +180,7 @@ def _asynchronous(folder, tensors, repeats):
 
 def _mindspore(folder, tensors, repeats, kind):
     import mindspore as ms
+
     os.makedirs(folder)
     path = os.path.join(folder, f"state.{kind}")
     cell = ms.nn.Cell()
@@ -183,8 +207,9 @@ def report(rows, size):
     print(f"{size['state'] / 1e9:.2f} GB in tensors of {size['largest'] / 1e6:.0f} MB; seconds (GB/s); extra memory in tensors")
     print(f"{'':26}{'save':>16}{'load':>16}{'blocked':>10}{'save memory':>13}{'load memory':>13}")
     for name, row in rows.items():
-        cells = [f"{row[what]:8.3f} ({size['state'] / 1e9 / row[what]:5.2f})" if what in row else ""
-                 for what in ("save", "load")]
+        cells = [
+            f"{row[what]:8.3f} ({size['state'] / 1e9 / row[what]:5.2f})" if what in row else "" for what in ("save", "load")
+        ]
         cells.append(f"{row['blocked']:8.3f}" if "blocked" in row else "")
         memory = [f"{row[what] / size['largest']:11.2f}" if what in row else "" for what in ("save_memory", "load_memory")]
         print(f"{name:26}{cells[0]:>16}{cells[1]:>16}{cells[2]:>10}{memory[0]:>13}{memory[1]:>13}")
@@ -205,8 +230,9 @@ def main():
     parser.add_argument("--folder", help="on the disk to measure; by default the system's for temporary files")
     arguments = parser.parse_args()
     from mindspeed_ms.core.comm.world import World, close_nursery
+
     with tempfile.TemporaryDirectory(dir=arguments.folder) as folder, World(1) as world:
-        rows, = world(measure, folder, arguments.tensors, arguments.mebibytes, arguments.repeats)
+        (rows,) = world(measure, folder, arguments.tensors, arguments.mebibytes, arguments.repeats)
     close_nursery()
     size = {"largest": arguments.mebibytes << 20, "state": arguments.tensors * arguments.mebibytes << 20}
     return 1 if report(rows, size) else 0

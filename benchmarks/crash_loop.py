@@ -8,6 +8,7 @@ its check sums are right; the continued run starts from it, without crc_check it
 is not touched by it; losses and gradient norms of all steps, and every tensor and counter of the last checkpoint, equal
 those of a run that was never interrupted, bit for bit. Prints a line per trial; exit code 1 if one fails, and its folder stays.
 """
+
 import argparse
 import os
 import random
@@ -43,6 +44,7 @@ def dies_after(folder, seconds, victim, **training):
     from mindspeed_ms.core import comm
     from mindspeed_ms.training import training as loop
     from mindspeed_ms.training.utils import set_parallel_context
+
     set_parallel_context(crash.runs.make_config(folder).parallel_config)
     crash.note_progress(folder)
     count, timer = loop._count, threading.Timer(seconds, os.kill, (os.getpid(), signal.SIGKILL))
@@ -159,8 +161,11 @@ class Trial:
         """Crash, continue, compare. Returns a text; AssertionError says what is wrong."""
         self.expected = expected
         happened, oldest = KINDS[self.kind](self, world)
-        good = [path for path in crash.folders.candidates(str(self.folder)) if crash.folders.problem_of(path) is None
-                and crash.CheckpointReader(path).verify() == []]
+        good = [
+            path
+            for path in crash.folders.candidates(str(self.folder))
+            if crash.folders.problem_of(path) is None and crash.CheckpointReader(path).verify() == []
+        ]
         newest = int(good[0].rpartition("_")[2]) if good else 0
         assert newest >= oldest, f"{happened}: the newest good checkpoint is of iteration {newest}, expected {oldest} or later"
         for outcome in self.run(world, "train", crc_check=True):
@@ -171,10 +176,17 @@ class Trial:
         return f"{happened}; resumed from iteration {newest}"
 
 
-KINDS = {"killed in a save": Trial.killed_in_a_save, "killed in a save ": Trial.killed_in_a_save,
-         "killed at any time": Trial.killed_at_any_time, "killed at any time ": Trial.killed_at_any_time,
-         "disk full": Trial.full_disk, "shard truncated": Trial.truncated, "byte flipped": Trial.flipped,
-         "manifest missing": Trial.manifest_missing, "tracker wrong": Trial.tracker_wrong}
+KINDS = {
+    "killed in a save": Trial.killed_in_a_save,
+    "killed in a save ": Trial.killed_in_a_save,
+    "killed at any time": Trial.killed_at_any_time,
+    "killed at any time ": Trial.killed_at_any_time,
+    "disk full": Trial.full_disk,
+    "shard truncated": Trial.truncated,
+    "byte flipped": Trial.flipped,
+    "manifest missing": Trial.manifest_missing,
+    "tracker wrong": Trial.tracker_wrong,
+}
 
 
 def main():
@@ -184,14 +196,18 @@ def main():
     parser.add_argument("--seed", type=int, default=1, help="of the first trial; the others count on")
     arguments = parser.parse_args()
     from mindspeed_ms.core.comm.world import World, close_nursery
+
     root = tempfile.mkdtemp(prefix="crash_loop.")
     world, failed, counts = World(2), [], {}
     world(quietly, "train", Path(root) / "warm")
     started = time.monotonic()
     expected = world(quietly, "train", Path(root) / "whole")[0]
     seconds = time.monotonic() - started
-    print(f"{arguments.trials} trials, seeds {arguments.seed} to {arguments.seed + arguments.trials - 1}; a whole run takes "
-          f"{seconds:.1f} s", flush=True)
+    print(
+        f"{arguments.trials} trials, seeds {arguments.seed} to {arguments.seed + arguments.trials - 1}; a whole run takes "
+        f"{seconds:.1f} s",
+        flush=True,
+    )
     for seed in range(arguments.seed, arguments.seed + arguments.trials):
         trial = Trial(seed, root, seconds)
         counts[trial.kind.strip()] = counts.get(trial.kind.strip(), 0) + 1

@@ -5,6 +5,7 @@
 Ten million documents, blends of 1e8 samples; `--scale 0.01` for a quick look. With a peer, every array must be equal and no
 builder slower than the C++ helper (beyond 5 % of noise), else it exits 1.
 """
+
 import argparse
 import json
 import os
@@ -40,6 +41,7 @@ def shares(parts):
 def ours():
     """The three builders of this package."""
     from mindspeed_ms.core.datasets import helpers
+
     return helpers.build_sample_idx, helpers.build_blending_indices, helpers.build_exhaustive_blending_indices
 
 
@@ -71,12 +73,16 @@ def measure(builders, scale):
     for parts in (2, 40):
         blend(shares(parts), 50)
         exhaustive([3] * parts)
-    cases = {f"samples of {length} tokens": lambda length=length: sample_idx(lengths, order, length, 1, tokens)
-             for length in (512, 4096)}
+    cases = {
+        f"samples of {length} tokens": lambda length=length: sample_idx(lengths, order, length, 1, tokens)
+        for length in (512, 4096)
+    }
     cases |= {f"blend of {parts}": lambda parts=parts: blend(shares(parts), int(1e8 * scale)) for parts in (2, 8)}
     cases |= {f"blend of {parts}, 1/20": lambda parts=parts: blend(shares(parts), int(5e6 * scale)) for parts in (16, 100)}
-    cases |= {f"all of {parts}": lambda parts=parts: exhaustive([int(1e7 * scale / parts) + part for part in range(parts)])
-              for parts in (2, 30)}
+    cases |= {
+        f"all of {parts}": lambda parts=parts: exhaustive([int(1e7 * scale / parts) + part for part in range(parts)])
+        for parts in (2, 30)
+    }
     results = {}
     for name, case in cases.items():
         best = float("inf")
@@ -102,8 +108,12 @@ def main():
         return
     mine, peer = measure(ours(), args.scale), {}
     if args.peer_python:
-        printed = subprocess.run([args.peer_python, __file__, "--as-peer", "--scale", str(args.scale)], check=True,
-                                 stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": ""}).stdout
+        printed = subprocess.run(
+            [args.peer_python, __file__, "--as-peer", "--scale", str(args.scale)],
+            check=True,
+            stdout=subprocess.PIPE,
+            env={**os.environ, "PYTHONPATH": ""},
+        ).stdout
         peer = json.loads(printed.splitlines()[-1])
     failed = False
     sys.stdout.write("| index | s | s, C++ helper | equal |\n|---|---|---|---|\n")

@@ -7,6 +7,7 @@ element, divided by the ranks that share them. RSS: growth of the process (VmRSS
 two steps, freed memory given back; "rest" is what it has beyond the counted sum: code, caches of operators, memory pools.
 It is nearly the same in all cases, so differences between levels are those of the buffers.
 """
+
 import argparse
 import ctypes
 import gc
@@ -14,10 +15,33 @@ import json
 
 import numpy as np
 
-FLAGS = ["--num-attention-heads", "8", "--seq-length", "32", "--max-position-embeddings", "32", "--micro-batch-size", "1",
-         "--lr", "1e-3", "--train-iters", "4", "--vocab-size", "4095", "--tokenizer-type", "NullTokenizer", "--swiglu",
-         "--disable-bias-linear", "--position-embedding-type", "rope", "--normalization", "RMSNorm",
-         "--untie-embeddings-and-output-weights", "--seed", "1"]
+FLAGS = [
+    "--num-attention-heads",
+    "8",
+    "--seq-length",
+    "32",
+    "--max-position-embeddings",
+    "32",
+    "--micro-batch-size",
+    "1",
+    "--lr",
+    "1e-3",
+    "--train-iters",
+    "4",
+    "--vocab-size",
+    "4095",
+    "--tokenizer-type",
+    "NullTokenizer",
+    "--swiglu",
+    "--disable-bias-linear",
+    "--position-embedding-type",
+    "rope",
+    "--normalization",
+    "RMSNorm",
+    "--untie-embeddings-and-output-weights",
+    "--seed",
+    "1",
+]
 KINDS = ("weights", "gradients", "masters", "moments")
 
 
@@ -35,8 +59,18 @@ def measure(sizes, level, precision):
     from mindspeed_ms.config.arguments import argument_parser
     from mindspeed_ms.core import comm
     from mindspeed_ms.training.utils import set_parallel_context, set_seed
-    flags = [*FLAGS, "--num-layers", str(sizes["layers"]), "--hidden-size", str(sizes["hidden"]), "--ffn-hidden-size",
-             str(4 * sizes["hidden"]), "--global-batch-size", str(comm.get_world_size())]
+
+    flags = [
+        *FLAGS,
+        "--num-layers",
+        str(sizes["layers"]),
+        "--hidden-size",
+        str(sizes["hidden"]),
+        "--ffn-hidden-size",
+        str(4 * sizes["hidden"]),
+        "--global-batch-size",
+        str(comm.get_world_size()),
+    ]
     flags += [f"--{precision}"] if precision != "fp32" else []
     all_config = init_configs_from_args(argument_parser().parse_args(flags))
     all_config.parallel_config.zero_level = level
@@ -46,12 +80,19 @@ def measure(sizes, level, precision):
     chunk, optimizer = train(all_config)
     after = resident_bytes()
     buffers = chunk.buffers
-    held = {"weights": sum(buffer.param_buffer.nbytes for buffer in buffers),
-            "gradients": sum(buffer.grad_buffer.nbytes for buffer in buffers),
-            "masters": sum(shard.nbytes for shard in optimizer.shards), "moments": optimizer.update.nbytes}
+    held = {
+        "weights": sum(buffer.param_buffer.nbytes for buffer in buffers),
+        "gradients": sum(buffer.grad_buffer.nbytes for buffer in buffers),
+        "masters": sum(shard.nbytes for shard in optimizer.shards),
+        "moments": optimizer.update.nbytes,
+    }
     padded = sum(buffer.layout.numel for buffer in buffers)
-    return {"held": held, "numel": sum(buffer.layout.numel_unpadded for buffer in buffers), "padded": padded,
-            "rss": after - before}
+    return {
+        "held": held,
+        "numel": sum(buffer.layout.numel_unpadded for buffer in buffers),
+        "padded": padded,
+        "rss": after - before,
+    }
 
 
 def train(all_config):
@@ -63,6 +104,7 @@ def train(all_config):
     from mindspeed_ms.training.model_setup import get_model, get_optimizer, get_optimizer_param_scheduler
     from mindspeed_ms.training.run import init_batch_sizes
     from mindspeed_ms.training.train_step import TrainOneStep
+
     init_batch_sizes(all_config)
 
     def model_provider(pre_process=True, post_process=True):
@@ -83,10 +125,12 @@ def formula(numel, size, level, precision):
     """Bytes of each kind by the formula."""
     rank = int(level[1]) if level else 0
     width = 4 if precision == "fp32" else 2
-    return {"weights": width * numel / (size if rank >= 3 else 1),
-            "gradients": (4 if precision != "fp16" else 2) * numel / (size if rank >= 2 else 1),
-            "masters": (0 if precision == "fp32" else 4) * numel / (size if rank >= 1 else 1),
-            "moments": 8 * numel / (size if rank >= 1 else 1)}
+    return {
+        "weights": width * numel / (size if rank >= 3 else 1),
+        "gradients": (4 if precision != "fp16" else 2) * numel / (size if rank >= 2 else 1),
+        "masters": (0 if precision == "fp32" else 4) * numel / (size if rank >= 1 else 1),
+        "moments": 8 * numel / (size if rank >= 1 else 1),
+    }
 
 
 def main():
@@ -99,6 +143,7 @@ def main():
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     from mindspeed_ms.core.comm.world import World, close_nursery
+
     lines = []
     for size in options.ranks:
         for level in (None, "z1", "z2", "z3"):
@@ -111,8 +156,16 @@ def main():
             padding = found["padded"] / found["numel"]
             for kind in KINDS:
                 assert expected[kind] <= found["held"][kind] <= expected[kind] * padding * (1 + 1e-9), (size, level, kind)
-            lines.append({"dp": size, "level": level or "none", "held": found["held"], "formula": expected,
-                          "rss": found["rss"], "padding": padding - 1})
+            lines.append(
+                {
+                    "dp": size,
+                    "level": level or "none",
+                    "held": found["held"],
+                    "formula": expected,
+                    "rss": found["rss"],
+                    "padding": padding - 1,
+                }
+            )
     close_nursery()
     report(lines, options)
 

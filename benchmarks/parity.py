@@ -4,6 +4,7 @@
 
 Prints loss and gradient-norm differences; exits 1 above 1e-5 (loss) or 2e-5 (gradient norm).
 """
+
 import sys
 from pathlib import Path
 
@@ -24,8 +25,7 @@ def difference(world, recording, layout):
     flags = [*layout.flags, "--padded-vocab-size", str(padded_vocabulary(recording, size))]
     weights = runner.our_arrays(recording.arrays("w0")) if recording.path is not None else None
     results = world(runner.run, recording.flags, flags, recording.batches, weights)
-    return {key: max(np.abs(np.array(result[key]) / recording.figures[key] - 1).max() for result in results)
-            for key in LIMITS}
+    return {key: max(np.abs(np.array(result[key]) / recording.figures[key] - 1).max() for result in results) for key in LIMITS}
 
 
 def main():

@@ -6,6 +6,7 @@ one run: `SHAPE REPEATS`, answered by one JSON line `{"plain": [ms...], "fused":
 megatron-core expects a GPU in a few places; the redirections below answer them for one CPU rank and touch nothing that is
 timed.
 """
+
 import contextlib
 import json
 import os
@@ -42,16 +43,33 @@ def build_model(name):
     shape = shapes.SHAPES[name]
     gated = shape["activation"] == "swiglu"
     config = TransformerConfig(
-        num_layers=shapes.LAYERS, hidden_size=shapes.HIDDEN, num_attention_heads=shapes.HEADS,
-        ffn_hidden_size=shape["ffn"], normalization=shape["norm"], gated_linear_unit=gated,
+        num_layers=shapes.LAYERS,
+        hidden_size=shapes.HIDDEN,
+        num_attention_heads=shapes.HEADS,
+        ffn_hidden_size=shape["ffn"],
+        normalization=shape["norm"],
+        gated_linear_unit=gated,
         activation_func=torch.nn.functional.silu if gated else torch.nn.functional.gelu,
-        add_bias_linear=shape["bias"], attention_dropout=0.0, hidden_dropout=0.0, use_cpu_initialization=True,
-        masked_softmax_fusion=False, persist_layer_norm=False, bias_activation_fusion=True, bias_dropout_fusion=True,
-        gradient_accumulation_fusion=False, apply_rope_fusion=False)
+        add_bias_linear=shape["bias"],
+        attention_dropout=0.0,
+        hidden_dropout=0.0,
+        use_cpu_initialization=True,
+        masked_softmax_fusion=False,
+        persist_layer_norm=False,
+        bias_activation_fusion=True,
+        bias_dropout_fusion=True,
+        gradient_accumulation_fusion=False,
+        apply_rope_fusion=False,
+    )
     return GPTModel(
-        config, get_gpt_layer_local_spec(normalization=shape["norm"]), shapes.VOCABULARY, shapes.SEQUENCE,
-        position_embedding_type="rope" if shape["rope"] else "learned_absolute", parallel_output=True,
-        share_embeddings_and_output_weights=shape["tied"])
+        config,
+        get_gpt_layer_local_spec(normalization=shape["norm"]),
+        shapes.VOCABULARY,
+        shapes.SEQUENCE,
+        position_embedding_type="rope" if shape["rope"] else "learned_absolute",
+        parallel_output=True,
+        share_embeddings_and_output_weights=shape["tied"],
+    )
 
 
 def make_step(model, fused):

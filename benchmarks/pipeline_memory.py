@@ -7,6 +7,7 @@ Tensors are counted where operators pack them for the backward (saved-tensor hoo
 that were sent to the next stage. Exits 1 if 1F1B ever has more than pp - r micro-batches in flight on stage r, or full
 recomputation keeps another number of tensors than one per recomputed group of layers.
 """
+
 import argparse
 import logging
 import math
@@ -20,8 +21,19 @@ from tests.pipeline_parallel import job
 from tests.pipeline_parallel.live_tensors import measure
 
 MIB = 1 << 20
-HEADER = ("schedule", "recomputed", "stage", "in flight", "bound", "layer tensors per micro-batch", "saved tensors",
-          "saved MiB", "sent outputs MiB", "buffers MiB", "VmRSS + MiB")
+HEADER = (
+    "schedule",
+    "recomputed",
+    "stage",
+    "in flight",
+    "bound",
+    "layer tensors per micro-batch",
+    "saved tensors",
+    "saved MiB",
+    "sent outputs MiB",
+    "buffers MiB",
+    "VmRSS + MiB",
+)
 
 
 def quietly_measure(fields, layout, micro_batches):
@@ -64,10 +76,19 @@ def row(case, result, options):
     broken = result["most_micro_batches"] > limit or result["left"] > 0
     if group is not None:
         broken = broken or result["layer_tensors"] != [math.ceil(layers / group)]
-    cells = (schedule, recomputed, result["stage"], result["most_micro_batches"], limit,
-             "/".join(map(str, result["layer_tensors"])), peak["tensors"], f"{peak['saved_bytes'] / MIB:.2f}",
-             f"{peak['output_bytes'] / MIB:.2f}", f"{result['buffer_bytes'] / MIB:.2f}",
-             f"{result['resident_bytes'] / MIB:.1f}")
+    cells = (
+        schedule,
+        recomputed,
+        result["stage"],
+        result["most_micro_batches"],
+        limit,
+        "/".join(map(str, result["layer_tensors"])),
+        peak["tensors"],
+        f"{peak['saved_bytes'] / MIB:.2f}",
+        f"{peak['output_bytes'] / MIB:.2f}",
+        f"{result['buffer_bytes'] / MIB:.2f}",
+        f"{result['resident_bytes'] / MIB:.1f}",
+    )
     return cells, broken
 
 
@@ -83,8 +104,14 @@ def main():
     if options.stages < 2 or options.layers % options.stages or options.micro % options.stages:
         parser.error("--stages must be above 1 and divide --layers and --micro")
     # without the final norm nothing but transformer layers saves tensors inside the block
-    fields = {**job.UNTIED, "num_layers": options.layers, "hidden_size": options.hidden, "seq_length": options.sequence,
-              "ffn_hidden_size": 2 * options.hidden, "use_final_norm": False}
+    fields = {
+        **job.UNTIED,
+        "num_layers": options.layers,
+        "hidden_size": options.hidden,
+        "seq_length": options.sequence,
+        "ffn_hidden_size": 2 * options.hidden,
+        "use_final_norm": False,
+    }
     missed = False
     sys.stdout.write("| " + " | ".join(HEADER) + " |\n" + "|---" * len(HEADER) + "|\n")
     for case in cases(options):

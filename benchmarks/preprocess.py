@@ -7,6 +7,7 @@ workers: it is the ceiling. preprocess_data.py reads the same texts from a jsonl
 that of the whole command. Memory is the sum over all its processes of their proportional share (PSS), sampled ten times a
 second. The exit code is 1 if the speed is below 0.8 of the ceiling or the memory reaches 1 GB.
 """
+
 import argparse
 import json
 import os
@@ -46,9 +47,15 @@ def train_tokenizer(text, path):
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.train_from_iterator([text], trainers.BpeTrainer(
-        vocab_size=VOCABULARY, special_tokens=["<|endoftext|>"], show_progress=False,
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet()))
+    tokenizer.train_from_iterator(
+        [text],
+        trainers.BpeTrainer(
+            vocab_size=VOCABULARY,
+            special_tokens=["<|endoftext|>"],
+            show_progress=False,
+            initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        ),
+    )
     tokenizer.save(str(path))
 
 
@@ -127,14 +134,32 @@ def compare(folder, megabytes, workers):
     _, _, output = measured([sys.executable, "-m", "benchmarks.preprocess", "--ceiling", str(folder)], threads)
     plain = json.loads(output)
     seconds, peak, _ = measured(
-        [sys.executable, "preprocess_data.py", "--input", f"{folder}/texts.jsonl", "--tokenizer-name-or-path", str(folder),
-         "--output-prefix", f"{folder}/out", "--workers", str(workers)], dict(os.environ))
+        [
+            sys.executable,
+            "preprocess_data.py",
+            "--input",
+            f"{folder}/texts.jsonl",
+            "--tokenizer-name-or-path",
+            str(folder),
+            "--output-prefix",
+            f"{folder}/out",
+            "--workers",
+            str(workers),
+        ],
+        dict(os.environ),
+    )
     tokens = os.path.getsize(folder / "out_text_document.bin") // 2
     if tokens != plain["tokens"]:
         sys.exit(f"{tokens} tokens were written, the plain loop made {plain['tokens']}")
-    return {"megabytes": megabytes, "workers": workers, "tokens": tokens, "tokens_per_second": tokens / seconds,
-            "ceiling_tokens_per_second": tokens / plain["seconds"], "share_of_ceiling": plain["seconds"] / seconds,
-            "peak_bytes": peak}
+    return {
+        "megabytes": megabytes,
+        "workers": workers,
+        "tokens": tokens,
+        "tokens_per_second": tokens / seconds,
+        "ceiling_tokens_per_second": tokens / plain["seconds"],
+        "share_of_ceiling": plain["seconds"] / seconds,
+        "peak_bytes": peak,
+    }
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ A step is forward + backward + clip + AdamW in fp32: 4 layers, hidden 512, 8 hea
 micro-batch 2, one rank, as many threads as the machine has cores (at most 2). Medians over alternating rounds; torch's
 AdamW is timed plain and fused and the faster one counts.
 """
+
 import argparse
 import json
 import os
@@ -25,15 +26,52 @@ HERE = Path(__file__).parent
 def flags_of(name):
     """Megatron flags of a shape."""
     shape = shapes.SHAPES[name]
-    flags = ["--num-layers", shapes.LAYERS, "--hidden-size", shapes.HIDDEN, "--num-attention-heads", shapes.HEADS,
-             "--ffn-hidden-size", shape["ffn"], "--seq-length", shapes.SEQUENCE,
-             "--max-position-embeddings", shapes.SEQUENCE, "--padded-vocab-size", shapes.VOCABULARY,
-             "--micro-batch-size", shapes.MICRO_BATCH, "--global-batch-size", shapes.MICRO_BATCH, "--train-iters", 1000,
-             "--lr", shapes.LEARNING_RATE, "--lr-decay-style", "constant", "--adam-beta1", shapes.BETAS[0],
-             "--adam-beta2", shapes.BETAS[1], "--adam-eps", shapes.EPSILON, "--weight-decay", shapes.WEIGHT_DECAY,
-             "--clip-grad", shapes.CLIP, "--attention-dropout", 0, "--hidden-dropout", 0, "--seed", shapes.SEED,
-             "--normalization", shape["norm"],
-             "--position-embedding-type", "rope" if shape["rope"] else "learned_absolute"]
+    flags = [
+        "--num-layers",
+        shapes.LAYERS,
+        "--hidden-size",
+        shapes.HIDDEN,
+        "--num-attention-heads",
+        shapes.HEADS,
+        "--ffn-hidden-size",
+        shape["ffn"],
+        "--seq-length",
+        shapes.SEQUENCE,
+        "--max-position-embeddings",
+        shapes.SEQUENCE,
+        "--padded-vocab-size",
+        shapes.VOCABULARY,
+        "--micro-batch-size",
+        shapes.MICRO_BATCH,
+        "--global-batch-size",
+        shapes.MICRO_BATCH,
+        "--train-iters",
+        1000,
+        "--lr",
+        shapes.LEARNING_RATE,
+        "--lr-decay-style",
+        "constant",
+        "--adam-beta1",
+        shapes.BETAS[0],
+        "--adam-beta2",
+        shapes.BETAS[1],
+        "--adam-eps",
+        shapes.EPSILON,
+        "--weight-decay",
+        shapes.WEIGHT_DECAY,
+        "--clip-grad",
+        shapes.CLIP,
+        "--attention-dropout",
+        0,
+        "--hidden-dropout",
+        0,
+        "--seed",
+        shapes.SEED,
+        "--normalization",
+        shape["norm"],
+        "--position-embedding-type",
+        "rope" if shape["rope"] else "learned_absolute",
+    ]
     flags += ["--swiglu"] if shape["activation"] == "swiglu" else []
     flags += [] if shape["bias"] else ["--disable-bias-linear"]
     flags += [] if shape["tied"] else ["--untie-embeddings-and-output-weights"]
@@ -59,8 +97,12 @@ def build_step(name):
     calculator.destroy_num_microbatches_calculator()
     init_batch_sizes(config)
     set_seed(shapes.SEED)
-    model = get_model(lambda pre_process=True, post_process=True: GPTModel(
-        config.model_config, pre_process=pre_process, post_process=post_process), config)
+    model = get_model(
+        lambda pre_process=True, post_process=True: GPTModel(
+            config.model_config, pre_process=pre_process, post_process=post_process
+        ),
+        config,
+    )
     optimizer = get_optimizer(config, model)
     scheduler = get_optimizer_param_scheduler(optimizer, config, 1000)
     run_step = TrainOneStep(model, optimizer, scheduler, make_forward_step())
@@ -76,11 +118,16 @@ def build_step(name):
 def make_batch():
     """One random micro-batch."""
     from mindspore import Tensor
+
     generator = np.random.RandomState(shapes.SEED)
     tokens = generator.randint(0, shapes.VOCABULARY, (shapes.MICRO_BATCH, shapes.SEQUENCE + 1)).astype(np.int32)
     positions = np.tile(np.arange(shapes.SEQUENCE, dtype=np.int32), (shapes.MICRO_BATCH, 1))
-    arrays = {"tokens": tokens[:, :-1], "labels": tokens[:, 1:], "position_ids": positions,
-              "loss_mask": np.ones_like(positions, np.float32)}
+    arrays = {
+        "tokens": tokens[:, :-1],
+        "labels": tokens[:, 1:],
+        "position_ids": positions,
+        "loss_mask": np.ones_like(positions, np.float32),
+    }
     return {key: Tensor(np.ascontiguousarray(value)) for key, value in arrays.items()} | {"attention_mask": None}
 
 
@@ -90,6 +137,7 @@ def operators_per_layer(name):
     from mindspeed_ms.config.arguments import argument_parser
     from mindspeed_ms.core import autograd
     from mindspeed_ms.legacy.model.gpt_model import GPTModel
+
     counts = []
     for layers in (1, 2):
         flags = [*flags_of(name), "--num-layers", str(layers)]
@@ -102,8 +150,14 @@ class Peer:
     """megatron-core in its own process, asked for a few steps at a time."""
 
     def __init__(self, python):
-        self.process = subprocess.Popen([python, str(HERE / "peer_megatron.py")], stdin=subprocess.PIPE,
-                                        stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, cwd=HERE)
+        self.process = subprocess.Popen(
+            [python, str(HERE / "peer_megatron.py")],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            cwd=HERE,
+        )
 
     def time(self, name, repeats):
         """{"plain": [ms], "fused": [ms], "loss": first loss}."""
@@ -111,8 +165,10 @@ class Peer:
         self.process.stdin.flush()
         line = self.process.stdout.readline()
         if not line:
-            raise SystemExit(f"the peer ended with code {self.process.wait()}: run benchmarks/peer_megatron.py by hand with "
-                             "the same Python to see why (it needs the [peer] extra).")
+            raise SystemExit(
+                f"the peer ended with code {self.process.wait()}: run benchmarks/peer_megatron.py by hand with "
+                "the same Python to see why (it needs the [peer] extra)."
+            )
         return json.loads(line)
 
     def close(self):
@@ -141,8 +197,7 @@ def measure(name, peer, rounds, repeats):
         if peer is not None:
             answer = peer.time(name, repeats)
             plain, fused, peer_loss = plain + answer["plain"], fused + answer["fused"], answer["loss"]
-    row = {"shape": name, "loss": first, "ms": statistics.median(ours),
-           "operators": operators_per_layer(name)}
+    row = {"shape": name, "loss": first, "ms": statistics.median(ours), "operators": operators_per_layer(name)}
     if peer is not None:
         row |= {"peer_loss": peer_loss, "plain": statistics.median(plain), "fused": statistics.median(fused)}
         row["ratio"] = row["ms"] / min(row["plain"], row["fused"])
@@ -165,12 +220,17 @@ def main():
     rows = [measure(name, peer, options.rounds, options.repeats) for name in options.shapes]
     if peer is not None:
         peer.close()
-    sys.stdout.write("| shape | ours ms | megatron-core plain AdamW ms | fused ms | ratio | first loss ours / peer | "
-                     "operators per layer |\n|---|---|---|---|---|---|---|\n")
+    sys.stdout.write(
+        "| shape | ours ms | megatron-core plain AdamW ms | fused ms | ratio | first loss ours / peer | "
+        "operators per layer |\n|---|---|---|---|---|---|---|\n"
+    )
     for row in rows:
         cells = [row["shape"], f"{row['ms']:.0f}"] + [f"{row[k]:.0f}" if k in row else "-" for k in ("plain", "fused")]
-        cells += [f"{row['ratio']:.2f}" if "ratio" in row else "-", f"{row['loss']:.3f} / {row.get('peer_loss', 0):.3f}",
-                  str(row["operators"])]
+        cells += [
+            f"{row['ratio']:.2f}" if "ratio" in row else "-",
+            f"{row['loss']:.3f} / {row.get('peer_loss', 0):.3f}",
+            str(row["operators"]),
+        ]
         sys.stdout.write("| " + " | ".join(cells) + " |\n")
     missed = [row["shape"] for row in rows if row.get("ratio", 0) > options.at_most]
     if missed:

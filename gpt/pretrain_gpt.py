@@ -24,8 +24,11 @@ LARGEST_VOCABULARY = 32_768  # of the BPE that is trained here; the model may ha
 def add_example_args(parser):
     """This script's own arguments, beside Megatron's and --config."""
     group = parser.add_argument_group("pretrain_gpt.py")
-    group.add_argument("--prepare", action="store_true",
-                       help="check the configuration, build the corpus, print the number of ranks to start, and end")
+    group.add_argument(
+        "--prepare",
+        action="store_true",
+        help="check the configuration, build the corpus, print the number of ranks to start, and end",
+    )
     group.add_argument("--no-sample", action="store_true", help="do not let the trained model write some text at the end")
     return parser
 
@@ -38,8 +41,10 @@ def build_corpus(all_config):
     """
     dataset = all_config.dataset_config
     if dataset.valid_data_path and not dataset.train_data_path:
-        raise text_corpus.CorpusError("valid_data_path (--valid-data-path) is given without train_data_path "
-                                      "(--train-data-path): name both, or let --data-path hold a part out.")
+        raise text_corpus.CorpusError(
+            "valid_data_path (--valid-data-path) is given without train_data_path "
+            "(--train-data-path): name both, or let --data-path hold a part out."
+        )
     if dataset.train_data_path:
         training = text_corpus.text_documents(dataset.train_data_path)
         validation = text_corpus.text_documents(dataset.valid_data_path) if dataset.valid_data_path else []
@@ -51,8 +56,10 @@ def build_corpus(all_config):
     vocab_size = min(dataset.vocab_size or LARGEST_VOCABULARY, all_config.model_config.vocab_size)
     corpus = text_corpus.build_text_corpus(folder, training, validation, vocab_size)
     if len(corpus.train_tokens) <= all_config.model_config.seq_length:
-        raise text_corpus.CorpusError(f"the training text has {len(corpus.train_tokens)} tokens, fewer than one sample of "
-                                      f"seq_length {all_config.model_config.seq_length} needs: give more text.")
+        raise text_corpus.CorpusError(
+            f"the training text has {len(corpus.train_tokens)} tokens, fewer than one sample of "
+            f"seq_length {all_config.model_config.seq_length} needs: give more text."
+        )
     return corpus
 
 
@@ -61,8 +68,14 @@ def make_datasets_provider(all_config, corpus):
     settings = all_config.dataset_config
 
     def dataset(tokens):
-        return TokenDataset(tokens, all_config.model_config.seq_length, corpus.end_of_document, settings.reset_position_ids,
-                            settings.reset_attention_mask, settings.eod_mask_loss)
+        return TokenDataset(
+            tokens,
+            all_config.model_config.seq_length,
+            corpus.end_of_document,
+            settings.reset_position_ids,
+            settings.reset_attention_mask,
+            settings.eod_mask_loss,
+        )
 
     def train_valid_test_datasets_provider(train_val_test_num_samples):
         del train_val_test_num_samples  # a pass over the text is followed by the next one, as often as needed
@@ -87,7 +100,7 @@ def get_batch(data_iterator):
 def prepare(all_config):
     """Find mistakes and build the corpus before any rank starts. Returns the number of ranks."""
     parallel, training = all_config.parallel_config, all_config.training_config
-    smallest = (parallel.tensor_model_parallel_size * parallel.pipeline_model_parallel_size * parallel.context_parallel_size)
+    smallest = parallel.tensor_model_parallel_size * parallel.pipeline_model_parallel_size * parallel.context_parallel_size
     world_size = parallel.world_size or smallest
     fit_to_world(all_config, world_size)
     starts_here = training.resume_training and training.load_checkpoint == training.output_dir
@@ -147,7 +160,8 @@ def main():
         provider = make_datasets_provider(all_config, corpus)
     datasets = provider(get_train_valid_test_num_samples(all_config))
     train_dataloader, valid_dataloader, test_dataloader = (
-        build_pretraining_data_loader(dataset, 0, all_config) for dataset in datasets)
+        build_pretraining_data_loader(dataset, 0, all_config) for dataset in datasets
+    )
 
     def model_provider_func(pre_process=True, post_process=True):
         """get gpt model"""

@@ -68,18 +68,24 @@ def text(numbers, run, folder):
     """The lines of the summary."""
     lines = []
     if "first_train_loss" in numbers:
-        lines.append(f"training loss {numbers['first_train_loss']:.3f} -> {numbers['last_train_loss']:.3f} nats per token, "
-                     f"the latter over the last {AVERAGED_STEPS} lines (a uniform guess over the vocabulary costs "
-                     f"{numbers['uniform_entropy']:.3f})")
+        lines.append(
+            f"training loss {numbers['first_train_loss']:.3f} -> {numbers['last_train_loss']:.3f} nats per token, "
+            f"the latter over the last {AVERAGED_STEPS} lines (a uniform guess over the vocabulary costs "
+            f"{numbers['uniform_entropy']:.3f})"
+        )
     if "held_out_below_unigram" in numbers:
         below = numbers["held_out_below_unigram"]
         side = "below" if below >= 0 else "above"
-        lines.append(f"held-out loss {numbers['held_out_loss']:.3f}, unigram entropy of the corpus "
-                     f"{numbers['unigram_entropy']:.3f}: {abs(below):.3f} nats per token {side} it")
+        lines.append(
+            f"held-out loss {numbers['held_out_loss']:.3f}, unigram entropy of the corpus "
+            f"{numbers['unigram_entropy']:.3f}: {abs(below):.3f} nats per token {side} it"
+        )
     elif "held_out_loss" in numbers:
         lines.append(f"held-out loss {numbers['held_out_loss']:.3f} nats per token")
-    lines.append(f"results in {os.path.abspath(folder)}: checkpoint iter_{run.train_state.iteration:07d}, {METRICS_FILE}, "
-                 f"{LOSS_CURVE_FILE}")
+    lines.append(
+        f"results in {os.path.abspath(folder)}: checkpoint iter_{run.train_state.iteration:07d}, {METRICS_FILE}, "
+        f"{LOSS_CURVE_FILE}"
+    )
     return lines
 
 

@@ -6,6 +6,7 @@ The ranks are forked from a process that has imported MindSpore, so eight of the
 communicate through shared memory (backend shm). If a rank fails the others are ended, and its exit status is that of
 the command. For several machines, and on Ascend, use msrun.
 """
+
 import argparse
 import os
 import runpy
@@ -38,8 +39,9 @@ def main(arguments=None):
 
 
 def _parse(arguments):
-    parser = argparse.ArgumentParser(prog="python -m mindspeed_ms.launch",
-                                     description="run a script on several ranks of this machine")
+    parser = argparse.ArgumentParser(
+        prog="python -m mindspeed_ms.launch", description="run a script on several ranks of this machine"
+    )
     parser.add_argument("-n", "--ranks", type=int, required=True, help="number of ranks")
     parser.add_argument("--log-dir", type=Path, help="write each rank's output to LOG_DIR/worker_<rank>.log and show rank 0's")
     parser.add_argument("script", help="Python file to run")
@@ -62,6 +64,7 @@ def set_thread_variables(ranks):
 def run_script(rank, options, unique_id):
     """As rank `rank`: run the script as `python script.py arguments` would."""
     from mindspeed_ms.core import device
+
     device.set_launch_environment(device.LaunchEnvironment(rank, options.ranks, rank, options.ranks, unique_id, "launch"))
     sys.argv = [options.script, *options.arguments]
     sys.path[0] = str(Path(options.script).resolve().parent)

@@ -1,4 +1,5 @@
 """Fixtures for all tests. This process runs no MindSpore operator: tests that need MindSpore run in forked worlds."""
+
 import pytest
 
 from mindspeed_ms.core.comm.world import World, close_nursery

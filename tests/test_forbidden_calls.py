@@ -21,8 +21,11 @@ def sources(*without):
 
 
 def in_place_calls(tree):
-    return [node for node in ast.walk(tree)
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in IN_PLACE]
+    return [
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in IN_PLACE
+    ]
 
 
 def private_mindspore_imports(tree):
@@ -36,14 +39,20 @@ def private_mindspore_imports(tree):
 def device_questions(tree):
     for node in ast.walk(tree):
         if (isinstance(node, ast.Name) and node.id == "device_target") or (
-                isinstance(node, ast.Attribute) and node.attr == "device_target"
-                and isinstance(node.value, ast.Name) and node.value.id in ("device", "ms")):
+            isinstance(node, ast.Attribute)
+            and node.attr == "device_target"
+            and isinstance(node.value, ast.Name)
+            and node.value.id in ("device", "ms")
+        ):
             yield node
 
 
 def fills(tree):
-    return [node for node in ast.walk(tree)
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "fill"]
+    return [
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "fill"
+    ]
 
 
 def test_checks_change_no_configuration():
@@ -53,9 +62,14 @@ def test_checks_change_no_configuration():
 
 
 def own_loggers(tree):
-    return [node for node in ast.walk(tree)
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "getLogger"
-            and any(isinstance(argument, ast.Constant) and argument.value == "mindspeed_ms" for argument in node.args)]
+    return [
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and node.func.attr == "getLogger"
+        and any(isinstance(argument, ast.Constant) and argument.value == "mindspeed_ms" for argument in node.args)
+    ]
 
 
 RULES = {
@@ -73,14 +87,17 @@ def test_rule(rule):
     assert not found, f"{rule}: {found}"
 
 
-@pytest.mark.parametrize("source, find", [
-    ('logging.getLogger("mindspeed_ms")', own_loggers),
-    ("x.add_(y)", in_place_calls),
-    ("from mindspore.common._grad_function import f", private_mindspore_imports),
-    ("from mindspore._c_expression import f", private_mindspore_imports),
-    ("training.fill(wrap_with_ddp=True)", fills),
-    ("if device_target() == 'CPU': pass", device_questions),
-    ("if device.device_target() == 'CPU': pass", device_questions),
-])
+@pytest.mark.parametrize(
+    "source, find",
+    [
+        ('logging.getLogger("mindspeed_ms")', own_loggers),
+        ("x.add_(y)", in_place_calls),
+        ("from mindspore.common._grad_function import f", private_mindspore_imports),
+        ("from mindspore._c_expression import f", private_mindspore_imports),
+        ("training.fill(wrap_with_ddp=True)", fills),
+        ("if device_target() == 'CPU': pass", device_questions),
+        ("if device.device_target() == 'CPU': pass", device_questions),
+    ],
+)
 def test_a_breach_is_found(source, find):
     assert list(find(ast.parse(source)))

@@ -63,7 +63,6 @@ class ArgumentParser(argparse.ArgumentParser):
         result.typed_again = [*getattr(result, "typed_again", ()), *self._given_again(words)]
         return result, rest
 
-
     def _given_again(self, words):
         """Flags that were given before with other values."""
         flag, given, again = None, {}, []
@@ -308,9 +307,7 @@ def _add_typed(settings, view, row, given):
         clash = before is not None and before[1] != item and path != "optimizer_config.betas"
         if clash and row.path == path and not _refines(before[1], item):
             settings.problems.append(
-                Problem(
-                    flag, f"contradicts {before[0]}, which sets {path} to {before[1]!r}; keep one", item, view.place
-                )
+                Problem(flag, f"contradicts {before[0]}, which sets {path} to {before[1]!r}; keep one", item, view.place)
             )
         if row.path == path:
             given[path] = (flag, item)
@@ -333,9 +330,7 @@ def _judge(settings, row, flag, value, place):
 
 def _add_unknown(settings, values):
     recorded = values.get("typed_options") is not None
-    unknown = [
-        name for name in values if argument_table.row_of_name(name) is None and name not in argument_table.RUNTIME_NAMES
-    ]
+    unknown = [name for name in values if argument_table.row_of_name(name) is None and name not in argument_table.RUNTIME_NAMES]
     for name in unknown:
         hint = "" if recorded else did_you_mean(name, [row.name for row in TABLE if row.path], cutoff=0.87)
         if hint:

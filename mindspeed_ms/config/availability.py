@@ -40,9 +40,7 @@ NOT_YET = (
     Missing("optimizer_config.reuse_fp32_param", "shared storage of bf16 and fp32 parameters"),
     Missing("model_config.rope_scaling", "scaling of rotary frequencies", parts=("model_config.rope_scaling.",)),
     Missing("model_config.qk_layernorm", "norms of queries and keys"),
-    Missing(
-        "training_config.best_metric_comparison", "keeping the best checkpoint", parts=("training_config.eval_metric",)
-    ),
+    Missing("training_config.best_metric_comparison", "keeping the best checkpoint", parts=("training_config.eval_metric",)),
     Missing("optimizer_config.overlap_param_gather_with_optimizer_step", "gathering parameters during the update"),
     Missing("training_config.loss_reduction", "a loss that is summed"),
 )

@@ -103,8 +103,7 @@ def transformer_impl(value, view):
     """There is one implementation of the layers."""
     if value == "transformer_engine":
         view.notice(
-            "transformer_impl",
-            "transformer_engine is NVIDIA's kernel library; the layers here have one implementation, local",
+            "transformer_impl", "transformer_engine is NVIDIA's kernel library; the layers here have one implementation, local"
         )
         return {}
     return {"model_config.transformer_impl": value} if value is not None else {}

@@ -80,9 +80,7 @@ def launch_words(text, environment):
         match = _ASSIGNMENT.match(line)
         if match:
             variables[match.group(1)] = _expand(_unquote(match.group(2)), variables, unknown)
-        elif re.search(r"\.py\b", line) and re.search(
-            r"\b(torchrun|python3?|msrun|torch\.distributed|bash)\b|launch", line
-        ):
+        elif re.search(r"\.py\b", line) and re.search(r"\b(torchrun|python3?|msrun|torch\.distributed|bash)\b|launch", line):
             call = _expand(line, variables, unknown)
     if call is None:
         return None, unknown

@@ -49,8 +49,7 @@ def _row_text(row):
     lines.append(f"  flags: {flags or 'none'}")
     lines.append(f"  takes: {row.expects}")
     lines.append(
-        f"  default: {default_text(row.guide_default)} in yaml; {default_text(row.megatron_default)} from "
-        "Megatron arguments"
+        f"  default: {default_text(row.guide_default)} in yaml; {default_text(row.megatron_default)} from Megatron arguments"
     )
     derived = row.info.json_schema_extra.get("derived") if row.info is not None else ""
     if derived:

@@ -30,9 +30,7 @@ def build_schema():
 def section_schema(kind, definitions):
     """JSON schema of one section without the links to others."""
     raw = kind.model_json_schema(mode="validation")
-    definitions.update(
-        {name: _clean(value) for name, value in raw.get("$defs", {}).items() if name not in _class_names()}
-    )
+    definitions.update({name: _clean(value) for name, value in raw.get("$defs", {}).items() if name not in _class_names()})
     fields = kind.own_fields()
     properties = {name: _property(value, fields[name]) for name, value in raw["properties"].items() if name in fields}
     for spelling, field in kind.spellings.items():
@@ -41,10 +39,7 @@ def section_schema(kind, definitions):
             "description": f"The same as {field}. {properties[field].get('description', '')}",
         }
     for group, names in kind.groups.items():
-        properties[group] = {
-            "type": ["object", "null"],
-            "properties": {key: properties[field] for key, field in names.items()},
-        }
+        properties[group] = {"type": ["object", "null"], "properties": {key: properties[field] for key, field in names.items()}}
     return {"type": ["object", "null"], "properties": properties, "additionalProperties": False}
 
 

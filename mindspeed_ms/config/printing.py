@@ -103,9 +103,7 @@ def page(all_config):
         f"{count - set_count} other settings have the guide's default; "
         "`python -m mindspeed_ms.config explain KEY` tells about any of them"
     )
-    lines += [
-        f"{'warning' if isinstance(notice, WarningNotice) else 'note'}: {notice}" for notice in all_config.notices
-    ]
+    lines += [f"{'warning' if isinstance(notice, WarningNotice) else 'note'}: {notice}" for notice in all_config.notices]
     return "\n".join(lines)
 
 

@@ -12,10 +12,7 @@ READINGS = (
     ),
     (
         "compute_dtype",
-        (
-            "unset, it is params_dtype: the guide says float16, upstream's code float32; neither should change a "
-            "model silently."
-        ),
+        ("unset, it is params_dtype: the guide says float16, upstream's code float32; neither should change a model silently."),
         "未设置时等于params_dtype：指南写float16、上游代码为float32，都不应悄悄改变模型。",
     ),
     (
@@ -29,10 +26,7 @@ READINGS = (
     ),
     (
         "no_load_rng, no_load_optim",
-        (
-            "default False: resuming continues the run exactly. Upstream writes True for no_load_rng and loads all "
-            "the same."
-        ),
+        ("default False: resuming continues the run exactly. Upstream writes True for no_load_rng and loads all the same."),
         "默认False：续训精确延续。上游no_load_rng写作True但仍会加载。",
     ),
     (
@@ -109,11 +103,7 @@ READINGS = (
         ),
         "yaml默认False（上游为True）；三文件的mlp_bias即此项。add_bias_linear或各自开关任一为True则有偏置。",
     ),
-    (
-        "hidden_act: swiglu",
-        "implies the gate; gated_linear_unit need not be set.",
-        "隐含门控，无需设置gated_linear_unit。",
-    ),
+    ("hidden_act: swiglu", "implies the gate; gated_linear_unit need not be set.", "隐含门控，无需设置gated_linear_unit。"),
     (
         "gelu",
         "the tanh form if bias_gelu_fusion is on and the layer has a bias (Megatron's default), else erf.",

@@ -59,9 +59,7 @@ def _layout_lines(all_config):
         groups = world.groups(kind)
         if len(groups[0]) > 1:
             shown = " ".join(str(_short(group)) for group in groups[:2])
-            lines.append(
-                f"{kind:<10} {len(groups):>4} groups of {len(groups[0])}: {shown}{' ...' if len(groups) > 2 else ''}"
-            )
+            lines.append(f"{kind:<10} {len(groups):>4} groups of {len(groups[0])}: {shown}{' ...' if len(groups) > 2 else ''}")
     return lines
 
 
@@ -89,16 +87,11 @@ def _parameter_lines(all_config):
     total = count_parameters(all_config)
     lines = [f"{total:,} parameters, kept in {model.params_dtype}, computed in {model.compute_dtype}"]
     world = WorldLayout.from_config(all_config, parallel.world_size or world_unit_from_config(all_config))
-    tensor_ranks = [
-        world.dense.rank_at(tp=0, pp=stage, dp=0, cp=0) for stage in range(parallel.pipeline_model_parallel_size)
-    ]
+    tensor_ranks = [world.dense.rank_at(tp=0, pp=stage, dp=0, cp=0) for stage in range(parallel.pipeline_model_parallel_size)]
     for stage, rank in enumerate(tensor_ranks):
         count = sum(prod(entry.sharding.local_shape) for entry in describe_parameters(all_config, world, rank))
         lines.append(f"stage {stage}: {count:,} on each of its ranks")
-    padded = padded_vocab_size(
-        model.vocab_size, model.make_vocab_size_divisible_by, parallel.tensor_model_parallel_size
-    )
+    padded = padded_vocab_size(model.vocab_size, model.make_vocab_size_divisible_by, parallel.tensor_model_parallel_size)
     if model.vocab_size != padded:
         lines.append(f"vocabulary {model.vocab_size}, as given; padding would make it {padded}")
     return lines
-

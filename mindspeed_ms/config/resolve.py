@@ -47,9 +47,7 @@ def _vocab_size(settings):
     setting = settings.by_path[path]
     settings.add("model_config.vocab_size", padded, setting.key, setting.place)
     if padded != size:
-        settings.notices.append(
-            f"vocabulary padded from {size} to {padded} (a multiple of make_vocab_size_divisible_by * tp)"
-        )
+        settings.notices.append(f"vocabulary padded from {size} to {padded} (a multiple of make_vocab_size_divisible_by * tp)")
 
 
 def _fused_rmsnorm(settings):
@@ -62,9 +60,7 @@ def _fused_rmsnorm(settings):
         settings.add(path, "FusedRMSNorm", switch.key, switch.place)
     elif kind != "FusedRMSNorm":
         settings.problems.append(
-            Problem(
-                switch.key, f"fuses rmsnorm, but the norm is {kind}; take rmsnorm out of the list", place=switch.place
-            )
+            Problem(switch.key, f"fuses rmsnorm, but the norm is {kind}; take rmsnorm out of the list", place=switch.place)
         )
 
 
@@ -217,11 +213,7 @@ def fit_to_world(all_config, world_size):
     known = all_config.parallel_config.world_size
     if known not in (None, world_size):
         raise ConfigError(
-            Problem(
-                "parallel_config.world_size",
-                f"but {world_size} ranks were started; start {known} or leave it out",
-                known,
-            )
+            Problem("parallel_config.world_size", f"but {world_size} ranks were started; start {known} or leave it out", known)
         )
     all_config.parallel_config.fill(world_size=world_size)
     settings = all_config.settings or settings_of_config(all_config)

@@ -230,10 +230,7 @@ def _elsewhere(problem, section):
         return problem
     word = problem.key.rpartition(".")[2]
     known = {
-        field: name
-        for name, kind in SECTIONS.items()
-        if name != section
-        for field in (*kind.own_fields(), *kind.spellings)
+        field: name for name, kind in SECTIONS.items() if name != section for field in (*kind.own_fields(), *kind.spellings)
     }
     text, _, nearer = problem.message.partition(" Did you mean ")
     field = word if word in known else None if nearer else nearest_word(word, known, cutoff=0.8)

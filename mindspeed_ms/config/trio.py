@@ -6,9 +6,7 @@ from mindspeed_ms.config.trio_table import FUSED_RMSNORM, SECTION_KEYS, SPELLING
 from mindspeed_ms.spelling import did_you_mean
 
 _FOLDERS = {
-    ".".join(words[:size])
-    for words in (key.split(".") for key in (*TRIO, *SECTION_KEYS))
-    for size in range(1, len(words))
+    ".".join(words[:size]) for words in (key.split(".") for key in (*TRIO, *SECTION_KEYS)) for size in range(1, len(words))
 }
 _TOP = ("train_config", "accelerate_config")
 
@@ -68,8 +66,7 @@ class _TrioReader:
                 if key.startswith(path.rpartition(".")[0] + ".")
             }
             self.complain(
-                keys,
-                f"is no key of the trio; there are {', '.join(sorted(siblings))}.{did_you_mean(keys[-1], siblings)}",
+                keys, f"is no key of the trio; there are {', '.join(sorted(siblings))}.{did_you_mean(keys[-1], siblings)}"
             )
         elif isinstance(value, dict):
             for name, item in value.items():
@@ -106,12 +103,7 @@ class _TrioReader:
         if before is not None and before.value != value:
             what = "the fused rmsnorm" if path == FUSED_RMSNORM else path
             self.settings.problems.append(
-                Problem(
-                    key,
-                    f"sets {what} to {value!r}, but {before.key} sets it to {before.value!r}; keep one",
-                    value,
-                    place,
-                )
+                Problem(key, f"sets {what} to {value!r}, but {before.key} sets it to {before.value!r}; keep one", value, place)
             )
         self.settings.add(path, value, key, place)
 

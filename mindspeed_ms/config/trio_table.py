@@ -134,9 +134,7 @@ TRIO = {
     **_keys(
         f"{_PARALLEL}.pipeline",
         num_stages="parallel_config.pipeline_model_parallel_size",
-        layer_list=TrioKey(
-            "parallel_config.num_layer_list", note="rows are stages, columns chunks; see num_layer_list_order"
-        ),
+        layer_list=TrioKey("parallel_config.num_layer_list", note="rows are stages, columns chunks; see num_layer_list_order"),
         micro_batch_size="dataset_config.batch_size",
         noop_layers="parallel_config.noop_layers",
         num_layers_per_vpp=TrioKey(
@@ -146,12 +144,8 @@ TRIO = {
     ),
     **_keys(
         "accelerate_config.precision",
-        param_init_dtype=TrioKey(
-            convert=_parameter_type, note="type in which parameters are drawn and kept (params_dtype)"
-        ),
-        compute_dtype=TrioKey(
-            convert=_compute_type, note="bfloat16 is bf16: True, float16 fp16: True; params_dtype stays"
-        ),
+        param_init_dtype=TrioKey(convert=_parameter_type, note="type in which parameters are drawn and kept (params_dtype)"),
+        compute_dtype=TrioKey(convert=_compute_type, note="bfloat16 is bf16: True, float16 fp16: True; params_dtype stays"),
         softmax_compute_dtype=TrioKey(convert=_softmax_type, note="float32 is attention_softmax_in_fp32: True"),
         logits_compute_dtype=TrioKey(convert=_logits_type, note="float16 is fp16_lm_cross_entropy: True"),
         grad_accumulation_dtype=TrioKey(
@@ -159,8 +153,7 @@ TRIO = {
             note="float32 is accumulate_allreduce_grads_in_fp32: True, another type accumulates in the parameter's",
         ),
         residual_connection=TrioKey(
-            "model_config.residual_connection_dtype",
-            note="float32 with half computation is fp32_residual_connection: True",
+            "model_config.residual_connection_dtype", note="float32 with half computation is fp32_residual_connection: True"
         ),
         fused_operators=TrioKey(convert=_operators(True), note="the fused switch of each operator named"),
         nofused_operators=TrioKey(convert=_operators(False), note="the fused switch of each operator named, off"),
@@ -168,9 +161,7 @@ TRIO = {
     **_keys(
         f"{_LLM}.tokenizer",
         padded_size=TrioKey("model_config.vocab_size", note="needs divisibility by tp only"),
-        divided_by=TrioKey(
-            "model_config.make_vocab_size_divisible_by", note="times tp, to compute a padding from vocab_size"
-        ),
+        divided_by=TrioKey("model_config.make_vocab_size_divisible_by", note="times tp, to compute a padding from vocab_size"),
         use_fast="dataset_config.use_fast_tokenizer",
         vocab_size=TrioKey("dataset_config.vocab_size", note="beyond the guide"),
         type=TrioKey("dataset_config.tokenizer_type", note="beyond the guide"),
@@ -180,9 +171,7 @@ TRIO = {
     **_keys(
         f"{_LLM}.embedding",
         hidden_size="model_config.hidden_size",
-        init_std=TrioKey(
-            "model_config.embedding_init_std", note="of the embedding only; an own head starts as the blocks do"
-        ),
+        init_std=TrioKey("model_config.embedding_init_std", note="of the embedding only; an own head starts as the blocks do"),
     ),
     **_keys(
         f"{_LLM}.position",
@@ -201,9 +190,7 @@ TRIO = {
         f"{_LLM}.blocks.attention",
         attention_type=TrioKey(convert=_attention_type, note="GQA is group_query_attention: True"),
         head_num="model_config.num_attention_heads",
-        kv_group_size=TrioKey(
-            "model_config.num_query_groups", note="the number of key/value groups, not the heads of a group"
-        ),
+        kv_group_size=TrioKey("model_config.num_query_groups", note="the number of key/value groups, not the heads of a group"),
         qkv_bias="model_config.qkv_has_bias",
         projection_bias="model_config.out_proj_has_bias",
         dropout_rate="model_config.attention_dropout",

@@ -7,11 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, WithJsonSchema
 
 _TRUE, _FALSE = ("true", "yes", "on", "y", "1"), ("false", "no", "off", "n", "0")
-_DTYPES = {
-    "float32": ("fp32", "float", "single"),
-    "float16": ("fp16", "half"),
-    "bfloat16": ("bf16",),
-}
+_DTYPES = {"float32": ("fp32", "float", "single"), "float16": ("fp16", "half"), "bfloat16": ("bf16",)}
 DTYPE_NAMES = tuple(_DTYPES)
 
 
@@ -202,9 +198,7 @@ NotNegative = number(ge=0)
 Probability = number(ge=0, le=1)
 Str = _kind(str, read_str, "a string")
 Dtype = _kind(str, read_dtype, "one of float32, float16, bfloat16", {"type": "string", "enum": list(DTYPE_NAMES)})
-LayerList = _kind(
-    list, read_layer_list, "a list of integers, or one such list per stage, all of one length", _LIST_OR_TEXT
-)
+LayerList = _kind(list, read_layer_list, "a list of integers, or one such list per stage, all of one length", _LIST_OR_TEXT)
 IntList = _kind(list[int], read_int_list, "a list of integers", _LIST_OR_TEXT)
 FloatList = _kind(list[float], read_float_list, "a list of numbers", _LIST_OR_TEXT)
 StrList = _kind(list[str], read_words, "a list of words", _LIST_OR_TEXT)

@@ -7,6 +7,7 @@ recomputation cannot use. Its PyNative tape can do all of them; every private ca
 Facts that shape the callers: a leaf's gradient accumulates out of place (never alias it to a buffer); it has the dtype and
 shape of the leaf; post-accumulate hooks run in the calling thread and may clear the gradient.
 """
+
 import mindspore as ms
 from mindspore import Tensor, ops
 from mindspore._c_expression import run_backward as _run_backward
@@ -186,4 +187,5 @@ if __name__ == "__main__":
     import sys
 
     from mindspeed_ms.core.autograd_self_test import main
+
     sys.exit(main())

@@ -2,6 +2,7 @@
 
 Run first on a new MindSpore or a new device: `python -m mindspeed_ms.core.autograd`.
 """
+
 import sys
 import weakref
 
@@ -179,7 +180,7 @@ def test_no_grad_records_nothing():
 
 def test_grad_leaves_leaves_alone():
     x = _leaf(2, 2)
-    gradient, = autograd.grad((x * x).sum(), x)
+    (gradient,) = autograd.grad((x * x).sum(), x)
     _close(gradient, 2 * x.asnumpy())
     if autograd.tensor_grad(x) is not None:
         raise AssertionError("grad() touched the accumulated gradient")
@@ -205,7 +206,8 @@ def test_errors_in_hooks_reach_the_caller():
 def test_end_of_backward_callback():
     x, order = Parameter(_tensor(2, 2), name="x"), []
     handle = autograd.post_accumulate_hook(
-        x, lambda _: (order.append("hook"), autograd.when_backward_ends(lambda: order.append("end"))))
+        x, lambda _: (order.append("hook"), autograd.when_backward_ends(lambda: order.append("end")))
+    )
     autograd.backward((x * 2.0).sum())
     handle.remove()
     if order != ["hook", "end"]:

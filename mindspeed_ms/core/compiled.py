@@ -2,6 +2,7 @@
 
 Compilation happens at the first call, never at import, so a process may fork after importing what is compiled.
 """
+
 import contextlib
 import fcntl
 import functools
@@ -45,8 +46,12 @@ def cache_directory(room):
             return str(directory)
     except OSError:
         pass
-    logger.warning("the cache directory %s cannot be written: functions are compiled anew in every process. Set %s to a "
-                   "writable directory.", directory, CACHE_ENVIRONMENT_VARIABLE)
+    logger.warning(
+        "the cache directory %s cannot be written: functions are compiled anew in every process. Set %s to a "
+        "writable directory.",
+        directory,
+        CACHE_ENVIRONMENT_VARIABLE,
+    )
     return tempfile.mkdtemp(prefix="mindspeed_ms-numba-")
 
 

@@ -4,6 +4,7 @@ Everything here happens once per process, before the first operator. CPU needs s
 pipeline hands work between spinning threads, which costs 20 to 60 times the operator itself on small machines and races
 with zero-copy writes.
 """
+
 import logging
 import os
 from contextlib import contextmanager
@@ -17,15 +18,38 @@ THREADS_ENVIRONMENT_VARIABLE = "MINDSPEED_MS_THREADS"
 DEVICE_TARGETS = ("CPU", "Ascend")
 
 _DTYPES = {
-    "float32": mstype.float32, "float16": mstype.float16, "bfloat16": mstype.bfloat16, "float64": mstype.float64,
-    "int8": mstype.int8, "uint8": mstype.uint8, "int16": mstype.int16, "int32": mstype.int32, "int64": mstype.int64,
+    "float32": mstype.float32,
+    "float16": mstype.float16,
+    "bfloat16": mstype.bfloat16,
+    "float64": mstype.float64,
+    "int8": mstype.int8,
+    "uint8": mstype.uint8,
+    "int16": mstype.int16,
+    "int32": mstype.int32,
+    "int64": mstype.int64,
     "bool": mstype.bool_,
 }
-_DTYPE_ALIASES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16", "half": "float16", "float": "float32",
-                  "bool_": "bool"}
+_DTYPE_ALIASES = {
+    "fp32": "float32",
+    "fp16": "float16",
+    "bf16": "bfloat16",
+    "half": "float16",
+    "float": "float32",
+    "bool_": "bool",
+}
 _DTYPE_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
-_DTYPE_SIZES = {"float32": 4, "float16": 2, "bfloat16": 2, "float64": 8, "int8": 1, "uint8": 1, "int16": 2, "int32": 4,
-                "int64": 8, "bool": 1}
+_DTYPE_SIZES = {
+    "float32": 4,
+    "float16": 2,
+    "bfloat16": 2,
+    "float64": 8,
+    "int8": 1,
+    "uint8": 1,
+    "int16": 2,
+    "int32": 4,
+    "int64": 8,
+    "bool": 1,
+}
 
 
 class DeviceError(RuntimeError):
@@ -38,6 +62,7 @@ class LaunchEnvironment:
 
     `unique_id` is equal on all ranks of one launch and differs between launches on the same machine.
     """
+
     rank: int = 0
     world_size: int = 1
     local_rank: int = 0
@@ -77,8 +102,10 @@ def _read_msrun_environment():
     local_world_size = _environment_integer("MS_LOCAL_WORKER_NUM", _environment_integer("LOCAL_WORLD_SIZE", world_size))
     local_rank = _environment_integer("LOCAL_RANK", _environment_integer("DEVICE_ID", rank % max(local_world_size, 1)))
     if not 0 <= rank < world_size:
-        raise RuntimeError(f"RANK_ID is {rank} but MS_WORKER_NUM is {world_size}: expected 0 <= rank < workers. "
-                           "Start the script with msrun, or unset both variables for a single process.")
+        raise RuntimeError(
+            f"RANK_ID is {rank} but MS_WORKER_NUM is {world_size}: expected 0 <= rank < workers. "
+            "Start the script with msrun, or unset both variables for a single process."
+        )
     # msrun is the parent of all its workers: its pid tells two jobs on one port apart
     unique_id = f"{os.environ.get('MS_SCHED_HOST', 'local')}-{os.environ.get('MS_SCHED_PORT', '0')}-{os.getppid()}"
     return LaunchEnvironment(rank, world_size, local_rank, local_world_size, unique_id, "msrun")
@@ -107,12 +134,15 @@ def request_device(target):
         return
     forced = _forced_target()
     if forced not in (None, target):
-        raise DeviceError(f"device_target (--device) is {target!r}, but {DEVICE_ENVIRONMENT_VARIABLE} is {forced!r}: remove "
-                         "one of them.")
+        raise DeviceError(
+            f"device_target (--device) is {target!r}, but {DEVICE_ENVIRONMENT_VARIABLE} is {forced!r}: remove one of them."
+        )
     if _initialized_target not in (None, target):
-        raise DeviceError(f"device_target (--device) is {target!r}, but this process already works on "
-                           f"{_initialized_target!r}: call request_device before set_parallel_context, or set "
-                           f"{DEVICE_ENVIRONMENT_VARIABLE}.")
+        raise DeviceError(
+            f"device_target (--device) is {target!r}, but this process already works on "
+            f"{_initialized_target!r}: call request_device before set_parallel_context, or set "
+            f"{DEVICE_ENVIRONMENT_VARIABLE}."
+        )
     _requested_target = target
 
 
@@ -181,6 +211,7 @@ def initialize_device():
             # sums, and with it the last bits, would change while they run; the kernels of ops/ have their own threads
             ms.device_context.cpu.op_tuning.threads_num(1)
     from mindspeed_ms.core import autograd
+
     autograd.enable_tape()
     _initialized_target = target
     return target
@@ -196,9 +227,11 @@ def _set_device(target):
     except RuntimeError as error:
         # a user's own set_context/set_device came first: fine if it chose the same device
         if ms.get_context("device_target") != target:
-            raise RuntimeError(f"the device was already set to {ms.get_context('device_target')!r}, but this run needs "
-                               f"{target!r}: remove the earlier set_context/set_device call or set "
-                               f"{DEVICE_ENVIRONMENT_VARIABLE}.") from error
+            raise RuntimeError(
+                f"the device was already set to {ms.get_context('device_target')!r}, but this run needs "
+                f"{target!r}: remove the earlier set_context/set_device call or set "
+                f"{DEVICE_ENVIRONMENT_VARIABLE}."
+            ) from error
 
 
 @contextmanager

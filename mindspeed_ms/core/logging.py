@@ -2,6 +2,7 @@
 
 Upstream's line form is kept: `time - mindspeed_ms[file:line] - LEVEL - message`.
 """
+
 import logging
 import sys
 

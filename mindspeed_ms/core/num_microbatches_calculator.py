@@ -2,6 +2,7 @@
 
 Source: Megatron core, `num_microbatches_calculator.py` (names and rules).
 """
+
 import contextlib
 
 from mindspeed_ms.core.logging import logger
@@ -50,8 +51,16 @@ class RampupBatchsizeNumMicroBatchesCalculator:
         ValueError: a size of the ramp does not divide into micro-batches, or the increments do not meet the end.
     """
 
-    def __init__(self, global_batch_size, micro_batch_size, data_parallel_size, start_global_batch_size,
-                 batch_size_increment, ramup_samples, decrease_batch_size_if_needed=False):
+    def __init__(
+        self,
+        global_batch_size,
+        micro_batch_size,
+        data_parallel_size,
+        start_global_batch_size,
+        batch_size_increment,
+        ramup_samples,
+        decrease_batch_size_if_needed=False,
+    ):
         values = {"start batch size": start_global_batch_size, "batch size increment": batch_size_increment}
         for name, value in values.items():
             if value <= 0:
@@ -61,7 +70,8 @@ class RampupBatchsizeNumMicroBatchesCalculator:
             raise ValueError(
                 f"rampup_batch_size is [{start_global_batch_size}, {batch_size_increment}, {ramup_samples}] with a "
                 f"global batch of {global_batch_size}: expected steps of {batch_size_increment} to lead from the first "
-                "exactly to the last, over a number of samples that is not negative.")
+                "exactly to the last, over a number of samples that is not negative."
+            )
         if not decrease_batch_size_if_needed:
             for size in range(start_global_batch_size, global_batch_size + 1, batch_size_increment):
                 check_batch_sizes(size, micro_batch_size, data_parallel_size)
@@ -100,17 +110,21 @@ def check_batch_sizes(global_batch_size, micro_batch_size, data_parallel_size):
     """Raise ValueError unless the global batch is a positive multiple of micro-batch times data-parallel ranks."""
     unit = micro_batch_size * data_parallel_size
     if unit <= 0:
-        raise ValueError(f"micro batch size is {micro_batch_size} and data-parallel size {data_parallel_size}: "
-                         "expected positive numbers.")
+        raise ValueError(
+            f"micro batch size is {micro_batch_size} and data-parallel size {data_parallel_size}: expected positive numbers."
+        )
     if global_batch_size <= 0 or global_batch_size % unit:
         below = global_batch_size // unit * unit
         nearest = f"{below} or {below + unit}" if below > 0 else f"{unit}"
-        raise ValueError(f"global batch size {global_batch_size} is not a multiple of micro batch size "
-                         f"{micro_batch_size} x data-parallel size {data_parallel_size} = {unit}: use {nearest}.")
+        raise ValueError(
+            f"global batch size {global_batch_size} is not a multiple of micro batch size "
+            f"{micro_batch_size} x data-parallel size {data_parallel_size} = {unit}: use {nearest}."
+        )
 
 
-def init_num_microbatches_calculator(rank, rampup_batch_size, global_batch_size, micro_batch_size, data_parallel_size,
-                                     decrease_batch_size_if_needed=False):
+def init_num_microbatches_calculator(
+    rank, rampup_batch_size, global_batch_size, micro_batch_size, data_parallel_size, decrease_batch_size_if_needed=False
+):
     """Set up the calculator of this process.
 
     Args:
@@ -118,15 +132,22 @@ def init_num_microbatches_calculator(rank, rampup_batch_size, global_batch_size,
         others: as `make_num_microbatches_calculator`.
     """
     global _calculator
-    _calculator = make_num_microbatches_calculator(rampup_batch_size, global_batch_size, micro_batch_size,
-                                                   data_parallel_size, decrease_batch_size_if_needed)
+    _calculator = make_num_microbatches_calculator(
+        rampup_batch_size, global_batch_size, micro_batch_size, data_parallel_size, decrease_batch_size_if_needed
+    )
     if rank == 0:
-        logger.info("%d micro-batches of %d samples on each of %d data-parallel ranks make a global batch of %d",
-                    get_num_microbatches(), micro_batch_size, data_parallel_size, get_current_global_batch_size())
+        logger.info(
+            "%d micro-batches of %d samples on each of %d data-parallel ranks make a global batch of %d",
+            get_num_microbatches(),
+            micro_batch_size,
+            data_parallel_size,
+            get_current_global_batch_size(),
+        )
 
 
-def make_num_microbatches_calculator(rampup_batch_size, global_batch_size, micro_batch_size, data_parallel_size,
-                                     decrease_batch_size_if_needed=False):
+def make_num_microbatches_calculator(
+    rampup_batch_size, global_batch_size, micro_batch_size, data_parallel_size, decrease_batch_size_if_needed=False
+):
     """A calculator for these sizes.
 
     Args:
@@ -142,11 +163,13 @@ def make_num_microbatches_calculator(rampup_batch_size, global_batch_size, micro
     if rampup_batch_size is None:
         return ConstantNumMicroBatchesCalculator(global_batch_size, micro_batch_size, data_parallel_size)
     if len(rampup_batch_size) != 3:
-        raise ValueError(f"rampup_batch_size is {list(rampup_batch_size)}: expected three numbers, start, increment and "
-                         "samples.")
+        raise ValueError(
+            f"rampup_batch_size is {list(rampup_batch_size)}: expected three numbers, start, increment and samples."
+        )
     start, increment, samples = (int(value) for value in rampup_batch_size)
-    return RampupBatchsizeNumMicroBatchesCalculator(global_batch_size, micro_batch_size, data_parallel_size, start,
-                                                    increment, samples, decrease_batch_size_if_needed)
+    return RampupBatchsizeNumMicroBatchesCalculator(
+        global_batch_size, micro_batch_size, data_parallel_size, start, increment, samples, decrease_batch_size_if_needed
+    )
 
 
 def iterations_of_samples(calculator, train_samples, ramp_up_samples=0):
@@ -175,8 +198,9 @@ def destroy_num_microbatches_calculator():
 
 def _current():
     if _calculator is None:
-        raise RuntimeError("the number of micro-batches is not known yet: call init_num_microbatches_calculator() "
-                           "first (pretrain does).")
+        raise RuntimeError(
+            "the number of micro-batches is not known yet: call init_num_microbatches_calculator() first (pretrain does)."
+        )
     return _calculator
 
 

@@ -100,8 +100,7 @@ def _refuse(kwargs, split_rank, communicator_config_path):
         )
     if communicator_config_path is not None:
         raise ValueError(
-            f"communicator_config_path '{communicator_config_path}' configures NCCL, which no backend here uses: "
-            "leave it None."
+            f"communicator_config_path '{communicator_config_path}' configures NCCL, which no backend here uses: leave it None."
         )
 
 

@@ -5,6 +5,7 @@
 On CPU MindSpore records operators, memory and a timeline; the rest of its settings acts on Ascend only, which is said at
 the start. `profile_with_stack` records Python calls by cProfile there.
 """
+
 import argparse
 import cProfile
 import glob
@@ -15,12 +16,28 @@ from mindspeed_ms.core.device import has_own_kernels
 from mindspeed_ms.core.logging import logger
 
 # the order of the numbers that profile_aicore_metrics takes, from 0
-AICORE_METRICS = ("ArithmeticUtilization", "PipeUtilization", "Memory", "MemoryL0", "ResourceConflictRatio", "MemoryUB",
-                  "L2Cache")
-ASCEND_ONLY = {"profile_level": "level0", "profile_communication": False, "profile_parallel_strategy": False,
-               "profile_aicore_metrics": 0, "profile_l2_cache": False, "profile_hbm_ddr": False, "profile_pcie": False,
-               "profile_data_process": False, "profile_data_simplification": False, "profile_record_shapes": False,
-               "profile_export_type": "text"}
+AICORE_METRICS = (
+    "ArithmeticUtilization",
+    "PipeUtilization",
+    "Memory",
+    "MemoryL0",
+    "ResourceConflictRatio",
+    "MemoryUB",
+    "L2Cache",
+)
+ASCEND_ONLY = {
+    "profile_level": "level0",
+    "profile_communication": False,
+    "profile_parallel_strategy": False,
+    "profile_aicore_metrics": 0,
+    "profile_l2_cache": False,
+    "profile_hbm_ddr": False,
+    "profile_pcie": False,
+    "profile_data_process": False,
+    "profile_data_simplification": False,
+    "profile_record_shapes": False,
+    "profile_export_type": "text",
+}
 DYNAMIC_FILE = "profiler_config.json"
 FOLDERS = "*_ascend_ms"
 
@@ -127,8 +144,10 @@ class DynamicProfiler(NoProfiler):
 
     def __init__(self, path, folder):
         from mindspore import profiler
+
         self._monitor = profiler.DynamicProfilerMonitor(
-            cfg_path=path if os.path.isdir(path) else os.path.dirname(path) or ".", output_path=folder)
+            cfg_path=path if os.path.isdir(path) else os.path.dirname(path) or ".", output_path=folder
+        )
 
     def before_step(self, iteration):
         self._monitor.step()
@@ -143,21 +162,32 @@ def _name_what_cpu_does_not_record(settings):
 def _make_profile(settings, folder, steps, on_ascend):
     """A mindspore.profiler.profile that has not started."""
     from mindspore import profiler
+
     schedule = None
     if not settings.profile_data_process:  # MindSpore records the data pipeline only without a schedule
         schedule = profiler.schedule(wait=0, warmup=0, active=steps, repeat=1)
     level = max(int(settings.profile_level[-1]), int(settings.profile_communication))
     experimental = profiler._ExperimentalConfig(
-        profiler_level=profiler.ProfilerLevel(f"Level{level}"), aic_metrics=_aicore_metrics(profiler, settings, level),
-        l2_cache=settings.profile_l2_cache, data_simplification=settings.profile_data_simplification,
-        export_type=[profiler.ExportType(settings.profile_export_type)])
+        profiler_level=profiler.ProfilerLevel(f"Level{level}"),
+        aic_metrics=_aicore_metrics(profiler, settings, level),
+        l2_cache=settings.profile_l2_cache,
+        data_simplification=settings.profile_data_simplification,
+        export_type=[profiler.ExportType(settings.profile_export_type)],
+    )
     return profiler.profile(
-        activities=_activities(profiler.ProfilerActivity, settings, on_ascend), with_stack=settings.profile_with_stack,
-        profile_memory=settings.profile_memory, data_process=settings.profile_data_process,
-        parallel_strategy=settings.profile_parallel_strategy, start_profile=False, hbm_ddr=settings.profile_hbm_ddr,
-        pcie=settings.profile_pcie, record_shapes=settings.profile_record_shapes, schedule=schedule,
+        activities=_activities(profiler.ProfilerActivity, settings, on_ascend),
+        with_stack=settings.profile_with_stack,
+        profile_memory=settings.profile_memory,
+        data_process=settings.profile_data_process,
+        parallel_strategy=settings.profile_parallel_strategy,
+        start_profile=False,
+        hbm_ddr=settings.profile_hbm_ddr,
+        pcie=settings.profile_pcie,
+        record_shapes=settings.profile_record_shapes,
+        schedule=schedule,
         on_trace_ready=profiler.tensorboard_trace_handler(folder, analyse_flag=not settings.profile_offline_analyse),
-        experimental_config=experimental)
+        experimental_config=experimental,
+    )
 
 
 def _activities(kinds, settings, on_ascend):
@@ -197,6 +227,7 @@ def analyse(folder):
     output = os.path.join(folder, "ASCEND_PROFILER_OUTPUT")
     if glob.glob(os.path.join(folder, "PROF_*")):
         from mindspore.profiler.profiler import analyse as analyse_ascend
+
         analyse_ascend(profiler_path=folder, max_process_number=1, data_simplification=False)
     else:
         _analyse_cpu(folder, output)
@@ -208,24 +239,37 @@ def _analyse_cpu(folder, output):
     from mindspore.profiler.analysis.time_converter import TimeConverter
     from mindspore.profiler.common.log import ProfilerLogger
     from mindspore.profiler.platform.cpu_profiler import CPUProfilerAnalysis
+
     os.makedirs(output, exist_ok=True)
     ProfilerLogger.init(folder)
     TimeConverter.init_parameters(freq=100.0, cntvct=0, localtime_diff=0)
     CPUProfilerAnalysis._run_tasks(
-        rank_id="0", device_target="CPU", activities=["CPU"], ascend_ms_dir=folder, step_list=None, pretty=False,
-        framework_path=os.path.join(folder, "FRAMEWORK"), ascend_profiler_output_path=output)
+        rank_id="0",
+        device_target="CPU",
+        activities=["CPU"],
+        ascend_ms_dir=folder,
+        step_list=None,
+        pretty=False,
+        framework_path=os.path.join(folder, "FRAMEWORK"),
+        ascend_profiler_output_path=output,
+    )
 
 
 def main(arguments=None):
     """The command; returns its exit status."""
-    parser = argparse.ArgumentParser(prog="python -m mindspeed_ms.core.profiler",
-                                     description="Analyse profiles that were recorded with profile_offline_analyse.")
+    parser = argparse.ArgumentParser(
+        prog="python -m mindspeed_ms.core.profiler",
+        description="Analyse profiles that were recorded with profile_offline_analyse.",
+    )
     parser.add_argument("folder", help="the profile's folder (output_dir/profile), or a part of it")
     folder = parser.parse_args(arguments).folder
     profiles = find_profiles(folder)
     if not profiles:
-        print(f"{folder}: no profile below it; expected folders named {FOLDERS}, as a training with profile writes "
-              "them into output_dir/profile/rank_N", file=sys.stderr)
+        print(
+            f"{folder}: no profile below it; expected folders named {FOLDERS}, as a training with profile writes "
+            "them into output_dir/profile/rank_N",
+            file=sys.stderr,
+        )
         return 2
     failed = False
     for profile in profiles:

@@ -4,6 +4,7 @@ Operators accept tensors without elements, and a sum over nothing is 0: a use at
 and no error. So the parameter changes its class, MindSpore's operators ask the class (`__fallback__`) before they compute,
 and what reads values without an operator is overridden.
 """
+
 import functools
 
 from mindspore import Parameter
@@ -32,7 +33,8 @@ class ReleasedParameter:
         raise ReleasedParameterError(
             f"parameter {self.name!r} was used where it is not held in full: with zero_level z3 a layer's parameters are there "
             "only in its own forward and backward. Use it inside its layer's construct, read it inside `with "
-            "model.whole_parameters():` on all data-parallel ranks, or use zero_level z2.")
+            "model.whole_parameters():` on all data-parallel ranks, or use zero_level z2."
+        )
 
 
 for _name in (*_READING, *_REFLECTED):

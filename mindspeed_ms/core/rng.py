@@ -4,6 +4,7 @@ MindSpore's own CPU generators ignore `Generator` and cannot be restored, so mas
 `ms.Generator` on Ascend, behind one interface. Initial weights always come from Philox on the host, keyed by the global
 name of the parameter and the block of rows: every layout starts from the same weights and a rank draws only its blocks.
 """
+
 import zlib
 from contextlib import contextmanager
 
@@ -117,8 +118,10 @@ class RngTracker:
             ValueError: no state has this name.
         """
         if name not in self._states:
-            raise ValueError(f"random state {name!r} is not known: expected one of {sorted(self._states)}. "
-                             "Call model_parallel_manual_seed (set_seed) first.")
+            raise ValueError(
+                f"random state {name!r} is not known: expected one of {sorted(self._states)}. "
+                "Call model_parallel_manual_seed (set_seed) first."
+            )
         previous, self._current = self._current, self._states[name]
         try:
             yield self._current
@@ -153,8 +156,9 @@ def get_rng_tracker():
     return _tracker
 
 
-def model_parallel_manual_seed(seed, tensor_rank=0, pipeline_rank=0, data_rank=0, expert_rank=0, expert_tensor_rank=0,
-                               data_parallel_random_init=False):
+def model_parallel_manual_seed(
+    seed, tensor_rank=0, pipeline_rank=0, data_rank=0, expert_rank=0, expert_tensor_rank=0, data_parallel_random_init=False
+):
     """Seed every state by Megatron's arithmetic (`model_parallel_cuda_manual_seed`).
 
     Default and data-parallel: seed + 100 * pipeline_rank (+ 10 * data_rank with `data_parallel_random_init`), equal
@@ -207,10 +211,10 @@ def normal_values(name, sharding, standard_deviation, seed):
             first = block * ROWS_PER_BLOCK
             values = _draw_block(name, block, (min(ROWS_PER_BLOCK, rows - first), *width), seed)
             low, high = max(start, first), min(stop, first + len(values))
-            part = values[low - first:high - first]
+            part = values[low - first : high - first]
             if axis is not None and axis > 0:
                 part = np.concatenate([np.take(part, range(*columns), axis=axis) for columns in ranges], axis=axis)
-            local[offset:offset + high - low] = part
+            local[offset : offset + high - low] = part
             offset += high - low
     local *= np.float32(standard_deviation)
     return local

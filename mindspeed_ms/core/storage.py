@@ -4,6 +4,7 @@ On CPU a buffer is a numpy array and its slices are tensors made from it: MindSp
 every kernel and every write works, and memory is shared. In-place tensor methods (`add_`, `+=`, `copy_` on a view) are
 silently lost on CPU and must never be used. On Ascend a buffer is one tensor and its slices are views.
 """
+
 import functools
 from contextlib import contextmanager
 
@@ -16,9 +17,18 @@ from mindspeed_ms.core import autograd
 from mindspeed_ms.core.device import device_target, dtype_name, dtype_size, to_dtype
 from mindspeed_ms.core.released_parameter import mark_held, mark_released
 
-_NUMPY_DTYPES = {"float32": np.float32, "float16": np.float16, "float64": np.float64, "int8": np.int8, "uint8": np.uint8,
-                 "int16": np.int16, "int32": np.int32, "int64": np.int64, "bool": np.bool_,
-                 "bfloat16": np_bfloat16}  # MindSpore's extension dtype: arithmetic goes through its int16 bits
+_NUMPY_DTYPES = {
+    "float32": np.float32,
+    "float16": np.float16,
+    "float64": np.float64,
+    "int8": np.int8,
+    "uint8": np.uint8,
+    "int16": np.int16,
+    "int32": np.int32,
+    "int64": np.int64,
+    "bool": np.bool_,
+    "bfloat16": np_bfloat16,
+}  # MindSpore's extension dtype: arithmetic goes through its int16 bits
 _ARRAY_KINDS = {to_dtype(name): np.dtype(np.int16 if name == "bfloat16" else kind) for name, kind in _NUMPY_DTYPES.items()}
 
 _ALIGNMENT = 64
@@ -68,21 +78,27 @@ class FlatBuffer:
 
 class _Memory:
     """Describes the memory of a tensor to numpy and keeps the tensor alive as long as an array uses it."""
+
     __slots__ = ("__array_interface__", "tensor")
 
     def __init__(self, tensor):
         self.tensor = tensor
         kind = _ARRAY_KINDS[tensor.dtype]
         strides = None if tensor.is_contiguous() else tuple(kind.itemsize * stride for stride in tensor.stride())
-        self.__array_interface__ = {"version": 3, "data": (tensor._data_ptr(), False), "typestr": kind.str,
-                                    "shape": tensor.shape, "strides": strides}
+        self.__array_interface__ = {
+            "version": 3,
+            "data": (tensor._data_ptr(), False),
+            "typestr": kind.str,
+            "shape": tensor.shape,
+            "strides": strides,
+        }
 
 
 def _aligned_zeros(numel, dtype):
     """Zeros that start at a multiple of 64 bytes: kernels sum in an order that depends on it, runs must be bit-equal."""
     memory = np.zeros(numel * dtype.itemsize + _ALIGNMENT, np.uint8)
     start = -memory.ctypes.data % _ALIGNMENT
-    return memory[start:start + numel * dtype.itemsize].view(dtype)
+    return memory[start : start + numel * dtype.itemsize].view(dtype)
 
 
 def as_array(tensor):
@@ -92,8 +108,10 @@ def as_array(tensor):
         ValueError: the tensor is not contiguous.
     """
     if not tensor.is_contiguous():
-        raise ValueError(f"a tensor of shape {tensor.shape} is not contiguous: it cannot be written as one piece. "
-                         "Pass a tensor that owns its memory, such as a slice of a FlatBuffer.")
+        raise ValueError(
+            f"a tensor of shape {tensor.shape} is not contiguous: it cannot be written as one piece. "
+            "Pass a tensor that owns its memory, such as a slice of a FlatBuffer."
+        )
     return read_array(tensor)
 
 
@@ -155,8 +173,8 @@ def _write_cast(destination, source):
     """`write` to another dtype, in parts: a cast of the whole would stay in the device's memory pool."""
     target, values = as_array(destination).reshape(-1), read_array(source).reshape(-1)
     for start in range(0, values.size, _CAST_ELEMENTS):
-        part = from_array(values[start:start + _CAST_ELEMENTS], source.dtype).astype(destination.dtype)
-        target[start:start + _CAST_ELEMENTS] = read_array(part)
+        part = from_array(values[start : start + _CAST_ELEMENTS], source.dtype).astype(destination.dtype)
+        target[start : start + _CAST_ELEMENTS] = read_array(part)
 
 
 def add_into(destination, source):

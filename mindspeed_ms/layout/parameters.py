@@ -195,9 +195,7 @@ class _GPTDescriber:
 
     def _attention(self, prefix):
         sizes, options = self.sizes, self.options
-        self._add(
-            f"{prefix}.qkv_proj.weight", self._rows((sizes.qkv_rows, sizes.hidden)), self.initial.block, grouping="qkv"
-        )
+        self._add(f"{prefix}.qkv_proj.weight", self._rows((sizes.qkv_rows, sizes.hidden)), self.initial.block, grouping="qkv")
         if options.add_bias_linear or options.qkv_has_bias:
             self._add(f"{prefix}.qkv_proj.bias", self._rows((sizes.qkv_rows,)), self.initial.bias, grouping="qkv")
         has_bias = options.add_bias_linear or options.out_proj_has_bias
@@ -230,9 +228,7 @@ class _GPTDescriber:
     def _experts(self, prefix):
         sizes, at = self.sizes, self.coordinates
         router = ParameterSharding.replicated((sizes.experts, sizes.hidden))
-        self._add(
-            f"{prefix}.router.gating.weight", router, self.initial.block, sequence_parallel=sizes.sequence_parallel
-        )
+        self._add(f"{prefix}.router.gating.weight", router, self.initial.block, sequence_parallel=sizes.sequence_parallel)
         if sizes.expert_bias:
             sharding = ParameterSharding.replicated((sizes.experts,))
             self._add(f"{prefix}.router.expert_bias", sharding, Initializer.zeros(), trainable=False)

@@ -149,8 +149,7 @@ def _checked_group_size(pp, vpp, micro_batches, group_size):
         group_size = pp
     if not isinstance(group_size, int) or group_size < pp:
         raise LayoutError(
-            f"microbatch_group_size_per_virtual_pipeline_stage {group_size} must be at least "
-            f"pipeline_model_parallel_size {pp}."
+            f"microbatch_group_size_per_virtual_pipeline_stage {group_size} must be at least pipeline_model_parallel_size {pp}."
         )
     rest = micro_batches % group_size
     if 0 < rest < pp:

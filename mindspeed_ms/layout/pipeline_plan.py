@@ -9,15 +9,7 @@ import argparse
 import sys
 
 from mindspeed_ms.layout.options import Options
-from mindspeed_ms.layout.pipeline_actions import (
-    BACKWARD,
-    FORWARD,
-    Communicate,
-    Compute,
-    PipelinePlan,
-    Transfer,
-    build_plan,
-)
+from mindspeed_ms.layout.pipeline_actions import BACKWARD, FORWARD, Communicate, Compute, PipelinePlan, Transfer, build_plan
 from mindspeed_ms.layout.pipeline_drawing import describe, draw_png, draw_text
 from mindspeed_ms.layout.pipeline_simulator import PlanDeadlock, Simulation, peak_live_activations, simulate
 from mindspeed_ms.layout.stages import stages_from_config
@@ -70,12 +62,8 @@ def main(arguments=None):
     """Command line; returns the exit code."""
     options = _arguments().parse_args(arguments)
     try:
-        plan = build_plan(
-            options.pp, options.micro, options.vpp, options.group_size, options.forward_only, options.overlap
-        )
-        simulation = simulate(
-            plan, options.forward_time, options.backward_time, options.transfer_time, options.buffering
-        )
+        plan = build_plan(options.pp, options.micro, options.vpp, options.group_size, options.forward_only, options.overlap)
+        simulation = simulate(plan, options.forward_time, options.backward_time, options.transfer_time, options.buffering)
         lines = [describe(plan), draw_text(simulation), simulation.summary()]
         if options.png:
             draw_png(simulation, options.png)

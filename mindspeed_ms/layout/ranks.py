@@ -187,16 +187,7 @@ class WorldLayout:
     """
 
     def __init__(
-        self,
-        world_size,
-        tp=1,
-        pp=1,
-        cp=1,
-        ep=1,
-        expert_tp=None,
-        order=DEFAULT_ORDER,
-        ulysses_degree=None,
-        rank_offset=0,
+        self, world_size, tp=1, pp=1, cp=1, ep=1, expert_tp=None, order=DEFAULT_ORDER, ulysses_degree=None, rank_offset=0
     ):
         self.world_size, self.rank_offset = world_size, rank_offset
         self.tp, self.pp, self.cp, self.ep = tp, pp, cp, ep
@@ -247,8 +238,7 @@ class WorldLayout:
         if self.world_size % multiple == 0:
             return
         sizes = (
-            f"tensor_model_parallel_size {self.tp} x pipeline_model_parallel_size {self.pp} x "
-            f"context_parallel_size {self.cp}"
+            f"tensor_model_parallel_size {self.tp} x pipeline_model_parallel_size {self.pp} x context_parallel_size {self.cp}"
         )
         if self.expert_tp * self.ep != self.tp:
             sizes += (

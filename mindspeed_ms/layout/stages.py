@@ -172,17 +172,13 @@ def split_layers(
     if standalone_embedding and pp < 2:
         raise LayoutError(f"standalone_embedding_stage needs pipeline_model_parallel_size > 1, but it is {pp}.")
     noops = parse_noop_layers(noop_layers)
-    _check_exclusive(
-        num_layer_list, first_stage, last_stage, account_for_embedding, account_for_loss, standalone_embedding
-    )
+    _check_exclusive(num_layer_list, first_stage, last_stage, account_for_embedding, account_for_loss, standalone_embedding)
     if num_layer_list is not None:
         rows = _explicit(num_layers, pp, vpp, num_layer_list, order, standalone_embedding)
         return StageLayout(rows, noops, standalone_embedding)
     vpp = 1 if vpp is None else vpp
     if vpp > 1 and pp < 2:
-        raise LayoutError(
-            f"virtual_pipeline_model_parallel_size {vpp} needs pipeline_model_parallel_size > 1, but it is {pp}."
-        )
+        raise LayoutError(f"virtual_pipeline_model_parallel_size {vpp} needs pipeline_model_parallel_size > 1, but it is {pp}.")
     if first_stage is not None or last_stage is not None:
         rows = _with_given_ends(num_layers, pp, vpp, first_stage, last_stage)
     elif account_for_embedding or account_for_loss:
@@ -218,16 +214,12 @@ def _even_rows(num_layers, pp, vpp):
 def _explicit(num_layers, pp, vpp, num_layer_list, order, standalone):
     rows = fitted_rows(num_layer_list, "num_layer_list", pp, vpp, order, standalone)
     if pp == 1 and len(rows[0]) > 1:
-        raise LayoutError(
-            f"num_layer_list {num_layer_list} has {len(rows[0])} chunks, which needs more than one stage."
-        )
+        raise LayoutError(f"num_layer_list {num_layer_list} has {len(rows[0])} chunks, which needs more than one stage.")
     total = sum(map(sum, rows))
     if total != num_layers:
         raise LayoutError(f"num_layers is {num_layers}, but num_layer_list {num_layer_list} adds up to {total}.")
     if standalone and any(rows[0]):
-        raise LayoutError(
-            f"num_layer_list {num_layer_list} gives layers to the standalone embedding stage (the first)."
-        )
+        raise LayoutError(f"num_layer_list {num_layer_list} gives layers to the standalone embedding stage (the first).")
     if any(count <= 0 for row in rows[1 if standalone else 0 :] for count in row):
         raise LayoutError(f"num_layer_list {num_layer_list} must hold positive numbers only.")
     return rows

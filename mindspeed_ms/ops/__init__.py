@@ -5,17 +5,10 @@ rounding;
 float16 and bfloat16 are storage dtypes: computed in float32, rounded once (to nearest even), gradients in the input's
 dtype. The form is chosen by the device at the first call; `use_forms` overrides it.
 """
+
 from mindspeed_ms.ops.attention_checks import INPUT_LAYOUTS
 from mindspeed_ms.ops.forms import current_forms, use_forms
-from mindspeed_ms.ops.interface.activation import (
-    ACTIVATION_NAMES,
-    bias_activation,
-    gelu,
-    relu,
-    silu,
-    squared_relu,
-    swiglu,
-)
+from mindspeed_ms.ops.interface.activation import ACTIVATION_NAMES, bias_activation, gelu, relu, silu, squared_relu, swiglu
 from mindspeed_ms.ops.interface.attention import (
     UNLIMITED_TOKENS,
     apply_rotary,
@@ -42,14 +35,7 @@ from mindspeed_ms.ops.interface.loss import (
     cross_entropy_loss,
 )
 from mindspeed_ms.ops.interface.normalization import layer_norm, rms_norm
-from mindspeed_ms.ops.interface.optimizer import (
-    adamw_step,
-    add_into,
-    count_zeros,
-    scale_in_place,
-    sgd_step,
-    sum_of_squares,
-)
+from mindspeed_ms.ops.interface.optimizer import adamw_step, add_into, count_zeros, scale_in_place, sgd_step, sum_of_squares
 from mindspeed_ms.ops.npu import npu_fusion_attention, npu_rms_norm, npu_rotary_position_embedding
 
 __all__ = [
@@ -67,7 +53,8 @@ __all__ = [
     "count_zeros",
     "cross_entropy_gradient",
     "cross_entropy_local_max",
-    "cross_entropy_local_sums", "cross_entropy_loss",
+    "cross_entropy_local_sums",
+    "cross_entropy_loss",
     "current_forms",
     "dropout",
     "embedding_lookup",

@@ -1,4 +1,5 @@
 """What attention checks and derives from its arguments, the same on every device."""
+
 import math
 
 INPUT_LAYOUTS = ("BSH", "SBH", "BNSD", "BSND")
@@ -36,9 +37,7 @@ def check_mask(mask, batch, queries, keys):
 def check_flash_arguments(mask, sparse_mode, input_layout, keep_prob, dropout_seed):
     """Raise ValueError for an unknown layout or mode, a missing mask or a missing seed."""
     if input_layout not in INPUT_LAYOUTS:
-        raise ValueError(
-            f"flash_attention got input_layout={input_layout!r}: expected one of {', '.join(INPUT_LAYOUTS)}."
-        )
+        raise ValueError(f"flash_attention got input_layout={input_layout!r}: expected one of {', '.join(INPUT_LAYOUTS)}.")
     if sparse_mode not in SPARSE_MODES:
         raise ValueError(f"flash_attention got sparse_mode={sparse_mode!r}: expected one of {SPARSE_MODES}.")
     if sparse_mode == 1 and mask is None:

@@ -2,6 +2,7 @@
 
 Device code is imported here and nowhere else in `ops`, so importing `mindspeed_ms.ops` stays cheap.
 """
+
 import importlib
 
 FORM_NAMES = ("cpu", "ascend")
@@ -27,4 +28,5 @@ def current_forms():
     if _current is not None:
         return _current
     from mindspeed_ms.core.device import device_target
+
     return use_forms(device_target().lower())

@@ -1,6 +1,7 @@
 """The operators of upstream's public API under their names, on the forms of this package, so that they also run on
 CPU.
 """
+
 from mindspeed_ms.ops.forms import current_forms
 
 
@@ -27,8 +28,12 @@ def npu_rotary_position_embedding(x, cos, sin, mode=0):
     """
     if mode not in (0, 1):
         raise ValueError(f"npu_rotary_position_embedding got mode={mode!r}: expected 0 (halves) or 1 (interleaved).")
-    fits = all(table.ndim == 4 and table.shape[-1] == x.shape[-1] and
-               all(n in (1, m) for n, m in zip(table.shape, x.shape, strict=True)) for table in (cos, sin))
+    fits = all(
+        table.ndim == 4
+        and table.shape[-1] == x.shape[-1]
+        and all(n in (1, m) for n, m in zip(table.shape, x.shape, strict=True))
+        for table in (cos, sin)
+    )
     if x.ndim != 4 or not fits or x.shape[-1] % 2:
         raise ValueError(
             f"npu_rotary_position_embedding got x {x.shape}, cos {cos.shape}, sin {sin.shape}: expected four "
@@ -86,9 +91,20 @@ def npu_fusion_attention(
     seed = None
     if keep_prob < 1:
         from mindspeed_ms.core.rng import get_rng_tracker
+
         seed = get_rng_tracker().current.draw_seed()
-    arguments = {"pse": pse, "padding_mask": padding_mask, "atten_mask": atten_mask, "scale": float(scale),
-                 "keep_prob": float(keep_prob), "pre_tokens": pre_tokens, "next_tokens": next_tokens,
-                 "inner_precise": inner_precise, "prefix": prefix, "actual_seq_qlen": actual_seq_qlen,
-                 "actual_seq_kvlen": actual_seq_kvlen, "sparse_mode": sparse_mode}
+    arguments = {
+        "pse": pse,
+        "padding_mask": padding_mask,
+        "atten_mask": atten_mask,
+        "scale": float(scale),
+        "keep_prob": float(keep_prob),
+        "pre_tokens": pre_tokens,
+        "next_tokens": next_tokens,
+        "inner_precise": inner_precise,
+        "prefix": prefix,
+        "actual_seq_qlen": actual_seq_qlen,
+        "actual_seq_kvlen": actual_seq_kvlen,
+        "sparse_mode": sparse_mode,
+    }
     return current_forms().fusion_attention(query, key, value, head_num, input_layout, arguments, seed)

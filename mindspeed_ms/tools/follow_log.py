@@ -81,6 +81,7 @@ class Screen:
     def _advance(self, loss, iteration, total):
         if self.bar is None:
             from tqdm import tqdm
+
             self.bar = tqdm(total=total, initial=iteration, unit="step", dynamic_ncols=True)
         self.bar.set_postfix_str(f"loss {float(loss):.3f}", refresh=False)
         self.bar.update(iteration - self.bar.n)

@@ -13,12 +13,7 @@ import numpy as np
 
 from mindspeed_ms.core.datasets.errors import DatasetError
 from mindspeed_ms.core.datasets.indexed_dataset import IndexedDataset
-from mindspeed_ms.core.datasets.instruction_files import (
-    PAIRWISE_FIELDS,
-    SFT_FIELDS,
-    InstructionFiles,
-    field_prefix,
-)
+from mindspeed_ms.core.datasets.instruction_files import PAIRWISE_FIELDS, SFT_FIELDS, InstructionFiles, field_prefix
 from mindspeed_ms.core.datasets.tokenizer import TokenizerSettings, build_tokenizer
 from mindspeed_ms.core.datasets.turns import IGNORE_INDEX
 
@@ -31,8 +26,13 @@ def parse_arguments(arguments=None):
     """The command line."""
     parser = argparse.ArgumentParser(prog="python -m mindspeed_ms.tools.inspect_data", description="What is in prepared data.")
     parser.add_argument("prefix", help="what training gets as --data-path, without .bin and .idx")
-    parser.add_argument("--tokenizer", "--tokenizer-name-or-path", "--tokenizer-model", metavar="PATH",
-                        help="to show text: Hugging Face folder, tokenizer.json or sentencepiece model")
+    parser.add_argument(
+        "--tokenizer",
+        "--tokenizer-name-or-path",
+        "--tokenizer-model",
+        metavar="PATH",
+        help="to show text: Hugging Face folder, tokenizer.json or sentencepiece model",
+    )
     parser.add_argument("--tokenizer-type", help="as in training; default: told from the path")
     parser.add_argument("--vocab-file", metavar="FILE", help="vocab.json of a GPT2 tokenizer")
     parser.add_argument("--merge-file", metavar="FILE", help="merges.txt of a GPT2 tokenizer")
@@ -41,8 +41,12 @@ def parse_arguments(arguments=None):
     parser.add_argument("--tokens", type=int, default=200, help="at most so many tokens of each (default 200)")
     parser.add_argument("--png", metavar="FILE", help="histogram of lengths (default: PREFIX_lengths.png, beside the data)")
     parser.add_argument("--no-png", action="store_true", help="no picture")
-    parser.add_argument("--color", choices=("auto", "always", "never"), default="auto",
-                        help="learnt tokens in green; without colours they stand in ⟦ ⟧")
+    parser.add_argument(
+        "--color",
+        choices=("auto", "always", "never"),
+        default="auto",
+        help="learnt tokens in green; without colours they stand in ⟦ ⟧",
+    )
     parsed = parser.parse_args(arguments)
     parsed.prefix = parsed.prefix.removesuffix(".bin").removesuffix(".idx")
     return parsed
@@ -79,7 +83,7 @@ def all_tokens(dataset):
     for number, length in enumerate(lengths.tolist()):
         total += length
         if total >= _BLOCK or number == len(lengths) - 1:
-            yield np.concatenate(dataset[start:number + 1])
+            yield np.concatenate(dataset[start : number + 1])
             start, total = number + 1, 0
 
 
@@ -104,8 +108,9 @@ def histogram(lengths):
     low, high = int(lengths.min()), int(lengths.max())
     width = -(-(high - low + 1) // BINS)
     counts = np.bincount((lengths - low) // width, minlength=1)
-    return [(low + number * width, min(low + (number + 1) * width - 1, high), int(count))
-            for number, count in enumerate(counts)]
+    return [
+        (low + number * width, min(low + (number + 1) * width - 1, high), int(count)) for number, count in enumerate(counts)
+    ]
 
 
 def histogram_text(bars):
@@ -121,8 +126,13 @@ def histogram_picture(bars, path, title):
 
     figure = Figure(figsize=(8, 4), layout="constrained")
     axes = figure.add_subplot()
-    axes.bar([low for low, _, _ in bars], [count for _, _, count in bars], align="edge",
-             width=[high - low + 1 for low, high, _ in bars], edgecolor="white")
+    axes.bar(
+        [low for low, _, _ in bars],
+        [count for _, _, count in bars],
+        align="edge",
+        width=[high - low + 1 for low, high, _ in bars],
+        edgecolor="white",
+    )
     axes.set(xlabel="tokens of a sequence", ylabel="sequences", title=title)
     temporary = f"{path}.{os.getpid()}.partial"
     try:
@@ -164,11 +174,15 @@ def shown(ids, labels, numbers, decode, color, most):
 def describe(name, dataset):
     """Lines about sizes."""
     lengths, tokens = dataset.sequence_lengths, int(dataset.sequence_lengths.sum(dtype=np.int64))
-    lines = [f"{name}: {len(dataset.document_indices) - 1} documents, {len(dataset)} sequences, {tokens} tokens, "
-             f"{np.dtype(dataset.dtype)} ({tokens * dataset.itemsize} bytes)"]
+    lines = [
+        f"{name}: {len(dataset.document_indices) - 1} documents, {len(dataset)} sequences, {tokens} tokens, "
+        f"{np.dtype(dataset.dtype)} ({tokens * dataset.itemsize} bytes)"
+    ]
     if len(lengths):
-        lines.append(f"  tokens of a sequence: {lengths.min()} to {lengths.max()}, mean {lengths.mean():.1f}, median "
-                     f"{np.median(lengths):.0f}" + (f"; {(lengths == 0).sum()} are empty" if (lengths == 0).any() else ""))
+        lines.append(
+            f"  tokens of a sequence: {lengths.min()} to {lengths.max()}, mean {lengths.mean():.1f}, median "
+            f"{np.median(lengths):.0f}" + (f"; {(lengths == 0).sum()} are empty" if (lengths == 0).any() else "")
+        )
     return lines
 
 
@@ -179,8 +193,10 @@ def report_ids(name, ids, labels, limit):
     lines = [f"  ids: {smallest} to {largest}{of_what}"]
     sound = not outside
     if outside:
-        lines.append(f"  WRONG: {outside} ids of {name} are outside the vocabulary: preprocess with the model's tokenizer, or "
-                     "give the model more rows")
+        lines.append(
+            f"  WRONG: {outside} ids of {name} are outside the vocabulary: preprocess with the model's tokenizer, or "
+            "give the model more rows"
+        )
     if labels is None:
         return lines, sound
     low, high, outside, masked = count_ids(labels, limit, IGNORE_INDEX)
@@ -218,8 +234,14 @@ def inspect(arguments, write=print):
     Returns:
         bool: whether all ids are inside the vocabulary (or none is known).
     """
-    settings = TokenizerSettings(arguments.tokenizer_type, arguments.tokenizer, arguments.tokenizer, arguments.vocab_file,
-                                 arguments.merge_file, arguments.vocab_size)
+    settings = TokenizerSettings(
+        arguments.tokenizer_type,
+        arguments.tokenizer,
+        arguments.tokenizer,
+        arguments.vocab_file,
+        arguments.merge_file,
+        arguments.vocab_size,
+    )
     tokenizer = build_tokenizer(settings) if settings.is_given else None
     limit = arguments.vocab_size or (tokenizer.vocab_size if tokenizer else None)
     data = open_data(arguments.prefix)

@@ -1,13 +1,25 @@
 """Training: arguments, start-up, data loading, the training loop, checkpoints. Names are imported on first use."""
+
 import importlib
 
 _HOMES = {
-    "get_args": "global_vars", "get_all_config": "global_vars", "get_tensorboard_writer": "global_vars",
-    "initialize_megatron": "initialize", "parse_args": "arguments",
-    "pretrain": "training", "train": "training", "TrainOneStep": "train_step", "evaluate": "evaluation",
-    "get_model": "model_setup", "get_optimizer_param_scheduler": "model_setup",
-    "get_train_valid_test_num_samples": "data", "build_pretraining_data_loader": "data",
-    "set_parallel_context": "utils", "set_seed": "utils", "print_rank_0": "utils", "is_last_rank": "utils",
+    "get_args": "global_vars",
+    "get_all_config": "global_vars",
+    "get_tensorboard_writer": "global_vars",
+    "initialize_megatron": "initialize",
+    "parse_args": "arguments",
+    "pretrain": "training",
+    "train": "training",
+    "TrainOneStep": "train_step",
+    "evaluate": "evaluation",
+    "get_model": "model_setup",
+    "get_optimizer_param_scheduler": "model_setup",
+    "get_train_valid_test_num_samples": "data",
+    "build_pretraining_data_loader": "data",
+    "set_parallel_context": "utils",
+    "set_seed": "utils",
+    "print_rank_0": "utils",
+    "is_last_rank": "utils",
 }
 
 __all__ = sorted(_HOMES)

@@ -1,4 +1,5 @@
 """The command line in Megatron's words."""
+
 from mindspeed_ms.config import argument_parser
 
 

@@ -2,6 +2,7 @@
 
 Source of the idea: Megatron's `check_checkpoint_args`.
 """
+
 from mindspeed_ms.config.same_model import differences
 from mindspeed_ms.core import comm
 from mindspeed_ms.core.dist_checkpointing.errors import CheckpointError
@@ -21,13 +22,16 @@ def check_same_model(saved, all_config, must_be_equal):
         CheckpointError: on all ranks, naming each setting with both values.
     """
     own, other = all_config.to_dict()["model_config"], saved.get("model_config") or {}
-    different = [f"model_config.{name} is {other[name]!r} in the checkpoint, {own[name]!r} here"
-                 for name in differences(other, own)]
+    different = [
+        f"model_config.{name} is {other[name]!r} in the checkpoint, {own[name]!r} here" for name in differences(other, own)
+    ]
     if not different:
         return
     if must_be_equal:
-        raise CheckpointError(f"the checkpoint is of another model: {'; '.join(different)}. Set them as they were, load its "
-                              "weights alone (--finetune), or set load_strict: False (--load-strict false).")
+        raise CheckpointError(
+            f"the checkpoint is of another model: {'; '.join(different)}. Set them as they were, load its "
+            "weights alone (--finetune), or set load_strict: False (--load-strict false)."
+        )
     if comm.get_rank() == 0:
         logger.warning("the checkpoint is of another model: %s", "; ".join(different))
 
@@ -40,11 +44,16 @@ def tell_what_changed(manifest, all_config, vocab_size):
         logger.warning("the vocabulary has %d ids, the checkpoint's had %d", vocab_size, manifest.vocab_size)
     saved = manifest.args.get("training_config") or {}, manifest.args.get("dataset_config") or {}
     own = all_config.training_config, all_config.dataset_config
-    before, now = [tuple(_get(section, name) for section, name in zip(pair, ("training_iters", "train_samples")))
-                   for pair in (saved, own)]
+    before, now = [
+        tuple(_get(section, name) for section, name in zip(pair, ("training_iters", "train_samples"))) for pair in (saved, own)
+    ]
     if saved[0] and before != now and names_indexed_files(all_config):
-        logger.warning("training_iters, train_samples were %s, now are %s: the order of Megatron's indexed samples depends on "
-                       "their number, so those after this point are not the ones that were to come", before, now)
+        logger.warning(
+            "training_iters, train_samples were %s, now are %s: the order of Megatron's indexed samples depends on "
+            "their number, so those after this point are not the ones that were to come",
+            before,
+            now,
+        )
 
 
 def _get(section, name):

@@ -1,4 +1,5 @@
 """Saving and loading a training: what its state consists of; files and layouts are `core.dist_checkpointing`'s."""
+
 import os
 import random
 from contextlib import ExitStack, contextmanager
@@ -29,10 +30,26 @@ from mindspeed_ms.core.logging import logger
 from mindspeed_ms.core.tensor_parallel.random import model_parallel_manual_seed
 from mindspeed_ms.layout import gpt_sizes
 
-__all__ = ["TRACKER_FILE", "CheckpointError", "CheckpointSaver", "check_output_folder", "checkpoint_to_start_from",
-           "find_checkpoint", "has_checkpoints", "is_upstream_folder", "iterations_in", "latest_iteration", "load_checkpoint",
-           "named_parameters", "open_checkpoint", "release_output_folders", "save_checkpoint", "spare_folder",
-           "true_vocab_size", "whole_parameters"]
+__all__ = [
+    "TRACKER_FILE",
+    "CheckpointError",
+    "CheckpointSaver",
+    "check_output_folder",
+    "checkpoint_to_start_from",
+    "find_checkpoint",
+    "has_checkpoints",
+    "is_upstream_folder",
+    "iterations_in",
+    "latest_iteration",
+    "load_checkpoint",
+    "named_parameters",
+    "open_checkpoint",
+    "release_output_folders",
+    "save_checkpoint",
+    "spare_folder",
+    "true_vocab_size",
+    "whole_parameters",
+]
 
 _RNG_SIZES = ("tensor", "pipeline", "virtual_pipeline", "context", "expert")
 
@@ -48,6 +65,7 @@ def check_output_folder(folder, saves=False, makes=True):
     Raises:
         CheckpointError: on all ranks: it cannot be written, or another job saves there.
     """
+
     def look():
         if makes or os.path.isdir(folder):
             (hold if saves else check_writable)(folder)
@@ -60,8 +78,9 @@ def release_output_folders():
     job_lock.release()
 
 
-def save_checkpoint(saver, train_state, model, optimizer=None, opt_param_scheduler=None, data_position=None, save_rng=True,
-                    all_config=None):
+def save_checkpoint(
+    saver, train_state, model, optimizer=None, opt_param_scheduler=None, data_position=None, save_rng=True, all_config=None
+):
     """Save the state of a training; every rank calls it.
 
     Args:
@@ -81,14 +100,23 @@ def save_checkpoint(saver, train_state, model, optimizer=None, opt_param_schedul
         if hasattr(chunk, "finish_param_sync"):
             chunk.finish_param_sync()
     tensors = list(model_tensors(model)) + (list(optimizer_tensors(optimizer)) if optimizer is not None else [])
-    states = {"train_state": asdict(train_state),
-              "opt_param_scheduler": opt_param_scheduler.state_dict() if opt_param_scheduler is not None else None,
-              "optimizer": optimizer.counters() if optimizer is not None else None}
-    manifest = Manifest(train_state.iteration, states=plain(states), layout=layout_sizes(),
-                        vocab_size=true_vocab_size(all_config) if all_config is not None else None,
-                        args=_plain_config(all_config))
-    saver.save(manifest, tensors, {"coordinates": _coordinates(), "data_position": data_position,
-                                   "rng": random_states() if save_rng else None})
+    states = {
+        "train_state": asdict(train_state),
+        "opt_param_scheduler": opt_param_scheduler.state_dict() if opt_param_scheduler is not None else None,
+        "optimizer": optimizer.counters() if optimizer is not None else None,
+    }
+    manifest = Manifest(
+        train_state.iteration,
+        states=plain(states),
+        layout=layout_sizes(),
+        vocab_size=true_vocab_size(all_config) if all_config is not None else None,
+        args=_plain_config(all_config),
+    )
+    saver.save(
+        manifest,
+        tensors,
+        {"coordinates": _coordinates(), "data_position": data_position, "rng": random_states() if save_rng else None},
+    )
 
 
 def load_checkpoint(reader, model, optimizer=None, opt_param_scheduler=None, strict=True, vocab_size=None):
@@ -104,8 +132,9 @@ def load_checkpoint(reader, model, optimizer=None, opt_param_scheduler=None, str
     """
     states = reader.manifest.states
     if optimizer is not None and not states.get("optimizer"):
-        raise CheckpointError(f"{reader.folder} has no optimizer state: set no_load_optim (--no-load-optim) to start the "
-                              "optimizer afresh.")
+        raise CheckpointError(
+            f"{reader.folder} has no optimizer state: set no_load_optim (--no-load-optim) to start the optimizer afresh."
+        )
     tensors = list(model_tensors(model)) + (list(optimizer_tensors(optimizer)) if optimizer is not None else [])
     load_tensors(reader, tensors, strict, vocab_size)
     with whole_parameters(model):
@@ -133,8 +162,9 @@ def restore_random_states(reader, seed):
         # a stream of its own: the numbers of the first iterations must not come again
         model_parallel_manual_seed(seed + 7919 * (1 + reader.manifest.iteration))
         if comm.get_rank() == 0:
-            logger.info("random states start anew: the sizes of %s parallelism differ from the checkpoint's",
-                        ", ".join(changed))
+            logger.info(
+                "random states start anew: the sizes of %s parallelism differ from the checkpoint's", ", ".join(changed)
+            )
         return
     states = _rank_states(reader, {name: value for name, value in _coordinates().items() if name != "dp"})["rng"]
     if states is None:
@@ -150,8 +180,12 @@ def saved_data_position(reader):
         state = reader.manifest.states["train_state"]
         return {"train": {"epoch": state["epoch"], "batches": state["step_in_epoch"]}}
     if layout_sizes()["data"] != reader.manifest.layout.get("data") and comm.get_rank() == 0:
-        logger.info("the checkpoint has %s data-parallel ranks, this run %d: data that is no samples by index continues at the "
-                    "batch where the first of them stood", reader.manifest.layout.get("data"), layout_sizes()["data"])
+        logger.info(
+            "the checkpoint has %s data-parallel ranks, this run %d: data that is no samples by index continues at the "
+            "batch where the first of them stood",
+            reader.manifest.layout.get("data"),
+            layout_sizes()["data"],
+        )
     return _rank_states(reader, {})["data_position"] or {}
 
 
@@ -191,8 +225,11 @@ def whole_parameters(model, changes=False):
 
 def random_states():
     """Python's, numpy's and the named random states of this rank."""
-    return {"python": random.getstate(), "numpy": np.random.get_state(legacy=False),
-            "tracker": rng.get_rng_tracker().get_states()}
+    return {
+        "python": random.getstate(),
+        "numpy": np.random.get_state(legacy=False),
+        "tracker": rng.get_rng_tracker().get_states(),
+    }
 
 
 def set_random_states(states):
@@ -205,12 +242,15 @@ def set_random_states(states):
 
 def layout_sizes():
     """Sizes of this run's parallelism, as a manifest holds them."""
-    return {"tensor": parallel_state.get_tensor_model_parallel_world_size(),
-            "pipeline": parallel_state.get_pipeline_model_parallel_world_size(),
-            "virtual_pipeline": parallel_state.get_virtual_pipeline_model_parallel_world_size() or 1,
-            "context": parallel_state.get_context_parallel_world_size(),
-            "expert": parallel_state.get_expert_model_parallel_world_size(),
-            "data": parallel_state.get_data_parallel_world_size(), "world": comm.get_world_size()}
+    return {
+        "tensor": parallel_state.get_tensor_model_parallel_world_size(),
+        "pipeline": parallel_state.get_pipeline_model_parallel_world_size(),
+        "virtual_pipeline": parallel_state.get_virtual_pipeline_model_parallel_world_size() or 1,
+        "context": parallel_state.get_context_parallel_world_size(),
+        "expert": parallel_state.get_expert_model_parallel_world_size(),
+        "data": parallel_state.get_data_parallel_world_size(),
+        "world": comm.get_world_size(),
+    }
 
 
 def true_vocab_size(all_config):

@@ -1,4 +1,5 @@
 """From datasets to the iterator of micro-batches. Source of names and sample order: Megatron's training/data."""
+
 import numpy as np
 from mindspore import Tensor
 
@@ -41,8 +42,12 @@ def training_iters_of_config(all_config):
         return training.training_iters
     ramp_up = dataset.rampup_batch_size
     sizes = calculator.make_num_microbatches_calculator(
-        ramp_up, global_batch_size(all_config), dataset.batch_size, parallel_state.get_data_parallel_world_size(),
-        dataset.decrease_batch_size_if_needed)
+        ramp_up,
+        global_batch_size(all_config),
+        dataset.batch_size,
+        parallel_state.get_data_parallel_world_size(),
+        dataset.decrease_batch_size_if_needed,
+    )
     return calculator.iterations_of_samples(sizes, dataset.train_samples, ramp_up[2] if ramp_up else 0)
 
 
@@ -64,8 +69,14 @@ def build_pretraining_data_loader(dataset, consumed_samples, all_config=None):
     settings = all_config.dataset_config
     if settings.dataloader_type == "external":
         return dataset
-    arguments = (len(dataset), consumed_samples, settings.batch_size, parallel_state.get_data_parallel_rank(),
-                 parallel_state.get_data_parallel_world_size(), settings.drop_remainder)
+    arguments = (
+        len(dataset),
+        consumed_samples,
+        settings.batch_size,
+        parallel_state.get_data_parallel_rank(),
+        parallel_state.get_data_parallel_world_size(),
+        settings.drop_remainder,
+    )
     if settings.dataloader_type == "cyclic" or settings.shuffle:
         sampler = PretrainingRandomSampler(*arguments, seed=all_config.training_config.random_seed)
     else:
@@ -107,14 +118,18 @@ def collate(samples):
     """
     first = samples[0]
     if not isinstance(first, dict):
-        raise ValueError(f"a sample of the dataset is a {type(first).__name__}: expected a dict of arrays, such as "
-                         "{'tokens': ..., 'labels': ...}.")
+        raise ValueError(
+            f"a sample of the dataset is a {type(first).__name__}: expected a dict of arrays, such as "
+            "{'tokens': ..., 'labels': ...}."
+        )
     batch = {}
     for name in first:
         arrays = [host_array(sample[name]) for sample in samples]
         if len({array.shape for array in arrays}) > 1:
-            raise ValueError(f"entry {name!r} has shapes {sorted({array.shape for array in arrays})} in one "
-                             "micro-batch: expected equal ones.")
+            raise ValueError(
+                f"entry {name!r} has shapes {sorted({array.shape for array in arrays})} in one "
+                "micro-batch: expected equal ones."
+            )
         batch[name] = np.stack(arrays)
     return batch
 
@@ -139,8 +154,7 @@ def split_batch(batch, micro_batch_size, num_microbatches):
         ValueError: not a dict, or another number of rows.
     """
     if not isinstance(batch, dict):
-        raise ValueError(f"a batch is a {type(batch).__name__}: expected a dict keyed by the names of the model's "
-                         "construct.")
+        raise ValueError(f"a batch is a {type(batch).__name__}: expected a dict keyed by the names of the model's construct.")
     batch = {name: _array_of_list(name, value) for name, value in batch.items()}
     rows = max((value.shape[0] for value in batch.values() if _has_rows(value)), default=1)
     for name, value in batch.items():
@@ -148,11 +162,15 @@ def split_batch(batch, micro_batch_size, num_microbatches):
     if rows == micro_batch_size:
         return [{name: to_tensor(value) for name, value in batch.items()}]
     if rows != micro_batch_size * num_microbatches:
-        raise ValueError(f"a batch has {rows} rows: expected {micro_batch_size * num_microbatches} (micro batch "
-                         f"{micro_batch_size} x {num_microbatches} micro-batches), or {micro_batch_size} for one "
-                         f"micro-batch at a time. The entries are {_shapes(batch)}.")
-    return [{name: to_tensor(_rows_of(value, rows, number * micro_batch_size, micro_batch_size))
-             for name, value in batch.items()} for number in range(num_microbatches)]
+        raise ValueError(
+            f"a batch has {rows} rows: expected {micro_batch_size * num_microbatches} (micro batch "
+            f"{micro_batch_size} x {num_microbatches} micro-batches), or {micro_batch_size} for one "
+            f"micro-batch at a time. The entries are {_shapes(batch)}."
+        )
+    return [
+        {name: to_tensor(_rows_of(value, rows, number * micro_batch_size, micro_batch_size)) for name, value in batch.items()}
+        for number in range(num_microbatches)
+    ]
 
 
 def _array_of_list(name, value):
@@ -161,8 +179,9 @@ def _array_of_list(name, value):
     try:
         return host_array(value)
     except ValueError as error:
-        raise ValueError(f"entry {name!r} of a batch is a list that makes no array ({error}): expected equal lengths in "
-                         "each dimension.") from error
+        raise ValueError(
+            f"entry {name!r} of a batch is a list that makes no array ({error}): expected equal lengths in each dimension."
+        ) from error
 
 
 def _shapes(batch):
@@ -175,14 +194,16 @@ def _has_rows(value):
 
 def _check_rows(name, value, rows):
     if _has_rows(value) and value.shape[0] not in (1, rows):
-        raise ValueError(f"entry {name!r} of a batch has {value.shape[0]} rows where others have {rows}: expected the "
-                         "same number, or 1 for an entry that all samples share.")
+        raise ValueError(
+            f"entry {name!r} of a batch has {value.shape[0]} rows where others have {rows}: expected the "
+            "same number, or 1 for an entry that all samples share."
+        )
 
 
 def _rows_of(value, rows, start, count):
     if not _has_rows(value) or value.shape[0] == 1 != rows:
         return value
-    return value[start:start + count]
+    return value[start : start + count]
 
 
 def to_tensor(value):

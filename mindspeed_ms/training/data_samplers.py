@@ -3,6 +3,7 @@
 Source: Megatron's pretraining samplers: consecutive blocks of a micro-batch per rank, data-parallel rank fastest,
 counted by `consumed_samples`. Here a pass over the data is followed by the next one.
 """
+
 import numpy as np
 
 
@@ -20,8 +21,9 @@ class PretrainingSampler:
         ValueError: the dataset has fewer samples than one micro-batch over all ranks.
     """
 
-    def __init__(self, total_samples, consumed_samples, micro_batch_size, data_parallel_rank, data_parallel_size,
-                 drop_last=True):
+    def __init__(
+        self, total_samples, consumed_samples, micro_batch_size, data_parallel_rank, data_parallel_size, drop_last=True
+    ):
         self.unit = micro_batch_size * data_parallel_size
         self.total_samples = total_samples
         self.consumed_samples = consumed_samples
@@ -30,9 +32,11 @@ class PretrainingSampler:
         if total_samples <= 0:
             raise ValueError(f"the dataset has {total_samples} samples: expected at least one.")
         if drop_last and total_samples < self.unit:
-            raise ValueError(f"the dataset has {total_samples} samples, fewer than micro batch size {micro_batch_size} "
-                             f"x data-parallel size {data_parallel_size} = {self.unit}: use more data, a smaller "
-                             "batch, or drop_remainder False.")
+            raise ValueError(
+                f"the dataset has {total_samples} samples, fewer than micro batch size {micro_batch_size} "
+                f"x data-parallel size {data_parallel_size} = {self.unit}: use more data, a smaller "
+                "batch, or drop_remainder False."
+            )
         self.samples_per_epoch = total_samples // self.unit * self.unit if drop_last else total_samples
 
     @property

@@ -1,4 +1,5 @@
 """One interface to everything that can be handed in as training data, with epochs, resuming and broadcasting."""
+
 from collections import deque
 
 from mindspeed_ms.core import num_microbatches_calculator as calculator
@@ -53,8 +54,10 @@ class BatchStream:
         if self.max_epochs is not None and self.epoch >= self.max_epochs:
             raise DataExhausted(f"all {self.max_epochs} epochs are over")
         if self.epoch and not self._can_restart:
-            raise DataExhausted("the data loader is an iterator that cannot be started again; pass a list or an "
-                                "object whose __iter__ begins anew")
+            raise DataExhausted(
+                "the data loader is an iterator that cannot be started again; pass a list or an "
+                "object whose __iter__ begins anew"
+            )
         if hasattr(self.loader, "create_dict_iterator"):
             self._iterator = self.loader.create_dict_iterator(num_epochs=1, output_numpy=True)
         else:
@@ -157,8 +160,7 @@ class MicroBatches:
     def __next__(self):
         if not self._waiting:
             batch = self._get_batch(self.stream)
-            self._waiting.extend(split_batch(batch, calculator.get_micro_batch_size(),
-                                             calculator.get_num_microbatches()))
+            self._waiting.extend(split_batch(batch, calculator.get_micro_batch_size(), calculator.get_num_microbatches()))
         return self._waiting.popleft()
 
     def take(self, count):
@@ -181,8 +183,9 @@ def make_stream(loader, all_config, max_epochs=None, name="train_data_loader"):
     group = parallel_state.get_tensor_model_parallel_group()
     present = group.all_gather_object(loader is not None) if group.size > 1 else [loader is not None]
     if not present[0]:
-        raise ValueError(f"{name} is None on tensor-parallel rank 0: it must have the data (other tensor-parallel "
-                         "ranks may pass None).")
+        raise ValueError(
+            f"{name} is None on tensor-parallel rank 0: it must have the data (other tensor-parallel ranks may pass None)."
+        )
     stream = None if loader is None else _stream_of(as_loader(loader, all_config), max_epochs, name)
     return stream if all(present) else BroadcastStream(stream if group.rank == 0 else None)
 
@@ -201,8 +204,10 @@ def _stream_of(loader, max_epochs, name):
         return SampleStream(loader, max_epochs)
     if hasattr(loader, "create_dict_iterator") or hasattr(loader, "__iter__"):
         return BatchStream(loader, max_epochs)
-    raise ValueError(f"{name} is a {type(loader).__name__}: expected an iterable of dicts, a MindSpore dataset, or "
-                     "samples by __getitem__ and __len__.")
+    raise ValueError(
+        f"{name} is a {type(loader).__name__}: expected an iterable of dicts, a MindSpore dataset, or "
+        "samples by __getitem__ and __len__."
+    )
 
 
 def _is_one_shot(loader):

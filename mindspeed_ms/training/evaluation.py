@@ -1,4 +1,5 @@
 """Evaluation: forward passes without dropout, loss over all tokens."""
+
 from mindspeed_ms.core import num_microbatches_calculator as calculator
 from mindspeed_ms.core.pipeline_parallel import get_forward_backward_func
 from mindspeed_ms.training.losses import LossReducer
@@ -22,9 +23,14 @@ def evaluate(forward_step_func, data_iterator, model, eval_iters, process_non_lo
     reducer, reported, non_loss_data = LossReducer(), [], None
 
     def run(collect):
-        return forward_backward_func(forward_step_func=forward_step_func, data_iterator=data_iterator, model=model,
-                                     num_microbatches=calculator.get_num_microbatches(), forward_only=True,
-                                     collect_non_loss_data=collect)
+        return forward_backward_func(
+            forward_step_func=forward_step_func,
+            data_iterator=data_iterator,
+            model=model,
+            num_microbatches=calculator.get_num_microbatches(),
+            forward_only=True,
+            collect_non_loss_data=collect,
+        )
 
     for chunk in model:
         chunk.set_train(False)

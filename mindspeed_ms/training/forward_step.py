@@ -1,4 +1,5 @@
 """The forward step of a model whose construct returns its loss."""
+
 import inspect
 from functools import lru_cache, partial
 
@@ -25,10 +26,12 @@ def make_forward_step(calculate_per_token_loss=False):
     Returns:
         Callable: `(data_iterator, model) -> (output, loss_func)`.
     """
+
     def forward_step(data_iterator, model):
         batch = without_dataset_id(next(data_iterator), unwrap_model(model))
         check_batch(batch, unwrap_model(model))
         return model(**batch), partial(loss_function, count_tokens(batch), calculate_per_token_loss)
+
     return forward_step
 
 
@@ -46,8 +49,10 @@ def loss_function(tokens, per_token, output, non_loss_data=False):
     loss = output[0] if isinstance(output, (tuple, list)) else output
     if not isinstance(loss, Tensor) or loss.size != 1:
         shape = getattr(loss, "shape", type(loss).__name__)
-        raise ValueError(f"the model returned {shape} as its loss: expected a scalar Tensor (or it first in a tuple). "
-                         "A model that returns logits needs labels in the batch, or a forward_step_func.")
+        raise ValueError(
+            f"the model returned {shape} as its loss: expected a scalar Tensor (or it first in a tuple). "
+            "A model that returns logits needs labels in the batch, or a forward_step_func."
+        )
     reported = {MAIN_LOSS: TokenMean(autograd.detach(loss), tokens)}
     return (loss * tokens, tokens, reported) if per_token else (loss, reported)
 
@@ -86,12 +91,16 @@ def check_batch(batch, model):
         parts += [f"has unknown {', '.join(map(str, unknown))}"] if unknown else []
         raise BatchMismatchError(
             f"the batch {' and '.join(parts)}: {type(model).__name__}.construct takes ({', '.join(known)}). Let "
-            "get_batch_func return a dict with those names (None for what is not used).")
+            "get_batch_func return a dict with those names (None for what is not used)."
+        )
 
 
 @lru_cache(maxsize=64)
 def _construct_arguments(model_class):
     parameters = list(inspect.signature(model_class.construct).parameters.values())[1:]
     named = [item for item in parameters if item.kind in (item.POSITIONAL_OR_KEYWORD, item.KEYWORD_ONLY)]
-    return (tuple(item.name for item in named if item.default is item.empty), tuple(item.name for item in named),
-            any(item.kind is item.VAR_KEYWORD for item in parameters))
+    return (
+        tuple(item.name for item in named if item.default is item.empty),
+        tuple(item.name for item in named),
+        any(item.kind is item.VAR_KEYWORD for item in parameters),
+    )

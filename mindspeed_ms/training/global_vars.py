@@ -19,8 +19,10 @@ def get_args():
         RuntimeError: `initialize_megatron` was not called.
     """
     if _args is None:
-        raise RuntimeError("there are no arguments yet: call initialize_megatron() first. A run that is configured by "
-                           "yaml alone has none; use its all_config.")
+        raise RuntimeError(
+            "there are no arguments yet: call initialize_megatron() first. A run that is configured by "
+            "yaml alone has none; use its all_config."
+        )
     return _args
 
 
@@ -46,6 +48,7 @@ def get_all_config():
         if _args is None:
             raise RuntimeError("there is no configuration yet: pass all_config, or call initialize_megatron() first.")
         from mindspeed_ms.config import init_configs_from_args
+
         _all_config = init_configs_from_args(_args)
     return _all_config
 

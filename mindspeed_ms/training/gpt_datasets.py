@@ -1,4 +1,5 @@
 """Megatron's GPT datasets as the configuration names them. Source of the rules: Megatron's pretrain_gpt and arguments."""
+
 import os
 
 from mindspeed_ms.core.datasets.blended_megatron_dataset_builder import build_train_valid_test_datasets
@@ -33,11 +34,16 @@ def build_datasets(all_config, train_val_test_num_samples):
     train, valid, test = train_val_test_num_samples
     datasets = build_train_valid_test_datasets([train or None, valid, test], gpt_dataset_config(all_config))
     if datasets[0] is None or not len(datasets[0]):
-        reason = "the split leaves no documents to it" if datasets[0] is None else (
-            f"its documents have too few tokens for one sample of seq_length {all_config.model_config.seq_length}")
+        reason = (
+            "the split leaves no documents to it"
+            if datasets[0] is None
+            else (f"its documents have too few tokens for one sample of seq_length {all_config.model_config.seq_length}")
+        )
         raise DatasetError(f"there is no training data: {reason}. Give more data (--data-path) or another split (--split).")
-    return [dataset if dataset is not None and len(dataset) and wanted else None
-            for dataset, wanted in zip(datasets, (True, valid, test))]
+    return [
+        dataset if dataset is not None and len(dataset) and wanted else None
+        for dataset, wanted in zip(datasets, (True, valid, test))
+    ]
 
 
 def gpt_dataset_config(all_config):
@@ -47,23 +53,38 @@ def gpt_dataset_config(all_config):
     # a causal mask is what the model applies without one
     create_attention_mask = settings.create_attention_mask_in_dataloader and settings.reset_attention_mask
     if settings.reset_attention_mask and not create_attention_mask:
-        raise DatasetError("reset_attention_mask needs attention masks, which create_attention_mask_in_dataloader False "
-                           "(--no-create-attention-mask-in-dataloader) switches off: leave one of them out.")
+        raise DatasetError(
+            "reset_attention_mask needs attention masks, which create_attention_mask_in_dataloader False "
+            "(--no-create-attention-mask-in-dataloader) switches off: leave one of them out."
+        )
     return GPTDatasetConfig(
-        random_seed=all_config.training_config.random_seed, sequence_length=model.seq_length,
-        blend=get_blend_from_list(settings.data_path), blend_per_split=each if any(each) else None, split=settings.split,
-        path_to_cache=settings.data_cache_path, mmap_bin_files=settings.mmap_bin_files, mock=settings.mock_data,
-        eod_token_id=settings.eos_token_id, pad_token_id=settings.pad_token_id, vocab_size=model.vocab_size,
-        reset_position_ids=settings.reset_position_ids, reset_attention_mask=settings.reset_attention_mask,
-        eod_mask_loss=settings.eod_mask_loss, create_attention_mask=create_attention_mask)
+        random_seed=all_config.training_config.random_seed,
+        sequence_length=model.seq_length,
+        blend=get_blend_from_list(settings.data_path),
+        blend_per_split=each if any(each) else None,
+        split=settings.split,
+        path_to_cache=settings.data_cache_path,
+        mmap_bin_files=settings.mmap_bin_files,
+        mock=settings.mock_data,
+        eod_token_id=settings.eos_token_id,
+        pad_token_id=settings.pad_token_id,
+        vocab_size=model.vocab_size,
+        reset_position_ids=settings.reset_position_ids,
+        reset_attention_mask=settings.reset_attention_mask,
+        eod_mask_loss=settings.eod_mask_loss,
+        create_attention_mask=create_attention_mask,
+    )
 
 
 def names_indexed_files(all_config):
     """True if the data is made up, weighted, or named by prefixes of indexed files; False for other data."""
     settings = all_config.dataset_config
     blends = [get_blend_from_list(words) for words in (settings.data_path, *_per_split(settings))]
-    return settings.mock_data or settings.is_instruction_dataset or any(
-        blend and (blend[1] or any(_exists(prefix) for prefix in blend[0])) for blend in blends)
+    return (
+        settings.mock_data
+        or settings.is_instruction_dataset
+        or any(blend and (blend[1] or any(_exists(prefix) for prefix in blend[0])) for blend in blends)
+    )
 
 
 def check_files(all_config):

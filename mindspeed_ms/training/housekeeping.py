@@ -1,4 +1,5 @@
 """Care at fixed steps: garbage collection, and the check that data-parallel ranks hold equal weights."""
+
 import gc
 import zlib
 
@@ -56,4 +57,5 @@ def check_weights_across_data_parallel_ranks(model, iteration):
                 raise RuntimeError(
                     f"after iteration {iteration} the weights of buffer {number} on ranks {other} differ from those on "
                     f"rank {group.ranks[0]} (check_weight_hash_across_dp_replicas_interval): data parallelism needs "
-                    "equal weights; look for an update outside the optimizer.")
+                    "equal weights; look for an update outside the optimizer."
+                )

@@ -1,4 +1,5 @@
 """Start-up of a training script."""
+
 from mindspeed_ms.core.device import request_device
 from mindspeed_ms.core.logging import setup_logging
 from mindspeed_ms.training.arguments import parse_args

@@ -1,4 +1,5 @@
 """The loss of a step as every rank reports it: one collective over the world, sums in float64 in rank order."""
+
 import math
 from dataclasses import dataclass, field
 
@@ -13,6 +14,7 @@ MAIN_LOSS = "lm loss"
 @dataclass(frozen=True)
 class TokenMean:
     """A micro-batch's mean loss over `tokens` tokens; `value` is a scalar Tensor that is read after the step."""
+
     value: Tensor
     tokens: float
 
@@ -33,6 +35,7 @@ class StepLosses:
         stop_requested (list[int]): ranks that want to end after this step.
         bad_gradients (list[int]): ranks whose gradients held NaN or infinity before the reduction, where that is checked.
     """
+
     values: dict
     tokens: float = 0.0
     not_finite: list = field(default_factory=list)
@@ -73,13 +76,19 @@ class LossReducer:
         if gathered[:, len(flags)].any():
             self._agree_on_names(local)
             gathered = self._gather_values(flags, local)
-        sums = gathered[:, len(flags) + 1:].sum(axis=0).reshape(-1, 3)
-        values = {name: _ratio(total, count) if reports else math.nan
-                  for place, (name, (total, count, reports)) in enumerate(zip(self._names, sums)) if reports or not place}
-        return StepLosses(values, float(sums[0, 1]) if len(sums) else 0.0,
-                          [(rank, int(row[1])) for rank, row in enumerate(gathered) if row[1] >= 0],
-                          [rank for rank, row in enumerate(gathered) if row[0]],
-                          [rank for rank, row in enumerate(gathered) if row[2]])
+        sums = gathered[:, len(flags) + 1 :].sum(axis=0).reshape(-1, 3)
+        values = {
+            name: _ratio(total, count) if reports else math.nan
+            for place, (name, (total, count, reports)) in enumerate(zip(self._names, sums))
+            if reports or not place
+        }
+        return StepLosses(
+            values,
+            float(sums[0, 1]) if len(sums) else 0.0,
+            [(rank, int(row[1])) for rank, row in enumerate(gathered) if row[1] >= 0],
+            [rank for rank, row in enumerate(gathered) if row[0]],
+            [rank for rank, row in enumerate(gathered) if row[2]],
+        )
 
     def _gather_values(self, flags, local):
         """float64 `[ranks, flags + 1 + 3 * names]`: the flags, 1 for names to agree on, (sum, count, 1) of each name."""

@@ -1,4 +1,5 @@
 """What a person sees of a training: log lines, metrics.jsonl, TensorBoard, progress bar, a picture of the losses."""
+
 import json
 import math
 import os
@@ -28,6 +29,7 @@ class StepReport:
         params_norm (Optional[float]): norm of the weights, if it is asked for.
         seconds (float): duration.
     """
+
     losses: dict
     tokens: float
     finite_grads: bool
@@ -46,12 +48,14 @@ class StepReport:
 
 def format_log_line(report, train_state, total_iterations, milliseconds, tokens_per_second, tflops=None):
     """The line of a step: upstream's fields in upstream's order, then ours."""
-    line = (f"Epoch: {train_state.epoch}, Step: {train_state.step_in_epoch}, Loss: {report.loss:.16f}, "
-            f"Finite_grads: {report.finite_grads}, Loss_scale: {report.loss_scale}, "
-            f"Learning_rate: {report.learning_rate:.16f}, Grad_norm: {report.grad_norm}, "
-            f"Time: {milliseconds:.2f} ms, Iteration: {train_state.iteration}/{total_iterations}, "
-            f"Consumed_samples: {train_state.consumed_train_samples}, "
-            f"Tokens_per_second: {tokens_per_second:.1f}")
+    line = (
+        f"Epoch: {train_state.epoch}, Step: {train_state.step_in_epoch}, Loss: {report.loss:.16f}, "
+        f"Finite_grads: {report.finite_grads}, Loss_scale: {report.loss_scale}, "
+        f"Learning_rate: {report.learning_rate:.16f}, Grad_norm: {report.grad_norm}, "
+        f"Time: {milliseconds:.2f} ms, Iteration: {train_state.iteration}/{total_iterations}, "
+        f"Consumed_samples: {train_state.consumed_train_samples}, "
+        f"Tokens_per_second: {tokens_per_second:.1f}"
+    )
     if tflops is not None:
         line += f", TFLOPs_per_device: {tflops:.4g}"
     for name, value in list(report.losses.items())[1:]:
@@ -79,8 +83,7 @@ class MetricsLogger:
         flops_per_token (Optional[float]): operations of a token, to report TFLOP/s of each device.
     """
 
-    def __init__(self, output_dir, total_iterations, log_interval=None, events=None, start_iteration=0,
-                 flops_per_token=None):
+    def __init__(self, output_dir, total_iterations, log_interval=None, events=None, start_iteration=0, flops_per_token=None):
         self.flops_per_token = flops_per_token
         self.output_dir = output_dir
         self.total_iterations = total_iterations
@@ -118,22 +121,36 @@ class MetricsLogger:
             tflops = tokens_per_second * self.flops_per_token / comm.get_world_size() / 1e12
             speed = {"tflops_per_device": tflops}
         if self.speaks:
-            logger.info("%s", format_log_line(report, train_state, self.total_iterations, milliseconds,
-                                              tokens_per_second, tflops))
-        self._write({"iteration": train_state.iteration, "epoch": train_state.epoch, "step": train_state.step_in_epoch,
-                     **_step_values(report), "finite_grads": report.finite_grads, "time_ms": milliseconds,
-                     "tokens_per_second": tokens_per_second, **speed, "consumed_samples": train_state.consumed_train_samples,
-                     "skipped_iterations": train_state.skipped_iterations})
+            logger.info(
+                "%s", format_log_line(report, train_state, self.total_iterations, milliseconds, tokens_per_second, tflops)
+            )
+        self._write(
+            {
+                "iteration": train_state.iteration,
+                "epoch": train_state.epoch,
+                "step": train_state.step_in_epoch,
+                **_step_values(report),
+                "finite_grads": report.finite_grads,
+                "time_ms": milliseconds,
+                "tokens_per_second": tokens_per_second,
+                **speed,
+                "consumed_samples": train_state.consumed_train_samples,
+                "skipped_iterations": train_state.skipped_iterations,
+            }
+        )
 
     def log_evaluation(self, name, losses, train_state):
         """Report an evaluation: `losses` (dict[str, float]) on the data called `name` ("valid" or "test")."""
         loss = next(iter(losses.values()), math.nan)
-        values = {f"{name}_loss": loss, f"{name}_perplexity": math.exp(min(20.0,
-                                                                           loss)) if math.isfinite(loss) else loss}
+        values = {f"{name}_loss": loss, f"{name}_perplexity": math.exp(min(20.0, loss)) if math.isfinite(loss) else loss}
         values.update({f"{name}_{key}": value for key, value in list(losses.items())[1:]})
         if self.speaks:
-            logger.info("%s at iteration %d: %s", name, train_state.iteration,
-                        ", ".join(f"{key}: {value:.16g}" for key, value in values.items()))
+            logger.info(
+                "%s at iteration %d: %s",
+                name,
+                train_state.iteration,
+                ", ".join(f"{key}: {value:.16g}" for key, value in values.items()),
+            )
         self.events.write(values, train_state.iteration)
         self._write({"iteration": train_state.iteration, **values})
 
@@ -154,8 +171,12 @@ class MetricsLogger:
 
 
 def _step_values(report):
-    values = {"loss": report.loss, "learning_rate": report.learning_rate, "grad_norm": report.grad_norm,
-              "loss_scale": report.loss_scale}
+    values = {
+        "loss": report.loss,
+        "learning_rate": report.learning_rate,
+        "grad_norm": report.grad_norm,
+        "loss_scale": report.loss_scale,
+    }
     values.update(list(report.losses.items())[1:])
     for name in ("num_zeros", "params_norm"):
         if getattr(report, name) is not None:
@@ -173,7 +194,7 @@ def _prepare_metrics_file(path, start_iteration):
         return
     if start_iteration == 0:
         stamp = time.strftime("%Y%m%d-%H%M%S", time.localtime(os.path.getmtime(path)))
-        os.replace(path, f"{path[:-len('.jsonl')]}.{stamp}.jsonl")
+        os.replace(path, f"{path[: -len('.jsonl')]}.{stamp}.jsonl")
         return
     kept = [line for line in read_metrics(path) if line["iteration"] <= start_iteration]
     with open(f"{path}.tmp", "w", encoding="utf-8") as file:
@@ -197,29 +218,41 @@ def _progress_bar(total_iterations, start_iteration):
     if not sys.stderr.isatty():
         return None
     from tqdm import tqdm
+
     return tqdm(total=total_iterations, initial=start_iteration, unit="step", dynamic_ncols=True)
 
 
 def draw_loss_curve(metrics_path, picture_path):
     """Draw the losses of a metrics.jsonl into a PNG; nothing if it has none, a warning without matplotlib."""
-    curves = {name: [(line["iteration"], line[name]) for line in read_metrics(metrics_path)
-                     if isinstance(line.get(name), (int, float))] for name in ("loss", "valid_loss", "test_loss")}
+    curves = {
+        name: [
+            (line["iteration"], line[name]) for line in read_metrics(metrics_path) if isinstance(line.get(name), (int, float))
+        ]
+        for name in ("loss", "valid_loss", "test_loss")
+    }
     if not any(curves.values()):
         return
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError:
-        logger.warning("the loss curve was not drawn: matplotlib is not installed (pip install matplotlib). The "
-                       "numbers are in %s.", metrics_path)
+        logger.warning(
+            "the loss curve was not drawn: matplotlib is not installed (pip install matplotlib). The numbers are in %s.",
+            metrics_path,
+        )
         return
     figure = Figure(figsize=(8, 5), dpi=120, layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot(xlabel="iteration", ylabel="loss per token (nat)", title="Training")
     for name, points in curves.items():
         if points:
-            axes.plot(*zip(*points), label=name.replace("_", " "), marker="o" if len(points) < 30 else None,
-                      markersize=3, linewidth=1.2)
+            axes.plot(
+                *zip(*points),
+                label=name.replace("_", " "),
+                marker="o" if len(points) < 30 else None,
+                markersize=3,
+                linewidth=1.2,
+            )
     axes.grid(alpha=0.3)
     axes.legend()
     figure.savefig(picture_path)

@@ -1,4 +1,5 @@
 """From the configuration to model chunks, optimizer and schedule."""
+
 from dataclasses import dataclass
 
 from mindspore import nn
@@ -29,9 +30,12 @@ def get_model(model_provider_func, all_config):
     later_stage = not parallel_state.is_pipeline_first_stage(ignore_virtual=True)
     delayed = all_config.training_config.delay_grad_reduce and later_stage
     # the reduction of later chunks overlaps with the backward of earlier ones as it is
-    return [DistributedDataParallel(ModelSettings.of(all_config), get_ddp_config(all_config), cell,
-                                    disable_bucketing=delayed or chunk > 0)
-            for chunk, cell in enumerate(cells)]
+    return [
+        DistributedDataParallel(
+            ModelSettings.of(all_config), get_ddp_config(all_config), cell, disable_bucketing=delayed or chunk > 0
+        )
+        for chunk, cell in enumerate(cells)
+    ]
 
 
 def _build_chunks(model_provider_func):
@@ -41,8 +45,9 @@ def _build_chunks(model_provider_func):
     for chunk in range(chunks or 1):
         if chunks is not None:
             parallel_state.set_virtual_pipeline_model_parallel_rank(chunk)
-        cell = model_provider_func(pre_process=parallel_state.is_pipeline_first_stage(),
-                                   post_process=parallel_state.is_pipeline_last_stage())
+        cell = model_provider_func(
+            pre_process=parallel_state.is_pipeline_first_stage(), post_process=parallel_state.is_pipeline_last_stage()
+        )
         if not isinstance(cell, nn.Cell):
             raise ValueError(f"model_provider_func returned a {type(cell).__name__}: expected a mindspore.nn.Cell.")
         cells.append(cell)
@@ -61,6 +66,7 @@ def _place():
 @dataclass(frozen=True)
 class ModelSettings:
     """What data parallelism, pipeline and gradient finalisation read of a model's configuration."""
+
     sequence_parallel: bool = False
     gradient_accumulation_fusion: bool = False
     calculate_per_token_loss: bool = False
@@ -70,9 +76,12 @@ class ModelSettings:
     def of(cls, all_config):
         """The settings of an AllConfig."""
         parallel = all_config.parallel_config
-        return cls(parallel.sequence_parallel, parallel.gradient_accumulation_fusion,
-                   all_config.training_config.calculate_per_token_loss,
-                   PipelineSettings.of(all_config) if parallel.pipeline_model_parallel_size > 1 else None)
+        return cls(
+            parallel.sequence_parallel,
+            parallel.gradient_accumulation_fusion,
+            all_config.training_config.calculate_per_token_loss,
+            PipelineSettings.of(all_config) if parallel.pipeline_model_parallel_size > 1 else None,
+        )
 
 
 def get_ddp_config(all_config):
@@ -91,7 +100,8 @@ def get_ddp_config(all_config):
         zero_shard_size=all_config.parallel_config.zero_shard_size,
         allreduce_after_grad_accumulation=zero.allreduce_after_grad_accumulation,
         param_resident=zero.param_resident,
-        sum_gradients=zero.grad_allreduce_op == "sum")
+        sum_gradients=zero.grad_allreduce_op == "sum",
+    )
 
 
 def get_optimizer_config(all_config):
@@ -99,21 +109,32 @@ def get_optimizer_config(all_config):
     optimizer, training = all_config.optimizer_config, all_config.training_config
     zero = optimizer.zero_config or ZeroConfig()
     values = {
-        "optimizer": optimizer.optimizer_type, "lr": optimizer.learning_rate, "min_lr": optimizer.min_lr,
-        "decoupled_lr": optimizer.decoupled_lr, "decoupled_min_lr": optimizer.decoupled_min_lr,
+        "optimizer": optimizer.optimizer_type,
+        "lr": optimizer.learning_rate,
+        "min_lr": optimizer.min_lr,
+        "decoupled_lr": optimizer.decoupled_lr,
+        "decoupled_min_lr": optimizer.decoupled_min_lr,
         "weight_decay": optimizer.weight_decay,
         "no_weight_decay_params": optimizer.no_weight_decay_params or None,
-        "fp16": training.fp16, "bf16": training.bf16, "loss_scale": training.loss_scale,
-        "initial_loss_scale": training.loss_scale_value, "min_loss_scale": training.min_loss_scale,
-        "loss_scale_factor": training.loss_scale_factor, "loss_scale_window": training.loss_scale_window,
-        "hysteresis": training.hysteresis, "adam_beta1": optimizer.betas[0], "adam_beta2": optimizer.betas[1],
-        "adam_eps": optimizer.eps, "sgd_momentum": optimizer.sgd_momentum, "clip_grad": optimizer.clip_grad,
-        "grad_clip_type": optimizer.clip_grad_type, "log_num_zeros_in_grad": training.log_num_zeros_in_grad,
+        "fp16": training.fp16,
+        "bf16": training.bf16,
+        "loss_scale": training.loss_scale,
+        "initial_loss_scale": training.loss_scale_value,
+        "min_loss_scale": training.min_loss_scale,
+        "loss_scale_factor": training.loss_scale_factor,
+        "loss_scale_window": training.loss_scale_window,
+        "hysteresis": training.hysteresis,
+        "adam_beta1": optimizer.betas[0],
+        "adam_beta2": optimizer.betas[1],
+        "adam_eps": optimizer.eps,
+        "sgd_momentum": optimizer.sgd_momentum,
+        "clip_grad": optimizer.clip_grad,
+        "grad_clip_type": optimizer.clip_grad_type,
+        "log_num_zeros_in_grad": training.log_num_zeros_in_grad,
         "cpu_offload": optimizer.optimizer_cpu_offload or zero.cpu_offload,
     }
     optional = ("initial_loss_scale", "loss_scale_factor", "loss_scale_window")
-    return OptimizerConfig(**{name: value for name,
-                              value in values.items() if value is not None or name not in optional})
+    return OptimizerConfig(**{name: value for name, value in values.items() if value is not None or name not in optional})
 
 
 def get_optimizer(all_config, model, no_weight_decay_cond=None, scale_lr_cond=None, lr_mult=1.0):
@@ -144,13 +165,22 @@ def get_optimizer_param_scheduler(optimizer, all_config, training_iters):
     if settings.lr_decay_style == "WSD":
         wsd_steps = _in_samples(settings.lr_wsd_decay_samples, settings.lr_wsd_decay_iters, batch)
     return OptimizerParamScheduler(
-        optimizer, init_lr=settings.lr_warmup_init, max_lr=settings.learning_rate, min_lr=settings.min_lr,
-        lr_warmup_steps=warmup_steps, lr_decay_steps=decay_steps, lr_decay_style=settings.lr_decay_style,
-        start_wd=settings.start_weight_decay, end_wd=settings.end_weight_decay, wd_incr_steps=length,
+        optimizer,
+        init_lr=settings.lr_warmup_init,
+        max_lr=settings.learning_rate,
+        min_lr=settings.min_lr,
+        lr_warmup_steps=warmup_steps,
+        lr_decay_steps=decay_steps,
+        lr_decay_style=settings.lr_decay_style,
+        start_wd=settings.start_weight_decay,
+        end_wd=settings.end_weight_decay,
+        wd_incr_steps=length,
         wd_incr_style=settings.weight_decay_incr_style,
         use_checkpoint_opt_param_scheduler=settings.use_checkpoint_opt_param_scheduler,
-        override_opt_param_scheduler=settings.override_opt_param_scheduler, wsd_decay_steps=wsd_steps,
-        lr_wsd_decay_style=settings.lr_wsd_decay_style)
+        override_opt_param_scheduler=settings.override_opt_param_scheduler,
+        wsd_decay_steps=wsd_steps,
+        lr_wsd_decay_style=settings.lr_wsd_decay_style,
+    )
 
 
 def _in_samples(samples, iterations, batch):

@@ -1,4 +1,5 @@
 """What a training consists of, and its set-up, loading and saving."""
+
 import os
 import time
 from collections.abc import Callable
@@ -38,6 +39,7 @@ class TrainingRun:
         resumes (bool): it goes on where that checkpoint was saved; else it takes the weights only.
         savers (dict[bool, CheckpointSaver]): write the checkpoints that stay (True) and the spare ones (False).
     """
+
     all_config: Any
     training_iters: int = 0
     train_state: TrainState = field(default_factory=TrainState)
@@ -75,11 +77,15 @@ class TrainingRun:
             return
         self.complete_save()
         checkpointing.save_checkpoint(
-            self._saver(persistent), self.train_state, self.model,
+            self._saver(persistent),
+            self.train_state,
+            self.model,
             None if settings.no_save_optim else self.optimizer,
             None if settings.no_save_optim else self.opt_param_scheduler,
             {name: data.stream.position() for name, data in self.data().items()},
-            not settings.no_save_rng, self.all_config)
+            not settings.no_save_rng,
+            self.all_config,
+        )
         if persistent:
             self.last_saved = self.train_state.iteration
 
@@ -88,8 +94,13 @@ class TrainingRun:
             settings = self.all_config.training_config
             folder = settings.output_dir if persistent else checkpointing.spare_folder(settings.output_dir)
             self.savers[persistent] = checkpointing.CheckpointSaver(
-                folder, settings.keep_checkpoint_max if persistent else 1, settings.async_save, settings.crc_check,
-                settings.ckpt_format, settings.prefix)
+                folder,
+                settings.keep_checkpoint_max if persistent else 1,
+                settings.async_save,
+                settings.crc_check,
+                settings.ckpt_format,
+                settings.prefix,
+            )
         return self.savers[persistent]
 
     def poll_save(self):
@@ -107,8 +118,13 @@ def init_batch_sizes(all_config):
     """Set up the number of micro-batches of a step."""
     settings = all_config.dataset_config
     calculator.init_num_microbatches_calculator(
-        comm.get_rank(), settings.rampup_batch_size, global_batch_size(all_config), settings.batch_size,
-        parallel_state.get_data_parallel_world_size(), settings.decrease_batch_size_if_needed)
+        comm.get_rank(),
+        settings.rampup_batch_size,
+        global_batch_size(all_config),
+        settings.batch_size,
+        parallel_state.get_data_parallel_world_size(),
+        settings.decrease_batch_size_if_needed,
+    )
 
 
 def build_data(run, datasets_provider, train_loader, valid_loader, test_loader, get_batch_func):
@@ -120,25 +136,32 @@ def build_data(run, datasets_provider, train_loader, valid_loader, test_loader, 
     loaders = [train_loader, valid_loader, test_loader]
     if datasets_provider is not None:
         datasets = _provide(datasets_provider, all_config)
-        loaders = [loader if loader is not None else build_pretraining_data_loader(dataset, 0, all_config)
-                   for loader, dataset in zip(loaders, datasets)]
+        loaders = [
+            loader if loader is not None else build_pretraining_data_loader(dataset, 0, all_config)
+            for loader, dataset in zip(loaders, datasets)
+        ]
     loaders = [as_loader(loader, all_config) for loader in loaders]
     run.training_iters = resolve_training_iters(all_config, loaders[0])
     run.train_stream = make_stream(loaders[0], all_config, all_config.training_config.epochs)
     run.train_data = MicroBatches(run.train_stream, get_batch_func)
     run.valid_data, run.test_data = (
         MicroBatches(make_stream(loader, all_config, name=name), get_batch_func) if _anyone_has(loader) else None
-        for loader, name in zip(loaders[1:], ("valid_data_loader", "test_data_loader")))
+        for loader, name in zip(loaders[1:], ("valid_data_loader", "test_data_loader"))
+    )
 
 
 def _provide(datasets_provider, all_config):
     if not any(get_train_valid_test_num_samples(all_config)[:1]):
-        raise ValueError("train_valid_test_datasets_provider needs the number of samples: set training_iters "
-                         "(--train-iters) or train_samples (--train-samples).")
+        raise ValueError(
+            "train_valid_test_datasets_provider needs the number of samples: set training_iters "
+            "(--train-iters) or train_samples (--train-samples)."
+        )
     datasets = datasets_provider(get_train_valid_test_num_samples(all_config))
     if not isinstance(datasets, (tuple, list)) or len(datasets) != 3:
-        raise ValueError("train_valid_test_datasets_provider must return three datasets (training, validation, test; "
-                         f"None for one that does not exist), but returned {type(datasets).__name__}.")
+        raise ValueError(
+            "train_valid_test_datasets_provider must return three datasets (training, validation, test; "
+            f"None for one that does not exist), but returned {type(datasets).__name__}."
+        )
     return datasets
 
 
@@ -158,16 +181,25 @@ def resolve_training_iters(all_config, loader):
     if iterations:
         return iterations
     if dataset.train_samples:
-        raise ValueError(f"train_samples is {dataset.train_samples}, less than the first global batch of "
-                         f"{calculator.get_current_global_batch_size()}: there is nothing to train. Raise it.")
+        raise ValueError(
+            f"train_samples is {dataset.train_samples}, less than the first global batch of "
+            f"{calculator.get_current_global_batch_size()}: there is nothing to train. Raise it."
+        )
     if not training.epochs:
-        raise ValueError("there is nothing to train: training_iters is 0 and neither train_samples nor epochs is set. "
-                         "Set training_iters (--train-iters).")
-    lengths = [length for length in comm.world_group().all_gather_object(
-        steps_per_epoch(loader) if loader is not None else None) if length is not None]
+        raise ValueError(
+            "there is nothing to train: training_iters is 0 and neither train_samples nor epochs is set. "
+            "Set training_iters (--train-iters)."
+        )
+    lengths = [
+        length
+        for length in comm.world_group().all_gather_object(steps_per_epoch(loader) if loader is not None else None)
+        if length is not None
+    ]
     if not lengths:
-        raise ValueError(f"epochs is {training.epochs}, but the training data does not say how many steps an epoch "
-                         "has: set training_iters (--train-iters) too.")
+        raise ValueError(
+            f"epochs is {training.epochs}, but the training data does not say how many steps an epoch "
+            "has: set training_iters (--train-iters) too."
+        )
     return training.epochs * min(lengths)
 
 
@@ -195,7 +227,8 @@ def _check_upstreams_optimizer(run):
             raise checkpointing.CheckpointError(
                 f"{run.load_from} was written by upstream, and its optimizer's state cannot be continued: "
                 f"{reader.manifest.not_resumable}. Load its weights, without resume_training (--finetune), or start the "
-                "optimizer afresh (--no-load-optim).")
+                "optimizer afresh (--no-load-optim)."
+            )
 
 
 def load(run):
@@ -209,9 +242,14 @@ def load(run):
         return
     with_optimizer = run.resumes and not settings.no_load_optim
     with checkpointing.open_checkpoint(path, run.all_config, settings.ckpt_step) as reader:
-        checkpointing.load_checkpoint(reader, run.model, run.optimizer if with_optimizer else None,
-                                      run.opt_param_scheduler if with_optimizer else None, settings.load_strict,
-                                      checkpointing.true_vocab_size(run.all_config))
+        checkpointing.load_checkpoint(
+            reader,
+            run.model,
+            run.optimizer if with_optimizer else None,
+            run.opt_param_scheduler if with_optimizer else None,
+            settings.load_strict,
+            checkpointing.true_vocab_size(run.all_config),
+        )
         check_same_model(reader.manifest.args, run.all_config, run.resumes and settings.load_strict)
         if not with_optimizer:
             run.optimizer.reload_model_params()
@@ -249,14 +287,18 @@ def _folder_to_load(settings):
     """
     wanted, own = settings.resume_training and not settings.finetune, settings.output_dir
     folder, resumes = checkpointing.checkpoint_to_start_from(
-        settings.load_checkpoint, own, settings.pretrained_checkpoint, wanted)
+        settings.load_checkpoint, own, settings.pretrained_checkpoint, wanted
+    )
     if wanted and not resumes:
         if settings.exit_on_missing_checkpoint:
             raise checkpointing.CheckpointError(f"{own} holds no checkpoint to resume from (exit_on_missing_checkpoint).")
         logger.info("resume_training: %s holds no checkpoint yet, the training starts from the beginning", own)
     elif resumes and folder != own and checkpointing.has_checkpoints(own) and comm.get_rank() == 0:
-        logger.warning("load_checkpoint (--load) %s is continued although %s has checkpoints of its own: without --load "
-                       "those would be", folder, own)
+        logger.warning(
+            "load_checkpoint (--load) %s is continued although %s has checkpoints of its own: without --load those would be",
+            folder,
+            own,
+        )
     elif not wanted and not settings.load_checkpoint:
         _warn_of_older_checkpoints(own)
     return folder, resumes
@@ -265,6 +307,9 @@ def _folder_to_load(settings):
 def _warn_of_older_checkpoints(folder):
     newest = checkpointing.latest_iteration(folder)
     if newest is not None and comm.get_rank() == 0:
-        logger.warning("%s holds checkpoints of an earlier training (up to iteration %d); resume_training "
-                       "(--resume-training) would continue it, this run starts anew and replaces them as it goes",
-                       folder, newest)
+        logger.warning(
+            "%s holds checkpoints of an earlier training (up to iteration %d); resume_training "
+            "(--resume-training) would continue it, this run starts anew and replaces them as it goes",
+            folder,
+            newest,
+        )

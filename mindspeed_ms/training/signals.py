@@ -1,4 +1,5 @@
 """Ctrl-C and SIGTERM end a training after its current step, with a checkpoint."""
+
 import signal
 import threading
 
@@ -33,8 +34,9 @@ class SignalHandler:
     def _note(self, number, frame):
         del frame
         self.received = signal.Signals(number).name
-        logger.warning("%s received: finishing this step, saving, ending. A second one ends at once without saving.",
-                       self.received)
+        logger.warning(
+            "%s received: finishing this step, saving, ending. A second one ends at once without saving.", self.received
+        )
         self._restore()
 
     def _restore(self):

@@ -1,4 +1,5 @@
 """The numbers of a training as TensorBoard event files, where a library can write them."""
+
 from mindspeed_ms.core import num_microbatches_calculator as calculator
 
 _PEAK_MEMORY = "VmHWM:"
@@ -15,20 +16,31 @@ class TensorboardEvents:
     def __init__(self, writer=None, settings=None):
         self.writer = writer
         self.interval = settings.tensorboard_log_interval if settings is not None else 1
-        self._left_out = set() if settings is None else {name for name, wanted in {
-            "loss_scale": settings.log_loss_scale_to_tensorboard,
-            "learning_rate": settings.log_learning_rate_to_tensorboard,
-            "time_ms": settings.log_timers_to_tensorboard,
-            "batch_size": settings.log_batch_size_to_tensorboard,
-            "peak_memory_bytes": settings.log_memory_to_tensorboard,
-            "valid_perplexity": settings.log_validation_ppl_to_tensorboard,
-            "test_perplexity": settings.log_validation_ppl_to_tensorboard}.items() if not wanted}
+        self._left_out = (
+            set()
+            if settings is None
+            else {
+                name
+                for name, wanted in {
+                    "loss_scale": settings.log_loss_scale_to_tensorboard,
+                    "learning_rate": settings.log_learning_rate_to_tensorboard,
+                    "time_ms": settings.log_timers_to_tensorboard,
+                    "batch_size": settings.log_batch_size_to_tensorboard,
+                    "peak_memory_bytes": settings.log_memory_to_tensorboard,
+                    "valid_perplexity": settings.log_validation_ppl_to_tensorboard,
+                    "test_perplexity": settings.log_validation_ppl_to_tensorboard,
+                }.items()
+                if not wanted
+            }
+        )
 
     def write_step(self, values, iteration):
         """Write the numbers of a step (dict[str, float]) if its iteration is due."""
         if self.writer is not None and iteration % self.interval == 0:
-            self.write({**values, "batch_size": calculator.get_current_global_batch_size(),
-                        "peak_memory_bytes": peak_memory_bytes()}, iteration)
+            self.write(
+                {**values, "batch_size": calculator.get_current_global_batch_size(), "peak_memory_bytes": peak_memory_bytes()},
+                iteration,
+            )
 
     def write(self, values, iteration):
         """Write numbers (dict[str, float]); names with `_` get `-`, as TensorBoard's users know them from Megatron."""
@@ -66,5 +78,7 @@ def make_tensorboard_writer(folder, queue_size=1000):
         except ImportError:
             continue
         return writer_class(folder, max_queue=queue_size)
-    raise RuntimeError(f"tensorboard_dir is {folder!r}, but nothing here can write TensorBoard files: pip install "
-                       "tensorboardX, or leave tensorboard_dir out (the same numbers are in metrics.jsonl).")
+    raise RuntimeError(
+        f"tensorboard_dir is {folder!r}, but nothing here can write TensorBoard files: pip install "
+        "tensorboardX, or leave tensorboard_dir out (the same numbers are in metrics.jsonl)."
+    )

@@ -1,4 +1,5 @@
 """Where a training stands."""
+
 from dataclasses import dataclass, fields
 
 
@@ -14,6 +15,7 @@ class TrainState:
         epoch (int): epoch of the last step, from 0.
         step_in_epoch (int): steps done in that epoch.
     """
+
     iteration: int = 0
     consumed_train_samples: int = 0
     consumed_valid_samples: int = 0

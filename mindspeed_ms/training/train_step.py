@@ -1,4 +1,5 @@
 """One step: all micro-batches forward and backward, reduction, check of the loss, update."""
+
 import math
 import time
 
@@ -35,8 +36,17 @@ class TrainOneStep:
         sequence_length (Optional[int]): tokens of a sample, for the throughput; None: the tokens that the loss is over.
     """
 
-    def __init__(self, model, optimizer, opt_param_scheduler, forward_step_func, calculate_per_token_loss=False,
-                 check_for_nan_in_loss=True, log_params_norm=False, sequence_length=None):
+    def __init__(
+        self,
+        model,
+        optimizer,
+        opt_param_scheduler,
+        forward_step_func,
+        calculate_per_token_loss=False,
+        check_for_nan_in_loss=True,
+        log_params_norm=False,
+        sequence_length=None,
+    ):
         self.model = model
         self.optimizer = optimizer
         self.opt_param_scheduler = opt_param_scheduler
@@ -64,8 +74,12 @@ class TrainOneStep:
         start = time.perf_counter()
         self.optimizer.zero_grad()
         reported = get_forward_backward_func()(
-            forward_step_func=self.forward_step_func, data_iterator=data_iterator, model=self.model,
-            num_microbatches=calculator.get_num_microbatches(), options=self.options)
+            forward_step_func=self.forward_step_func,
+            data_iterator=data_iterator,
+            model=self.model,
+            num_microbatches=calculator.get_num_microbatches(),
+            options=self.options,
+        )
         bad_gradients = [name for chunk in self.model for name in chunk.non_finite_gradients()]
         losses = self.reducer.reduce(reported, stop_requested, bool(bad_gradients))
         if losses.not_finite and self.check_for_nan_in_loss:
@@ -77,8 +91,17 @@ class TrainOneStep:
         if success:
             self.opt_param_scheduler.step(calculator.get_current_global_batch_size())
         params_norm = self.optimizer.get_params_norm() if self.log_params_norm else None
-        report = StepReport(losses.values, self._tokens(losses), success, loss_scale, learning_rate, grad_norm, num_zeros,
-                            params_norm, time.perf_counter() - start)
+        report = StepReport(
+            losses.values,
+            self._tokens(losses),
+            success,
+            loss_scale,
+            learning_rate,
+            grad_norm,
+            num_zeros,
+            params_norm,
+            time.perf_counter() - start,
+        )
         return report, bool(losses.stop_requested)
 
     def _tokens(self, losses):
@@ -95,14 +118,18 @@ def _learning_rate(optimizer):
 
 def _describe(losses, iteration):
     places = ", ".join(f"rank {rank} (micro-batch {number})" for rank, number in losses.not_finite[:8])
-    return (f"the loss of iteration {iteration} is NaN or infinite on {places}; nothing was updated. Look at that "
-            "batch, lower the learning rate, or set check_for_nan_in_loss False (--no-check-for-nan-in-loss-and-grad) "
-            "to leave such steps out and go on.")
+    return (
+        f"the loss of iteration {iteration} is NaN or infinite on {places}; nothing was updated. Look at that "
+        "batch, lower the learning rate, or set check_for_nan_in_loss False (--no-check-for-nan-in-loss-and-grad) "
+        "to leave such steps out and go on."
+    )
 
 
 def _describe_gradients(losses, names, iteration):
     ranks = ", ".join(map(str, losses.bad_gradients[:8]))
     here = f" (here: {', '.join(names[:5])}{' and others' if len(names) > 5 else ''})" if names else ""
-    return (f"the gradients of iteration {iteration} hold NaN or infinity on rank {ranks}{here} though the loss is finite; "
-            "nothing was updated. Look at that batch, lower the learning rate, or switch the check off "
-            "(check_for_nan_in_grad False) to leave such steps out and go on.")
+    return (
+        f"the gradients of iteration {iteration} hold NaN or infinity on rank {ranks}{here} though the loss is finite; "
+        "nothing was updated. Look at that batch, lower the learning rate, or switch the check off "
+        "(check_for_nan_in_grad False) to leave such steps out and go on."
+    )

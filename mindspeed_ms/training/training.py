@@ -1,4 +1,5 @@
 """pretrain: from the configuration to a trained model. Names and order: Megatron's training.py, upstream, the guide."""
+
 import time
 
 from mindspeed_ms.config import fit_to_world, page, require_available
@@ -33,9 +34,20 @@ from mindspeed_ms.training.utils import is_last_rank, set_parallel_context, set_
 __all__ = ["TrainingRun", "evaluate", "evaluate_and_print_results", "get_model", "pretrain", "train"]
 
 
-def pretrain(train_valid_test_datasets_provider, model_provider_func, model_type, forward_step_func=None,
-             process_non_loss_data_func=None, extra_args_provider=None, args_defaults=None, all_config=None,
-             train_data_loader=None, get_batch_func=None, valid_data_loader=None, test_data_loader=None):
+def pretrain(
+    train_valid_test_datasets_provider,
+    model_provider_func,
+    model_type,
+    forward_step_func=None,
+    process_non_loss_data_func=None,
+    extra_args_provider=None,
+    args_defaults=None,
+    all_config=None,
+    train_data_loader=None,
+    get_batch_func=None,
+    valid_data_loader=None,
+    test_data_loader=None,
+):
     """Train a model.
 
     Args:
@@ -85,8 +97,9 @@ def pretrain(train_valid_test_datasets_provider, model_provider_func, model_type
     run = TrainingRun(all_config, process_non_loss_data_func=process_non_loss_data_func)
     try:
         find_checkpoint(run)
-        build_data(run, train_valid_test_datasets_provider, train_data_loader, valid_data_loader, test_data_loader,
-                   get_batch_func)
+        build_data(
+            run, train_valid_test_datasets_provider, train_data_loader, valid_data_loader, test_data_loader, get_batch_func
+        )
         if all_config.training_config.skip_train and run.valid_data is None and run.test_data is None:
             raise ValueError("skip_train is set, but there is no validation or test data to evaluate.")
         _build_model(run, model_provider_func, forward_step_func)
@@ -102,9 +115,12 @@ def _train_or_evaluate(run):
         _only_evaluate(run)
         return
     if run.train_state.iteration >= run.training_iters:
-        logger.info("the training is complete: iteration %d of %d was reached before, nothing is left to do. Raise "
-                    "--train-iters (training_config.training_iters) to go on.",
-                    run.train_state.iteration, run.training_iters)
+        logger.info(
+            "the training is complete: iteration %d of %d was reached before, nothing is left to do. Raise "
+            "--train-iters (training_config.training_iters) to go on.",
+            run.train_state.iteration,
+            run.training_iters,
+        )
         return
     _open_metrics(run)
     try:
@@ -126,12 +142,13 @@ def _resolve_config(all_config, extra_args_provider, args_defaults):
 
 def _check_arguments(model_provider_func, model_type):
     if not callable(model_provider_func):
-        raise ValueError(f"model_provider_func is {model_provider_func!r}: expected a function (pre_process, "
-                         "post_process) that returns the model.")
+        raise ValueError(
+            f"model_provider_func is {model_provider_func!r}: expected a function (pre_process, "
+            "post_process) that returns the model."
+        )
     name = getattr(model_type, "name", model_type)
     if name is not None and name != "encoder_or_decoder":
-        raise ValueError(f"model_type is {name!r}: only decoder models exist here, expected encoder_or_decoder or "
-                         "None.")
+        raise ValueError(f"model_type is {name!r}: only decoder models exist here, expected encoder_or_decoder or None.")
 
 
 def _build_model(run, model_provider_func, forward_step_func):
@@ -141,9 +158,16 @@ def _build_model(run, model_provider_func, forward_step_func):
     run.opt_param_scheduler = get_optimizer_param_scheduler(run.optimizer, run.all_config, run.training_iters)
     run.draws_ahead = forward_step_func is None
     run.forward_step_func = forward_step_func or make_forward_step(training.calculate_per_token_loss)
-    run.step = TrainOneStep(run.model, run.optimizer, run.opt_param_scheduler, run.forward_step_func,
-                            training.calculate_per_token_loss, training.check_for_nan_in_loss, training.log_params_norm,
-                            run.all_config.model_config.seq_length)
+    run.step = TrainOneStep(
+        run.model,
+        run.optimizer,
+        run.opt_param_scheduler,
+        run.forward_step_func,
+        training.calculate_per_token_loss,
+        training.check_for_nan_in_loss,
+        training.log_params_norm,
+        run.all_config.model_config.seq_length,
+    )
     for chunk in run.model:
         chunk.set_train(True)
 
@@ -153,9 +177,14 @@ def _open_metrics(run):
     if training.tensorboard_dir and comm.get_rank() == 0 and get_tensorboard_writer() is None:
         set_tensorboard_writer(make_tensorboard_writer(training.tensorboard_dir, training.tensorboard_queue_size))
     events = TensorboardEvents(get_tensorboard_writer(), training)
-    run.metrics = MetricsLogger(training.output_dir, run.training_iters, training.log_interval, events,
-                                run.train_state.iteration,
-                                model_flops_per_token(run.all_config.model_config) if training.log_throughput else None)
+    run.metrics = MetricsLogger(
+        training.output_dir,
+        run.training_iters,
+        training.log_interval,
+        events,
+        run.train_state.iteration,
+        model_flops_per_token(run.all_config.model_config) if training.log_throughput else None,
+    )
 
 
 def _only_evaluate(run):
@@ -177,9 +206,11 @@ def train(run):
     """
     settings, state = run.all_config.training_config, run.train_state
     finite = any(comm.world_group().all_gather_object(bool(run.train_stream.is_finite)))
-    with SignalHandler(settings.exit_signal_handler) as signals, \
-            GarbageCollection(settings.manual_gc, settings.manual_gc_interval) as garbage, \
-            make_profiler(settings, comm.get_rank()) as profiler:
+    with (
+        SignalHandler(settings.exit_signal_handler) as signals,
+        GarbageCollection(settings.manual_gc, settings.manual_gc_interval) as garbage,
+        make_profiler(settings, comm.get_rank()) as profiler,
+    ):
         while state.iteration < run.training_iters:
             calculator.update_num_microbatches(state.consumed_train_samples)
             profiler.before_step(state.iteration + 1)
@@ -201,8 +232,11 @@ def train(run):
                 cause = _cause_of_end(run, signals, bool(stop))
                 run.save()
                 run.complete_save()
-                saved = ("resume_training continues from here" if settings.save_enabled
-                         else "nothing was saved (save_enabled is off)")
+                saved = (
+                    "resume_training continues from here"
+                    if settings.save_enabled
+                    else "nothing was saved (save_enabled is off)"
+                )
                 return f"ended at iteration {state.iteration} of {run.training_iters} by {cause}, exit code 0; {saved}"
         run.save()
         _final_evaluations(run)
@@ -214,8 +248,7 @@ def _save_if_due(run):
     settings = run.all_config.training_config
     if settings.save_interval and run.train_state.iteration % settings.save_interval == 0:
         run.save()
-    elif (settings.non_persistent_save_interval
-          and run.train_state.iteration % settings.non_persistent_save_interval == 0):
+    elif settings.non_persistent_save_interval and run.train_state.iteration % settings.non_persistent_save_interval == 0:
         run.save(persistent=False)
 
 
@@ -240,17 +273,20 @@ def _run_step(run, data, stop):
         run.complete_save()
         raise
     except StopIteration as error:
-        raise RuntimeError(f"the training data ran out within iteration {run.train_state.iteration + 1} of "
-                           f"{run.training_iters}: {error}") from error
+        raise RuntimeError(
+            f"the training data ran out within iteration {run.train_state.iteration + 1} of {run.training_iters}: {error}"
+        ) from error
 
 
 def _end_without_data(run, reason):
     if run.all_config.training_config.epochs is None:
         run.save()
         run.complete_save()
-        raise RuntimeError(f"the training data ran out after iteration {run.train_state.iteration} of "
-                           f"{run.training_iters}: {reason}. The state was saved; give more data or set training_iters "
-                           f"(--train-iters) to {run.train_state.iteration}.")
+        raise RuntimeError(
+            f"the training data ran out after iteration {run.train_state.iteration} of "
+            f"{run.training_iters}: {reason}. The state was saved; give more data or set training_iters "
+            f"(--train-iters) to {run.train_state.iteration}."
+        )
     logger.info("%s after iteration %d", reason, run.train_state.iteration)
 
 
@@ -314,11 +350,12 @@ def evaluate_and_print_results(name, run, data):
     if not iterations:
         return {}
     try:
-        losses, non_loss_data = evaluate(run.forward_step_func, data, run.model, iterations,
-                                         run.process_non_loss_data_func)
+        losses, non_loss_data = evaluate(run.forward_step_func, data, run.model, iterations, run.process_non_loss_data_func)
     except StopIteration as error:
-        raise RuntimeError(f"the {name} data ran out before {iterations} global batches were evaluated ({error}): give "
-                           "data that can be read again, or lower eval_iters (--eval-iters).") from error
+        raise RuntimeError(
+            f"the {name} data ran out before {iterations} global batches were evaluated ({error}): give "
+            "data that can be read again, or lower eval_iters (--eval-iters)."
+        ) from error
     if non_loss_data is not None and is_last_rank():
         run.process_non_loss_data_func(non_loss_data, run.train_state.iteration, get_tensorboard_writer())
     run.metrics.log_evaluation(name, losses, run.train_state)

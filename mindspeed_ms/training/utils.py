@@ -1,4 +1,5 @@
 """Start-up helpers of the guide, and small tools for training scripts."""
+
 import random
 
 import mindspore as ms
@@ -12,8 +13,15 @@ from mindspeed_ms.core.logging import logger, setup_logging
 from mindspeed_ms.core.tensor_parallel.random import model_parallel_manual_seed
 from mindspeed_ms.layout.ranks import WorldLayout
 
-__all__ = ["average_losses_across_data_parallel_group", "is_last_rank", "print_rank_0", "print_rank_last",
-           "set_parallel_context", "set_seed", "unwrap_model"]
+__all__ = [
+    "average_losses_across_data_parallel_group",
+    "is_last_rank",
+    "print_rank_0",
+    "print_rank_last",
+    "set_parallel_context",
+    "set_seed",
+    "unwrap_model",
+]
 
 
 def set_parallel_context(parallel_config):
@@ -30,8 +38,7 @@ def set_parallel_context(parallel_config):
     """
     setup_logging()
     if not comm.is_initialized():
-        comm.init(backend=parallel_config.communication_backend,
-                  timeout=60.0 * parallel_config.distributed_timeout_minutes)
+        comm.init(backend=parallel_config.communication_backend, timeout=60.0 * parallel_config.distributed_timeout_minutes)
     initialize_device()
     layout = WorldLayout.from_config(parallel_config, comm.get_world_size())
     virtual_size = parallel_config.virtual_pipeline_model_parallel_size
@@ -39,12 +46,16 @@ def set_parallel_context(parallel_config):
         parallel_state.initialize_from_layout(layout, virtual_size)
         return
     wanted = {**layout.sizes(), "virtual_pipeline_model_parallel_size": virtual_size}
-    present = {**parallel_state.get_world_layout().sizes(),
-               "virtual_pipeline_model_parallel_size": parallel_state.get_virtual_pipeline_model_parallel_world_size()}
+    present = {
+        **parallel_state.get_world_layout().sizes(),
+        "virtual_pipeline_model_parallel_size": parallel_state.get_virtual_pipeline_model_parallel_world_size(),
+    }
     for name, value in present.items():
         if wanted[name] != value:
-            raise ValueError(f"{name} is {wanted[name]}, but this process already runs with {value}: call "
-                             "destroy_model_parallel() before a run with another layout.")
+            raise ValueError(
+                f"{name} is {wanted[name]}, but this process already runs with {value}: call "
+                "destroy_model_parallel() before a run with another layout."
+            )
 
 
 def set_seed(seed):

@@ -33,9 +33,14 @@ class Job:
         self.output = self.folder / "printed.txt"
         with open(self.output, "w") as file:
             self.process = subprocess.Popen(
-                ["bash", str(SCRIPT), *TINY, "--data-path", str(text), *arguments], cwd=folder, env=environment(),
-                stdin=subprocess.DEVNULL, stdout=file if terminal is None else terminal, stderr=subprocess.STDOUT,
-                start_new_session=True)
+                ["bash", str(SCRIPT), *TINY, "--data-path", str(text), *arguments],
+                cwd=folder,
+                env=environment(),
+                stdin=subprocess.DEVNULL,
+                stdout=file if terminal is None else terminal,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
 
     def wait(self, seconds=150):
         """The exit code; a job that does not end is killed and fails the test."""
@@ -73,8 +78,11 @@ class Job:
 
     def launchers(self):
         """Process ids of msrun: children of the script that run it."""
-        return [process for process, parent in _parents().items()
-                if parent == self.process.pid and b"msrun" in _read(f"/proc/{process}/cmdline")]
+        return [
+            process
+            for process, parent in _parents().items()
+            if parent == self.process.pid and b"msrun" in _read(f"/proc/{process}/cmdline")
+        ]
 
     def ranks(self):
         """{rank: process id} of the ranks that are running."""

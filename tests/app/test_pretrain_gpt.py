@@ -130,19 +130,22 @@ def test_mccl_gives_the_bits_of_shm(start, tmp_path):
     assert results["shm"] == results["mccl"]
 
 
-@pytest.mark.parametrize("arguments, expected", [
-    (["--world", "3"], "3"),
-    (["--data-path", "nowhere"], "nowhere does not exist"),
-    (["--data-path", "printed.txt"], "there is no text in printed.txt"),
-    (["--data-path", "0.5", "text.txt"], "text must be preprocessed first, and only indexed files take weights"),
-    (["--data-path", "chat", "--is-instruction-dataset"], "there is no chat_packed_input_ids_document.bin"),
-    (["--load", "nowhere"], "load_checkpoint (--load) is nowhere: there is no such folder"),
-    (["--save", "text.txt/folder"], "text.txt/folder"),
-    (["--seq-length", "1048576", "--max-position-embeddings", "1048576"], "fewer than one sample"),
-    (["--num-attention-heads", "3"], "--num-attention-heads = 3"),
-    (["--trian-iters", "3"], "--train-iters"),
-    (["--world", "none"], "expected a positive number"),
-])
+@pytest.mark.parametrize(
+    "arguments, expected",
+    [
+        (["--world", "3"], "3"),
+        (["--data-path", "nowhere"], "nowhere does not exist"),
+        (["--data-path", "printed.txt"], "there is no text in printed.txt"),
+        (["--data-path", "0.5", "text.txt"], "text must be preprocessed first, and only indexed files take weights"),
+        (["--data-path", "chat", "--is-instruction-dataset"], "there is no chat_packed_input_ids_document.bin"),
+        (["--load", "nowhere"], "load_checkpoint (--load) is nowhere: there is no such folder"),
+        (["--save", "text.txt/folder"], "text.txt/folder"),
+        (["--seq-length", "1048576", "--max-position-embeddings", "1048576"], "fewer than one sample"),
+        (["--num-attention-heads", "3"], "--num-attention-heads = 3"),
+        (["--trian-iters", "3"], "--train-iters"),
+        (["--world", "none"], "expected a positive number"),
+    ],
+)
 def test_mistakes_are_found_before_a_rank_starts(start, tmp_path, arguments, expected):
     """Exit code 2 and the value in the message, without msrun."""
     job = start(*arguments)
@@ -151,16 +154,25 @@ def test_mistakes_are_found_before_a_rank_starts(start, tmp_path, arguments, exp
     assert "Traceback" not in job.printed() and not (tmp_path / "msrun_log").exists()
 
 
-@pytest.mark.parametrize("arguments, expected", [
-    (["--config", "empty.yaml"], "model_config: is missing"),
-    ([*TINY, "--valid-data-path", "empty.yaml"], "without train_data_path"),
-    ([*TINY, "--device", "Ascend"], "MINDSPEED_MS_DEVICE is 'CPU'"),
-])
+@pytest.mark.parametrize(
+    "arguments, expected",
+    [
+        (["--config", "empty.yaml"], "model_config: is missing"),
+        ([*TINY, "--valid-data-path", "empty.yaml"], "without train_data_path"),
+        ([*TINY, "--device", "Ascend"], "MINDSPEED_MS_DEVICE is 'CPU'"),
+    ],
+)
 def test_mistakes_of_the_script_alone(tmp_path, arguments, expected):
     """No launcher, no default configuration."""
     (tmp_path / "empty.yaml").touch()
-    result = subprocess.run([sys.executable, SCRIPT.with_suffix(".py"), *arguments], cwd=tmp_path, env=environment(),
-                            capture_output=True, text=True, check=False)
+    result = subprocess.run(
+        [sys.executable, SCRIPT.with_suffix(".py"), *arguments],
+        cwd=tmp_path,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert result.returncode == 2 and expected in result.stderr, result.stderr
     assert "Traceback" not in result.stderr
 
@@ -175,9 +187,24 @@ def test_environment_is_clean(monkeypatch):
 def test_preparation_prints_the_number_of_ranks_alone(tmp_path):
     """Whatever is logged on the way, here about a tokenizer without an end token, goes to the error stream."""
     from tokenizers import Tokenizer, models
+
     Tokenizer(models.BPE({"a": 0, "b": 1, "ab": 2}, [("a", "b")])).save(str(tmp_path / "tokenizer.json"))
-    words = [*map(str, TINY), "--mock-data", "--reset-position-ids", "--tokenizer-type", "PretrainedFromHF",
-             "--tokenizer-name-or-path", str(tmp_path), "--prepare"]
-    result = subprocess.run([sys.executable, SCRIPT.with_suffix(".py"), *words], cwd=tmp_path, env=environment(),
-                            capture_output=True, text=True, check=False)
+    words = [
+        *map(str, TINY),
+        "--mock-data",
+        "--reset-position-ids",
+        "--tokenizer-type",
+        "PretrainedFromHF",
+        "--tokenizer-name-or-path",
+        str(tmp_path),
+        "--prepare",
+    ]
+    result = subprocess.run(
+        [sys.executable, SCRIPT.with_suffix(".py"), *words],
+        cwd=tmp_path,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert "eos" in result.stderr and result.stdout.strip() in ("", "2"), (result.stdout, result.stderr)

@@ -1,4 +1,5 @@
 """What the operators without a CPU kernel compute, in numpy, for the comparison with the CPU forms."""
+
 import mindspore as ms
 import numpy as np
 from mindspore import Tensor
@@ -20,7 +21,7 @@ def _layer_norm(input, normalized_shape, weight=None, bias=None, eps=1e-5):
 
 def _rms_norm(x, gamma, epsilon=1e-6):
     values = _array(x)
-    inverse = 1 / np.sqrt((values ** 2).mean(-1, keepdims=True) + epsilon)
+    inverse = 1 / np.sqrt((values**2).mean(-1, keepdims=True) + epsilon)
     return _like(values * inverse * _array(gamma), x), Tensor(inverse.astype(np.float32))
 
 
@@ -73,9 +74,7 @@ def _in_layout(output, layout, heads):
     return output.transpose((1, 2, 0, 3) if layout == "BNSD" else (1, 0, 2, 3))
 
 
-def _flash(
-    query, key, value, head_num, drop_mask, attn_mask, keep_prob, scale, pre_tokens, next_tokens, layout, sparse_mode
-):
+def _flash(query, key, value, head_num, drop_mask, attn_mask, keep_prob, scale, pre_tokens, next_tokens, layout, sparse_mode):
     size = query.shape[-1] // head_num if query.ndim == 3 else query.shape[-1]
     groups = {"BNSD": 1, "BSND": 2}.get(layout)
     groups = key.shape[2] // size if groups is None else key.shape[groups]
@@ -84,8 +83,12 @@ def _flash(
     everything = queries + keys
     shift = keys - queries
     mask = False if attn_mask is None or sparse_mode > 1 else attn_mask.asnumpy().astype(bool)
-    lower, upper = {2: (-everything, 0), 3: (-everything, shift), 4: (shift - pre_tokens, shift + next_tokens),
-                    1: (-everything, everything)}.get(sparse_mode, (-pre_tokens, next_tokens))
+    lower, upper = {
+        2: (-everything, 0),
+        3: (-everything, shift),
+        4: (shift - pre_tokens, shift + next_tokens),
+        1: (-everything, everything),
+    }.get(sparse_mode, (-pre_tokens, next_tokens))
     if sparse_mode == 0 and attn_mask is None:
         lower, upper = -everything, everything
     keep = None
@@ -116,13 +119,37 @@ def _flash_attention_score(
     input_layout="BSH",
     sparse_mode=0,
 ):
-    return _flash(query, key, value, head_num, drop_mask, attn_mask, keep_prob, scalar_value, pre_tokens, next_tokens,
-                  input_layout, sparse_mode)
+    return _flash(
+        query,
+        key,
+        value,
+        head_num,
+        drop_mask,
+        attn_mask,
+        keep_prob,
+        scalar_value,
+        pre_tokens,
+        next_tokens,
+        input_layout,
+        sparse_mode,
+    )
 
 
 def _flash_primitive(**a):
-    output = _flash(a["query"], a["key"], a["value"], a["head_num"], a["drop_mask"], a["attn_mask"], a["keep_prob"],
-                    a["scale_value"], a["pre_tokens"], a["next_tokens"], a["input_layout"], a["sparse_mode"])
+    output = _flash(
+        a["query"],
+        a["key"],
+        a["value"],
+        a["head_num"],
+        a["drop_mask"],
+        a["attn_mask"],
+        a["keep_prob"],
+        a["scale_value"],
+        a["pre_tokens"],
+        a["next_tokens"],
+        a["input_layout"],
+        a["sparse_mode"],
+    )
     statistic = Tensor(np.zeros((1, 1, 1, 8), np.float32))
     return statistic, statistic, Tensor(0.0), output
 

@@ -4,6 +4,7 @@
 must name an operator of the installed MindSpore and bind to its signature; `rules` then checks dtypes, shapes and
 layouts as documented, and `emulations` computes what has no CPU kernel. The other operators run as they are.
 """
+
 import contextlib
 import importlib
 import inspect
@@ -73,9 +74,7 @@ def _bind(function, is_method, path, args, kwargs):
 
 def _form_modules():
     package = mindspeed_ms.ops.ascend
-    return [
-        importlib.import_module(f"{package.__name__}.{entry.name}") for entry in pkgutil.iter_modules(package.__path__)
-    ]
+    return [importlib.import_module(f"{package.__name__}.{entry.name}") for entry in pkgutil.iter_modules(package.__path__)]
 
 
 @contextlib.contextmanager

@@ -1,4 +1,5 @@
 """What the documentation of the Ascend operators asks of their arguments."""
+
 import mindspore as ms
 
 FLOATS = (ms.float32, ms.float16, ms.bfloat16)
@@ -19,7 +20,7 @@ def _rms_norm(a):
 
 
 def _layer_norm(a):
-    assert tuple(a["normalized_shape"]) == tuple(a["input"].shape[-len(a["normalized_shape"]):])
+    assert tuple(a["normalized_shape"]) == tuple(a["input"].shape[-len(a["normalized_shape"]) :])
     assert a["weight"].dtype == a["bias"].dtype == a["input"].dtype
     assert isinstance(a["eps"], float)
 

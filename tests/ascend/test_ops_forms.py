@@ -1,4 +1,5 @@
 """Every Ascend form on checking stand-ins, compared with the CPU form."""
+
 import mindspore as ms
 import numpy as np
 import pytest
@@ -51,12 +52,7 @@ def _products():
     _same(lambda: ops.linear(x, w, b), (x, w, b), used="mint.nn.functional.linear")
     dy = tensor(_normal(3, 2, 4))
     _same(
-        lambda: (
-            ops.linear_forward(x, w),
-            ops.linear_input_grad(dy, w),
-            ops.linear_weight_grad(dy, x),
-            ops.bias_grad(dy),
-        ),
+        lambda: (ops.linear_forward(x, w), ops.linear_input_grad(dy, w), ops.linear_weight_grad(dy, x), ops.bias_grad(dy)),
         used="mint.matmul",
     )
 
@@ -131,8 +127,12 @@ def _attention():
     _same(lambda: ops.scaled_masked_softmax(scores, None, 0.5, True, 3, 1), (scores,), 1e-5)
     q, k, v = _leaf(5, 2, 4, 8), _leaf(7, 2, 2, 8, seed=1), _leaf(7, 2, 2, 8, seed=2)
     keep = Tensor(np.random.default_rng(4).random((2, 4, 5, 7)) < 0.8)
-    for options in ({}, {"causal": True, "softmax_scale": 2.0, "scale": 0.3}, {"mask": hidden, "pre_tokens": 3},
-                    {"dropout_p": 0.2, "dropout_mask": keep}):
+    for options in (
+        {},
+        {"causal": True, "softmax_scale": 2.0, "scale": 0.3},
+        {"mask": hidden, "pre_tokens": 3},
+        {"dropout_p": 0.2, "dropout_mask": keep},
+    ):
         _same(lambda o=options: ops.core_attention(q, k, v, **o), (q, k, v), 2e-5)
 
 
@@ -141,8 +141,10 @@ def _arguments_of(calls, operator="ops.flash_attention_score"):
 
 
 def _flash():
-    q, k, v = (tensor(_normal(*shape, seed=seed), "float16")
-               for seed, shape in enumerate(((8, 2, 4, 16), (16, 2, 2, 16), (16, 2, 2, 16))))
+    q, k, v = (
+        tensor(_normal(*shape, seed=seed), "float16")
+        for seed, shape in enumerate(((8, 2, 4, 16), (16, 2, 2, 16), (16, 2, 2, 16)))
+    )
     mask = Tensor(np.random.default_rng(3).random((2, 1, 8, 16)) < 0.3)
     cases = [{"input_layout": layout} for layout in ops.INPUT_LAYOUTS]
     cases += [
@@ -165,8 +167,9 @@ def _flash():
         with pytest.raises(ValueError, match="head size of 8"):
             ops.flash_attention(q[..., :8], k[..., :8], v[..., :8])
     flat = q.reshape(8, 2, 64), k.reshape(16, 2, 32), v.reshape(16, 2, 32)
-    _same(lambda: ops.npu_fusion_attention(*flat, 4, "SBH", scale=0.25)[0], (), 3e-3,
-          "ops.operations.nn_ops.FlashAttentionScore")
+    _same(
+        lambda: ops.npu_fusion_attention(*flat, 4, "SBH", scale=0.25)[0], (), 3e-3, "ops.operations.nn_ops.FlashAttentionScore"
+    )
 
 
 def _losses():
@@ -181,8 +184,10 @@ def _losses():
     for smoothing in (0.0, 0.1):
         _same(lambda a=smoothing: ops.cross_entropy_loss(total, grad, maximum, a, 20), used="mint.log")
         _same(lambda a=smoothing: ops.cross_entropy_local_sums(logits, maximum, target, 3, 10, a), used="mint.gather")
-        _same(lambda a=smoothing: ops.cross_entropy_gradient(logits, maximum, total, target, 3, 10, grad, a, 20),
-              used="mint.scatter_add")
+        _same(
+            lambda a=smoothing: ops.cross_entropy_gradient(logits, maximum, total, target, 3, 10, grad, a, 20),
+            used="mint.scatter_add",
+        )
 
 
 def _dropouts():
@@ -214,8 +219,9 @@ def _optimizers():
     def sgd():
         states = [storage.FlatBuffer(40, "float32").tensor for _ in range(2)]
         for step in (1, 2):
-            ops.sgd_step(*states, tensor(_normal(40, seed=step)), learning_rate=0.1, momentum=0.9, weight_decay=0.1,
-                         first_step=step == 1)
+            ops.sgd_step(
+                *states, tensor(_normal(40, seed=step)), learning_rate=0.1, momentum=0.9, weight_decay=0.1, first_step=step == 1
+            )
         return tuple(states)
 
     def flat():
@@ -248,4 +254,5 @@ def test_form_calls_what_is_documented_and_agrees_with_cpu(world, case):
 
 def test_both_forms_offer_the_same_operators():
     from mindspeed_ms.ops import ascend, cpu
+
     assert sorted(ascend.__all__) == sorted(cpu.__all__)

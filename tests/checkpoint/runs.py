@@ -1,4 +1,5 @@
 """Trainings of a very small GPT that are saved and continued; everything here runs in a rank of a forked world."""
+
 import json
 import logging
 import os
@@ -51,14 +52,31 @@ def make_config(folder, model="tied", parallel=None, training=None, dataset=None
     """AllConfig: micro-batch 1, saves at step 2 and at the end. Adam's epsilon hides the rounding noise of gradients that
     are truly zero."""
     from mindspeed_ms.config import init_configs_from_dict
+
     length = {} if "train_samples" in (dataset or {}) else {"training_iters": STEPS}
-    return init_configs_from_dict({
-        "model_config": {**MODELS[model], **(sizes or {})}, "parallel_config": parallel or {},
-        "training_config": {"output_dir": str(folder), "save_interval": 2, "keep_checkpoint_max": None, "seed": 7,
-                            **length, **(training or {})},
-        "dataset_config": {"batch_size": 1, "global_batch_size": GLOBAL_BATCH, **(dataset or {})},
-        "optimizer_config": {"learning_rate": 0.01, "lr_decay_style": "linear", "weight_decay": 0.1, "clip_grad": 1.0,
-                             "eps": 1e-3, **(optimizer or {})}})
+    return init_configs_from_dict(
+        {
+            "model_config": {**MODELS[model], **(sizes or {})},
+            "parallel_config": parallel or {},
+            "training_config": {
+                "output_dir": str(folder),
+                "save_interval": 2,
+                "keep_checkpoint_max": None,
+                "seed": 7,
+                **length,
+                **(training or {}),
+            },
+            "dataset_config": {"batch_size": 1, "global_batch_size": GLOBAL_BATCH, **(dataset or {})},
+            "optimizer_config": {
+                "learning_rate": 0.01,
+                "lr_decay_style": "linear",
+                "weight_decay": 0.1,
+                "clip_grad": 1.0,
+                "eps": 1e-3,
+                **(optimizer or {}),
+            },
+        }
+    )
 
 
 def train(folder, rows=None, **settings):
@@ -69,6 +87,7 @@ def train(folder, rows=None, **settings):
     from mindspeed_ms.training.checkpointing import whole_parameters
     from mindspeed_ms.training.training import pretrain
     from mindspeed_ms.training.utils import set_parallel_context, set_seed
+
     parallel_state.destroy_model_parallel()
     calculator.destroy_num_microbatches_calculator()
     all_config = make_config(folder, **settings)
@@ -87,16 +106,23 @@ def train(folder, rows=None, **settings):
         with open(os.path.join(folder, "metrics.jsonl"), encoding="utf-8") as file:
             lines = [json.loads(line) for line in file]
     with whole_parameters(run.model):
-        weights = {name: (param.sharding, np.array(param.asnumpy())) for chunk in run.model
-                   for name, param in chunk.module.parameters_and_names()}
-    return {"losses": {line["iteration"]: line["loss"] for line in lines if "loss" in line},
-            "norms": {line["iteration"]: line["grad_norm"] for line in lines if "loss" in line},
-            "lr": {line["iteration"]: line["learning_rate"] for line in lines if "loss" in line},
-            "rows": rows.read, "weights": weights, "log": texts, "scale": run.optimizer.get_loss_scale(),
-            "iteration": run.train_state.iteration}
+        weights = {
+            name: (param.sharding, np.array(param.asnumpy()))
+            for chunk in run.model
+            for name, param in chunk.module.parameters_and_names()
+        }
+    return {
+        "losses": {line["iteration"]: line["loss"] for line in lines if "loss" in line},
+        "norms": {line["iteration"]: line["grad_norm"] for line in lines if "loss" in line},
+        "lr": {line["iteration"]: line["learning_rate"] for line in lines if "loss" in line},
+        "rows": rows.read,
+        "weights": weights,
+        "log": texts,
+        "scale": run.optimizer.get_loss_scale(),
+        "iteration": run.train_state.iteration,
+    }
 
 
 def world_size(parallel, data_parallel=1):
     """Ranks of a layout."""
-    return (parallel.get("pipeline_model_parallel_size", 1) * parallel.get("tensor_model_parallel_size", 1)
-            * data_parallel)
+    return parallel.get("pipeline_model_parallel_size", 1) * parallel.get("tensor_model_parallel_size", 1) * data_parallel

@@ -1,4 +1,5 @@
 """use_checkpoint_args: the model is the checkpoint's, whatever was typed."""
+
 import os
 
 import pytest
@@ -33,8 +34,20 @@ def read(*words):
 
 
 def test_the_checkpoint_wins(saved):
-    all_config = read("--load", saved, "--num-layers", "7", "--norm-epsilon", "0.5", "--hidden-size", "16", "--swiglu",
-                      "--normalization", "RMSNorm", "--use-fused-rmsnorm")
+    all_config = read(
+        "--load",
+        saved,
+        "--num-layers",
+        "7",
+        "--norm-epsilon",
+        "0.5",
+        "--hidden-size",
+        "16",
+        "--swiglu",
+        "--normalization",
+        "RMSNorm",
+        "--use-fused-rmsnorm",
+    )
     model = all_config.model_config
     for name, value in CONFIG["model_config"].items():
         assert getattr(model, name) == ("FusedRMSNorm" if name == "normalization" else value), name
@@ -48,8 +61,18 @@ def test_the_checkpoint_wins(saved):
 
 
 def test_what_was_typed_stays_where_megatron_keeps_it(saved):
-    model = read("--load", saved, "--seq-length", "32", "--vocab-size", "20", "--make-vocab-size-divisible-by", "8",
-                 "--tensor-model-parallel-size", "2").model_config
+    model = read(
+        "--load",
+        saved,
+        "--seq-length",
+        "32",
+        "--vocab-size",
+        "20",
+        "--make-vocab-size-divisible-by",
+        "8",
+        "--tensor-model-parallel-size",
+        "2",
+    ).model_config
     assert model.seq_length == 32 and model.vocab_size == 32 and model.num_layers == 4
 
 
@@ -75,8 +98,23 @@ def test_without_a_checkpoint(tmp_path, saved):
 def test_the_first_launch_starts_from_the_beginning(tmp_path, saved, arguments):
     """The usual script names the same folder for loading and saving, which is empty at first."""
     new = str(tmp_path / "new")
-    words = ["--save", new, *(word.format(new=new) for word in arguments), "--num-layers", "2", "--hidden-size", "16",
-             "--seq-length", "8", "--num-attention-heads", "4", "--max-position-embeddings", "8", "--vocab-size", "24"]
+    words = [
+        "--save",
+        new,
+        *(word.format(new=new) for word in arguments),
+        "--num-layers",
+        "2",
+        "--hidden-size",
+        "16",
+        "--seq-length",
+        "8",
+        "--num-attention-heads",
+        "4",
+        "--max-position-embeddings",
+        "8",
+        "--vocab-size",
+        "24",
+    ]
     first = read(*words)
     assert first.model_config.num_layers == 2 and any("holds no checkpoint yet" in notice for notice in first.notices)
     with pytest.raises(ConfigError, match=f"{new} holds none"):
@@ -113,8 +151,9 @@ def continued(folder, load):
     """A run that knows nothing of its model goes on."""
     first = runs.train(load, training={"exit_interval": 2}, sizes={"hidden_act": "swiglu", "normalization": "RMSNorm"})
     wrong = {"num_layers": 3, "num_attention_heads": 8, "ffn_hidden_size": 48}
-    second = runs.train(folder, training={"load_checkpoint": str(load), "resume_training": True, "use_checkpoint_args": True},
-                        sizes=wrong)
+    second = runs.train(
+        folder, training={"load_checkpoint": str(load), "resume_training": True, "use_checkpoint_args": True}, sizes=wrong
+    )
     assert any(line.startswith("model_config.num_layers = 3") and "is not used" in line for line in second["log"])
     return sorted(first["losses"]) + sorted(second["losses"])
 

@@ -1,4 +1,5 @@
 """Whatever happens while a checkpoint is written or after, a run goes on from the newest good one, or says why not."""
+
 import os
 import random
 import resource
@@ -19,9 +20,13 @@ def train(folder, **training):
     return runs.train(folder, training={**SAVES, **training}, dataset={"global_batch_size": 2})
 
 
-MOMENTS = {"tensor": ("shard_file", "_write_all", 90), "file": ("durable", "write_file", 6),
-           "rename": ("folders.os", "rename", 4), "tracker": ("durable", "replace_file", 3),
-           "flush": ("durable", "sync_folder", 6)}
+MOMENTS = {
+    "tensor": ("shard_file", "_write_all", 90),
+    "file": ("durable", "write_file", 6),
+    "rename": ("folders.os", "rename", 4),
+    "tracker": ("durable", "replace_file", 3),
+    "flush": ("durable", "sync_folder", 6),
+}
 
 
 class Kill:
@@ -41,6 +46,7 @@ class Kill:
 
     def install(self):
         from importlib import import_module
+
         module, name, _ = MOMENTS[self.moment]
         owner = os if module.endswith(".os") else import_module(f"mindspeed_ms.core.dist_checkpointing.{module}")
         original = getattr(owner, name)
@@ -67,6 +73,7 @@ class Kill:
 def dies(folder, seed, **training):
     from mindspeed_ms.core import comm
     from mindspeed_ms.training.utils import set_parallel_context
+
     set_parallel_context(runs.make_config(folder).parallel_config)
     kill = Kill(seed, comm.world_group().all_gather_object(os.getpid()))
     if comm.get_rank() == kill.rank:
@@ -79,6 +86,7 @@ def note_progress(folder):
     """From now on rank 0 writes the number of every step that is done to a file `progress`."""
     from mindspeed_ms.core import comm
     from mindspeed_ms.training import training as loop
+
     count = loop._count
 
     def noting(run, report):
@@ -155,6 +163,7 @@ def test_damaged_checkpoints_are_passed_over(world, tmp_path, two_checkpoints, c
 
 def error_of(folder, **training):
     from mindspeed_ms.training.checkpointing import CheckpointError
+
     with pytest.raises(CheckpointError) as caught:
         continued(folder, **training)
     return str(caught.value)
@@ -181,6 +190,7 @@ def full_disk(folder, full_rank=1, limit=40_000, **training):
     """Files of tensors may not grow beyond `limit` bytes on one rank: an error in the middle of one."""
     from mindspeed_ms.core import comm
     from mindspeed_ms.core.dist_checkpointing import save
+
     write = save.write_shard
 
     def limited(*arguments):

@@ -1,4 +1,5 @@
 """A run that ends before its last step says what ended it, on every rank."""
+
 import os
 import signal
 import time
@@ -24,6 +25,7 @@ class Signalling(runs.Rows):
 def ended(folder, number=None, **training):
     """The last line of the log."""
     from mindspeed_ms.core import comm
+
     monotonic = time.monotonic
     if training.get("exit_duration_in_mins"):
         time.monotonic = lambda: 1000 * monotonic()
@@ -34,13 +36,19 @@ def ended(folder, number=None, **training):
         time.monotonic = monotonic
 
 
-@pytest.mark.parametrize(("cause", "words"), [
-    ({"number": signal.SIGTERM}, "at iteration 1 of 4 by SIGTERM, exit code 0; resume_training continues from here"),
-    ({"number": signal.SIGINT, "exit_interval": 1}, "by SIGINT, exit code 0"),
-    ({"exit_duration_in_mins": 1}, "by exit_duration_in_mins 1 (--exit-duration-in-mins), exit code 0"),
-    ({"exit_interval": 2, "save_enabled": False}, "at iteration 2 of 4 by exit_interval 2 (--exit-interval), exit "
-                                                   "code 0; nothing was saved"),
-], ids=["SIGTERM", "SIGINT", "duration", "interval"])
+@pytest.mark.parametrize(
+    ("cause", "words"),
+    [
+        ({"number": signal.SIGTERM}, "at iteration 1 of 4 by SIGTERM, exit code 0; resume_training continues from here"),
+        ({"number": signal.SIGINT, "exit_interval": 1}, "by SIGINT, exit code 0"),
+        ({"exit_duration_in_mins": 1}, "by exit_duration_in_mins 1 (--exit-duration-in-mins), exit code 0"),
+        (
+            {"exit_interval": 2, "save_enabled": False},
+            "at iteration 2 of 4 by exit_interval 2 (--exit-interval), exit code 0; nothing was saved",
+        ),
+    ],
+    ids=["SIGTERM", "SIGINT", "duration", "interval"],
+)
 def test_the_last_line_names_the_cause(world, tmp_path, cause, words):
     for line in world(2)(ended, tmp_path, **cause):
         assert line.startswith("ended at iteration") and words in line, line

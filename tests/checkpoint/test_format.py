@@ -1,4 +1,5 @@
 """The format alone, without MindSpore: any layout to any other, check sums, the newest good checkpoint."""
+
 import collections
 import itertools
 import json
@@ -104,17 +105,25 @@ def one_tensor(folder, **options):
 
 def test_other_tools_read_the_files(tmp_path):
     from safetensors.numpy import load_file
+
     values = one_tensor(tmp_path)
     parts = [load_file(tmp_path / f"state_0000{number}.safetensors") for number in range(2)]
-    assert np.array_equal(np.concatenate([part[f"weight#{number}"] for number, part in enumerate(parts)]),
-                          values.reshape(-1))
+    assert np.array_equal(np.concatenate([part[f"weight#{number}"] for number, part in enumerate(parts)]), values.reshape(-1))
 
 
 def test_only_the_bytes_of_a_slice_are_read(tmp_path):
     shape = (256, 512)
     values = np.arange(256 * 512, dtype=np.float32).reshape(shape)
-    write_checkpoint(tmp_path, {"weight": ("float32", values, [
-        FlatSlice(ParameterSharding.contiguous(shape, 0, index, 2), 0, 128 * 512) for index in range(2)])})
+    write_checkpoint(
+        tmp_path,
+        {
+            "weight": (
+                "float32",
+                values,
+                [FlatSlice(ParameterSharding.contiguous(shape, 0, index, 2), 0, 128 * 512) for index in range(2)],
+            )
+        },
+    )
     part = FlatSlice(ParameterSharding.contiguous(shape, 1, 1, 4), 0, 256 * 128)
     out = np.empty(part.local_shape, np.float32)
     with CheckpointReader(tmp_path) as reader:
@@ -173,6 +182,7 @@ def damage(path, kind):
 
 def test_another_format_is_named(tmp_path):
     from mindspeed_ms.core.dist_checkpointing import manifest
+
     data = json.dumps({"format": "other", "format_version": 1}).encode()
     (tmp_path / MANIFEST_FILE).write_bytes(data[:-1] + f', "xxhash": "{manifest.digest(data)}"}}'.encode())
     with pytest.raises(CheckpointError, match="has format 'other' version 1: expected 'mindspeed_ms' version 3"):
@@ -201,7 +211,8 @@ def test_order_of_the_search(tmp_path):
     durable.replace_file(str(tmp_path / folders.TRACKER_FILE), b"77")
     assert iterations_to_try(folder)[:3] == [12, 77, 8]
     assert "iter_0000077, which latest_checkpointed_iteration.txt names, does not exist" in folders.problem_of(
-        folders.checkpoint_folder(folder, 77))
+        folders.checkpoint_folder(folder, 77)
+    )
     os.remove(tmp_path / folders.TRACKER_FILE)
     assert iterations_to_try(folder) == [12, 8, 5, 30, 20, 10]
     durable.replace_file(str(tmp_path / folders.TRACKER_FILE), b"release")
@@ -240,8 +251,9 @@ def test_a_crash_while_publishing_keeps_a_complete_checkpoint(tmp_path, monkeypa
         good = [path for path in folders.candidates(folder) if folders.problem_of(path) is None]
         assert good and good[0].endswith("iter_0000006")
         temporary = folders.prepare(folder, 6)
-        assert sorted(os.listdir(folder)) == sorted({*map(os.path.basename, good), os.path.basename(temporary),
-                                                     folders.TRACKER_FILE, "saving_job.json"})
+        assert sorted(os.listdir(folder)) == sorted(
+            {*map(os.path.basename, good), os.path.basename(temporary), folders.TRACKER_FILE, "saving_job.json"}
+        )
 
 
 def test_old_checkpoints_are_deleted_first_saved_first(tmp_path):

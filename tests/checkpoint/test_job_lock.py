@@ -1,4 +1,5 @@
 """One job saves into a folder as long as it lives; whatever it left behind when it was killed keeps nobody out."""
+
 import json
 import os
 import resource
@@ -33,8 +34,9 @@ class Job:
     """A process that saves into a folder."""
 
     def __init__(self, folder):
-        self.process = subprocess.Popen([sys.executable, "-c", JOB, str(folder)], stdin=subprocess.PIPE,
-                                        stdout=subprocess.PIPE, text=True)
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", JOB, str(folder)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
 
     def says(self):
         return self.process.stdout.readline().strip()
@@ -108,7 +110,7 @@ def test_a_number_that_another_process_has_now(tmp_path, job):
 
 
 def test_a_full_disk_leaves_no_half_lock(tmp_path, job, monkeypatch):
-    monkeypatch.setattr(job_lock, "_content", lambda job: b"x" * 10 ** 6)
+    monkeypatch.setattr(job_lock, "_content", lambda job: b"x" * 10**6)
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
     try:
@@ -153,6 +155,7 @@ def test_of_jobs_that_start_at_once_one_saves(tmp_path, job):
 
 def another_job(folder, load=None):
     from mindspeed_ms.training.checkpointing import CheckpointError
+
     job_lock.LINGER_SECONDS = 0.1
     training = {"training_iters": 1}
     try:
@@ -165,7 +168,7 @@ def another_job(folder, load=None):
 def test_a_training_is_refused_before_anything_is_built(world, tmp_path, job):
     holder = job(tmp_path)
     assert holder.says().startswith("holds")
-    text, = world(1)(another_job, tmp_path)
+    (text,) = world(1)(another_job, tmp_path)
     assert f"another job saves into {tmp_path}" in text
     folder = tmp_path / "free"
     assert job_lock.LOCK_FILE not in world(1)(another_job, folder)[0]

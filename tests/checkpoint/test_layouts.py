@@ -1,4 +1,5 @@
 """A checkpoint of one layout continues in another: losses, gradient norms and weights within 1e-5 of one whole run."""
+
 import os
 import random
 import shutil
@@ -30,10 +31,20 @@ LAYOUTS = {  # ranks, parallel_config, training_config
     "dp3z3": (3, {"zero_level": "z3"}, {}),
 }
 PAIRS = [
-    ("tied", "tp4", "tp2pp2"), ("tied", "pp4", "pp2vpp2"), ("tied", "tp2pp2", "one"), ("tied", "one", "pp2lists"),
-    ("tied", "pp2lists", "tp4"), ("tied", "pp2vpp2", "pp2dp2"), ("tied", "pp2dp2", "dp4z3"), ("tied", "dp4z3", "one"),
-    ("untied", "dp2dist", "dp3dist"), ("untied", "dp3dist", "dp4dist"), ("untied", "dp4dist", "dp2"),
-    ("untied", "dp2z2", "tp2dp2z1"), ("untied", "tp2dp2z1", "dp3z3"), ("untied", "tp2", "dp2z2"),
+    ("tied", "tp4", "tp2pp2"),
+    ("tied", "pp4", "pp2vpp2"),
+    ("tied", "tp2pp2", "one"),
+    ("tied", "one", "pp2lists"),
+    ("tied", "pp2lists", "tp4"),
+    ("tied", "pp2vpp2", "pp2dp2"),
+    ("tied", "pp2dp2", "dp4z3"),
+    ("tied", "dp4z3", "one"),
+    ("untied", "dp2dist", "dp3dist"),
+    ("untied", "dp3dist", "dp4dist"),
+    ("untied", "dp4dist", "dp2"),
+    ("untied", "dp2z2", "tp2dp2z1"),
+    ("untied", "tp2dp2z1", "dp3z3"),
+    ("untied", "tp2", "dp2z2"),
 ]
 
 
@@ -53,6 +64,7 @@ def saved(world, tmp_path_factory):
             size, settings = settings_of(layout, model, exit_interval=2, **training)
             made[model, layout] = folder, world(size)(runs.train, folder, **settings)
         return made[model, layout]
+
     return save
 
 
@@ -65,6 +77,7 @@ def whole(world, tmp_path_factory):
         if model not in made:
             made[model] = world(1)(runs.train, tmp_path_factory.mktemp("whole"), model=model)[0]
         return made[model]
+
     return run
 
 
@@ -78,6 +91,7 @@ def test_continues_in_another_layout(world, tmp_path, saved, whole, model, befor
 
 def assert_continues(results, reference, steps=(3, 4)):
     from mindspeed_ms.layout.parameters import join
+
     for result in results:
         assert sorted(result["losses"]) == list(steps)
         for name in ("losses", "norms", "lr"):
@@ -91,6 +105,7 @@ def assert_continues(results, reference, steps=(3, 4)):
 def test_each_part_is_written_once_and_the_work_is_shared(saved):
     from mindspeed_ms.core.dist_checkpointing.reader import CheckpointReader
     from mindspeed_ms.layout.parameters import uncovered
+
     sizes = {}
     for model, layout in (("tied", "tp2pp2"), ("tied", "dp4z3"), ("tied", "one"), ("untied", "dp2dist")):
         folder, _ = saved(model, layout)
@@ -114,6 +129,7 @@ def found_flips(load, settings, folder):
     from mindspeed_ms.core import comm
     from mindspeed_ms.core.dist_checkpointing.errors import CheckpointError
     from mindspeed_ms.training import checkpointing
+
     choice, found, original = random.Random(5), [], checkpointing.load_tensors
 
     def flip(path, position, bit):
@@ -150,8 +166,9 @@ def found_flips(load, settings, folder):
     return found
 
 
-@pytest.mark.parametrize(("model", "before", "after"), [PAIRS[0], PAIRS[6], PAIRS[7], PAIRS[9], PAIRS[12]],
-                         ids=lambda value: value)
+@pytest.mark.parametrize(
+    ("model", "before", "after"), [PAIRS[0], PAIRS[6], PAIRS[7], PAIRS[9], PAIRS[12]], ids=lambda value: value
+)
 def test_a_flipped_bit_is_found_in_any_layout(world, tmp_path, saved, model, before, after):
     """Without crc_check, also where every rank reads only a part of what was stored in one piece."""
     size, settings = settings_of(after, model)

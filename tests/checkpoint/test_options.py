@@ -1,4 +1,5 @@
 """What can be asked of a load: precision, padding of the vocabulary, parts of the state, strictness; what a rank reads."""
+
 import os
 
 import numpy as np
@@ -18,14 +19,20 @@ def saved(world, tmp_path_factory):
 
 
 def resume(folder, load, training=None, **settings):
-    training = {"load_checkpoint": str(load), "resume_training": True, "save_interval": None, "save_enabled": False,
-                **(training or {})}
+    training = {
+        "load_checkpoint": str(load),
+        "resume_training": True,
+        "save_interval": None,
+        "save_enabled": False,
+        **(training or {}),
+    }
     return runs.train(folder, training=training, **settings)
 
 
 def fails(folder, load, training=None, **settings):
     """Text of the error of `resume`."""
     from mindspeed_ms.training.checkpointing import CheckpointError
+
     with pytest.raises((CheckpointError, ValueError)) as caught:
         resume(folder, load, training, **settings)
     return str(caught.value)
@@ -40,13 +47,21 @@ def change_precision(folder, before, after):
     return first, resume(folder / "second", folder / "first", after)
 
 
-@pytest.mark.parametrize(("before", "after", "words"), [
-    ({}, {"bf16": True}, ["bfloat16 weights from the checkpoint's float32 weights",
-                          "float32 masters from the checkpoint's float32 weights"]),
-    ({"bf16": True}, {}, ["float32 weights from the checkpoint's float32 masters"]),
-    ({"bf16": True}, {"bf16": True, **runs.DIST}, [])], ids=["to half", "to full", "equal"])
+@pytest.mark.parametrize(
+    ("before", "after", "words"),
+    [
+        (
+            {},
+            {"bf16": True},
+            ["bfloat16 weights from the checkpoint's float32 weights", "float32 masters from the checkpoint's float32 weights"],
+        ),
+        ({"bf16": True}, {}, ["float32 weights from the checkpoint's float32 masters"]),
+        ({"bf16": True}, {"bf16": True, **runs.DIST}, []),
+    ],
+    ids=["to half", "to full", "equal"],
+)
 def test_precision_changes_are_stated(world, tmp_path, before, after, words):
-    whole, = world(1)(runs.train, tmp_path / "whole", training=before)
+    (whole,) = world(1)(runs.train, tmp_path / "whole", training=before)
     for _, result in world(2)(change_precision, tmp_path, before, after):
         notes = [text for text in result["log"] if "in another precision" in text]
         assert len(notes) == len(words) and all(word in note for word, note in zip(words, notes)), notes
@@ -57,12 +72,15 @@ def test_precision_changes_are_stated(world, tmp_path, before, after, words):
 def masters_survive(folder):
     """Masters of a half-precision run are the weights of a full-precision one, bit for bit; halves are stored as halves."""
     from mindspeed_ms.core.dist_checkpointing.reader import CheckpointReader
+
     runs.train(folder / "first", training={"exit_interval": 2, "bf16": True})
     weights = resume(folder / "second", folder / "first", {"training_iters": 2})["weights"]
     with CheckpointReader(folder / "first" / "iter_0000002") as reader:
         assert reader.manifest.tensors[WORD_EMBEDDINGS].dtype == "bfloat16"
-        return [np.array_equal(reader.read_whole(f"optimizer.state.fp32_param.{key}"), values)
-                for key, (_, values) in weights.items()]
+        return [
+            np.array_equal(reader.read_whole(f"optimizer.state.fp32_param.{key}"), values)
+            for key, (_, values) in weights.items()
+        ]
 
 
 def test_masters_become_weights(world, tmp_path):
@@ -82,17 +100,24 @@ def padded(folder, load, rows, **settings):
 def test_padding_of_the_vocabulary_may_change(world, tmp_path, before, after):
     """Without learning, the first 64 rows, which are no padding, are those that were saved."""
     still = {"optimizer": {"learning_rate": 1e-12, "weight_decay": 0.0}, "model": "untied"}
-    first, = world(1)(runs.train, tmp_path / "first", training={"exit_interval": 2}, sizes={"vocab_size": before},
-                      dataset={"vocab_size": 64}, **still)
+    (first,) = world(1)(
+        runs.train,
+        tmp_path / "first",
+        training={"exit_interval": 2},
+        sizes={"vocab_size": before},
+        dataset={"vocab_size": 64},
+        **still,
+    )
     results = world(2)(padded, tmp_path / "second", tmp_path / "first", after, parallel=TP2, **still)
     from mindspeed_ms.layout.parameters import join
+
     for name in (WORD_EMBEDDINGS, "language_model.output_layer.weight"):
         rows = join([weights[name] for weights, _ in results])
         assert rows.shape[0] == after and np.abs(rows[:64] - first["weights"][name][1][:64]).max() < 1e-9
 
 
 def test_another_size_is_no_padding(world, tmp_path, saved):
-    text, = world(1)(fails, tmp_path, saved[0], sizes={"vocab_size": 62})
+    (text,) = world(1)(fails, tmp_path, saved[0], sizes={"vocab_size": 62})
     assert f"of another shape: {WORD_EMBEDDINGS} (64, 32) instead of (62, 32)" in text
 
 
@@ -104,16 +129,19 @@ def parts_of_the_state(folder, load):
         result = resume(folder / name, load, {"training_iters": 3, **(training or {})}, **settings)
         return result["losses"], result["norms"], result["log"], result["rows"]
 
-    return {"all": first("all"), "new_dataset": first("data", {"new_dataset": True}),
-            "no_load_optim": first("optim", {"no_load_optim": True, "no_load_rng": True}),
-            "finetune": first("finetune", {"finetune": True, "resume_training": False, "training_iters": 1}),
-            "weights": first("weights", {"resume_training": False, "training_iters": 1}),
-            "iteration": first("iteration", {"load_checkpoint": os.path.join(load, "iter_0000002")})}
+    return {
+        "all": first("all"),
+        "new_dataset": first("data", {"new_dataset": True}),
+        "no_load_optim": first("optim", {"no_load_optim": True, "no_load_rng": True}),
+        "finetune": first("finetune", {"finetune": True, "resume_training": False, "training_iters": 1}),
+        "weights": first("weights", {"resume_training": False, "training_iters": 1}),
+        "iteration": first("iteration", {"load_checkpoint": os.path.join(load, "iter_0000002")}),
+    }
 
 
 def test_parts_of_the_state(world, tmp_path, saved):
     folder, before = saved
-    found, = world(1)(parts_of_the_state, tmp_path, str(folder))
+    (found,) = world(1)(parts_of_the_state, tmp_path, str(folder))
     assert found["iteration"][0] == found["all"][0] and list(found["all"][0]) == [3]
     assert found["all"][3][:12] == list(range(24, 36)) and found["new_dataset"][3][:12] == list(range(12))
     assert found["no_load_optim"][0] == found["all"][0]  # the loss of step 3 does not depend on the moments
@@ -131,20 +159,31 @@ def released(folder, load):
 
 
 def test_release_is_found(world, tmp_path, saved):
-    log, = world(1)(released, tmp_path, str(saved[0]))
+    (log,) = world(1)(released, tmp_path, str(saved[0]))
     assert any("release" in text and "loaded the weights" in text for text in log)
 
 
 def schedules(folder, load):
     def with_options(name, run, checkpoint, function):
-        return function(folder / name, load, optimizer={
-            "learning_rate": 0.02, "override_opt_param_scheduler": run, "use_checkpoint_opt_param_scheduler": checkpoint})
-    return (with_options("a", False, False, fails), with_options("b", True, False, resume)["lr"],
-            with_options("c", False, True, resume)["lr"])
+        return function(
+            folder / name,
+            load,
+            optimizer={
+                "learning_rate": 0.02,
+                "override_opt_param_scheduler": run,
+                "use_checkpoint_opt_param_scheduler": checkpoint,
+            },
+        )
+
+    return (
+        with_options("a", False, False, fails),
+        with_options("b", True, False, resume)["lr"],
+        with_options("c", False, True, resume)["lr"],
+    )
 
 
 def test_schedule_of_the_checkpoint_or_of_the_run(world, tmp_path, saved, whole_lr):
-    (text, kept, taken), = world(1)(schedules, tmp_path, str(saved[0]))
+    ((text, kept, taken),) = world(1)(schedules, tmp_path, str(saved[0]))
     assert "max_lr is 0.02 but the checkpoint has 0.01" in text
     assert taken == {step: whole_lr[step] for step in (3, 4)}
     assert kept == {step: 2 * whole_lr[step] for step in (3, 4)}
@@ -163,12 +202,17 @@ def strictness(folder, load):
     more = {"untie_embeddings_and_output_weights": True}
     fewer = {"position_embedding_type": "rope"}
     loose = resume(folder / "c", load, {"load_strict": False}, sizes=more)
-    return fails(folder / "a", load, sizes=more), fails(folder / "b", load, sizes=fewer), loose["log"], \
-        fails(folder / "d", folder / "e"), fails(folder / "d", load, {"ckpt_step": 3})
+    return (
+        fails(folder / "a", load, sizes=more),
+        fails(folder / "b", load, sizes=fewer),
+        loose["log"],
+        fails(folder / "d", folder / "e"),
+        fails(folder / "d", load, {"ckpt_step": 3}),
+    )
 
 
 def test_differences_are_listed(world, tmp_path, saved):
-    (more, fewer, log, nothing, step), = world(1)(strictness, tmp_path, str(saved[0]))
+    ((more, fewer, log, nothing, step),) = world(1)(strictness, tmp_path, str(saved[0]))
     assert "missing in the checkpoint: language_model.output_layer.weight, optimizer.state.exp_avg.lang" in more
     assert "not in the model: language_model.embedding.position_embeddings.weight, optimizer.state.exp_avg" in fewer
     assert any("loaded in part (load_strict is off): missing" in text for text in log)
@@ -182,7 +226,7 @@ def without_optimizer(folder):
 
 
 def test_a_checkpoint_of_weights_alone(world, tmp_path):
-    (text, log), = world(1)(without_optimizer, tmp_path)
+    ((text, log),) = world(1)(without_optimizer, tmp_path)
     assert "has no optimizer state: set no_load_optim" in text
     assert any("random states start anew: the checkpoint has none" in line for line in log)
 
@@ -197,7 +241,7 @@ def spare(folder):
 
 
 def test_spare_checkpoints_replace_each_other(world, tmp_path):
-    ((own, other), log), = world(1)(spare, tmp_path)
+    (((own, other), log),) = world(1)(spare, tmp_path)
     assert [name for name in own if name.startswith("iter")] == ["iter_0000002", "iter_0000004"]
     assert other == ["iter_0000003", "latest_checkpointed_iteration.txt"]
     assert any("non_persistent/iter_0000003 at iteration 3" in text for text in log)
@@ -206,6 +250,7 @@ def test_spare_checkpoints_replace_each_other(world, tmp_path):
 def missing(folder):
     training = {"resume_training": True, "exit_on_missing_checkpoint": True}
     from mindspeed_ms.training.checkpointing import CheckpointError
+
     with pytest.raises(CheckpointError, match="holds no checkpoint to resume from"):
         runs.train(folder, training={**training, "load_checkpoint": str(folder)})
     assert not folder.exists()
@@ -214,7 +259,7 @@ def missing(folder):
 
 
 def test_loading_and_saving_in_one_folder_starts_at_the_beginning(world, tmp_path):
-    losses, = world(1)(missing, tmp_path / "run")
+    (losses,) = world(1)(missing, tmp_path / "run")
     assert list(losses) == [1]
 
 
@@ -225,6 +270,7 @@ def bytes_read(folder, load, parallel, training):
     """(bytes that a rank read to load everything, bytes of its slices, of the manifest and its own states)."""
     from mindspeed_ms.training import checkpointing
     from tests.checkpoint.test_format import read_by_this_process
+
     counts = []
     load_tensors = checkpointing.load_tensors
 
@@ -241,8 +287,9 @@ def bytes_read(folder, load, parallel, training):
     return counts[0]
 
 
-@pytest.mark.parametrize(("parallel", "training"), [(TP2, {}), ({"zero_level": "z3"}, {}), ({}, runs.DIST)],
-                         ids=["tp2", "z3", "dp2dist"])
+@pytest.mark.parametrize(
+    ("parallel", "training"), [(TP2, {}), ({"zero_level": "z3"}, {}), ({}, runs.DIST)], ids=["tp2", "z3", "dp2dist"]
+)
 def test_a_rank_reads_its_own_bytes(world, tmp_path, saved, parallel, training):
     for read, needed in world(2)(bytes_read, tmp_path, str(saved[0]), parallel, training):
         assert needed <= read <= 1.1 * needed + 4096
@@ -270,12 +317,14 @@ def memory(folder, mebibytes):
     from mindspeed_ms.core.dist_checkpointing.save import CheckpointSaver
     from mindspeed_ms.core.dist_checkpointing.state import ShardedTensor
     from mindspeed_ms.layout.sharding import ParameterSharding
+
     shape = (mebibytes, 1 << 18)
     whole = whole_slice(ParameterSharding.replicated(shape))
 
     def tensors(dtype):
-        return [ShardedTensor(f"tensor{number}", whole, storage.FlatBuffer(mebibytes << 18, dtype).tensor)
-                for number in range(3)]
+        return [
+            ShardedTensor(f"tensor{number}", whole, storage.FlatBuffer(mebibytes << 18, dtype).tensor) for number in range(3)
+        ]
 
     saver, loaded = CheckpointSaver(folder), tensors("bfloat16")
     for tensor in (held := tensors("float32")) + loaded:
@@ -287,5 +336,5 @@ def memory(folder, mebibytes):
 
 
 def test_memory_is_bounded_by_the_largest_tensor(world, tmp_path):
-    (save, same, cast), = world(1)(memory, tmp_path, 48)
+    ((save, same, cast),) = world(1)(memory, tmp_path, 48)
     assert save < 0.3 and same < 0.3 and cast < 1.2, (save, same, cast)

@@ -1,4 +1,5 @@
 """A training that was ended and continued gives the same bits as one that was not."""
+
 import numpy as np
 import pytest
 
@@ -7,17 +8,23 @@ from tests.datasets.test_indexed_dataset import write
 
 TP2, PP2 = {"tensor_model_parallel_size": 2}, {"pipeline_model_parallel_size": 2}
 DROPOUT = {"hidden_dropout": 0.1, "attention_dropout": 0.1}
-FP16 = {"fp16": True, "loss_scale_value": 2.0 ** 18, "loss_scale_factor": 2.0, "loss_scale_window": 2, "hysteresis": 1}
+FP16 = {"fp16": True, "loss_scale_value": 2.0**18, "loss_scale_factor": 2.0, "loss_scale_window": 2, "hysteresis": 1}
 CASES = {
     "tp2pp2": (4, {"parallel": {**TP2, **PP2}}),
-    "dp2 distributed optimizer, dropout": (2, {"training": {"use_distributed_optimizer": True, "bf16": True},
-                                              "sizes": DROPOUT}),
+    "dp2 distributed optimizer, dropout": (
+        2,
+        {"training": {"use_distributed_optimizer": True, "bf16": True}, "sizes": DROPOUT},
+    ),
     "fp16 with a dynamic scale": (1, {"training": FP16, "model": "untied"}),
-    "ramp-up in mid-epoch": (2, {"row_count": 25, "dataset": {"rampup_batch_size": [4, 4, 12], "shuffle": True,
-                                                              "train_samples": 44}}),
+    "ramp-up in mid-epoch": (
+        2,
+        {"row_count": 25, "dataset": {"rampup_batch_size": [4, 4, 12], "shuffle": True, "train_samples": 44}},
+    ),
     "blended indexed files": (2, {"blend": True, "sizes": DROPOUT}),
-    "z3, dropout, saved beside the training": (2, {"parallel": {"zero_level": "z3"}, "sizes": DROPOUT,
-                                                   "training": {"async_save": True}}),
+    "z3, dropout, saved beside the training": (
+        2,
+        {"parallel": {"zero_level": "z3"}, "sizes": DROPOUT, "training": {"async_save": True}},
+    ),
 }
 
 
@@ -26,6 +33,7 @@ class Blend:
 
     def __init__(self, folder):
         from mindspeed_ms.training import gpt_datasets
+
         names = {"data_path": ["0.3", str(folder / "x"), "0.7", str(folder / "y")], "split": "1,0,0"}
         count = runs.STEPS * runs.GLOBAL_BATCH
         self.samples = gpt_datasets.build_datasets(runs.make_config(folder, dataset=names), (count, 0, 0))[0]
@@ -47,8 +55,10 @@ def whole(folder, row_count=None, blend=False, **settings):
 
 def in_parts(folder, row_count=None, blend=False, **settings):
     training = {**settings.pop("training", {}), "resume_training": True}
-    parts = [whole(folder, row_count, blend, training={**training, "exit_interval": 3}, **settings),
-             whole(folder, row_count, blend, training=training, **settings)]
+    parts = [
+        whole(folder, row_count, blend, training={**training, "exit_interval": 3}, **settings),
+        whole(folder, row_count, blend, training=training, **settings),
+    ]
     return parts[0]["rows"], parts[1]
 
 
@@ -63,6 +73,6 @@ def test_same_layout_same_bits(world, tmp_path, case):
         assert part["iteration"] == reference["iteration"]
         for name in ("losses", "norms", "lr", "scale"):
             assert part[name] == reference[name], name
-        assert rows[:len(reference["rows"])] + part["rows"] == reference["rows"]
+        assert rows[: len(reference["rows"])] + part["rows"] == reference["rows"]
         for name, (_, values) in reference["weights"].items():
             assert np.array_equal(part["weights"][name][1], values), name

@@ -1,4 +1,5 @@
 """A checkpoint of another model, and what a continued run does otherwise, are told."""
+
 import os
 import shutil
 
@@ -33,10 +34,24 @@ def test_another_model_of_the_same_shapes(world, tmp_path, saved):
 def test_what_makes_another_model():
     from mindspeed_ms.config import same_model
     from mindspeed_ms.config.schema import TransformerConfig
-    own = {"normalization": "FusedRMSNorm", "apply_layernorm_1p": True, "group_query_attention": False, "num_query_groups": 4,
-           "rotary_base": 1.0, "position_embedding_type": "rope", "hidden_dropout": 0.0}
-    saved = {**own, "normalization": "RMSNorm", "apply_layernorm_1p": False, "num_query_groups": 2, "rotary_base": 2.0,
-             "hidden_dropout": 0.5}
+
+    own = {
+        "normalization": "FusedRMSNorm",
+        "apply_layernorm_1p": True,
+        "group_query_attention": False,
+        "num_query_groups": 4,
+        "rotary_base": 1.0,
+        "position_embedding_type": "rope",
+        "hidden_dropout": 0.0,
+    }
+    saved = {
+        **own,
+        "normalization": "RMSNorm",
+        "apply_layernorm_1p": False,
+        "num_query_groups": 2,
+        "rotary_base": 2.0,
+        "hidden_dropout": 0.5,
+    }
     assert same_model.differences(saved, own) == ["rotary_base", "apply_layernorm_1p"]
     assert same_model.differences({}, own) == []
     assert {*same_model.COMPUTES, *same_model.TENSORS, *same_model.TRAINED_WITH} <= set(TransformerConfig.own_fields())
@@ -48,13 +63,14 @@ def own_checkpoints(folder, load):
 
 
 def test_checkpoints_that_a_load_leaves_aside_are_named(world, tmp_path, saved):
-    log, = world(1)(own_checkpoints, tmp_path / "own", saved)
+    (log,) = world(1)(own_checkpoints, tmp_path / "own", saved)
     assert any("has checkpoints of its own" in line for line in log)
 
 
 def test_a_damaged_tracker_says_what_to_do(tmp_path):
     from mindspeed_ms.core.dist_checkpointing import folders
     from mindspeed_ms.core.dist_checkpointing.errors import CheckpointError
+
     path = os.path.join(tmp_path, folders.TRACKER_FILE)
     open(path, "w").close()
     with pytest.raises(CheckpointError, match="Delete it"):
@@ -66,5 +82,5 @@ def test_an_older_number_in_the_tracker_is_told(world, tmp_path, saved):
     shutil.copytree(saved, folder)
     shutil.copytree(folder / "iter_0000002", folder / "iter_0000004")
     os.utime(folder / "latest_checkpointed_iteration.txt")
-    log, = world(1)(resume, tmp_path / "again", folder)
+    (log,) = world(1)(resume, tmp_path / "again", folder)
     assert any("iterations [4]" in line and "left aside" in line for line in log["log"]), log["log"]

@@ -1,4 +1,5 @@
 """Upstream's files: written so that they load in any layout, and read where upstream wrote them."""
+
 import json
 import os
 import shutil
@@ -23,13 +24,21 @@ EMBEDDING = "language_model.embedding.word_embeddings.weight"
 def both_ways(folder):
     """What MindSpore reads of our .ckpt file, and we of MindSpore's."""
     import mindspore as ms
-    values = {"weight": np.arange(12, dtype=np.float32).reshape(3, 4), "half": np.ones((2, 300), np.float16),
-              "flag": np.array([True])}
-    entries = [Entry(name, array.dtype.name, array.shape, array.nbytes, array.reshape(-1).view(np.uint8))
-               for name, array in values.items()]
-    bits = np.array([0x3f80, 0xc000], np.uint16)
-    entries += [Entry("bf16", "bfloat16", (2,), 4, bits.view(np.uint8)),
-                Entry("step_num", "int64", (), 8, np.array([300]).view(np.uint8))]
+
+    values = {
+        "weight": np.arange(12, dtype=np.float32).reshape(3, 4),
+        "half": np.ones((2, 300), np.float16),
+        "flag": np.array([True]),
+    }
+    entries = [
+        Entry(name, array.dtype.name, array.shape, array.nbytes, array.reshape(-1).view(np.uint8))
+        for name, array in values.items()
+    ]
+    bits = np.array([0x3F80, 0xC000], np.uint16)
+    entries += [
+        Entry("bf16", "bfloat16", (2,), 4, bits.view(np.uint8)),
+        Entry("step_num", "int64", (), 8, np.array([300]).view(np.uint8)),
+    ]
     write_shard(folder / "ours.ckpt", entries, verify=True)
     ours = ms.load_checkpoint(str(folder / "ours.ckpt"))
     assert all(ours[name].asnumpy().tobytes() == array.tobytes() for name, array in values.items())
@@ -39,8 +48,13 @@ def both_ways(folder):
     params.append({"name": "bf16", "data": ms.Tensor(np.array([1.0, -2.0], np.float32)).astype(ms.bfloat16)})
     ms.train.serialization.SLICE_SIZE = 1  # kB: the largest tensor stands in several pieces
     for format, crc_check in (("ckpt", False), ("ckpt", True), ("safetensors", False)):
-        ms.save_checkpoint(params, str(folder / f"theirs{crc_check}.{format}"), append_dict={"epoch_num": 3},
-                           crc_check=crc_check, format=format)
+        ms.save_checkpoint(
+            params,
+            str(folder / f"theirs{crc_check}.{format}"),
+            append_dict={"epoch_num": 3},
+            crc_check=crc_check,
+            format=format,
+        )
     return True
 
 
@@ -51,8 +65,11 @@ def test_mindspore_and_we_read_the_same(world, tmp_path):
         assert found["weight"].shape == (3, 4) and found["bf16"].dtype == "bfloat16" and found["epoch_num"].shape == ()
         assert len(found["half"].ranges) > 1
         data = (tmp_path / f"theirs{crc_check}.ckpt").read_bytes()
-        for name, expected in (("weight", np.arange(12, dtype=np.float32)), ("half", np.ones(600, np.float16)),
-                               ("bf16", np.array([0x3f80, 0xc000], np.uint16))):
+        for name, expected in (
+            ("weight", np.arange(12, dtype=np.float32)),
+            ("half", np.ones(600, np.float16)),
+            ("bf16", np.array([0x3F80, 0xC000], np.uint16)),
+        ):
             assert b"".join(data[start:stop] for start, stop in found[name].ranges) == expected.tobytes()
     for size in (10, len(data) - 20):
         (tmp_path / "short.ckpt").write_bytes(data[:size])
@@ -72,20 +89,24 @@ def continued(folder, load, **settings):
 
 @pytest.mark.parametrize("ckpt_format", ["ckpt", "safetensors"])
 def test_upstreams_files_load_in_any_layout(world, tmp_path, ckpt_format):
-    whole, = world(1)(runs.train, tmp_path / "whole")
-    world(4)(saved, tmp_path / "four", parallel=TP2PP2,
-             training={"ckpt_format": ckpt_format, "prefix": "net", "crc_check": True})
+    (whole,) = world(1)(runs.train, tmp_path / "whole")
+    world(4)(
+        saved, tmp_path / "four", parallel=TP2PP2, training={"ckpt_format": ckpt_format, "prefix": "net", "crc_check": True}
+    )
     folder = tmp_path / "four" / "iter_0000002"
     for rank in range(4):
         name = f"net_rank_{rank}-0_2.{ckpt_format}"
         assert (folder / f"rank_{rank}" / name).is_file()
         assert json.loads((folder / f"rank_{rank}" / "meta.json").read_text()) == {
-            "last_epoch": 0, "last_step": 2, "last_ckpt_file": name}
+            "last_epoch": 0,
+            "last_step": 2,
+            "last_ckpt_file": name,
+        }
     other = {**runs.DIST, "async_save": True, "ckpt_format": ckpt_format}
     for result in world(2)(continued, tmp_path / "two", folder, training=other):
         for step in (3, 4):
             np.testing.assert_allclose(result["losses"][step], whole["losses"][step], rtol=1e-5)
-    result, = world(1)(continued, tmp_path / "one", tmp_path / "two" / "iter_0000004", training={"training_iters": 5})
+    (result,) = world(1)(continued, tmp_path / "one", tmp_path / "two" / "iter_0000004", training={"training_iters": 5})
     assert list(result["losses"]) == [5]
     # a damaged one is passed over, the manifest alone makes it complete
     damage(tmp_path / "four" / "iter_0000002" / f"rank_1/net_rank_1-0_2.{ckpt_format}", "flip")
@@ -105,7 +126,7 @@ def as_upstream(folder):
 
 def test_what_upstream_wrote_is_read(world, tmp_path):
     swiglu = {"hidden_act": "swiglu"}
-    reference, = world(1)(runs.train, tmp_path / "whole", training={"exit_interval": 2}, sizes=swiglu)
+    (reference,) = world(1)(runs.train, tmp_path / "whole", training={"exit_interval": 2}, sizes=swiglu)
     world(4)(saved, tmp_path / "four", parallel=TP2PP2, sizes=swiglu, training={"ckpt_format": "ckpt"})
     path = as_upstream(tmp_path / "four")
     config = tmp_path / "config.yaml"
@@ -113,9 +134,15 @@ def test_what_upstream_wrote_is_read(world, tmp_path):
     assert main(["merge", str(path), str(tmp_path / "ours")]) == 2  # it needs the configuration
     assert main(["merge", str(path), str(tmp_path / "ours"), "--config", str(config)]) == 0
     assert main(["diff", str(tmp_path / "four" / "iter_0000002"), str(tmp_path / "ours"), "--weights-only"]) == 0
-    weights = world(2)(continued, tmp_path / "two", path, sizes=swiglu, parallel={"pipeline_model_parallel_size": 2},
-                       optimizer={"learning_rate": 1e-12, "weight_decay": 0.0},
-                       training={"resume_training": False, "training_iters": 1})
+    weights = world(2)(
+        continued,
+        tmp_path / "two",
+        path,
+        sizes=swiglu,
+        parallel={"pipeline_model_parallel_size": 2},
+        optimizer={"learning_rate": 1e-12, "weight_decay": 0.0},
+        training={"resume_training": False, "training_iters": 1},
+    )
     for result in weights:
         for key, (_, values) in result["weights"].items():
             if key in reference["weights"]:
@@ -124,26 +151,46 @@ def test_what_upstream_wrote_is_read(world, tmp_path):
         assert "state cannot be continued: state_step, lr_warmup_steps, num_steps ... is not stored. Load" in message
 
 
-SCHEDULE = {"max_lr": 0.01, "min_lr": 0.0, "start_wd": 0.1, "end_wd": 0.1, "lr_warmup_steps": 0, "num_steps": 24,
-            "lr_decay_style": 2, "lr_decay_steps": 48, "wd_incr_style": 0, "wd_incr_steps": 48, "state_step": 2, "epoch_num": 0,
-            "step_num": 2}
+SCHEDULE = {
+    "max_lr": 0.01,
+    "min_lr": 0.0,
+    "start_wd": 0.1,
+    "end_wd": 0.1,
+    "lr_warmup_steps": 0,
+    "num_steps": 24,
+    "lr_decay_style": 2,
+    "lr_decay_steps": 48,
+    "wd_incr_style": 0,
+    "wd_incr_steps": 48,
+    "state_step": 2,
+    "epoch_num": 0,
+    "step_num": 2,
+}
 
 
 def with_more(path, change=lambda tensors: tensors, numbers=SCHEDULE):
     """Write the files of all ranks anew with numbers beside the tensors, as upstream does."""
     for name in path.glob("rank_*/*.ckpt"):
         data = name.read_bytes()
-        tensors = {key: (tensor.dtype, tensor.shape, b"".join(data[start:stop] for start, stop in tensor.ranges))
-                   for key, tensor in change(ckpt_file.read_tensors(name)).items() if key not in numbers}
+        tensors = {
+            key: (tensor.dtype, tensor.shape, b"".join(data[start:stop] for start, stop in tensor.ranges))
+            for key, tensor in change(ckpt_file.read_tensors(name)).items()
+            if key not in numbers
+        }
         for key, value in numbers.items():
             array = np.array(value, np.int64 if isinstance(value, int) else np.float64)
             tensors[key] = (array.dtype.name, (), array.tobytes())
-        write_shard(name, [Entry(key, dtype, shape, len(values), np.frombuffer(values, np.uint8))
-                           for key, (dtype, shape, values) in tensors.items()])
+        write_shard(
+            name,
+            [
+                Entry(key, dtype, shape, len(values), np.frombuffer(values, np.uint8))
+                for key, (dtype, shape, values) in tensors.items()
+            ],
+        )
 
 
 def test_upstreams_optimizer_goes_on(world, tmp_path):
-    whole, = world(1)(runs.train, tmp_path / "whole")
+    (whole,) = world(1)(runs.train, tmp_path / "whole")
     world(4)(saved, tmp_path / "four", parallel=TP2PP2, training={"ckpt_format": "ckpt"})
     path = as_upstream(tmp_path / "four")
     with_more(path)
@@ -154,12 +201,12 @@ def test_upstreams_optimizer_goes_on(world, tmp_path):
                 np.testing.assert_allclose(result["losses"][step], whole["losses"][step], rtol=1e-5)
     buffers = "exp_avg.buffer_0_bucket_0"
     with_more(path, lambda tensors: {buffers: tensors.pop(f"exp_avg.{EMBEDDING}", None) or tensors["step_num"], **tensors})
-    message, = world(1)(error_of, tmp_path / "buffers", path)
+    (message,) = world(1)(error_of, tmp_path / "buffers", path)
     assert "it stands in the buffers of a distributed optimizer" in message
     with_more(path, lambda tensors: {key: tensor for key, tensor in tensors.items() if key != buffers})
-    message, = world(1)(error_of, tmp_path / "parts", path)
+    (message,) = world(1)(error_of, tmp_path / "parts", path)
     assert f"exp_avg.{EMBEDDING} is missing" in message
-    result, = world(1)(continued, tmp_path / "afresh", path, training={"no_load_optim": True})
+    (result,) = world(1)(continued, tmp_path / "afresh", path, training={"no_load_optim": True})
     assert sorted(result["losses"]) == [3, 4]
 
 
@@ -175,12 +222,18 @@ def upstream_files(folder, ranks=(0, 1), steps=(10, 20), rows=32):
     for rank in ranks:
         os.makedirs(folder / f"rank_{rank}", exist_ok=True)
         for step in steps:
-            values[rank, step] = {EMBEDDING: np.full((rows, 32), rank + step, np.float32),
-                                  projection: np.full((32, 16), rank, np.float32),
-                                  "default_generator": np.zeros(3, np.uint8)}
-            write_shard(folder / f"rank_{rank}" / f"network_rank_{rank}-0_{step}.ckpt", [
-                Entry(name, array.dtype.name, array.shape, array.nbytes, array.reshape(-1).view(np.uint8))
-                for name, array in values[rank, step].items()])
+            values[rank, step] = {
+                EMBEDDING: np.full((rows, 32), rank + step, np.float32),
+                projection: np.full((32, 16), rank, np.float32),
+                "default_generator": np.zeros(3, np.uint8),
+            }
+            write_shard(
+                folder / f"rank_{rank}" / f"network_rank_{rank}-0_{step}.ckpt",
+                [
+                    Entry(name, array.dtype.name, array.shape, array.nbytes, array.reshape(-1).view(np.uint8))
+                    for name, array in values[rank, step].items()
+                ],
+            )
     return values
 
 

@@ -1,4 +1,5 @@
 """Asynchronous calls return at once, complete in order, and never stop calls of other groups."""
+
 import time
 
 import numpy as np
@@ -37,8 +38,10 @@ def _waits_in_opposite_orders():
     order = groups if rank % 2 else groups[::-1]
     handles = {}
     for group in order:
-        handles[group.name] = [group.all_reduce(np.full(LARGE, rank, np.float32), async_op=True),
-                               group.all_gather(np.full(LARGE // 4, rank, np.int32), async_op=True)]
+        handles[group.name] = [
+            group.all_reduce(np.full(LARGE, rank, np.float32), async_op=True),
+            group.all_gather(np.full(LARGE // 4, rank, np.int32), async_op=True),
+        ]
     totals = []
     for name in sorted(handles, reverse=rank == 0):
         gathered, total = handles[name][1].wait(), handles[name][0].wait()

@@ -1,4 +1,5 @@
 """Every operation on every dtype and many shapes, over overlapping groups, equals numpy's result bit by bit."""
+
 import numpy as np
 import pytest
 
@@ -21,6 +22,7 @@ def test_one_rank_needs_no_peers(world):
 
 def _strided_tensors():
     from mindspore import Tensor
+
     group, rank = comm.world_group(), comm.get_rank()
     base = Tensor(np.arange(12, dtype=np.float32).reshape(3, 4) + rank)
     transposed = group.all_reduce(base.T)
@@ -58,6 +60,7 @@ def _bfloat16_order():
     """1 + 3 * 2^-9 in bfloat16: each addend alone is lost, but not their sum in float32."""
     import mindspore as ms
     from mindspore import Tensor
+
     small = 2.0**-9
     value = Tensor(np.array([1.0 if comm.get_rank() == 0 else small], np.float32)).astype(ms.bfloat16)
     return comm.world_group().all_reduce(value)

@@ -1,4 +1,5 @@
 """Wrong calls, lost peers and circles end with one clear error on every rank, and soon."""
+
 import os
 import signal
 import time
@@ -7,14 +8,7 @@ import numpy as np
 import pytest
 
 from mindspeed_ms.core import comm
-from mindspeed_ms.core.comm import (
-    CommError,
-    CommTimeoutError,
-    DeadlockError,
-    MismatchError,
-    PeerDiedError,
-    PeerLeftError,
-)
+from mindspeed_ms.core.comm import CommError, CommTimeoutError, DeadlockError, MismatchError, PeerDiedError, PeerLeftError
 from mindspeed_ms.core.comm.world import WorkerDied
 
 VALUES = np.ones(4, np.float32)
@@ -61,13 +55,19 @@ def _different_tensors(differing):
     return _error_of(group.all_to_all, VALUES, [2, 2], [1, 3])
 
 
-@pytest.mark.parametrize("differing, expected", [
-    ("shape", "rank 0 called all_reduce(sum, float32 [2, 2]), call 1; rank 1 called all_reduce(sum, float32 [4]), call 1"),
-    ("dtype", "rank 0 called all_reduce(sum, int32 [4]), call 1; rank 1 called all_reduce(sum, float32 [4]), call 1"),
-    ("reduction", "rank 0 called all_reduce(max, float32 [4]), call 1; rank 1 called all_reduce(sum, float32 [4]), call 1"),
-    ("source", "rank 0 called broadcast(from rank 0, float32 [4]), call 1; rank 1 called broadcast(from rank 1, float32 [4])"),
-    ("splits", "rank 0 sends 1 rows to rank 0, which expects 2"),
-])
+@pytest.mark.parametrize(
+    "differing, expected",
+    [
+        ("shape", "rank 0 called all_reduce(sum, float32 [2, 2]), call 1; rank 1 called all_reduce(sum, float32 [4]), call 1"),
+        ("dtype", "rank 0 called all_reduce(sum, int32 [4]), call 1; rank 1 called all_reduce(sum, float32 [4]), call 1"),
+        ("reduction", "rank 0 called all_reduce(max, float32 [4]), call 1; rank 1 called all_reduce(sum, float32 [4]), call 1"),
+        (
+            "source",
+            "rank 0 called broadcast(from rank 0, float32 [4]), call 1; rank 1 called broadcast(from rank 1, float32 [4])",
+        ),
+        ("splits", "rank 0 sends 1 rows to rank 0, which expects 2"),
+    ],
+)
 def test_different_tensors_are_an_error_on_every_rank(world, differing, expected):
     for kind, text, _ in world(2)(_different_tensors, differing):
         assert kind is MismatchError
@@ -195,18 +195,38 @@ def test_a_late_rank_is_named(world):
 def _bad_arguments():
     group = comm.world_group()
     view = np.ones((4, 4), np.float32)[:, :2]
-    return [_error_of(*call)[1] for call in (
-        (group.all_reduce, VALUES, "mean"), (group.broadcast, VALUES, 7), (group.send, VALUES, comm.get_rank()),
-        (group.reduce_scatter, np.ones(3, np.float32)), (group.all_gather, np.float32(1)),
-        (group.all_to_all, VALUES, [2, 2], [1, 2]), (group.all_reduce_in_place, view),
-        (comm.new_group, [0, 5], "g"), (comm.new_group, [1 - comm.get_rank()], "g"), (comm.init, "nccl"),
-        (group.all_reduce, np.ones(2, np.complex64)))]
+    return [
+        _error_of(*call)[1]
+        for call in (
+            (group.all_reduce, VALUES, "mean"),
+            (group.broadcast, VALUES, 7),
+            (group.send, VALUES, comm.get_rank()),
+            (group.reduce_scatter, np.ones(3, np.float32)),
+            (group.all_gather, np.float32(1)),
+            (group.all_to_all, VALUES, [2, 2], [1, 2]),
+            (group.all_reduce_in_place, view),
+            (comm.new_group, [0, 5], "g"),
+            (comm.new_group, [1 - comm.get_rank()], "g"),
+            (comm.init, "nccl"),
+            (group.all_reduce, np.ones(2, np.complex64)),
+        )
+    ]
 
 
 def test_bad_arguments_are_refused(world):
     for texts in world(2)(_bad_arguments):
-        expected = ["expected one of sum, max, min, prod", "rank 7 is no member", "is this rank itself", "not divisible by",
-                    "has no axes", "add up to 3", "would be lost", "expected different ranks of 0..1", "only members",
-                    "expected one of hccl, shm, mccl", "complex64 cannot be sent"]
+        expected = [
+            "expected one of sum, max, min, prod",
+            "rank 7 is no member",
+            "is this rank itself",
+            "not divisible by",
+            "has no axes",
+            "add up to 3",
+            "would be lost",
+            "expected different ranks of 0..1",
+            "only members",
+            "expected one of hccl, shm, mccl",
+            "complex64 cannot be sent",
+        ]
         for text, part in zip(texts, expected, strict=True):
             assert part in text

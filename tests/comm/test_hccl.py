@@ -1,5 +1,6 @@
 """The hccl backend against a recording stand-in: every call binds to the installed operator's signature and gets the
 right tensors. The stand-in plays two ranks that hold the same values. The backend was not run on hardware here."""
+
 import inspect
 
 import numpy as np
@@ -30,10 +31,12 @@ class Recorder:
             assert values.get("group", "") in ("", "hccl-group") or name == "init_process_group"
             self.calls.append((name, {key: value for key, value in values.items() if key in ("op", "async_op", "src", "dst")}))
             return self._play(name, values)
+
         return record
 
     def _play(self, name, values):
         from mindspeed_ms.core.storage import as_array
+
         if name == "all_reduce" and values["op"] == "sum":
             as_array(values["tensor"])[...] *= 2
         elif name == "all_gather_into_tensor":
@@ -41,9 +44,9 @@ class Recorder:
             as_array(values["output_tensor"])[...] = np.concatenate([array, array])
         elif name == "reduce_scatter_tensor":
             array = values["input"].asnumpy()
-            as_array(values["output"])[...] = 2 * array[:len(array) // 2]
+            as_array(values["output"])[...] = 2 * array[: len(array) // 2]
         elif name == "all_to_all_single":
-            first = values["input"].asnumpy()[:values["input_split_sizes"][0]]
+            first = values["input"].asnumpy()[: values["input_split_sizes"][0]]
             as_array(values["output"])[...] = np.concatenate([first, first])
         elif name == "irecv":
             as_array(values["tensor"]).fill(7)
@@ -65,6 +68,7 @@ def _run_all():
     from mindspore import Tensor
 
     from mindspeed_ms.core.comm import hccl
+
     hccl.distributed = recorder = Recorder(hccl.distributed)
     try:
         group = hccl.HcclGroup("tp-0-1", (0, 1), 0, "hccl-group")
@@ -72,14 +76,25 @@ def _run_all():
         flags = Tensor(np.array([True, False]))
         whole = Tensor(np.zeros((8, 2), np.float32))
         results = [
-            group.all_reduce(values), group.all_reduce(values, async_op=True).wait(), group.all_reduce(flags, "prod"),
-            group.all_gather(values.T), group.all_gather_into(whole, values), group.reduce_scatter(values),
+            group.all_reduce(values),
+            group.all_reduce(values, async_op=True).wait(),
+            group.all_reduce(flags, "prod"),
+            group.all_gather(values.T),
+            group.all_gather_into(whole, values),
+            group.reduce_scatter(values),
             group.reduce_scatter(values.astype(ms.float16), "sum", async_op=True).wait(),
-            group.all_to_all(values, [3, 3], [3, 1]), group.broadcast(values, 1), group.all_gather(flags),
-            group.recv((2,), "bool", 1), group.irecv((3,), ms.int32, 1).wait(), group.isend(values, 1).wait(),
+            group.all_to_all(values, [3, 3], [3, 1]),
+            group.broadcast(values, 1),
+            group.all_gather(flags),
+            group.recv((2,), "bool", 1),
+            group.irecv((3,), ms.int32, 1).wait(),
+            group.isend(values, 1).wait(),
             group.batch_isend_irecv([P2P.send(values, 1), P2P.recv((2,), "float32", 1)]).wait(),
-            group.all_gather_object("x"), group.broadcast_object("y", 0), group.barrier(),
-            group.all_reduce(np.ones(2, np.float32)), group.all_reduce(Tensor(np.zeros((0, 3), np.float32))),
+            group.all_gather_object("x"),
+            group.broadcast_object("y", 0),
+            group.barrier(),
+            group.all_reduce(np.ones(2, np.float32)),
+            group.all_reduce(Tensor(np.zeros((0, 3), np.float32))),
         ]
         return results, values, recorder.calls
     finally:

@@ -1,4 +1,5 @@
 """Real msrun jobs: the mccl backend, and shm under msrun when a rank is killed."""
+
 import os
 import socket
 import subprocess
@@ -17,8 +18,18 @@ ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "PATH": f"{Path(sys.execut
 
 
 def test_mccl_gives_the_same_bits():
-    command = [sys.executable, "-m", "mindspeed_ms.core.comm", "--ranks", "2", "--backends", "mccl", "--calls", "80",
-               "--no-table"]
+    command = [
+        sys.executable,
+        "-m",
+        "mindspeed_ms.core.comm",
+        "--ranks",
+        "2",
+        "--backends",
+        "mccl",
+        "--calls",
+        "80",
+        "--no-table",
+    ]
     ended = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=240)
     assert ended.returncode == 0, ended.stdout
     assert "calls on all ranks correct" in ended.stdout
@@ -26,7 +37,8 @@ def test_mccl_gives_the_same_bits():
 
 def test_a_killed_rank_ends_the_msrun_job(tmp_path):
     script = tmp_path / "script.py"
-    script.write_text(textwrap.dedent("""
+    script.write_text(
+        textwrap.dedent("""
         import os, signal, time
         from pathlib import Path
         from mindspeed_ms.core import comm
@@ -37,13 +49,26 @@ def test_a_killed_rank_ends_the_msrun_job(tmp_path):
             Path(__file__).with_name("killed").write_text(f"{os.getpid()} {time.time()}")
             os.kill(os.getpid(), signal.SIGKILL)
         group.barrier()
-        """))
+        """)
+    )
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    ended = subprocess.run([str(Path(sys.executable).with_name("msrun")), "--worker_num=2", "--local_worker_num=2",
-                            f"--master_port={port}", f"--log_dir={tmp_path}/logs", "--join=True", str(script)],
-                           env=ENVIRONMENT, capture_output=True, text=True, timeout=120)
+    ended = subprocess.run(
+        [
+            str(Path(sys.executable).with_name("msrun")),
+            "--worker_num=2",
+            "--local_worker_num=2",
+            f"--master_port={port}",
+            f"--log_dir={tmp_path}/logs",
+            "--join=True",
+            str(script),
+        ],
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
     pid, killed = (tmp_path / "killed").read_text().split()
     assert ended.returncode != 0
     assert time.time() - float(killed) < 10

@@ -1,4 +1,5 @@
 """Files in shared memory: stale ones are passed over and removed, a full file system and several hosts are clear errors."""
+
 import errno
 import os
 import signal
@@ -54,6 +55,7 @@ def _too_small():
 
     def full(*_):
         raise OSError(errno.ENOSPC, "No space left on device")
+
     os.posix_fallocate, original = full, os.posix_fallocate
     try:
         group.all_reduce(np.ones(100_000, np.float32))
@@ -72,6 +74,7 @@ def test_too_little_shared_memory_is_a_clear_error(world):
 def _on_two_hosts():
     from mindspeed_ms.core.comm.shm import SharedMemoryJob
     from mindspeed_ms.core.device import LaunchEnvironment
+
     try:
         SharedMemoryJob(LaunchEnvironment(0, 4, 0, 2, "job", "msrun"), 1.0)
     except SharedMemoryError as error:
@@ -86,6 +89,7 @@ def test_ranks_on_several_hosts_are_refused(world):
 def _board_over_a_stale_one(directory):
     """A board of a dead process lies where this job's is looked for; rank 1 comes first."""
     from mindspeed_ms.core.comm.board import Board
+
     os.environ["MINDSPEED_MS_SHM_DIR"] = directory
     rank = comm.get_rank()
     try:

@@ -1,4 +1,5 @@
 """Worlds give results and errors of ranks back as if they were local."""
+
 import os
 import signal
 import subprocess
@@ -77,14 +78,21 @@ def _launch(tmp_path, body, *options):
 
 
 def test_launch_runs_a_script_on_all_ranks(tmp_path):
-    ended = _launch(tmp_path, """
+    ended = _launch(
+        tmp_path,
+        """
         import sys
         import numpy as np
         from mindspeed_ms.core import comm
         comm.init()
         total = comm.world_group().all_reduce(np.ones(1, np.float32))
         print(f"{__name__} {sys.argv[1:]} {total[0]} of {comm.get_world_size()}")
-        """, "-n", "2", "--log-dir", str(tmp_path / "logs"))
+        """,
+        "-n",
+        "2",
+        "--log-dir",
+        str(tmp_path / "logs"),
+    )
     assert ended.returncode == 0, ended.stderr
     line = "__main__ ['one', '--two'] 2.0 of 2\n"
     assert ended.stdout == line
@@ -92,14 +100,19 @@ def test_launch_runs_a_script_on_all_ranks(tmp_path):
 
 
 def test_launch_ends_all_ranks_with_the_status_of_the_one_that_died(tmp_path):
-    ended = _launch(tmp_path, """
+    ended = _launch(
+        tmp_path,
+        """
         import os, signal
         from mindspeed_ms.core import comm
         comm.init()
         if comm.get_rank() == 1:
             os.kill(os.getpid(), signal.SIGKILL)
         comm.world_group().barrier()
-        """, "-n", "2")
+        """,
+        "-n",
+        "2",
+    )
     assert ended.returncode == 128 + signal.SIGKILL
     assert "died in barrier on group world" in ended.stderr
     assert "ended with SIGKILL" in ended.stderr

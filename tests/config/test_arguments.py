@@ -36,11 +36,7 @@ def test_megatron_s_defaults():
     model, training, optimizer = all_config.model_config, all_config.training_config, all_config.optimizer_config
     assert (model.init_method_std, model.attention_dropout, model.hidden_dropout) == (0.02, 0.1, 0.1)
     assert (model.add_bias_linear, model.qkv_has_bias, model.bias_gelu_fusion) == (True, False, True)
-    assert (model.ffn_hidden_size, model.num_query_groups, model.position_embedding_type) == (
-        256,
-        4,
-        "learned_absolute",
-    )
+    assert (model.ffn_hidden_size, model.num_query_groups, model.position_embedding_type) == (256, 4, "learned_absolute")
     assert (optimizer.clip_grad, optimizer.weight_decay, optimizer.lr_decay_style) == (1.0, 0.01, "linear")
     assert (optimizer.optimizer_type, optimizer.use_checkpoint_opt_param_scheduler) == ("adam", False)
     assert (training.seed, training.log_interval, training.eval_interval) == (1234, 100, 1000)

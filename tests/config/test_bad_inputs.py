@@ -2,13 +2,7 @@
 
 import pytest
 
-from mindspeed_ms.config import (
-    ConfigError,
-    argument_parser,
-    fit_to_world,
-    init_configs_from_args,
-    init_configs_from_dict,
-)
+from mindspeed_ms.config import ConfigError, argument_parser, fit_to_world, init_configs_from_args, init_configs_from_dict
 from mindspeed_ms.config.schema import SECTIONS
 from tests.config.samples import BASE, ROWS, sample, with_settings
 
@@ -32,9 +26,7 @@ def test_wrong_type(row):
     assert "deep" in mine or "7" in mine
 
 
-BOUNDED = [
-    row for row in CHECKED if any(sign in row.expects for sign in (">", "<", "one of")) and "float32" not in row.expects
-]
+BOUNDED = [row for row in CHECKED if any(sign in row.expects for sign in (">", "<", "one of")) and "float32" not in row.expects]
 
 
 def _outside(expects):
@@ -77,12 +69,7 @@ def test_a_key_in_the_wrong_section_is_sent_home():
 def test_all_problems_come_together():
     texts = problems_of(
         with_settings(
-            {
-                "model_config.hidden_size": "big",
-                "optimizer_config.lr": -1,
-                "dataset_config.split": 3,
-                "modle_config.x": 1,
-            }
+            {"model_config.hidden_size": "big", "optimizer_config.lr": -1, "dataset_config.split": 3, "modle_config.x": 1}
         )
     )
     assert len(texts) == 4
@@ -90,10 +77,20 @@ def test_all_problems_come_together():
 
 P, M, T, D, OPT = "parallel_config", "model_config", "training_config", "dataset_config", "optimizer_config"
 PP2, TP2 = {f"{P}.pipeline_model_parallel_size": 2}, {f"{P}.tensor_model_parallel_size": 2}
-RAMP = {f"{T}.training_iters": 0, f"{D}.train_samples": 100, f"{D}.batch_size": 1, f"{D}.global_batch_size": 4,
-        f"{D}.rampup_batch_size": [2, 1, 10]}
-LOSS_SCALE = {f"{T}.fp16": True, f"{M}.compute_dtype": "float16", f"{T}.loss_scale_value": 4,
-              f"{T}.loss_scale_factor": 2, f"{T}.loss_scale_window": 100}
+RAMP = {
+    f"{T}.training_iters": 0,
+    f"{D}.train_samples": 100,
+    f"{D}.batch_size": 1,
+    f"{D}.global_batch_size": 4,
+    f"{D}.rampup_batch_size": [2, 1, 10],
+}
+LOSS_SCALE = {
+    f"{T}.fp16": True,
+    f"{M}.compute_dtype": "float16",
+    f"{T}.loss_scale_value": 4,
+    f"{T}.loss_scale_factor": 2,
+    f"{T}.loss_scale_window": 100,
+}
 Z1 = {f"{P}.zero_level": "z1"}
 WSD = {f"{OPT}.lr_decay_style": "WSD"}
 EXPERTS = {"moe_config.num_experts": 4}
@@ -113,11 +110,7 @@ RULES = [
     ({f"{P}.sequence_parallel": True}, f"{P}.sequence_parallel", "above 1"),
     ({**TP2, f"{P}.sequence_parallel": True, f"{M}.seq_length": 31}, f"{M}.seq_length", "multiple of"),
     ({**CP2, f"{M}.seq_length": 31}, f"{M}.seq_length", "multiple of 2"),
-    (
-        {**CP2, f"{P}.context_parallel_algo": "megatron_cp_algo", f"{M}.seq_length": 30},
-        f"{M}.seq_length",
-        "multiple of 4",
-    ),
+    ({**CP2, f"{P}.context_parallel_algo": "megatron_cp_algo", f"{M}.seq_length": 30}, f"{M}.seq_length", "multiple of 4"),
     ({f"{P}.context_parallel_size": 8, f"{M}.seq_length": 64}, f"{M}.num_attention_heads", "ulysses"),
     (
         {f"{P}.context_parallel_size": 4, f"{P}.context_parallel_algo": "hybrid_cp_algo"},
@@ -125,11 +118,7 @@ RULES = [
         "must be given",
     ),
     (
-        {
-            f"{P}.context_parallel_size": 4,
-            f"{P}.context_parallel_algo": "hybrid_cp_algo",
-            f"{P}.ulysses_degree_in_cp": 4,
-        },
+        {f"{P}.context_parallel_size": 4, f"{P}.context_parallel_algo": "hybrid_cp_algo", f"{P}.ulysses_degree_in_cp": 4},
         f"{P}.ulysses_degree_in_cp",
         "ring of at least 2",
     ),
@@ -148,11 +137,7 @@ RULES = [
         "3 chunks",
     ),
     ({**PP2, f"{P}.num_layer_list": [[1, 1], [1]]}, f"{P}.num_layer_list", "one length"),
-    (
-        {f"{P}.virtual_pipeline_model_parallel_size": 2},
-        f"{P}.virtual_pipeline_model_parallel_size",
-        "pipeline size above 1",
-    ),
+    ({f"{P}.virtual_pipeline_model_parallel_size": 2}, f"{P}.virtual_pipeline_model_parallel_size", "pipeline size above 1"),
     ({**PP2, f"{P}.num_layers_per_virtual_pipeline_stage": 3}, f"{M}.num_layers", "multiple of"),
     ({f"{P}.pipeline_model_parallel_size": 8}, f"{M}.num_layers", "less than one layer"),
     (
@@ -166,8 +151,14 @@ RULES = [
         "gives 3 micro-batches",
     ),
     (
-        {**PP2, f"{P}.num_layers_per_virtual_pipeline_stage": 1, **RAMP, f"{P}.world_size": 2,
-         f"{P}.microbatch_group_size_per_virtual_pipeline_stage": 2, f"{D}.global_batch_size": 5},
+        {
+            **PP2,
+            f"{P}.num_layers_per_virtual_pipeline_stage": 1,
+            **RAMP,
+            f"{P}.world_size": 2,
+            f"{P}.microbatch_group_size_per_virtual_pipeline_stage": 2,
+            f"{D}.global_batch_size": 5,
+        },
         f"{P}.microbatch_group_size_per_virtual_pipeline_stage",
         "leaves a last group of 1 of the 3 micro-batches",
     ),
@@ -176,11 +167,7 @@ RULES = [
         f"{P}.num_layers_in_first_pipeline_stage",
         "leaves 0 layers for the other 1 stages",
     ),
-    (
-        {**PP2, f"{P}.num_layers_in_last_pipeline_stage": 5},
-        f"{P}.num_layers_in_last_pipeline_stage",
-        "leaves -1 layers",
-    ),
+    ({**PP2, f"{P}.num_layers_in_last_pipeline_stage": 5}, f"{P}.num_layers_in_last_pipeline_stage", "leaves -1 layers"),
     (
         {**PP2, f"{P}.num_layers_in_first_pipeline_stage": 1, f"{P}.num_layers_in_last_pipeline_stage": 2},
         f"{P}.num_layers_in_first_pipeline_stage",
@@ -213,11 +200,7 @@ RULES = [
     ({**PP2, f"{P}.recompute": [1, 1], f"{M}.recompute_granularity": "selective"}, f"{P}.recompute", "keep one"),
     ({**PP2, f"{P}.select_comm_recompute": [1, 1]}, f"{P}.select_comm_recompute", "sequence parallelism"),
     ({f"{P}.world_size": 2, f"{D}.global_batch_size": 7}, f"{D}.global_batch_size", "nearest: 6 or 8"),
-    (
-        {f"{P}.world_size": 2, f"{D}.global_batch_size": 8, f"{D}.micro_batch_num": 2},
-        f"{D}.global_batch_size",
-        "contradicts",
-    ),
+    ({f"{P}.world_size": 2, f"{D}.global_batch_size": 8, f"{D}.micro_batch_num": 2}, f"{D}.global_batch_size", "contradicts"),
     ({f"{D}.rampup_batch_size": [2, 2]}, f"{D}.rampup_batch_size", "three numbers"),
     ({f"{D}.train_samples": 100}, f"{T}.training_iters", "keep one"),
     ({f"{T}.fp16": True, f"{T}.bf16": True}, f"{T}.fp16", "keep one"),
@@ -238,8 +221,11 @@ RULES = [
     ({**Z1, f"{OPT}.zero_config": {"offload": True}}, f"{OPT}.zero_config.offload", "Did you mean 'cpu_offload'"),
     ({**Z1, f"{OPT}.zero_config": {"cpu_offload": "perhaps"}}, f"{OPT}.zero_config.cpu_offload", "expects a switch"),
     ({**Z1, f"{OPT}.zero_config": {"param_resident": True}}, f"{OPT}.zero_config.param_resident", "z3"),
-    ({**Z1, f"{OPT}.zero_config": {"allreduce_after_grad_accumulation": True}},
-     f"{OPT}.zero_config.allreduce_after_grad_accumulation", "z2 or z3"),
+    (
+        {**Z1, f"{OPT}.zero_config": {"allreduce_after_grad_accumulation": True}},
+        f"{OPT}.zero_config.allreduce_after_grad_accumulation",
+        "z2 or z3",
+    ),
     ({f"{T}.loss_func_kwargs": {"loss_func_tpe": "x"}}, f"{T}.loss_func_kwargs.loss_func_tpe", "Did you mean"),
     ({f"{T}.grad_clip_kwargs": {"clip_valeu": 1}}, f"{T}.grad_clip_kwargs.clip_valeu", "Did you mean 'clip_value'"),
     ({f"{T}.grad_clip_kwargs": {"grad_clip_type": "ClipGlobalNorm"}}, f"{T}.grad_clip_kwargs.clip_value", "is required"),
@@ -287,9 +273,7 @@ RULES = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("settings", "key", "words"), RULES, ids=[f"{number}-{rule[1]}" for number, rule in enumerate(RULES)]
-)
+@pytest.mark.parametrize(("settings", "key", "words"), RULES, ids=[f"{number}-{rule[1]}" for number, rule in enumerate(RULES)])
 def test_rule(settings, key, words):
     texts = problems_of(with_settings(settings))
     mine = [text for text in texts if text.startswith(key)]
@@ -351,8 +335,12 @@ def test_problems_name_what_was_typed():
     with pytest.raises(ConfigError) as caught:
         init_configs_from_args(argument_parser().parse_args(words.split()))
     text = str(caught.value)
-    for found in ("--adam-beta1 = 1.0:", "--ddp-bucket-size = 0:", "--optimizer-type = 'lamb':",
-                  "--decoder-first-pipeline-num-layers = -1:"):
+    for found in (
+        "--adam-beta1 = 1.0:",
+        "--ddp-bucket-size = 0:",
+        "--optimizer-type = 'lamb':",
+        "--decoder-first-pipeline-num-layers = -1:",
+    ):
         assert f"command line: {found}" in text, text
 
 

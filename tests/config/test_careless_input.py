@@ -1,4 +1,5 @@
 """What people really type: launch scripts with placeholders and foreign values, files behind flags, broken files."""
+
 import subprocess
 import sys
 
@@ -20,18 +21,22 @@ def converted(folder, text):
 
 
 def test_placeholders_of_several_words_stay_one_value(tmp_path):
-    data, _ = converted(tmp_path, f'SAVE="your model save path"\nARGS="{SIZES} --save $SAVE --bf16"\n'
-                                  "torchrun pretrain_gpt.py $ARGS\n")
+    data, _ = converted(
+        tmp_path, f'SAVE="your model save path"\nARGS="{SIZES} --save $SAVE --bf16"\ntorchrun pretrain_gpt.py $ARGS\n'
+    )
     assert data["training_config"]["output_dir"] == "your model save path"
     assert data["training_config"]["bf16"] is True
 
 
-@pytest.mark.parametrize(("flag", "fate"), [
-    ("--moe-router-load-balancing-type softmax_topk", "LEFT OUT: expects one of aux_loss"),
-    ("--normalization BatchNorm", "LEFT OUT: expects one of"),
-    ("--lr-warmup-iters", "LEFT OUT: has no value"),
-    ("--no-such-flag 3", "UNKNOWN"),
-])
+@pytest.mark.parametrize(
+    ("flag", "fate"),
+    [
+        ("--moe-router-load-balancing-type softmax_topk", "LEFT OUT: expects one of aux_loss"),
+        ("--normalization BatchNorm", "LEFT OUT: expects one of"),
+        ("--lr-warmup-iters", "LEFT OUT: has no value"),
+        ("--no-such-flag 3", "UNKNOWN"),
+    ],
+)
 def test_what_cannot_be_converted_is_left_out_and_the_rest_reads(tmp_path, flag, fate):
     data, fates = converted(tmp_path, f"torchrun pretrain_gpt.py {flag} {SIZES}\n")
     assert next(text for name, text in fates.items() if name.split()[0] == flag.split()[0]).startswith(fate)
@@ -49,12 +54,15 @@ def test_files_may_stand_behind_flags(tmp_path, capsys):
         assert "4 ranks" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(("content", "words"), [
-    (b"\xff\xfe", "run.yaml: is no text in UTF-8"),
-    (b"model_config:\n\tvocab_size: 3\n", "run.yaml:2: .*a tab"),
-    (b"model_config: 3\n", "run.yaml:1: model_config = 3"),
-    (b"model_config: {num_layers: 4, num_layers: 5}\n", "given twice"),
-])
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"\xff\xfe", "run.yaml: is no text in UTF-8"),
+        (b"model_config:\n\tvocab_size: 3\n", "run.yaml:2: .*a tab"),
+        (b"model_config: 3\n", "run.yaml:1: model_config = 3"),
+        (b"model_config: {num_layers: 4, num_layers: 5}\n", "given twice"),
+    ],
+)
 def test_broken_files_are_named(tmp_path, content, words):
     file = tmp_path / "run.yaml"
     file.write_bytes(content)

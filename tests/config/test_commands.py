@@ -134,12 +134,7 @@ def test_convert_a_dense_script(tmp_path):
     path.write_text(result.yaml_text, encoding="utf-8")
     all_config = init_configs_from_yaml(str(path))
     model, parallel, training = all_config.model_config, all_config.parallel_config, all_config.training_config
-    assert (model.num_layers, model.vocab_size, model.normalization, model.rotary_base) == (
-        80,
-        152064,
-        "FusedRMSNorm",
-        1e6,
-    )
+    assert (model.num_layers, model.vocab_size, model.normalization, model.rotary_base) == (80, 152064, "FusedRMSNorm", 1e6)
     assert (model.qkv_has_bias, model.out_proj_has_bias, model.add_bias_linear) == (True, False, False)
     assert (parallel.tensor_model_parallel_size, parallel.virtual_pipeline_model_parallel_size) == (8, 5)
     assert (training.load_checkpoint, training.resume_training, training.no_load_rng) == ("model ckpt", True, True)
@@ -175,7 +170,5 @@ def test_scripts_without_a_call_are_refused(tmp_path):
 
 
 def test_shell_words():
-    words, unknown = launch_words(
-        'A=2\nB=$((A*3))\nX="--seed $B"\ntorchrun t.py $X --lr ${LR} --save "a b" | tee x\n', {}
-    )
+    words, unknown = launch_words('A=2\nB=$((A*3))\nX="--seed $B"\ntorchrun t.py $X --lr ${LR} --save "a b" | tee x\n', {})
     assert words == ["--seed", "6", "--lr", "${LR}", "--save", "a b"] and unknown == ["LR"]

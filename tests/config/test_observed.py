@@ -110,9 +110,7 @@ def test_no_row_that_works_is_unread():
     unread = {
         row.path
         for row in rows_with_path()
-        if row.status == "works"
-        and not comes_later(row.path)
-        and not {row.path.rpartition(".")[2], *row.all_names} & words
+        if row.status == "works" and not comes_later(row.path) and not {row.path.rpartition(".")[2], *row.all_names} & words
     }
     assert unread <= DECIDED_HERE
 

@@ -5,41 +5,15 @@ from functools import lru_cache
 
 import pytest
 
-from mindspeed_ms.config import (
-    ConfigError,
-    argument_parser,
-    init_configs_from_args,
-    init_configs_from_dict,
-    require_available,
-)
-from mindspeed_ms.config.argument_table import (
-    IGNORED,
-    REFUSED,
-    TABLE,
-    all_paths,
-    row_at,
-    row_of_flag,
-    row_of_name,
-)
+from mindspeed_ms.config import ConfigError, argument_parser, init_configs_from_args, init_configs_from_dict, require_available
+from mindspeed_ms.config.argument_table import IGNORED, REFUSED, TABLE, all_paths, row_at, row_of_flag, row_of_name
 from mindspeed_ms.config.availability import NOT_YET
 from mindspeed_ms.config.printing import dump_yaml
 from mindspeed_ms.config.rows.row import LIST, OFF, ON, SWITCH
 from mindspeed_ms.config.yaml_loader import parse_yaml
 from tests.config.samples import BASE, ROWS, sample, value_at, with_settings
 
-EFFECTS = {
-    "parameters",
-    "layout",
-    "output",
-    "operators",
-    "optimizer",
-    "lr",
-    "log",
-    "file",
-    "data",
-    "memory",
-    "error",
-}
+EFFECTS = {"parameters", "layout", "output", "operators", "optimizer", "lr", "log", "file", "data", "memory", "error"}
 IDS = [row.path for row in ROWS]
 
 
@@ -131,9 +105,7 @@ ROWS_WITH_FLAG = [row for row in ROWS if (row.flags or row.off_flags) and row.co
 def test_row_is_set_through_arguments(row):
     value, beside = sample(row)
     base = {f"{section}.{field}": item for section, fields in BASE.items() for field, item in fields.items()}
-    beside = {
-        path: item for path, item in beside.items() if path != row.path and path != "dataset_config.train_samples"
-    }
+    beside = {path: item for path, item in beside.items() if path != row.path and path != "dataset_config.train_samples"}
     if row.path.endswith("samples"):
         beside["dataset_config.train_samples"], base["training_config.training_iters"] = 1000, 0
     base.update(beside)
@@ -174,10 +146,7 @@ def test_arguments_without_place_are_ignored_or_refused_with_their_reason():
 
 def test_a_hand_made_namespace_counts_as_given():
     args = argparse.Namespace(
-        **{
-            ("padded_vocab_size" if name == "vocab_size" else name): value
-            for name, value in BASE["model_config"].items()
-        },
+        **{("padded_vocab_size" if name == "vocab_size" else name): value for name, value in BASE["model_config"].items()},
         lr=1e-4,
         clip_grad=1,
     )

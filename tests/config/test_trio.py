@@ -139,10 +139,7 @@ KEYS = {
         "float32",
         {"training_config.accumulate_allreduce_grads_in_fp32": True},
     ),
-    "accelerate_config.precision.residual_connection": (
-        "float32",
-        {"model_config.residual_connection_dtype": "float32"},
-    ),
+    "accelerate_config.precision.residual_connection": ("float32", {"model_config.residual_connection_dtype": "float32"}),
     "accelerate_config.precision.fused_operators": ("flash_attention", {"model_config.use_flash_attention": True}),
     "accelerate_config.precision.nofused_operators": ("bias_gelu", {"model_config.bias_gelu_fusion": False}),
     "accelerate_config.parallelization.context_parallel_algo": (
@@ -150,10 +147,7 @@ KEYS = {
         {"parallel_config.context_parallel_algo": "megatron_cp_algo"},
     ),
     "model_config.llm.position.type": ("rope", {"model_config.position_embedding_type": "rope"}),
-    "model_config.llm.position.max_size": (
-        64,
-        {"model_config.seq_length": 64, "model_config.max_position_embeddings": 64},
-    ),
+    "model_config.llm.position.max_size": (64, {"model_config.seq_length": 64, "model_config.max_position_embeddings": 64}),
     "model_config.llm.blocks.attention.attention_type": ("GQA", {"model_config.group_query_attention": True}),
     "model_config.llm.blocks.layernorm.norm_type": ("RMSNorm", {"model_config.normalization": "RMSNorm"}),
     "model_config.llm.blocks.ffn.activation": ("silu", {"model_config.hidden_act": "silu"}),
@@ -195,9 +189,7 @@ def test_each_key(key):
 def test_sections_below_the_trio_take_their_own_fields():
     for key, section in SECTION_KEYS.items():
         top, name = key.split(".")
-        field = next(
-            iter(__import__("mindspeed_ms.config.schema", fromlist=["SECTIONS"]).SECTIONS[section].own_fields())
-        )
+        field = next(iter(__import__("mindspeed_ms.config.schema", fromlist=["SECTIONS"]).SECTIONS[section].own_fields()))
         with pytest.raises(ConfigError, match=rf"{key}\.{field}x"):
             init_configs_from_dict({top: {name: {field + "x": 1}}})
 

@@ -81,9 +81,7 @@ def test_values_behave_as_a_person_expects(tmp_path):
 
 
 def test_quoted_numbers_are_numbers(tmp_path):
-    all_config = init_configs_from_yaml(
-        read(tmp_path, MODEL + "optimizer_config: {lr: '1e-5', lr_warmup_iters: '1_0'}\n")
-    )
+    all_config = init_configs_from_yaml(read(tmp_path, MODEL + "optimizer_config: {lr: '1e-5', lr_warmup_iters: '1_0'}\n"))
     assert (all_config.optimizer_config.learning_rate, all_config.optimizer_config.lr_warmup_iters) == (1e-5, 10)
 
 
@@ -121,12 +119,7 @@ def test_merge_keys():
 def test_environment(tmp_path, monkeypatch):
     monkeypatch.setenv("MY_ITERS", "1_000")
     monkeypatch.setenv("MY_FOLDER", "here")
-    lines = (
-        "training_iters: ${MY_ITERS}",
-        "output_dir: ${MY_FOLDER}/out",
-        "seed: ${MY_SEED:-7}",
-        "prefix: '${MY_ITERS}'",
-    )
+    lines = ("training_iters: ${MY_ITERS}", "output_dir: ${MY_FOLDER}/out", "seed: ${MY_SEED:-7}", "prefix: '${MY_ITERS}'")
     text = MODEL + "training_config:\n" + "".join(f"  {line}\n" for line in lines)
     training = init_configs_from_yaml(read(tmp_path, text)).training_config
     assert (training.training_iters, training.output_dir, training.seed) == (1000, "here/out", 7)
@@ -136,9 +129,7 @@ def test_environment(tmp_path, monkeypatch):
 
 
 def test_files_merge_left_to_right(tmp_path):
-    first = read(
-        tmp_path, MODEL + "  fa_config: {pre_tokens: 5, next_tokens: 1}\noptimizer_config: {lr: 1}\n", "first.yaml"
-    )
+    first = read(tmp_path, MODEL + "  fa_config: {pre_tokens: 5, next_tokens: 1}\noptimizer_config: {lr: 1}\n", "first.yaml")
     second = read(
         tmp_path, "model_config:\n  fa_config: {pre_tockens: 6}\noptimizer_config: {learning_rate: 2}\n", "second.yaml"
     )

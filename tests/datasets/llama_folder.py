@@ -16,6 +16,16 @@ def write_llama(folder, legacy, drops_blanks):
     (folder / "tokenizer.model").write_bytes(model.SerializeToString())
     flags = {"special": True, "lstrip": False, "rstrip": False, "normalized": False, "single_word": False}
     added = {number: {"content": token, **flags} for number, token in ((0, "<unk>"), (1, "<s>"), (2, "</s>"), (600, "<|end|>"))}
-    (folder / "tokenizer_config.json").write_text(json.dumps({
-        "tokenizer_class": "LlamaTokenizer", "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>",
-        "add_bos_token": True, "legacy": legacy, "added_tokens_decoder": added}))
+    (folder / "tokenizer_config.json").write_text(
+        json.dumps(
+            {
+                "tokenizer_class": "LlamaTokenizer",
+                "bos_token": "<s>",
+                "eos_token": "</s>",
+                "unk_token": "<unk>",
+                "add_bos_token": True,
+                "legacy": legacy,
+                "added_tokens_decoder": added,
+            }
+        )
+    )

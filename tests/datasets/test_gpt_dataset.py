@@ -24,8 +24,14 @@ LENGTHS = st.lists(st.integers(0, 30), min_size=1, max_size=20).filter(any)
 
 
 @settings(deadline=None)  # the first call compiles
-@given(lengths=LENGTHS, sequence_length=st.integers(1, 25), num_samples=st.none() | st.integers(0, 60), extra=st.booleans(),
-       drop=st.booleans(), seed=st.integers(0, 2**32 - 1))
+@given(
+    lengths=LENGTHS,
+    sequence_length=st.integers(1, 25),
+    num_samples=st.none() | st.integers(0, 60),
+    extra=st.booleans(),
+    drop=st.booleans(),
+    seed=st.integers(0, 2**32 - 1),
+)
 def test_indices_equal_a_plain_reference(lengths, sequence_length, num_samples, extra, drop, seed):
     lengths, documents = np.array(lengths, np.int32), np.arange(len(lengths), dtype=np.int32)
     indices = build_gpt_indices(lengths, documents, num_samples, sequence_length, seed, extra, drop)
@@ -74,7 +80,7 @@ def test_blends_equal_a_plain_reference(weights, size, exhaustive):
         datasets.append(best)
         samples.append(counts[best])
         counts[best] += 1
-    ours = (helpers.build_exhaustive_blending_indices(sizes) if exhaustive else helpers.build_blending_indices(shares, size))
+    ours = helpers.build_exhaustive_blending_indices(sizes) if exhaustive else helpers.build_blending_indices(shares, size)
     assert ours[0].tolist() == datasets and ours[1].tolist() == samples
     assert ours[0].dtype == np.int16 and ours[1].dtype == np.int64
 
@@ -154,8 +160,11 @@ def test_the_cache_follows_the_content(tmp_path):
     assert len(train(add_extra_token_to_sequence=False).document_index) != 0 and len(os.listdir(tmp_path / "cache")) == 3
     write(tmp_path / "x", [[1, 2, 3, 4], [7]])  # the same name, other documents
     assert len(train().document_index) == 2 * 3
-    entry = next(path for path in (tmp_path / "cache").iterdir() if path.is_dir() and train().document_index.filename
-                 and path == type(path)(train().document_index.filename).parent)
+    entry = next(
+        path
+        for path in (tmp_path / "cache").iterdir()
+        if path.is_dir() and train().document_index.filename and path == type(path)(train().document_index.filename).parent
+    )
     array = entry / "sample_index.npy"
     array.write_bytes(array.read_bytes()[:-8])
     with pytest.raises(DatasetError, match=r"damaged .*delete that folder"):
@@ -171,14 +180,17 @@ def test_a_folder_that_cannot_be_written_is_told(tmp_path, caplog):
     assert len(dataset) >= 2 and "--data-cache-path" in caplog.text
 
 
-@pytest.mark.parametrize("words, message", [
-    (["0", "a", "1", "b"], "weight of data a is '0'"),
-    (["-1", "a", "1", "b"], "weight of data a is '-1'"),
-    (["nan", "a"], "weight of data a is 'nan'"),
-    (["0.3", "a", "b", "c"], "weight of data c is 'b'"),
-    (["0.3", "a", "0.7"], "here one is missing"),
-    (["a", " "], "a prefix is empty"),
-])
+@pytest.mark.parametrize(
+    "words, message",
+    [
+        (["0", "a", "1", "b"], "weight of data a is '0'"),
+        (["-1", "a", "1", "b"], "weight of data a is '-1'"),
+        (["nan", "a"], "weight of data a is 'nan'"),
+        (["0.3", "a", "b", "c"], "weight of data c is 'b'"),
+        (["0.3", "a", "0.7"], "here one is missing"),
+        (["a", " "], "a prefix is empty"),
+    ],
+)
 def test_bad_names_of_data(words, message):
     with pytest.raises(DatasetError, match=message):
         get_blend_from_list(words)

@@ -70,8 +70,11 @@ def test_recorded_merge(tmp_path):
     assert np.array_equal(np.concatenate(merged[:]), recorded["ab_merged/tokens"])
 
 
-@given(documents=st.lists(st.lists(st.lists(st.integers(-128, 127), max_size=5), max_size=3), max_size=6),
-       mmap=st.booleans(), dtype=st.sampled_from([np.int8, np.int16, np.int32, np.int64, np.float32, np.float64]))
+@given(
+    documents=st.lists(st.lists(st.lists(st.integers(-128, 127), max_size=5), max_size=3), max_size=6),
+    mmap=st.booleans(),
+    dtype=st.sampled_from([np.int8, np.int16, np.int32, np.int64, np.float32, np.float64]),
+)
 def test_what_is_written_is_read(tmp_path_factory, documents, mmap, dtype):
     prefix = str(tmp_path_factory.mktemp("data") / "x")
     with IndexedDatasetBuilder(prefix + ".bin", dtype) as builder:
@@ -91,8 +94,10 @@ def test_what_is_written_is_read(tmp_path_factory, documents, mmap, dtype):
     for index, sequence in enumerate(sequences):
         for offset in range(len(sequence) + 1):
             assert dataset.get(index, offset).tolist() == sequence[offset:]
-            assert dataset.get(index, offset, (len(sequence) - offset) // 2).tolist() == (
-                sequence[offset : offset + (len(sequence) - offset) // 2])
+            assert (
+                dataset.get(index, offset, (len(sequence) - offset) // 2).tolist()
+                == (sequence[offset : offset + (len(sequence) - offset) // 2])
+            )
         with pytest.raises(IndexError, match=f"which has {len(sequence)}"):
             dataset.get(index, 0, len(sequence) + 1)
     with pytest.raises(IndexError):
@@ -101,20 +106,28 @@ def test_what_is_written_is_read(tmp_path_factory, documents, mmap, dtype):
 
 def test_dtype_by_vocabulary():
     assert [best_fitting_dtype(size) for size in (1, 65499, 65500, 2**31, None)] == [
-        np.uint16, np.uint16, np.int32, np.int32, np.int32]
+        np.uint16,
+        np.uint16,
+        np.int32,
+        np.int32,
+        np.int32,
+    ]
     with pytest.raises(IndexedDatasetError, match="2147483649 ids"):
         DType.optimal_dtype(2**31 + 1)
     with pytest.raises(IndexedDatasetError, match="cannot hold uint32"):
         DType.code_from_dtype(np.uint32)
 
 
-@pytest.mark.parametrize("dtype, ids, message", [
-    (np.uint16, [1, 65536], "token id 65536 does not fit uint16"),
-    (np.uint16, [-1, 3], "token id -1 does not fit uint16"),
-    (np.int32, np.array([2**31]), "token id 2147483648 does not fit int32"),
-    (np.uint16, np.array([1.5]), "are float64: expected integers"),
-    (np.uint16, [[1]], "expected one dimension"),
-])
+@pytest.mark.parametrize(
+    "dtype, ids, message",
+    [
+        (np.uint16, [1, 65536], "token id 65536 does not fit uint16"),
+        (np.uint16, [-1, 3], "token id -1 does not fit uint16"),
+        (np.int32, np.array([2**31]), "token id 2147483648 does not fit int32"),
+        (np.uint16, np.array([1.5]), "are float64: expected integers"),
+        (np.uint16, [[1]], "expected one dimension"),
+    ],
+)
 def test_an_id_never_wraps(tmp_path, dtype, ids, message):
     with pytest.raises(IndexedDatasetError, match=message), IndexedDatasetBuilder(tmp_path / "x.bin", dtype) as builder:
         builder.add_document(ids)
@@ -124,13 +137,17 @@ def test_an_id_never_wraps(tmp_path, dtype, ids, message):
 def test_a_half_written_file_is_never_seen(tmp_path):
     prefix = write(tmp_path / "x")
     before = Path(prefix + ".bin").read_bytes()
-    with pytest.raises(IndexedDatasetError, match=r"sequences of \[1\] tokens"), IndexedDatasetBuilder(
-            prefix + ".bin") as builder:
+    with (
+        pytest.raises(IndexedDatasetError, match=r"sequences of \[1\] tokens"),
+        IndexedDatasetBuilder(prefix + ".bin") as builder,
+    ):
         builder.add_document([1], [1])
         builder.add_document([1, 2], [1])
     assert sorted(os.listdir(tmp_path)) == ["x.bin", "x.idx"] and Path(prefix + ".bin").read_bytes() == before
-    with pytest.raises(IndexedDatasetError, match="uint16 tokens: expected int32"), IndexedDatasetBuilder(
-            prefix + ".bin") as builder:
+    with (
+        pytest.raises(IndexedDatasetError, match="uint16 tokens: expected int32"),
+        IndexedDatasetBuilder(prefix + ".bin") as builder,
+    ):
         builder.add_index(prefix)
     with pytest.raises(OSError, match="No such file"):
         IndexedDatasetBuilder(tmp_path / "missing" / "x.bin")
@@ -164,8 +181,10 @@ DAMAGED_INDEX = {
     "dtype": (lambda data: patched(data, 17, "<B", 9), r"dtype code 9: expected 1 \(uint8\)"),
     "huge count": (lambda data: patched(data, 18, "<Q", 2**60), "truncated"),
     "negative length": (lambda data: patched(data, LENGTHS + 4, "<i", -1), "sequence 1 has -1 tokens"),
-    "pointers": (lambda data: patched(data, POINTERS + 16, "<q", 4), "sequence 2 has 5 tokens and begins at byte 4, the one "
-                                                                     "before it ends at byte 10"),
+    "pointers": (
+        lambda data: patched(data, POINTERS + 16, "<q", 4),
+        "sequence 2 has 5 tokens and begins at byte 4, the one before it ends at byte 10",
+    ),
     "middle of a token": (lambda data: patched(data, POINTERS + 24, "<q", 21), "sequence 3 has 2 tokens and begins at byte 21"),
     "beyond the end": (lambda data: patched(data, LENGTHS + 12, "<i", 3), "has 24 bytes, .* end at byte 26; sequence 3 of 4"),
     "last document": (lambda data: patched(data, ENDS + 32, "<q", 5), r"rise from 0 to 4 .* from 0 to 5"),
@@ -192,8 +211,11 @@ def test_what_lies_between_sequences_is_told(tmp_path, caplog, monkeypatch, at_o
     data = Path(prefix + ".idx").read_bytes()
     Path(prefix + ".idx").write_bytes(patched(patched(data, 34 + 4, "<i", 0), 34 + 16, "<i", 4))
     assert IndexedDataset(prefix)[2].tolist() == DOCUMENTS[1]
-    assert ("leaves out bytes of" in caplog.text and "at 2 places" in caplog.text
-            and "sequence 2 has 1 tokens and begins at byte 8, the one before it ends at byte 0" in caplog.text)
+    assert (
+        "leaves out bytes of" in caplog.text
+        and "at 2 places" in caplog.text
+        and "sequence 2 has 1 tokens and begins at byte 8, the one before it ends at byte 0" in caplog.text
+    )
 
 
 def test_damaged_tokens(tmp_path, caplog):
@@ -222,8 +244,9 @@ def test_advice_on_a_wrong_prefix(tmp_path):
     os.remove(prefix + ".idx")
     os.remove(prefix + ".bin")
     for ending in ("", ".bin", ".idx"):
-        with pytest.raises(FileNotFoundError, match=re.escape(
-                f"Did you mean {prefix}_0_text_document or {prefix}_1_text_document?")):
+        with pytest.raises(
+            FileNotFoundError, match=re.escape(f"Did you mean {prefix}_0_text_document or {prefix}_1_text_document?")
+        ):
             IndexedDataset(prefix + ending)
     write(tmp_path / "chat_packed_input_ids_document")
     with pytest.raises(FileNotFoundError, match="chat names conversations: train on them with --is-instruction-dataset"):

@@ -25,8 +25,16 @@ def recordings(pattern):
 
 def build(meta, cache, **settings):
     prefixes = [str(data_folder() / name) for name in meta.get("paths") or [meta["prefix"]]]
-    config = GPTDatasetConfig(random_seed=meta["seed"], sequence_length=meta["seq"], eod_token_id=0, split=meta["split"],
-                              blend=(prefixes, meta.get("weights")), path_to_cache=cache, **meta.get("extra", {}), **settings)
+    config = GPTDatasetConfig(
+        random_seed=meta["seed"],
+        sequence_length=meta["seq"],
+        eod_token_id=0,
+        split=meta["split"],
+        blend=(prefixes, meta.get("weights")),
+        path_to_cache=cache,
+        **meta.get("extra", {}),
+        **settings,
+    )
     return build_train_valid_test_datasets(meta["sizes"], config)
 
 
@@ -75,12 +83,16 @@ def test_helpers():
         if kind == "sample_idx" and what.startswith("extra"):
             extra, drop = (int(word[-1]) for word in what.split("_"))
             epochs = len(of["docs"]) // len(of["lens"])
-            ours = helpers.build_sample_idx(of["lens"], of["docs"], int(of["seq"]), epochs, int(of["lens"].sum()), bool(drop),
-                                            bool(extra))
+            ours = helpers.build_sample_idx(
+                of["lens"], of["docs"], int(of["seq"]), epochs, int(of["lens"].sum()), bool(drop), bool(extra)
+            )
             assert equal(ours, recorded[key]), key
         elif what == "dataset":
-            ours = (helpers.build_blending_indices(of["w"], len(of["dataset"])) if kind == "blend"
-                    else helpers.build_exhaustive_blending_indices(of["sizes"].tolist()))
+            ours = (
+                helpers.build_blending_indices(of["w"], len(of["dataset"]))
+                if kind == "blend"
+                else helpers.build_exhaustive_blending_indices(of["sizes"].tolist())
+            )
             assert equal(ours[0], of["dataset"]) and equal(ours[1], of["sample"]), key
 
 

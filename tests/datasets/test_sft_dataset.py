@@ -24,7 +24,11 @@ def test_shift_padding_and_loss_mask(tmp_path):
     assert sample["loss_mask"].tolist() == [0, 1, 1, 0, 1, 0, 0, 0]
     assert sample["position_ids"].tolist() == list(range(8))
     assert {name: value.dtype for name, value in sample.items()} == {
-        "tokens": np.int32, "labels": np.int32, "loss_mask": np.float32, "position_ids": np.int32}
+        "tokens": np.int32,
+        "labels": np.int32,
+        "loss_mask": np.float32,
+        "position_ids": np.int32,
+    }
     exact = SFTDataset(str(tmp_path / "a"), 6, 3)[0]
     assert exact["tokens"].tolist() == IDS and exact["labels"].tolist() == [0, 7, 8, 0, 10, 0]
 
@@ -127,41 +131,69 @@ def test_files_that_do_not_fit(tmp_path):
 
 
 def config(folder, dataset=None, parallel=None, **training):
-    return init_configs_from_dict({
-        "model_config": {"vocab_size": 64, "num_layers": 2, "num_attention_heads": 2, "hidden_size": 16, "ffn_hidden_size": 32,
-                         "seq_length": 16, "position_embedding_type": "learned_absolute", "init_method_std": 0.2},
-        "dataset_config": {"is_instruction_dataset": True, "batch_size": 2, "micro_batch_num": 1, **(dataset or {})},
-        "parallel_config": parallel or {},
-        "training_config": {"training_iters": 12, "output_dir": str(folder), "seed": 3, **training},
-        "optimizer_config": {"learning_rate": 0.02},
-    })
+    return init_configs_from_dict(
+        {
+            "model_config": {
+                "vocab_size": 64,
+                "num_layers": 2,
+                "num_attention_heads": 2,
+                "hidden_size": 16,
+                "ffn_hidden_size": 32,
+                "seq_length": 16,
+                "position_embedding_type": "learned_absolute",
+                "init_method_std": 0.2,
+            },
+            "dataset_config": {"is_instruction_dataset": True, "batch_size": 2, "micro_batch_num": 1, **(dataset or {})},
+            "parallel_config": parallel or {},
+            "training_config": {"training_iters": 12, "output_dir": str(folder), "seed": 3, **training},
+            "optimizer_config": {"learning_rate": 0.02},
+        }
+    )
 
 
 def test_datasets_of_a_run(tmp_path):
     prefix = write_sft(tmp_path / "a", [(IDS, LABELS, [1] * 6)] * 10)
     train, valid, test = build_instruction_datasets(
-        config(tmp_path, {"data_path": [prefix], "split": "8,2,0", "pad_token_id": 9}), (50, 4, 4))
+        config(tmp_path, {"data_path": [prefix], "split": "8,2,0", "pad_token_id": 9}), (50, 4, 4)
+    )
     assert (train.stored, len(train), valid.stored, len(valid), test) == (8, 50, 2, 4, None)
     assert train[0]["tokens"].tolist() == IDS + [9] * 10
-    separate = config(tmp_path, {"train_data_path": [prefix], "valid_data_path": [prefix], "reset_attention_mask": True,
-                                 "reset_position_ids": True, "shuffle": False}, {"variable_seq_lengths": True})
+    separate = config(
+        tmp_path,
+        {
+            "train_data_path": [prefix],
+            "valid_data_path": [prefix],
+            "reset_attention_mask": True,
+            "reset_position_ids": True,
+            "shuffle": False,
+        },
+        {"variable_seq_lengths": True},
+    )
     train, valid, test = build_instruction_datasets(separate, (20, 4, 4))
     assert (train.stored, valid.stored, test) == (10, 10, None) and not train.shuffle
     assert train[0]["attention_mask"].shape == (1, 8, 8)
-    for dataset, words in (({}, "needs data"), ({"data_path": [prefix, prefix]}, "instruction data is one prefix"),
-                           ({"data_path": [prefix], "split": "0,1,0"}, "no sample is left for training")):
+    for dataset, words in (
+        ({}, "needs data"),
+        ({"data_path": [prefix, prefix]}, "instruction data is one prefix"),
+        ({"data_path": [prefix], "split": "0,1,0"}, "no sample is left for training"),
+    ):
         with pytest.raises(InstructionDataError, match=words):
             build_instruction_datasets(config(tmp_path, dataset), (1, 1, 1))
-    odd = config(tmp_path, {"data_path": [prefix], "pad_to_multiple_of": 7},
-                 {"variable_seq_lengths": True, "tensor_model_parallel_size": 2, "sequence_parallel": True})
+    odd = config(
+        tmp_path,
+        {"data_path": [prefix], "pad_to_multiple_of": 7},
+        {"variable_seq_lengths": True, "tensor_model_parallel_size": 2, "sequence_parallel": True},
+    )
     with pytest.raises(InstructionDataError, match="must be divisible by 2"):
         build_instruction_datasets(odd, (1, 1, 1))
     assert split_bounds("900,60,40", 120) == [(0, 108), (108, 115), (115, 120)]
     assert pad_token_id(config(tmp_path, {"eos_token_id": 4}).dataset_config) == 4
 
 
-CONVERSATIONS = [conversation(np.random.RandomState(seed), source, target, 64)
-                 for seed, (source, target) in enumerate([(3, 4), (2, 5), (5, 2), (1, 6)])]
+CONVERSATIONS = [
+    conversation(np.random.RandomState(seed), source, target, 64)
+    for seed, (source, target) in enumerate([(3, 4), (2, 5), (5, 2), (1, 6)])
+]
 
 
 def losses(folder, samples, reset):
@@ -170,13 +202,16 @@ def losses(folder, samples, reset):
 
     from mindspeed_ms.legacy.model.gpt_model import GPTModel
     from tests.model.builders import start
+
     dataset = SFTDataset(write_sft(folder, samples), 16, 0, shuffle=False, reset_position_ids=reset, reset_attention_mask=reset)
     all_config = config(folder)
     start(all_config.model_config)
     model = GPTModel(all_config.model_config)
     batches = [dataset.micro_batch([index]) for index in range(len(dataset))]
-    return [(float(model(**{name: Tensor.from_numpy(value) for name, value in batch.items()}).asnumpy()),
-             batch["loss_mask"].sum()) for batch in batches]
+    return [
+        (float(model(**{name: Tensor.from_numpy(value) for name, value in batch.items()}).asnumpy()), batch["loss_mask"].sum())
+        for batch in batches
+    ]
 
 
 def train(folder, prefix, reset):
@@ -185,12 +220,18 @@ def train(folder, prefix, reset):
     from mindspeed_ms.training import build_pretraining_data_loader, get_train_valid_test_num_samples
     from mindspeed_ms.training.training import pretrain
     from mindspeed_ms.training.utils import set_parallel_context, set_seed
+
     all_config = config(folder, {"data_path": [prefix], "reset_position_ids": reset, "reset_attention_mask": reset})
     set_parallel_context(all_config.parallel_config)
     set_seed(all_config.training_config.seed)
     dataset, _, _ = build_instruction_datasets(all_config, get_train_valid_test_num_samples(all_config))
-    pretrain(None, lambda pre_process=True, post_process=True: GPTModel(all_config.model_config), None, all_config=all_config,
-             train_data_loader=build_pretraining_data_loader(dataset, 0, all_config))
+    pretrain(
+        None,
+        lambda pre_process=True, post_process=True: GPTModel(all_config.model_config),
+        None,
+        all_config=all_config,
+        train_data_loader=build_pretraining_data_loader(dataset, 0, all_config),
+    )
     with open(folder / "metrics.jsonl", encoding="utf-8") as file:
         return [entry["loss"] for entry in map(json.loads, file) if "loss" in entry]
 
@@ -198,11 +239,11 @@ def train(folder, prefix, reset):
 def test_packed_conversations_do_not_see_each_other(world, tmp_path):
     alone = [neat_pack([one], 16) for one in CONVERSATIONS]
     packed = [neat_pack(CONVERSATIONS[:2], 16), neat_pack(CONVERSATIONS[2:], 16)]
-    separate, = world(1)(losses, tmp_path / "alone", alone, True)
-    together, = world(1)(losses, tmp_path / "packed", packed, True)
-    mixed, = world(1)(losses, tmp_path / "mixed", packed, False)
+    (separate,) = world(1)(losses, tmp_path / "alone", alone, True)
+    (together,) = world(1)(losses, tmp_path / "packed", packed, True)
+    (mixed,) = world(1)(losses, tmp_path / "mixed", packed, False)
     for number, (loss, tokens) in enumerate(together):
-        pair = separate[2 * number:2 * number + 2]
+        pair = separate[2 * number : 2 * number + 2]
         assert tokens == sum(count for _, count in pair)
         np.testing.assert_allclose(loss, sum(value * count for value, count in pair) / tokens, rtol=2e-6)
         assert abs(mixed[number][0] - loss) > 1e-3
@@ -212,5 +253,5 @@ def test_training_on_packed_conversations(world, tmp_path):
     packed = [neat_pack(CONVERSATIONS[:2], 16), neat_pack(CONVERSATIONS[2:], 16)]
     prefix = write_sft(tmp_path / "packed", packed)
     (tmp_path / "run").mkdir()
-    history, = world(1)(train, tmp_path / "run", prefix, True)
+    (history,) = world(1)(train, tmp_path / "run", prefix, True)
     assert len(history) == 12 and history[-1] < history[0] / 2, history

@@ -42,8 +42,14 @@ def test_unigram_entropy():
 def test_few_documents_are_cut_into_pieces():
     text = "".join(f"line {number}\n" for number in range(60000))
     training, validation = text_corpus.hold_out([("long", text)])
-    assert len(validation) == 2 and "".join(piece for _, piece in sorted(
-        training + validation, key=lambda item: int(item[0].partition("[")[2].partition(":")[0]))) == text
+    assert (
+        len(validation) == 2
+        and "".join(
+            piece
+            for _, piece in sorted(training + validation, key=lambda item: int(item[0].partition("[")[2].partition(":")[0]))
+        )
+        == text
+    )
     assert all(piece.endswith("\n") for _, piece in training)
 
 
@@ -114,12 +120,15 @@ def test_own_text(tmp_path):
     assert [text for _, text in documents] == ["eins ä", "zwei"]
 
 
-@pytest.mark.parametrize("name, error, expected", [
-    ("missing", FileNotFoundError, "missing does not exist"),
-    ("indexed", FileNotFoundError, "indexed files"),
-    ("binary", text_corpus.CorpusError, "not UTF-8 text"),
-    ("empty", text_corpus.CorpusError, "no text"),
-])
+@pytest.mark.parametrize(
+    "name, error, expected",
+    [
+        ("missing", FileNotFoundError, "missing does not exist"),
+        ("indexed", FileNotFoundError, "indexed files"),
+        ("binary", text_corpus.CorpusError, "not UTF-8 text"),
+        ("empty", text_corpus.CorpusError, "no text"),
+    ],
+)
 def test_bad_paths(tmp_path, name, error, expected):
     (tmp_path / "indexed.idx").write_bytes(b"MMIDIDX")
     (tmp_path / "binary").write_bytes(b"\xff\xfe\x00\xd8")

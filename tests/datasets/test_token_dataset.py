@@ -30,7 +30,11 @@ def test_plain_sample():
     assert sample["position_ids"].tolist() == [0, 1, 2, 3, 4, 5] and sample["loss_mask"].tolist() == [1] * 6
     assert "attention_mask" not in sample
     assert {name: value.dtype.name for name, value in sample.items()} == {
-        "tokens": "int32", "labels": "int32", "position_ids": "int32", "loss_mask": "float32"}
+        "tokens": "int32",
+        "labels": "int32",
+        "position_ids": "int32",
+        "loss_mask": "float32",
+    }
 
 
 def test_options_for_documents():

@@ -19,11 +19,14 @@ SP = f"{GOLDEN}/sp.model"
 
 
 @needs_golden
-@pytest.mark.parametrize("settings, name, corpus", [
-    (TokenizerSettings("GPT2BPETokenizer", **GPT2), "a_gpt2bpe", "corpus_a"),
-    (TokenizerSettings("GPT2BPETokenizer", **GPT2), "b_gpt2bpe", "corpus_b"),
-    (TokenizerSettings("SentencePieceTokenizer", tokenizer_model=SP), "a_sp", "corpus_a"),
-])
+@pytest.mark.parametrize(
+    "settings, name, corpus",
+    [
+        (TokenizerSettings("GPT2BPETokenizer", **GPT2), "a_gpt2bpe", "corpus_a"),
+        (TokenizerSettings("GPT2BPETokenizer", **GPT2), "b_gpt2bpe", "corpus_b"),
+        (TokenizerSettings("SentencePieceTokenizer", tokenizer_model=SP), "a_sp", "corpus_a"),
+    ],
+)
 def test_ids_of_the_recordings(settings, name, corpus):
     tokenizer = pickle.loads(pickle.dumps(build_tokenizer(pickle.loads(pickle.dumps(settings)))))
     with open(f"{GOLDEN}/{corpus}.jsonl", encoding="utf-8") as file:
@@ -37,8 +40,10 @@ def test_ids_of_the_recordings(settings, name, corpus):
 
 @needs_golden
 def test_types_on_one_sentencepiece_model():
-    plain, llama, megatron = (build_tokenizer(TokenizerSettings(kind, tokenizer_model=SP, vocab_extra_ids=2)) for kind in (
-        "GPTSentencePieceTokenizer", "Llama2Tokenizer", "SentencePieceTokenizer"))
+    plain, llama, megatron = (
+        build_tokenizer(TokenizerSettings(kind, tokenizer_model=SP, vocab_extra_ids=2))
+        for kind in ("GPTSentencePieceTokenizer", "Llama2Tokenizer", "SentencePieceTokenizer")
+    )
     text = "mi 你"
     ids = plain.tokenize(text)
     assert "▁" in plain.inv_vocab[ids[0]] and plain.inv_vocab[ids[-1]] == "<0xA0>"  # space in front, byte fallback
@@ -54,8 +59,11 @@ def test_folder_with_a_sentencepiece_model(tmp_path):
     shutil.copy(SP, tmp_path / "tokenizer.model")
 
     def built(**config):
-        added = {"1": {"content": "<s>", "special": True}, "2": {"content": "</s>", "special": True},
-                 "600": {"content": "<|end|>", "special": True, "rstrip": True}}
+        added = {
+            "1": {"content": "<s>", "special": True},
+            "2": {"content": "</s>", "special": True},
+            "600": {"content": "<|end|>", "special": True, "rstrip": True},
+        }
         config = {"bos_token": "<s>", "eos_token": {"content": "</s>"}, "added_tokens_decoder": added, **config}
         (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
         return build_tokenizer(TokenizerSettings("PretrainedFromHF", str(tmp_path)))
@@ -115,10 +123,19 @@ def test_post_processor_of_tokenizer_json(tmp_path):
     path = tmp_path / "tokenizer.json"
     content = json.loads(path.read_text())
     content["post_processor"] = {
-        "type": "TemplateProcessing", "pair": [], "special_tokens": {"<s>": {"id": "<s>", "ids": [0], "tokens": ["<s>"]}},
-        "single": [{"SpecialToken": {"id": "<s>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}]}
-    content["padding"] = {"strategy": {"Fixed": 50}, "direction": "Right", "pad_to_multiple_of": None, "pad_id": 0,
-                          "pad_type_id": 0, "pad_token": "<s>"}
+        "type": "TemplateProcessing",
+        "pair": [],
+        "special_tokens": {"<s>": {"id": "<s>", "ids": [0], "tokens": ["<s>"]}},
+        "single": [{"SpecialToken": {"id": "<s>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
+    }
+    content["padding"] = {
+        "strategy": {"Fixed": 50},
+        "direction": "Right",
+        "pad_to_multiple_of": None,
+        "pad_id": 0,
+        "pad_type_id": 0,
+        "pad_token": "<s>",
+    }
     path.write_text(json.dumps(content))
     tokenizer = build_tokenizer(TokenizerSettings(tokenizer_model=str(path)))
     assert tokenizer.adds_bos and tokenizer.tokenize("fine") == [0, *tokenizer.tokenize("fine", False)]
@@ -137,26 +154,30 @@ def test_null_tokenizer_and_padded_vocabulary(caplog):
             tokenizer.tokenize(text)
 
 
-@pytest.mark.parametrize("settings, words", [
-    ({}, "no tokenizer is named"),
-    ({"tokenizer_type": "Bert"}, "tokenizer_type .* is 'Bert': expected one of"),
-    ({"tokenizer_type": "PretrainedFromHF"}, "needs --tokenizer-name-or-path"),
-    ({"tokenizer_type": "Llama2Tokenizer"}, "needs --tokenizer-model"),
-    ({"tokenizer_type": "GPT2BPETokenizer", "vocab_file": "FOLDER/vocab.json"}, "vocab.json: there is no such file"),
-    ({"tokenizer_type": "NullTokenizer"}, "needs --vocab-size"),
-    ({"tokenizer_name_or_path": "FOLDER/nowhere"}, "no such folder or file .*nothing is downloaded"),
-    ({"tokenizer_name_or_path": "FOLDER"}, "no tokenizer.json, no tokenizer.model .*Found there: "),
-    ({"tokenizer_name_or_path": "FOLDER/text.json"}, "is no tokenizer.json, or damaged"),
-    ({"tokenizer_type": "Llama2Tokenizer", "tokenizer_model": "FOLDER/text.json"}, "is no sentencepiece model"),
-    ({"tokenizer_type": "Llama2Tokenizer", "tokenizer_model": "FOLDER/empty.model"}, "is empty"),
-    ({"tokenizer_type": "Llama2Tokenizer", "tokenizer_model": "FOLDER"}, "that is a folder"),
-    ({"vocab_file": "FOLDER/text.json", "merge_file": "FOLDER/text.json"}, "are no GPT2 vocabulary and merges"),
-])
+@pytest.mark.parametrize(
+    "settings, words",
+    [
+        ({}, "no tokenizer is named"),
+        ({"tokenizer_type": "Bert"}, "tokenizer_type .* is 'Bert': expected one of"),
+        ({"tokenizer_type": "PretrainedFromHF"}, "needs --tokenizer-name-or-path"),
+        ({"tokenizer_type": "Llama2Tokenizer"}, "needs --tokenizer-model"),
+        ({"tokenizer_type": "GPT2BPETokenizer", "vocab_file": "FOLDER/vocab.json"}, "vocab.json: there is no such file"),
+        ({"tokenizer_type": "NullTokenizer"}, "needs --vocab-size"),
+        ({"tokenizer_name_or_path": "FOLDER/nowhere"}, "no such folder or file .*nothing is downloaded"),
+        ({"tokenizer_name_or_path": "FOLDER"}, "no tokenizer.json, no tokenizer.model .*Found there: "),
+        ({"tokenizer_name_or_path": "FOLDER/text.json"}, "is no tokenizer.json, or damaged"),
+        ({"tokenizer_type": "Llama2Tokenizer", "tokenizer_model": "FOLDER/text.json"}, "is no sentencepiece model"),
+        ({"tokenizer_type": "Llama2Tokenizer", "tokenizer_model": "FOLDER/empty.model"}, "is empty"),
+        ({"tokenizer_type": "Llama2Tokenizer", "tokenizer_model": "FOLDER"}, "that is a folder"),
+        ({"vocab_file": "FOLDER/text.json", "merge_file": "FOLDER/text.json"}, "are no GPT2 vocabulary and merges"),
+    ],
+)
 def test_what_cannot_be_built(settings, words, tmp_path):
     (tmp_path / "text.json").write_text("Once upon a time")
     (tmp_path / "empty.model").write_bytes(b"")
-    settings = {name: value.replace("FOLDER", str(tmp_path)) if isinstance(value, str) else value
-                for name, value in settings.items()}
+    settings = {
+        name: value.replace("FOLDER", str(tmp_path)) if isinstance(value, str) else value for name, value in settings.items()
+    }
     with pytest.raises(TokenizerError, match=words):
         build_tokenizer(TokenizerSettings(**settings))
 

@@ -1,4 +1,5 @@
 """The model blocks of the guide (pretrain_gpt), unchanged: a user's own GPTModel on top of the package."""
+
 # fmt: off
 # ruff: noqa
 # 引入必需的模块

@@ -3,6 +3,7 @@
 Only the device line says CPU instead of Ascend, and the parts that the guide leaves to the user (argument provider, data,
 get_batch) are filled in.
 """
+
 # fmt: off
 # ruff: noqa
 import sys

@@ -1,4 +1,5 @@
 """The guide's own GPTModel, with its private mask enum, equals the packaged one."""
+
 import numpy as np
 import pytest
 
@@ -16,6 +17,7 @@ def run(source, model_fields, parallel, eod):
     from mindspeed_ms.core import autograd
     from mindspeed_ms.legacy.model.gpt_model import GPTModel as packaged
     from tests.guide.guide_model import GPTModel as guide
+
     config = builders.make_config(model_fields, **parallel)
     builders.start(config)
     arguments = {} if eod is None else {"eod": eod, "reset_position_ids": True}
@@ -41,9 +43,11 @@ def test_guide_model_equals_packaged_model(world, model, eod):
         np.testing.assert_array_equal(one["logits"], other["logits"])
 
 
-@pytest.mark.parametrize("parallel", [
-    {"pipeline_model_parallel_size": 2}, {"pipeline_model_parallel_size": 2, "virtual_pipeline_model_parallel_size": 2}],
-    ids=["pp2", "pp2vpp2"])
+@pytest.mark.parametrize(
+    "parallel",
+    [{"pipeline_model_parallel_size": 2}, {"pipeline_model_parallel_size": 2, "virtual_pipeline_model_parallel_size": 2}],
+    ids=["pp2", "pp2vpp2"],
+)
 def test_guide_model_on_two_stages_with_tied_embeddings(world, parallel):
     """Trains like the packaged model on one rank; the copies of the tied weight stay equal."""
     reference = world(1)(job.train, job.TIED)

@@ -1,4 +1,5 @@
 """The guide's script from its first line to its last, with its own model and with the packaged one."""
+
 import json
 
 import numpy as np
@@ -6,10 +7,12 @@ import pytest
 
 from tests.guide import guide_pretrain
 
-ARGUMENTS = ("--num-layers 2 --hidden-size 32 --num-attention-heads 4 --ffn-hidden-size 64 --seq-length 16 "
-             "--max-position-embeddings 16 --padded-vocab-size 64 --micro-batch-size 2 --global-batch-size 4 --train-iters 10 "
-             "--lr 1e-2 --position-embedding-type learned_absolute --attention-dropout 0 --hidden-dropout 0 --seed 11 "
-             "--log-interval 1 --pangu-only 4 --tensor-model-parallel-size 2 --sequence-parallel").split()
+ARGUMENTS = (
+    "--num-layers 2 --hidden-size 32 --num-attention-heads 4 --ffn-hidden-size 64 --seq-length 16 "
+    "--max-position-embeddings 16 --padded-vocab-size 64 --micro-batch-size 2 --global-batch-size 4 --train-iters 10 "
+    "--lr 1e-2 --position-embedding-type learned_absolute --attention-dropout 0 --hidden-dropout 0 --seed 11 "
+    "--log-interval 1 --pangu-only 4 --tensor-model-parallel-size 2 --sequence-parallel"
+).split()
 
 
 def train(argv, source):
@@ -17,6 +20,7 @@ def train(argv, source):
     from mindspeed_ms.core import num_microbatches_calculator as calculator
     from mindspeed_ms.core import parallel_state
     from mindspeed_ms.training.global_vars import unset_global_variables
+
     parallel_state.destroy_model_parallel()
     calculator.destroy_num_microbatches_calculator()
     unset_global_variables()

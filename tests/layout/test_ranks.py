@@ -5,15 +5,7 @@ import math
 
 import pytest
 
-from mindspeed_ms.layout.ranks import (
-    ALL_KINDS,
-    Coordinates,
-    LayoutError,
-    RankGenerator,
-    WorldLayout,
-    all_groups,
-    coordinates,
-)
+from mindspeed_ms.layout.ranks import ALL_KINDS, Coordinates, LayoutError, RankGenerator, WorldLayout, all_groups, coordinates
 
 ORDERS = ("tp-cp-ep-dp-pp", "tp-cp-ep-pp-dp", "cp-tp-dp-ep-pp", "pp-dp-ep-cp-tp")
 
@@ -192,7 +184,5 @@ def test_generator_errors_and_offset():
 
 
 def test_coordinates():
-    assert coordinates(13, 16, tp=2, pp=2, cp=2) == Coordinates(
-        rank=13, tp=1, pp=1, dp=1, cp=0, ep=0, expert_tp=1, expert_dp=2
-    )
+    assert coordinates(13, 16, tp=2, pp=2, cp=2) == Coordinates(rank=13, tp=1, pp=1, dp=1, cp=0, ep=0, expert_tp=1, expert_dp=2)
     assert Coordinates(tp=1).moved(pp=2) == Coordinates(tp=1, pp=2)

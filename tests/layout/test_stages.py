@@ -7,19 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mindspeed_ms.layout.errors import LayoutError
-from mindspeed_ms.layout.layer_lists import (
-    LayerRecompute,
-    RecomputeLists,
-    parse_layer_list,
-    recompute_of_layers,
-)
-from mindspeed_ms.layout.stages import (
-    StageLayout,
-    recompute_from_config,
-    split_evenly,
-    split_layers,
-    stages_from_config,
-)
+from mindspeed_ms.layout.layer_lists import LayerRecompute, RecomputeLists, parse_layer_list, recompute_of_layers
+from mindspeed_ms.layout.stages import StageLayout, recompute_from_config, split_evenly, split_layers, stages_from_config
 
 GUIDE_LIST = "[[4,4,4,4],[4,4,4,4],[4,4,4,4],[4,4,4,2]]"
 
@@ -103,11 +92,7 @@ def test_noop_layers_hold_no_number():
     assert stages.layer_slots(0) == [None, 0, 1, 2]
     assert stages.layer_slots(1) == [3, None, 4, 5]
     assert (stages.num_positions, stages.num_layers) == (8, 6)
-    for noops, text in [
-        ("8", r"noop_layers \[8\] must be in \[0, num_layers 8\)"),
-        ([1, 1], "twice"),
-        ("x", "list of"),
-    ]:
+    for noops, text in [("8", r"noop_layers \[8\] must be in \[0, num_layers 8\)"), ([1, 1], "twice"), ("x", "list of")]:
         with pytest.raises(LayoutError, match=text):
             split_layers(8, 2, noop_layers=noops)
     with pytest.raises(LayoutError, match="leave none"):
@@ -120,10 +105,7 @@ def test_noop_layers_hold_no_number():
         ({"num_layers": 3, "pp": 4}, "num_layers 3 is less than the 4 x 1"),
         ({"num_layers": 7, "pp": 2, "vpp": 4}, "2 x 4 = 8"),
         ({"num_layers": 8, "pp": 1, "vpp": 2}, "needs pipeline_model_parallel_size > 1"),
-        (
-            {"num_layers": 9, "pp": 2, "num_layer_list": [4, 4]},
-            r"num_layers is 9, but num_layer_list \[4, 4\] adds up to 8",
-        ),
+        ({"num_layers": 9, "pp": 2, "num_layer_list": [4, 4]}, r"num_layers is 9, but num_layer_list \[4, 4\] adds up to 8"),
         ({"num_layers": 8, "pp": 2, "num_layer_list": [8, 0]}, "positive numbers only"),
         ({"num_layers": 8, "pp": 4, "num_layer_list": [4, 4]}, r"shape \[2\]\[1\] .*has \[4\]"),
         ({"num_layers": 8, "pp": 2, "vpp": 2, "num_layer_list": [4, 4]}, r"has \[2\]\[2\]"),

@@ -1,4 +1,5 @@
 """One model in many layouts: the same loss and the same gradients as on one rank."""
+
 import numpy as np
 import pytest
 
@@ -11,11 +12,22 @@ MODELS_UNDER_TEST = {
     "gpt2": {**builders.GPT2, **STRONG},
     "llama": {**builders.LLAMA, **WIDE, **STRONG},
     "sandwich": {**MODELS["sandwich"], **WIDE, **STRONG},
-    "post_norm_residual": {**builders.GPT2, **STRONG, "apply_residual_connection_post_norm": True,
-                           "apply_query_key_layer_scaling": True},
+    "post_norm_residual": {
+        **builders.GPT2,
+        **STRONG,
+        "apply_residual_connection_post_norm": True,
+        "apply_query_key_layer_scaling": True,
+    },
     "biases": {**BIASES, **STRONG},
-    "rope_parts": {**builders.LLAMA, **WIDE, **STRONG, "rotary_percent": 0.5, "rotary_interleaved": True,
-                   "rotary_seq_len_interpolation_factor": 2.0, "hidden_act": "squared_relu"},
+    "rope_parts": {
+        **builders.LLAMA,
+        **WIDE,
+        **STRONG,
+        "rotary_percent": 0.5,
+        "rotary_interleaved": True,
+        "rotary_seq_len_interpolation_factor": 2.0,
+        "hidden_act": "squared_relu",
+    },
     "flash": {**builders.LLAMA, **WIDE, **STRONG, "use_flash_attention": True},
     "cut_positions": {**builders.GPT2, **STRONG, "parallel_position_embedding": True, "hidden_act": "fast_gelu"},
     "gated_gelu": {**builders.GPT2, **STRONG, "gated_linear_unit": True},
@@ -30,6 +42,7 @@ LAYOUTS = {
 def loss_and_gradients(model_fields, parallel, rounds=1):
     """Loss and gradients of one batch, accumulated over `rounds` backwards."""
     from mindspeed_ms.core import autograd
+
     config = builders.make_config(model_fields, **parallel)
     builders.start(config)
     model = builders.make_model(config)
@@ -63,6 +76,7 @@ def pipelined(model_fields, parallel):
     """One micro-batch through all stages and chunks, forward and back, over point-to-point messages."""
     from mindspeed_ms.core import autograd
     from mindspeed_ms.core import parallel_state as state
+
     config = builders.make_config(model_fields, **parallel)
     builders.start(config)
     group = state.get_pipeline_model_parallel_group()
@@ -103,12 +117,20 @@ def pipelined(model_fields, parallel):
 
 
 @pytest.mark.parametrize("model", ["gpt2", "llama"])
-@pytest.mark.parametrize("parallel", [
-    {"pipeline_model_parallel_size": 2},
-    {"pipeline_model_parallel_size": 2, "virtual_pipeline_model_parallel_size": 2},
-    {"pipeline_model_parallel_size": 2, "tensor_model_parallel_size": 2, "sequence_parallel": True,
-     "num_layer_list": [3, 1]},
-], ids=["pp2", "pp2_vpp2", "tp2_sp_pp2_uneven"])
+@pytest.mark.parametrize(
+    "parallel",
+    [
+        {"pipeline_model_parallel_size": 2},
+        {"pipeline_model_parallel_size": 2, "virtual_pipeline_model_parallel_size": 2},
+        {
+            "pipeline_model_parallel_size": 2,
+            "tensor_model_parallel_size": 2,
+            "sequence_parallel": True,
+            "num_layer_list": [3, 1],
+        },
+    ],
+    ids=["pp2", "pp2_vpp2", "tp2_sp_pp2_uneven"],
+)
 def test_pipeline_stages(world, model, parallel):
     fields = MODELS_UNDER_TEST[model]
     size = 2 * parallel.get("tensor_model_parallel_size", 1)
@@ -120,8 +142,12 @@ RECOMPUTE = [
     {"recompute_granularity": "full", "recompute_method": "block", "recompute_num_layers": 2},
     {"recompute_granularity": "selective"},
     {"recompute_granularity": "selective", "use_flash_attention": True},
-    {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1,
-     "distribute_saved_activations": True},
+    {
+        "recompute_granularity": "full",
+        "recompute_method": "uniform",
+        "recompute_num_layers": 1,
+        "distribute_saved_activations": True,
+    },
 ]
 
 
@@ -149,6 +175,7 @@ def fused_gradients(model_fields):
     """`main_grad` of every parameter after two backwards, filled by the linears themselves and by leaf hooks."""
     from mindspeed_ms import ops
     from mindspeed_ms.core import autograd, storage
+
     config = builders.make_config(model_fields, gradient_accumulation_fusion=True)
     builders.start(config)
     model = builders.make_model(config)
@@ -166,8 +193,9 @@ def fused_gradients(model_fields):
     for _ in range(2):
         loss = model(**builders.batch(config))
         autograd.backward(loss)
-    gradients = {name: (parameter.sharding, parameter.main_grad.asnumpy().copy())
-                 for name, parameter in model.parameters_and_names()}
+    gradients = {
+        name: (parameter.sharding, parameter.main_grad.asnumpy().copy()) for name, parameter in model.parameters_and_names()
+    }
     return {"loss": float(loss.asnumpy()), "gradients": gradients}
 
 

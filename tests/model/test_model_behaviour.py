@@ -1,4 +1,5 @@
 """Dropout, precision, doors and errors of the whole model."""
+
 import numpy as np
 import pytest
 
@@ -10,6 +11,7 @@ DROPOUT = {**builders.GPT2, "init_method_std": 0.2, "hidden_dropout": 0.3, "atte
 def dropout(fields, parallel):
     """Losses of two training calls, an evaluation and a call after reseeding; hidden states of the first."""
     from mindspeed_ms.core.tensor_parallel import model_parallel_manual_seed
+
     config = builders.make_config(fields, **parallel)
     builders.start(config)
     model, data = builders.make_model(config), builders.batch(config)
@@ -24,8 +26,9 @@ def dropout(fields, parallel):
 
 
 @pytest.mark.parametrize("flash", [False, True])
-@pytest.mark.parametrize("parallel", [{}, {"tensor_model_parallel_size": 2},
-                                      {"tensor_model_parallel_size": 2, "sequence_parallel": True}])
+@pytest.mark.parametrize(
+    "parallel", [{}, {"tensor_model_parallel_size": 2}, {"tensor_model_parallel_size": 2, "sequence_parallel": True}]
+)
 def test_dropout_is_applied_and_repeatable(world, parallel, flash):
     """Ranks agree on the loss, so hidden states that are equal on them dropped alike."""
     size = parallel.get("tensor_model_parallel_size", 1)
@@ -38,6 +41,7 @@ def test_dropout_is_applied_and_repeatable(world, parallel, flash):
 def precise(fields, parallel):
     """Loss, one gradient norm and the dtypes on the way."""
     from mindspeed_ms.core import autograd
+
     config = builders.make_config({**fields, "init_method_std": 0.1}, **parallel)
     builders.start(config)
     model, data = builders.make_model(config), builders.batch(config)
@@ -49,12 +53,16 @@ def precise(fields, parallel):
     return float(loss.asnumpy()), float(np.linalg.norm(gradient)), str(hidden.dtype), str(parameter.dtype)
 
 
-@pytest.mark.parametrize("fields, hidden, kept", [
-    ({"params_dtype": "bfloat16"}, "BFloat16", "BFloat16"),
-    ({"params_dtype": "float16", "fp16_lm_cross_entropy": True}, "Float16", "Float16"),
-    ({"compute_dtype": "bfloat16"}, "BFloat16", "Float32"),
-    ({"params_dtype": "bfloat16", "fp32_residual_connection": True}, "Float32", "BFloat16"),
-], ids=["bf16", "fp16", "mixed", "fp32_residual"])
+@pytest.mark.parametrize(
+    "fields, hidden, kept",
+    [
+        ({"params_dtype": "bfloat16"}, "BFloat16", "BFloat16"),
+        ({"params_dtype": "float16", "fp16_lm_cross_entropy": True}, "Float16", "Float16"),
+        ({"compute_dtype": "bfloat16"}, "BFloat16", "Float32"),
+        ({"params_dtype": "bfloat16", "fp32_residual_connection": True}, "Float32", "BFloat16"),
+    ],
+    ids=["bf16", "fp16", "mixed", "fp32_residual"],
+)
 @pytest.mark.parametrize("model", ["gpt2", "llama"])
 def test_half_precision_stays_near_float32(world, model, fields, hidden, kept):
     exact = world(1)(precise, builders.VARIANTS[model], {})[0]
@@ -71,6 +79,7 @@ def outputs():
     """Logits whole and cut, a tied head, token types, missing masks."""
     from mindspeed_ms.core import autograd
     from mindspeed_ms.legacy.model.gpt_model import GPTModel
+
     config = builders.make_config(builders.GPT2, tensor_model_parallel_size=2)
     builders.start(config)
     data = builders.batch(config)
@@ -101,8 +110,9 @@ def bad_models():
 
     def config(fields=None, **parallel):
         """Bypasses the cross-field checks where the configuration has some of its own."""
-        made = TransformerConfig(**builders.LLAMA, parallel_config=ModelParallelConfig(tensor_model_parallel_size=2,
-                                                                                       **parallel))
+        made = TransformerConfig(
+            **builders.LLAMA, parallel_config=ModelParallelConfig(tensor_model_parallel_size=2, **parallel)
+        )
         for name, value in (fields or {}).items():
             made.__dict__[name] = value
         return made
@@ -135,14 +145,14 @@ def bad_models():
 
 def _bad_calls(model, data):
     from mindspore import Tensor
+
     outside = data["tokens"].asnumpy().copy()
     outside[1, 3] = 128
     calls = [
         ("128", {"tokens": Tensor.from_numpy(outside)}),
         ("retriever_input_ids", {"tokens": data["tokens"], "retriever_input_ids": data["tokens"]}),
         ("attention_mask of shape", {"tokens": data["tokens"], "attention_mask": Tensor(np.zeros((3, 32, 32), bool))}),
-        ("loss_mask", {"tokens": data["tokens"], "labels": data["labels"],
-                       "loss_mask": Tensor(np.ones((2, 31), np.float32))}),
+        ("loss_mask", {"tokens": data["tokens"], "labels": data["labels"], "loss_mask": Tensor(np.ones((2, 31), np.float32))}),
         ("tokens are float32: expected integers", {"tokens": data["tokens"].float()}),
         ("tokens are a str", {"tokens": "some text"}),
         ("tokens have shape", {"tokens": data["tokens"][0]}),

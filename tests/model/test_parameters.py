@@ -1,18 +1,43 @@
 """The cells hold exactly the parameters that `layout` computes from the configuration, and start alike everywhere."""
+
 import numpy as np
 import pytest
 
 from tests.model import builders
 
-SANDWICH = {**builders.LLAMA, "use_sandwich_norm": True, "attn_post_norm_scale": 0.25, "ffn_post_norm_scale": 0.5,
-            "init_method_std": 0.02, "embedding_init_std": 0.5}
-CUT_POSITIONS = {**builders.GPT2, "parallel_position_embedding": True, "scaled_output_init": False,
-                 "max_position_embeddings": 64, "params_dtype": "bfloat16", "embedding_init_dtype": "float32"}
-BIASES = {**builders.SIZES, "position_embedding_type": "none", "hidden_act": "relu", "kv_channels": 8,
-          "use_final_norm": False, "bias_init": 0.125}
+SANDWICH = {
+    **builders.LLAMA,
+    "use_sandwich_norm": True,
+    "attn_post_norm_scale": 0.25,
+    "ffn_post_norm_scale": 0.5,
+    "init_method_std": 0.02,
+    "embedding_init_std": 0.5,
+}
+CUT_POSITIONS = {
+    **builders.GPT2,
+    "parallel_position_embedding": True,
+    "scaled_output_init": False,
+    "max_position_embeddings": 64,
+    "params_dtype": "bfloat16",
+    "embedding_init_dtype": "float32",
+}
+BIASES = {
+    **builders.SIZES,
+    "position_embedding_type": "none",
+    "hidden_act": "relu",
+    "kv_channels": 8,
+    "use_final_norm": False,
+    "bias_init": 0.125,
+}
 TIED_LLAMA = {**builders.LLAMA, "untie_embeddings_and_output_weights": False}
-MODELS = {"gpt2": builders.GPT2, "llama": builders.LLAMA, "sandwich": SANDWICH, "cut_positions": CUT_POSITIONS,
-          "biases": BIASES, "tied_llama": TIED_LLAMA}
+MODELS = {
+    "gpt2": builders.GPT2,
+    "llama": builders.LLAMA,
+    "sandwich": SANDWICH,
+    "cut_positions": CUT_POSITIONS,
+    "biases": BIASES,
+    "tied_llama": TIED_LLAMA,
+}
 LAYOUTS = {
     "one": {},
     "tp2": {"tensor_model_parallel_size": 2},
@@ -37,6 +62,7 @@ def parameters(model_fields, parallel):
     from mindspeed_ms.core.optimizer.optimizer_config import OptimizerConfig
     from mindspeed_ms.core.optimizer.param_groups import has_no_weight_decay
     from mindspeed_ms.layout.parameters import describe_parameters
+
     config = builders.make_config(model_fields, **parallel)
     builders.start(config)
     values, found, settings = {}, [], OptimizerConfig()
@@ -46,18 +72,47 @@ def parameters(model_fields, parallel):
         for name, parameter in builders.make_model(config).parameters_and_names():
             assert parameter.is_initialized and parameter.name == name
             values[name] = (parameter.sharding, parameter.float().asnumpy().copy())
-            found.append((name, parameter.sharding, tuple(parameter.shape), dtype_name(parameter.dtype),
-                          parameter.initializer, parameter.tensor_model_parallel, parameter.sequence_parallel,
-                          parameter.shared_embedding, parameter.is_expert, parameter.grouping, chunk,
-                          not has_no_weight_decay(name, parameter, settings), counts_in_norm(parameter),
-                          _original(name, parameter)))
+            found.append(
+                (
+                    name,
+                    parameter.sharding,
+                    tuple(parameter.shape),
+                    dtype_name(parameter.dtype),
+                    parameter.initializer,
+                    parameter.tensor_model_parallel,
+                    parameter.sequence_parallel,
+                    parameter.shared_embedding,
+                    parameter.is_expert,
+                    parameter.grouping,
+                    chunk,
+                    not has_no_weight_decay(name, parameter, settings),
+                    counts_in_norm(parameter),
+                    _original(name, parameter),
+                )
+            )
     at = parallel_state.get_coordinates()
-    described = [(item.local_name, item.sharding, item.sharding.local_shape, item.dtype, item.initializer,
-                  item.tensor_parallel, item.sequence_parallel, item.shared, item.expert, item.grouping, item.chunk,
-                  item.decay, item.counts_in_norm(at), item.shared_with)
-                 for item in describe_parameters(config, at)]
-    missing, extra = [[item for item in these if item not in those] for these, those in
-                      ((described, found), (found, described))]
+    described = [
+        (
+            item.local_name,
+            item.sharding,
+            item.sharding.local_shape,
+            item.dtype,
+            item.initializer,
+            item.tensor_parallel,
+            item.sequence_parallel,
+            item.shared,
+            item.expert,
+            item.grouping,
+            item.chunk,
+            item.decay,
+            item.counts_in_norm(at),
+            item.shared_with,
+        )
+        for item in describe_parameters(config, at)
+    ]
+    missing, extra = [
+        [item for item in these if item not in those] for these, those in ((described, found), (found, described))
+    ]
     assert not missing and not extra, f"described only: {missing}; found only: {extra}"
     return values
 

@@ -1,4 +1,5 @@
 """Masks, positions, attention and activations against numpy."""
+
 import enum
 import math
 
@@ -12,12 +13,14 @@ HEADS, GROUPS, HEAD, LENGTH, BATCH = 4, 2, 8, 6, 3
 
 def _tensor(array):
     from mindspore import Tensor
+
     return Tensor.from_numpy(np.ascontiguousarray(array))
 
 
 def eos_masks():
     """Documents ended by id 0 and by another id, in shapes that differ from the declared ones."""
     from mindspeed_ms.legacy.model.eos_mask import EosMask
+
     tokens = np.array([[3, 0, 4, 5, 0, 0, 7], [1, 2, 3, 4, 5, 6, 7]], np.int32)
     results = [EosMask(1, 99, eod, reset)(_tensor(tokens)) for eod in (0, 7) for reset in (False, True)]
     with pytest.raises(ValueError, match="eod_token_id"):
@@ -41,6 +44,7 @@ def test_eos_mask(world):
 def rotary():
     """Angles, and tables for positions of each token."""
     from mindspeed_ms.legacy.model.rotary_pos_embedding import RotaryEmbedding, apply_rotary_pos_emb
+
     full = RotaryEmbedding(HEAD)(5, offset=2)
     part = RotaryEmbedding(HEAD, 0.5, True, 4.0, 100.0)(5)
     positions = np.array([[0, 1, 2, 0, 1, 2], [5, 4, 3, 2, 1, 0], [0, 0, 0, 0, 0, 0]], np.int32)
@@ -59,8 +63,9 @@ def test_rotary_embedding(world):
     frequencies = 10000.0 ** (-np.arange(0, HEAD, 2) / HEAD)
     angles = np.outer(np.arange(2, 7), frequencies)
     np.testing.assert_allclose(full[:, 0, 0], np.concatenate([angles, angles], 1), rtol=1e-6)
-    np.testing.assert_allclose(part[:, 0, 0], np.repeat(np.outer(np.arange(5) / 4, 100.0 ** (-np.arange(0, 4, 2) / 4)),
-                                                        2, 1), rtol=1e-6)
+    np.testing.assert_allclose(
+        part[:, 0, 0], np.repeat(np.outer(np.arange(5) / 4, 100.0 ** (-np.arange(0, 4, 2) / 4)), 2, 1), rtol=1e-6
+    )
     angles = positions.T[:, :, None] * 10000.0 ** (-np.arange(0, 4, 2) / 4)
     cos, sin = np.cos(angles)[:, :, None], np.sin(angles)[:, :, None]
     first, second, rest = x[..., :2], x[..., 2:4], x[..., 4:]
@@ -70,6 +75,7 @@ def test_rotary_embedding(world):
 
 class ForeignMaskType(enum.Enum):
     """A user's own enum; only its names count."""
+
     padding = 10
     causal = 20
     no_mask = 30
@@ -98,9 +104,11 @@ def _attention_inputs():
 def attention(flash, scaling, **fa_config):
     """Output of every mask case."""
     from mindspeed_ms.legacy.model.transformer import CoreAttention, FlashAttention
+
     fields = {**builders.GPT2, "use_flash_attention": flash, "apply_query_key_layer_scaling": scaling}
-    config = builders.make_config({**fields, "fa_config": {"next_tokens": LENGTH, **fa_config}} if fa_config or flash
-                                  else fields)
+    config = builders.make_config(
+        {**fields, "fa_config": {"next_tokens": LENGTH, **fa_config}} if fa_config or flash else fields
+    )
     builders.start(config)
     inputs = [_tensor(array) for array in _attention_inputs()]
     outputs = {}
@@ -155,6 +163,7 @@ def test_attention_band(world, flash):
 def activations():
     """Every activation of the feed-forward block, through the block's own function."""
     from mindspeed_ms.legacy.model.mlp import activation_name, apply_activation
+
     x, bias = np.linspace(-4, 4, 24, dtype=np.float32).reshape(2, 12), np.linspace(-1, 1, 12, dtype=np.float32)
     outputs = {}
     for name in ("gelu", "fast_gelu", "silu", "relu", "squared_relu", "swiglu"):
@@ -167,8 +176,11 @@ def test_activations(world):
     x, outputs = world(1)(activations)[0]
     sigmoid = lambda y: 1 / (1 + np.exp(-y))  # noqa: E731
     expected = {
-        "gelu": 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))), "silu": x * sigmoid(x),
-        "fast_gelu": x * sigmoid(1.702 * x), "relu": np.maximum(x, 0), "squared_relu": np.maximum(x, 0) ** 2,
+        "gelu": 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))),
+        "silu": x * sigmoid(x),
+        "fast_gelu": x * sigmoid(1.702 * x),
+        "relu": np.maximum(x, 0),
+        "squared_relu": np.maximum(x, 0) ** 2,
         "swiglu": x[:, :6] * sigmoid(x[:, :6]) * x[:, 6:],
     }
     for name, value in expected.items():
@@ -178,6 +190,7 @@ def test_activations(world):
 def cross_attention():
     """Shapes of a block that attends to another sequence, and what it refuses."""
     from mindspeed_ms.legacy.model import AttnType, ParallelAttention
+
     config = builders.make_config(builders.GPT2)
     builders.start(config)
     block = ParallelAttention(config, 1, AttnType.cross_attn, ForeignMaskType.no_mask)

@@ -1,4 +1,5 @@
 """The first step of recorded Megatron runs: logits, loss and every gradient, in several layouts."""
+
 import json
 
 import numpy as np
@@ -8,8 +9,11 @@ from tests.model import builders
 from tests.parity.names import our_names
 from tests.parity.recordings import golden_folder
 
-LAYOUTS = {"tp1": {}, "tp2": {"tensor_model_parallel_size": 2},
-           "tp2_sp": {"tensor_model_parallel_size": 2, "sequence_parallel": True}}
+LAYOUTS = {
+    "tp1": {},
+    "tp2": {"tensor_model_parallel_size": 2},
+    "tp2_sp": {"tensor_model_parallel_size": 2, "sequence_parallel": True},
+}
 
 
 def first_step(variant, path, parallel):
@@ -18,6 +22,7 @@ def first_step(variant, path, parallel):
 
     from mindspeed_ms.core import autograd, parallel_state
     from mindspeed_ms.core.tensor_parallel import gather_from_tensor_model_parallel_region
+
     config = builders.make_config(builders.VARIANTS[variant], **parallel)
     builders.start(config)
     model = builders.make_model(config)
@@ -34,8 +39,12 @@ def first_step(variant, path, parallel):
         loss = model(**part)
         autograd.backward(loss * 0.5)
         losses.append(float(loss.asnumpy()))
-    return {"logits": logits, "losses": losses, "gradients": builders.local_gradients(model),
-            "rank": parallel_state.get_tensor_model_parallel_rank()}
+    return {
+        "logits": logits,
+        "losses": losses,
+        "gradients": builders.local_gradients(model),
+        "rank": parallel_state.get_tensor_model_parallel_rank(),
+    }
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

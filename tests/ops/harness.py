@@ -1,6 +1,7 @@
 """Compares operators with float64 numpy references: values, and gradients by central differences. Runs inside a
 world.
 """
+
 import mindspore as ms
 import numpy as np
 from mindspore import Tensor
@@ -24,6 +25,7 @@ def values(t):
 
 def numeric_gradients(reference, arrays, output_grads, step=1e-5):
     """Gradients of sum(output * output_grad) with respect to each array, by central differences in float64."""
+
     def objective(*changed):
         outputs = reference(*changed)
         outputs = outputs if isinstance(outputs, tuple) else (outputs,)

@@ -1,4 +1,5 @@
 """float64 numpy references of the operators."""
+
 import math
 
 import numpy as np
@@ -16,12 +17,13 @@ def sigmoid(x):
 
 def activation(name):
     """Activation of that name."""
+
     def swiglu(x):
         gate, up = np.split(x, 2, -1)
         return gate * sigmoid(gate) * up
 
     return {
-        "gelu_tanh": lambda x: 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x ** 3))),
+        "gelu_tanh": lambda x: 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))),
         "gelu_erf": lambda x: 0.5 * x * (1 + erf(x / math.sqrt(2))),
         "silu": lambda x: x * sigmoid(x),
         "relu": lambda x: np.maximum(x, 0),
@@ -33,12 +35,12 @@ def activation(name):
 def layer_norm(x, gamma, beta, eps=1e-5):
     """LayerNorm over the last dimension."""
     centred = x - x.mean(-1, keepdims=True)
-    return centred / np.sqrt((centred ** 2).mean(-1, keepdims=True) + eps) * gamma + beta
+    return centred / np.sqrt((centred**2).mean(-1, keepdims=True) + eps) * gamma + beta
 
 
 def rms_norm(x, weight, eps=1e-6):
     """RMSNorm over the last dimension."""
-    return x / np.sqrt((x ** 2).mean(-1, keepdims=True) + eps) * weight
+    return x / np.sqrt((x**2).mean(-1, keepdims=True) + eps) * weight
 
 
 def rotary(t, cos, sin, interleaved=False):
@@ -48,7 +50,7 @@ def rotary(t, cos, sin, interleaved=False):
     if interleaved:
         turned = np.stack([-x[..., 1::2], x[..., ::2]], -1).reshape(x.shape)
     else:
-        turned = np.concatenate([-x[..., rot // 2:], x[..., :rot // 2]], -1)
+        turned = np.concatenate([-x[..., rot // 2 :], x[..., : rot // 2]], -1)
     return np.concatenate([x * cos + turned * sin, rest], -1)
 
 

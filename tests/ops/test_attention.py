@@ -1,4 +1,5 @@
 """Softmax, plain and blockwise attention against float64 references."""
+
 import numpy as np
 import pytest
 from mindspore import Tensor
@@ -31,17 +32,21 @@ def _softmax(dtype):
         hidden = hidden if blocked is None else hidden | blocked
 
         def operator(s, blocked=blocked, causal=causal, before=before, after=after):
-            return ops.scaled_masked_softmax(
-                s, None if blocked is None else Tensor(blocked), 0.5, causal, before, after
-            )
+            return ops.scaled_masked_softmax(s, None if blocked is None else Tensor(blocked), 0.5, causal, before, after)
 
         check(operator, lambda s, hidden=hidden: references.softmax(0.5 * s, hidden), [scores], dtype)
 
 
 def _compare_attention(operator, blocked, arrays, dtype="float32", scale=None, keep=None):
     scale = arrays[0].shape[3] ** -0.5 if scale is None else scale
-    check(operator, lambda q, k, v: references.attention(q, k, v, blocked, scale, keep), arrays, dtype, 2.0,
-          lambda q, k, v, g: references.attention_gradients(q, k, v, blocked, scale, g, keep))
+    check(
+        operator,
+        lambda q, k, v: references.attention(q, k, v, blocked, scale, keep),
+        arrays,
+        dtype,
+        2.0,
+        lambda q, k, v, g: references.attention_gradients(q, k, v, blocked, scale, g, keep),
+    )
 
 
 def _core(dtype):
@@ -50,12 +55,27 @@ def _core(dtype):
     everything = references.band(5, 7, -99, 99)
     keep = np.random.default_rng(4).random((2, 4, 5, 7)) < 0.8
     _compare_attention(ops.core_attention, everything, [q, k, v], dtype)
-    _compare_attention(lambda q, k, v: ops.core_attention(q, k, v, causal=True, scale=0.2, softmax_scale=3.0),
-                       references.band(5, 7, -99, 2), [q, k, v], dtype, 0.6)
-    _compare_attention(lambda q, k, v: ops.core_attention(q, k, v, Tensor(mask), pre_tokens=2, next_tokens=3),
-                       mask | references.band(5, 7, -2, 3), [q, k, v], dtype)
-    _compare_attention(lambda q, k, v: ops.core_attention(q, k, v, dropout_p=0.2, dropout_mask=Tensor(keep)),
-                       everything, [q, k, v], dtype, None, keep / 0.8)
+    _compare_attention(
+        lambda q, k, v: ops.core_attention(q, k, v, causal=True, scale=0.2, softmax_scale=3.0),
+        references.band(5, 7, -99, 2),
+        [q, k, v],
+        dtype,
+        0.6,
+    )
+    _compare_attention(
+        lambda q, k, v: ops.core_attention(q, k, v, Tensor(mask), pre_tokens=2, next_tokens=3),
+        mask | references.band(5, 7, -2, 3),
+        [q, k, v],
+        dtype,
+    )
+    _compare_attention(
+        lambda q, k, v: ops.core_attention(q, k, v, dropout_p=0.2, dropout_mask=Tensor(keep)),
+        everything,
+        [q, k, v],
+        dtype,
+        None,
+        keep / 0.8,
+    )
 
 
 def _flash(dtype):
@@ -72,6 +92,7 @@ def _flash(dtype):
         ({"sparse_mode": 4, "pre_tokens": 3, "next_tokens": 1, "mask": mask}, references.band(5, 7, -1, 3)),
     )
     for options, blocked in cases:
+
         def operator(q, k, v, options=options):
             options = {**options, "mask": Tensor(options["mask"])} if "mask" in options else options
             return ops.flash_attention(q, k, v, **options)
@@ -93,13 +114,16 @@ def _many_blocks(queries, keys, groups, lower, upper, options):
     )
 
 
-@pytest.mark.parametrize(("queries", "keys", "groups", "lower", "upper", "options"), (
-    (200, 1100, 2, -9999, 9999, {}),
-    (333, 333, 4, -9999, 0, {"sparse_mode": 2}),
-    (150, 1300, 1, -9999, 1150, {"sparse_mode": 3}),
-    (700, 700, 4, -40, 25, {"sparse_mode": 4, "pre_tokens": 40, "next_tokens": 25}),
-    (130, 70, 2, -9999, -60, {"sparse_mode": 3}),  # the first queries see nothing
-))
+@pytest.mark.parametrize(
+    ("queries", "keys", "groups", "lower", "upper", "options"),
+    (
+        (200, 1100, 2, -9999, 9999, {}),
+        (333, 333, 4, -9999, 0, {"sparse_mode": 2}),
+        (150, 1300, 1, -9999, 1150, {"sparse_mode": 3}),
+        (700, 700, 4, -40, 25, {"sparse_mode": 4, "pre_tokens": 40, "next_tokens": 25}),
+        (130, 70, 2, -9999, -60, {"sparse_mode": 3}),  # the first queries see nothing
+    ),
+)
 def test_flash_attention_over_many_blocks(world, queries, keys, groups, lower, upper, options):
     world(1)(_many_blocks, queries, keys, groups, lower, upper, options)
 

@@ -1,4 +1,5 @@
 """Linear, matmul, embedding, normalisations, activations, rotary, qkv split, dropout against float64 references."""
+
 import mindspore as ms
 import numpy as np
 import pytest
@@ -36,11 +37,7 @@ def _matmul(dtype):
 
 
 def _raw_linear(dtype):
-    x, w, dy = (
-        tensor(_normal(6, 2, 5), dtype),
-        tensor(_normal(4, 5, seed=1), dtype),
-        tensor(_normal(6, 2, 4, seed=2), dtype),
-    )
+    x, w, dy = (tensor(_normal(6, 2, 5), dtype), tensor(_normal(4, 5, seed=1), dtype), tensor(_normal(6, 2, 4, seed=2), dtype))
     tolerance = {"float32": 2e-6, "float16": 2e-3, "bfloat16": 1.2e-2}[dtype]
     flat = values(dy).reshape(-1, 4), values(x).reshape(-1, 5)
     assert_close(values(ops.linear_forward(x, w)), values(x) @ values(w).T, tolerance, "forward")
@@ -62,9 +59,7 @@ def _views(_):
     w = tensor(_normal(5, 6, seed=1))
     assert_close(values(ops.linear(view, w)), values(base)[1:3] @ values(w).T, 2e-6, "slice")
     assert_close(values(ops.linear(turned, w)), values(base).swapaxes(0, 1) @ values(w).T, 2e-6, "transposed")
-    assert_close(
-        values(ops.silu(turned)), references.activation("silu")(values(base).swapaxes(0, 1)), 2e-6, "silu of a view"
-    )
+    assert_close(values(ops.silu(turned)), references.activation("silu")(values(base).swapaxes(0, 1)), 2e-6, "silu of a view")
 
 
 def _embedding(dtype):
@@ -99,9 +94,12 @@ def _rotary(dtype):
     for rot, angle_batch, interleaved in ((8, 1, False), (4, 2, False), (8, 2, True), (6, 1, True)):
         angles = _normal(5, angle_batch, 1, rot, seed=1)
         cos, sin = np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
-        check(lambda t, c=cos, s=sin, i=interleaved: ops.apply_rotary(t, Tensor(c), Tensor(s), i),
-              lambda t, c=cos, s=sin, i=interleaved: references.rotary(t, c.astype(float), s.astype(float), i),
-              [_normal(5, 2, 3, 8)], dtype)
+        check(
+            lambda t, c=cos, s=sin, i=interleaved: ops.apply_rotary(t, Tensor(c), Tensor(s), i),
+            lambda t, c=cos, s=sin, i=interleaved: references.rotary(t, c.astype(float), s.astype(float), i),
+            [_normal(5, 2, 3, 8)],
+            dtype,
+        )
 
 
 def _split(dtype):
@@ -118,8 +116,12 @@ def _dropouts(dtype):
     x, bias, residual = _normal(3, 2, 8), _normal(8, seed=1), _normal(3, 2, 8, seed=2)
     scaled = keep / 0.7
     check(lambda x: ops.dropout(x, 0.3, mask), lambda x: x * scaled, [x], dtype)
-    check(lambda x, b, r: ops.bias_dropout_add(x, b, r, 0.3, mask), lambda x, b, r: r + (x + b) * scaled,
-          [x, bias, residual], dtype)
+    check(
+        lambda x, b, r: ops.bias_dropout_add(x, b, r, 0.3, mask),
+        lambda x, b, r: r + (x + b) * scaled,
+        [x, bias, residual],
+        dtype,
+    )
     check(lambda x, b, r: ops.bias_dropout_add(x, b, r), lambda x, b, r: r + x + b, [x, bias, residual], dtype)
     check(lambda x, r: ops.bias_dropout_add(x, None, r, 0.3, mask), lambda x, r: r + x * scaled, [x, residual], dtype)
     check(ops.residual_add, lambda x, r: x + r, [x, residual], dtype)

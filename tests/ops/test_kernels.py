@@ -1,4 +1,5 @@
 """Elementary functions of the kernels, and their compilation."""
+
 import math
 import os
 import subprocess
@@ -38,7 +39,7 @@ def test_functions_are_accurate_to_float32():
     assert np.abs(y[2] - phi).max() < 1e-7
     near = np.abs(exact) < 5
     assert np.abs(y[2, near] / phi[near] - 1).max() < 2e-6
-    assert np.abs(y[3] - np.exp(-exact ** 2 / 2) / math.sqrt(2 * math.pi)).max() < 1e-7
+    assert np.abs(y[3] - np.exp(-(exact**2) / 2) / math.sqrt(2 * math.pi)).max() < 1e-7
 
 
 def test_functions_at_the_ends():
@@ -76,9 +77,7 @@ print(sum(scale._entry.stats.cache_hits.values()), sum(scale._entry.stats.cache_
 def test_a_second_process_finds_the_machine_code(tmp_path):
     environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path / "new"), "MINDSPEED_MS_DEVICE": "CPU"}
     outputs = [
-        subprocess.run(
-            [sys.executable, "-c", _PROGRAM], env=environment, capture_output=True, text=True, check=True
-        ).stdout
+        subprocess.run([sys.executable, "-c", _PROGRAM], env=environment, capture_output=True, text=True, check=True).stdout
         for _ in range(2)
     ]
     assert [output.split()[-2:] for output in outputs] == [["0", "1"], ["1", "0"]]

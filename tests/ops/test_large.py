@@ -1,4 +1,5 @@
 """Sizes at which kernels are cut into pieces for several threads and memory comes from the pool."""
+
 import numpy as np
 import pytest
 from mindspore import Tensor
@@ -39,8 +40,10 @@ def _cases():
         "bias_activation": (lambda x, b: ops.bias_activation(x, b, "gelu_tanh"), [x, hidden]),
         "swiglu": (ops.swiglu, [x]),
         "embedding_lookup": (lambda w: ops.embedding_lookup(w, ids), [_normal(1000, 300)]),
-        "core_attention": (lambda q, k, v: ops.core_attention(q, k, v, causal=True),
-                           [_normal(250, 2, 4, 32, seed=s) for s in range(3)]),
+        "core_attention": (
+            lambda q, k, v: ops.core_attention(q, k, v, causal=True),
+            [_normal(250, 2, 4, 32, seed=s) for s in range(3)],
+        ),
         "residual_add": (ops.residual_add, [x, x]),
     }
 
@@ -61,14 +64,14 @@ def _accurate():
     output, x_grad, weight_grad = _with_threads(2, lambda: _run(ops.rms_norm, [x, weight]))
     x, weight, g = values(tensor(x)), values(tensor(weight)), values(tensor(_normal(*x.shape, seed=77)))
     assert_close(output, references.rms_norm(x, weight), 1e-6, "output")
-    inverse = 1 / np.sqrt((x ** 2).mean(-1, keepdims=True) + 1e-6)
+    inverse = 1 / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-6)
     assert_close(weight_grad, (g * x * inverse).sum((0, 1)), 1e-6, "weight gradient")
-    expected = inverse * (g * weight - x * inverse ** 2 * (g * weight * x).mean(-1, keepdims=True))
+    expected = inverse * (g * weight - x * inverse**2 * (g * weight * x).mean(-1, keepdims=True))
     assert_close(x_grad, expected, 1e-6, "input gradient")
     arrays = [_normal(250, 2, 4, 32, seed=s) for s in range(3)]
     output, *grads = _with_threads(2, lambda: _run(lambda q, k, v: ops.core_attention(q, k, v, causal=True), arrays))
     exact, hidden = [values(tensor(a)) for a in arrays], references.band(250, 250, -999, 0)
-    assert_close(output, references.attention(*exact, hidden, 32 ** -0.5), 1e-6, "attention")
+    assert_close(output, references.attention(*exact, hidden, 32**-0.5), 1e-6, "attention")
     expected = references.attention_gradients(*exact, hidden, 32**-0.5, values(tensor(_normal(*output.shape, seed=77))))
     for grad, right in zip(grads, expected, strict=True):
         assert_close(grad, right, 2e-6, "attention gradient")
@@ -90,10 +93,10 @@ def _pieces():
     for number in (1, 2, 5):
         for total in (0, 1, 7, 1000):
             counts = np.zeros(total + 1, np.int64)
-            _with_threads(number, lambda t=total, c=counts: [threads.run(_count, t, 10 ** 9, c, -1) for _ in range(20)])
+            _with_threads(number, lambda t=total, c=counts: [threads.run(_count, t, 10**9, c, -1) for _ in range(20)])
             assert (counts[:total] == 20).all() and counts[total] == 0, f"{total} pieces on {number} threads"
         with pytest.raises(ValueError, match="piece failed"):
-            _with_threads(number, lambda: threads.run(_count, 1000, 10 ** 9, np.zeros(1000, np.int64), 613))
+            _with_threads(number, lambda: threads.run(_count, 1000, 10**9, np.zeros(1000, np.int64), 613))
 
 
 def test_every_piece_runs_once_and_failures_are_raised(world):

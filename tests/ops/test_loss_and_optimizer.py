@@ -1,4 +1,5 @@
 """Cross entropy pieces, optimizer steps and gradient handling against float64 references."""
+
 import numpy as np
 import pytest
 from mindspore import Tensor
@@ -21,16 +22,15 @@ def _cross_entropy(dtype, smoothing):
     shards = [tensor(exact[..., a:b], dtype) for a, b in parts]
     maximum = Tensor(np.maximum(*(values(ops.cross_entropy_local_max(shard)) for shard in shards)).astype(np.float32))
     assert_close(values(maximum), exact.max(-1), 0.0, "maximum")
-    sums = [ops.cross_entropy_local_sums(shard, maximum, Tensor(target), a, b, smoothing)
-            for shard, (a, b) in zip(shards, parts, strict=True)]
+    sums = [
+        ops.cross_entropy_local_sums(shard, maximum, Tensor(target), a, b, smoothing)
+        for shard, (a, b) in zip(shards, parts, strict=True)
+    ]
     shifted = exact - exact.max(-1, keepdims=True)
     sum_exp = sum(values(s[0]) for s in sums)
     assert_close(sum_exp, np.exp(shifted).sum(-1), 1e-6, "sum of exponentials")
     assert_close(
-        sum(values(s[1]) for s in sums),
-        np.take_along_axis(shifted, target[..., None], -1)[..., 0],
-        1e-6,
-        "target logit",
+        sum(values(s[1]) for s in sums), np.take_along_axis(shifted, target[..., None], -1)[..., 0], 1e-6, "target logit"
     )
     if smoothing:
         assert_close(sum(values(s[2]) for s in sums), shifted.sum(-1), 1e-6, "sum of logits")
@@ -49,9 +49,7 @@ def _cross_entropy(dtype, smoothing):
     tolerance = {"float32": 2e-6, "float16": 1.5e-3, "bfloat16": 1e-2}[dtype]
     for in_place in (False, True):
         grads = [
-            ops.cross_entropy_gradient(
-                shard, maximum, total, Tensor(target), a, b, tensor(weight), smoothing, size, in_place
-            )
+            ops.cross_entropy_gradient(shard, maximum, total, Tensor(target), a, b, tensor(weight), smoothing, size, in_place)
             for shard, (a, b) in zip(shards, parts, strict=True)
         ]
         assert grads[0].dtype == logits.dtype
@@ -75,13 +73,14 @@ def _adamw(size):
     exact = [values(s) for s in states]
     for step in (1, 2, 3):
         grad = tensor(_normal(size, seed=step))
-        ops.adamw_step(*states, grad, learning_rate=1e-2, beta1=0.9, beta2=0.95, eps=1e-8, weight_decay=0.1, step=step,
-                       grad_scale=0.5)
+        ops.adamw_step(
+            *states, grad, learning_rate=1e-2, beta1=0.9, beta2=0.95, eps=1e-8, weight_decay=0.1, step=step, grad_scale=0.5
+        )
         p, m, v = exact
         g = values(grad) * 0.5
         p = p * (1 - 1e-2 * 0.1)
         m, v = 0.9 * m + 0.1 * g, 0.95 * v + 0.05 * g * g
-        p = p - 1e-2 / (1 - 0.9 ** step) * m / (np.sqrt(v) / np.sqrt(1 - 0.95 ** step) + 1e-8)
+        p = p - 1e-2 / (1 - 0.9**step) * m / (np.sqrt(v) / np.sqrt(1 - 0.95**step) + 1e-8)
         exact = [p, m, v]
     for name, state, right in zip(names, states, exact, strict=True):
         assert_close(values(state), right, 1e-6, name)
@@ -106,9 +105,7 @@ def _sgd():
     p, m = values(parameter), None
     for step in range(3):
         grad = tensor(_normal(50, seed=step + 1))
-        ops.sgd_step(
-            parameter, momentum, grad, learning_rate=0.1, momentum=0.9, weight_decay=0.01, first_step=step == 0
-        )
+        ops.sgd_step(parameter, momentum, grad, learning_rate=0.1, momentum=0.9, weight_decay=0.01, first_step=step == 0)
         g = values(grad) + 0.01 * p
         m = g if m is None else 0.9 * m + g
         p = p - 0.1 * m
@@ -129,7 +126,7 @@ def _flat_operations():
         flat = storage.FlatBuffer(array.size, dtype).tensor
         storage.write(flat, tensor(array, dtype))
         exact = values(flat)
-        total = (exact ** 2).sum()
+        total = (exact**2).sum()
         assert abs(ops.sum_of_squares(flat) - total) < 1e-12 * total
         assert ops.count_zeros(flat) == int((exact == 0).sum())
         ops.scale_in_place(flat, 0.25)

@@ -1,4 +1,5 @@
 """Operators of upstream's public API on CPU."""
+
 import numpy as np
 import pytest
 from mindspore import Tensor
@@ -24,9 +25,11 @@ def _rotary():
     for mode in (0, 1):
         for shape in ((1, 1, 4, 6), (2, 1, 4, 6), (2, 3, 4, 6), (1, 3, 1, 6), (2, 1, 1, 6)):
             cos, sin = _normal(*shape, seed=1).astype(np.float32), _normal(*shape, seed=2).astype(np.float32)
-            check(lambda x, c=cos, s=sin, m=mode: ops.npu_rotary_position_embedding(x, Tensor(c), Tensor(s), m),
-                  lambda x, c=cos, s=sin, m=mode: references.rotary(x, c.astype(float), s.astype(float), bool(m)),
-                  [_normal(2, 3, 4, 6)])
+            check(
+                lambda x, c=cos, s=sin, m=mode: ops.npu_rotary_position_embedding(x, Tensor(c), Tensor(s), m),
+                lambda x, c=cos, s=sin, m=mode: references.rotary(x, c.astype(float), s.astype(float), bool(m)),
+                [_normal(2, 3, 4, 6)],
+            )
     with pytest.raises(ValueError, match="mode=2"):
         ops.npu_rotary_position_embedding(tensor(_normal(2, 3, 4, 6)), Tensor(cos), Tensor(sin), 2)
 
@@ -38,6 +41,7 @@ def _fusion_attention():
     expected = references.attention(q, k, v, hidden, 0.3)
     scores = np.where(hidden, -np.inf, np.einsum("ibnd,jbnd->bnij", q, np.repeat(k, 2, 2)) * 0.3)
     for layout, order in orders.items():
+
         def arrange(t, layout=layout, order=order):
             t = t.transpose(order)
             return tensor(t if layout.endswith("D") else t.reshape(*t.shape[:2], -1))

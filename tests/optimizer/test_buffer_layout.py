@@ -1,4 +1,5 @@
 """Places of parameters in flat buffers; no tensors."""
+
 import math
 
 from hypothesis import given
@@ -10,7 +11,11 @@ from mindspeed_ms.core.distributed.buffer_layout import alignments, plan_buffer
 def test_parameters_lie_in_reverse_order_and_buckets_close_at_their_size():
     layout = plan_buffer([10, 20, 5, 8], bucket_size=12)
     assert [(placed.index, placed.start, placed.stop, placed.bucket) for placed in layout.parameters] == [
-        (3, 0, 8, 0), (2, 8, 13, 0), (1, 13, 33, 1), (0, 33, 43, 2)]
+        (3, 0, 8, 0),
+        (2, 8, 13, 0),
+        (1, 13, 33, 1),
+        (0, 33, 43, 2),
+    ]
     assert layout.buckets == ((0, 13), (13, 33), (33, 43))
 
 
@@ -22,8 +27,13 @@ def test_distributed_optimizer_uses_megatrons_padding():
     assert alignments(1, 4, False, True) == (128, 128)
 
 
-@given(st.lists(st.integers(1, 300), min_size=1, max_size=12), st.one_of(st.none(), st.integers(1, 400)),
-       st.sampled_from([1, 64]), st.sampled_from([1, 128]), st.data())
+@given(
+    st.lists(st.integers(1, 300), min_size=1, max_size=12),
+    st.one_of(st.none(), st.integers(1, 400)),
+    st.sampled_from([1, 64]),
+    st.sampled_from([1, 128]),
+    st.data(),
+)
 def test_any_layout_is_complete_and_aligned(sizes, bucket_size, parameter_alignment, bucket_alignment, data):
     alone = data.draw(st.sets(st.integers(0, len(sizes) - 1), max_size=2))
     layout = plan_buffer(sizes, bucket_size, parameter_alignment, bucket_alignment, alone)

@@ -1,4 +1,5 @@
 """Buffers, AdamW, SGD, norms and loss scales against float64 references, on one and several ranks."""
+
 import math
 
 import mindspore as ms
@@ -50,6 +51,7 @@ def make(dtype=ms.float32, ddp=None, values=None, mark=None, tp=1, **options):
     from mindspeed_ms.core import parallel_state
     from mindspeed_ms.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
     from mindspeed_ms.core.optimizer import OptimizerConfig, get_megatron_optimizer
+
     if not parallel_state.model_parallel_is_initialized():
         parallel_state.initialize_model_parallel(tensor_model_parallel_size=tp)
     cell = Weights(values or initial_values(), dtype)
@@ -62,12 +64,14 @@ def make(dtype=ms.float32, ddp=None, values=None, mark=None, tp=1, **options):
 
 def run_backward(chunk, entries, seed=1.0):
     from mindspeed_ms.core import autograd
+
     loss = chunk(**{name: Tensor(value.astype(np.float32)) for name, value in entries.items()})
     autograd.backward(loss, Tensor(np.float32(seed)))
 
 
 def take_step(chunk, optimizer, micro_batches, seed=1.0):
     from mindspeed_ms.core.distributed import finalize_model_grads
+
     optimizer.zero_grad()
     for number, entries in enumerate(micro_batches):
         if number < len(micro_batches) - 1:
@@ -86,15 +90,15 @@ def reference_adamw(values, grads_of_steps, lr=1e-2, weight_decay=0.1, beta1=0.9
     second = {name: np.zeros_like(value) for name, value in values.items()}
     norms = []
     for step, grads in enumerate(grads_of_steps, 1):
-        norms.append(math.sqrt(sum(float((grad ** 2).sum()) for grad in grads.values())))
+        norms.append(math.sqrt(sum(float((grad**2).sum()) for grad in grads.values())))
         factor = min(1.0, clip / (norms[-1] + 1e-6)) if clip else 1.0
         for name, value in values.items():
             grad = grads[name] * factor
             first[name] = beta1 * first[name] + (1 - beta1) * grad
-            second[name] = beta2 * second[name] + (1 - beta2) * grad ** 2
+            second[name] = beta2 * second[name] + (1 - beta2) * grad**2
             decay = 0.0 if name in NO_DECAY else weight_decay
-            root = np.sqrt(second[name] / (1 - beta2 ** step)) + eps
-            values[name] = value * (1 - lr * decay) - lr * first[name] / (1 - beta1 ** step) / root
+            root = np.sqrt(second[name] / (1 - beta2**step)) + eps
+            values[name] = value * (1 - lr * decay) - lr * first[name] / (1 - beta1**step) / root
     return values, norms
 
 
@@ -119,7 +123,7 @@ def adamw_steps(clip, ddp):
 
 @pytest.mark.parametrize("clip", [0.0, 1.0])
 def test_adamw_equals_float64(world, clip):
-    (found, norms, runs, buckets), = world(1)(adamw_steps, clip, {})
+    ((found, norms, runs, buckets),) = world(1)(adamw_steps, clip, {})
     sums = [{name: gradients(step)[name] + gradients(step, 1)[name] for name in SHAPES} for step in range(5)]
     expected, expected_norms = reference_adamw(initial_values(), sums, clip=clip)
     assert_close(found, expected)
@@ -129,10 +133,14 @@ def test_adamw_equals_float64(world, clip):
 
 
 def test_bucket_sizes_overlap_and_alignment_change_nothing(world):
-    plain, = world(1)(adamw_steps, 1.0, {})
-    for ddp in ({"overlap_grad_reduce": True, "bucket_size": 1}, {"overlap_grad_reduce": True, "bucket_size": 30},
-                {"enable_mem_align": True}, {"use_distributed_optimizer": True}):
-        (found, norms, _, buckets), = world(1)(adamw_steps, 1.0, ddp)
+    (plain,) = world(1)(adamw_steps, 1.0, {})
+    for ddp in (
+        {"overlap_grad_reduce": True, "bucket_size": 1},
+        {"overlap_grad_reduce": True, "bucket_size": 30},
+        {"enable_mem_align": True},
+        {"use_distributed_optimizer": True},
+    ):
+        ((found, norms, _, buckets),) = world(1)(adamw_steps, 1.0, ddp)
         assert all(np.array_equal(found[name], plain[0][name]) for name in SHAPES)
         assert norms == pytest.approx(plain[1], rel=1e-12)
         assert buckets == {1: 4, 30: 2}.get(ddp.get("bucket_size"), 1)
@@ -140,19 +148,23 @@ def test_bucket_sizes_overlap_and_alignment_change_nothing(world):
 
 def data_parallel_steps(ddp):
     from mindspeed_ms.core import comm
+
     rank, size = comm.get_rank(), comm.get_world_size()
     # other initial values on rank 1: the first rank's must win
     chunk, optimizer = make(ddp=ddp, clip_grad=1.0, values=initial_values(3 + rank))
-    norms = [take_step(chunk, optimizer, [gradients(step, 4 * micro + rank, size / 2) for micro in range(2)])[1]
-             for step in range(4)]
+    norms = [
+        take_step(chunk, optimizer, [gradients(step, 4 * micro + rank, size / 2) for micro in range(2)])[1] for step in range(4)
+    ]
     return parameters_of(chunk), norms
 
 
 @pytest.mark.parametrize("ddp", [{}, {"overlap_grad_reduce": True, "bucket_size": 10}, {"average_in_collective": True}])
 def test_two_data_parallel_ranks_average(world, ddp):
-    (first, norms, ), (second, other_norms) = world(2)(data_parallel_steps, ddp)
-    means = [{name: sum(gradients(step, 4 * micro + rank)[name] for micro in range(2) for rank in range(2)) / 2
-              for name in SHAPES} for step in range(4)]
+    (first, norms), (second, other_norms) = world(2)(data_parallel_steps, ddp)
+    means = [
+        {name: sum(gradients(step, 4 * micro + rank)[name] for micro in range(2) for rank in range(2)) / 2 for name in SHAPES}
+        for step in range(4)
+    ]
     expected, expected_norms = reference_adamw(initial_values(), means, clip=1.0)
     assert_close(first, expected)
     assert norms == other_norms
@@ -164,6 +176,7 @@ def tensor_parallel_norm():
     """Matrices cut over two ranks, vectors copied; last.weight is all ones."""
     from mindspeed_ms.core import comm
     from mindspeed_ms.core.optimizer.clip_grads import ModelStatistics
+
     rank = comm.get_rank()
 
     def mark(cell):
@@ -195,12 +208,18 @@ def zero_gradient_step(dtype):
     chunk, optimizer = make(dtype=getattr(ms, dtype), bf16=dtype == "bfloat16", ddp={"grad_reduce_in_fp32": True})
     before = parameters_of(chunk)
     take_step(chunk, optimizer, [{"first.weight": np.zeros((6, 4))}])  # the others get no gradient at all
-    return before, parameters_of(chunk), {piece.name: np.array(state.get("fp32_param", state["exp_avg"]).asnumpy())
-                                          for piece, state in optimizer.pieces_with_states()}
+    return (
+        before,
+        parameters_of(chunk),
+        {
+            piece.name: np.array(state.get("fp32_param", state["exp_avg"]).asnumpy())
+            for piece, state in optimizer.pieces_with_states()
+        },
+    )
 
 
 def test_zero_gradients_decay_matrices_only(world):
-    (before, after, _), = world(1)(zero_gradient_step, "float32")
+    ((before, after, _),) = world(1)(zero_gradient_step, "float32")
     for name in SHAPES:
         factor = 1.0 if name in NO_DECAY else 1 - 1e-2 * 0.1
         np.testing.assert_allclose(after[name], before[name] * factor, rtol=1e-7)
@@ -212,7 +231,7 @@ def to_bfloat16(array):
 
 
 def test_bfloat16_parameters_are_rounded_masters(world):
-    (_, after, masters), = world(1)(zero_gradient_step, "bfloat16")
+    ((_, after, masters),) = world(1)(zero_gradient_step, "bfloat16")
     for name in SHAPES:
         assert np.array_equal(after[name], to_bfloat16(masters[name]))
 
@@ -226,7 +245,7 @@ def sgd_steps(momentum):
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_sgd_equals_float64(world, momentum):
-    found, = world(1)(sgd_steps, momentum)
+    (found,) = world(1)(sgd_steps, momentum)
     values = initial_values()
     buffers = {name: np.zeros(shape) for name, shape in SHAPES.items()}
     for step in range(3):
@@ -239,8 +258,16 @@ def test_sgd_equals_float64(world, momentum):
 
 def overflow_on_one_rank():
     from mindspeed_ms.core import comm
-    chunk, optimizer = make(ms.float16, {"grad_reduce_in_fp32": True}, fp16=True, initial_loss_scale=16.0, hysteresis=1,
-                            loss_scale_window=2, clip_grad=1.0)
+
+    chunk, optimizer = make(
+        ms.float16,
+        {"grad_reduce_in_fp32": True},
+        fp16=True,
+        initial_loss_scale=16.0,
+        hysteresis=1,
+        loss_scale_window=2,
+        clip_grad=1.0,
+    )
     history = []
     for step in range(4):
         entries = gradients(step, 0, 0.5)
@@ -255,10 +282,12 @@ def overflow_on_one_rank():
 
 def test_overflow_on_one_rank_is_skipped_by_all(world):
     first, second = world(2)(overflow_on_one_rank)
-    assert [row[:4] for row in first] == [row[:4] for row in second] == [
-        (True, 16.0, 1, False), (False, 8.0, 1, True), (True, 8.0, 2, False), (True, 16.0, 3, False)]
-    expected = math.sqrt(sum((value.astype(np.float16).astype(float) ** 2).sum() for value in gradients(0, 0,
-                                                                                                        0.5).values()))
+    assert (
+        [row[:4] for row in first]
+        == [row[:4] for row in second]
+        == [(True, 16.0, 1, False), (False, 8.0, 1, True), (True, 8.0, 2, False), (True, 16.0, 3, False)]
+    )
+    expected = math.sqrt(sum((value.astype(np.float16).astype(float) ** 2).sum() for value in gradients(0, 0, 0.5).values()))
     assert first[0][4] == pytest.approx(expected, rel=1e-3)
 
 
@@ -269,26 +298,28 @@ def clip_by_value():
 
 
 def test_clip_by_value(world):
-    found, = world(1)(clip_by_value)
+    (found,) = world(1)(clip_by_value)
     for name, grad in gradients(0).items():
         np.testing.assert_allclose(found[name], 0.1 * np.clip(grad, -0.3, 0.3), rtol=1e-6, atol=1e-8)
 
 
 def save_and_restore(dtype):
     """Two steps, saved, two more; restored into a new optimizer, the same two again."""
-    options = {"dtype": getattr(ms, dtype), "bf16": dtype == "bfloat16", "ddp": {"grad_reduce_in_fp32": True},
-               "clip_grad": 1.0}
+    options = {"dtype": getattr(ms, dtype), "bf16": dtype == "bfloat16", "ddp": {"grad_reduce_in_fp32": True}, "clip_grad": 1.0}
     chunk, optimizer = make(**options)
     for step in range(2):
         take_step(chunk, optimizer, [gradients(step)])
     counters = optimizer.counters()
-    saved = {piece.name: {key: Tensor(np.array(value.asnumpy())) for key, value in state.items()}
-             for piece, state in optimizer.pieces_with_states()}
+    saved = {
+        piece.name: {key: Tensor(np.array(value.asnumpy())) for key, value in state.items()}
+        for piece, state in optimizer.pieces_with_states()
+    }
     weights = {name: Tensor(value) for name, value in parameters_of(chunk).items()}
     for step in range(2, 4):
         take_step(chunk, optimizer, [gradients(step)])
     other_chunk, other = make(**{**options, "values": initial_values(9)})
     from mindspeed_ms.core import storage
+
     for name, parameter in other_chunk.module.parameters_and_names():
         storage.write(parameter, weights[name])
     for piece, state in other.pieces_with_states():
@@ -302,12 +333,13 @@ def save_and_restore(dtype):
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_restored_optimizer_goes_on_bit_equal(world, dtype):
-    (expected, found), = world(1)(save_and_restore, dtype)
+    ((expected, found),) = world(1)(save_and_restore, dtype)
     assert all(np.array_equal(expected[name], found[name]) for name in SHAPES)
 
 
 def wrong_settings():
     from mindspeed_ms.core.optimizer import OptimizerConfig
+
     messages = []
     for options in ({"optimizer": "lion"}, {"clip_grad": -1.0}, {"grad_clip_type": "ClipEach"}):
         with pytest.raises(ValueError) as caught:
@@ -320,13 +352,14 @@ def wrong_settings():
 
 
 def test_wrong_settings_are_named(world):
-    messages, = world(1)(wrong_settings)
+    (messages,) = world(1)(wrong_settings)
     for message, words in zip(messages, ("'lion'", "clip_grad is -1.0", "'ClipEach'", "'gamma'")):
         assert words in message
 
 
 def nan_before_reduction():
     from mindspeed_ms.core import comm
+
     chunk, optimizer = make(ddp={"check_for_nan_in_grad": True})
     entries = gradients(0)
     entries["norm.weight"][0] = np.nan

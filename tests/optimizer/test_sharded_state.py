@@ -1,4 +1,5 @@
 """What ranks hold of a sharded training, norms over all layouts, checkpoints, and settings of ZeRO."""
+
 import math
 
 import numpy as np
@@ -16,24 +17,31 @@ from tests.training.test_pretrain import run_pretrain
 def held_bytes(step, number):
     """Watch: bytes of parameters, gradients, masters and moments, and the most that was in full within layers."""
     from mindspeed_ms.core import autograd
-    chunk, = step.model
+
+    (chunk,) = step.model
     if number == 0:
         step.most, step.most_backward = [], []
 
         def note(_cell, _args, output):
             step.most.append(chunk.whole_nbytes)
-            autograd.gradient_hook(output[0] if isinstance(output, tuple) else output,
-                                   lambda _grad: step.most_backward.append(chunk.whole_nbytes))
+            autograd.gradient_hook(
+                output[0] if isinstance(output, tuple) else output, lambda _grad: step.most_backward.append(chunk.whole_nbytes)
+            )
 
         for layer in chunk.module.language_model.encoder.layers:
             layer.mlp.register_forward_hook(note)
     buffers = chunk.buffers
-    return {"param": sum(buffer.param_buffer.nbytes for buffer in buffers),
-            "grad": sum(buffer.grad_buffer.nbytes for buffer in buffers),
-            "masters": sum(shard.nbytes for shard in step.optimizer.shards), "moments": step.optimizer.update.nbytes,
-            "numel": sum(buffer.layout.numel for buffer in buffers), "now": chunk.whole_nbytes,
-            "most": max(step.most, default=0), "most_backward": max(step.most_backward, default=0),
-            "buckets": [bucket.stop - bucket.start for buffer in buffers for bucket in buffer.buckets]}
+    return {
+        "param": sum(buffer.param_buffer.nbytes for buffer in buffers),
+        "grad": sum(buffer.grad_buffer.nbytes for buffer in buffers),
+        "masters": sum(shard.nbytes for shard in step.optimizer.shards),
+        "moments": step.optimizer.update.nbytes,
+        "numel": sum(buffer.layout.numel for buffer in buffers),
+        "now": chunk.whole_nbytes,
+        "most": max(step.most, default=0),
+        "most_backward": max(step.most_backward, default=0),
+        "buckets": [bucket.stop - bucket.start for buffer in buffers for bucket in buffer.buckets],
+    }
 
 
 def train_llama(extra, watch, count=2, settings=None):
@@ -77,8 +85,10 @@ def test_accumulation_over_micro_batches(world):
 def test_overlap_with_accumulation_changes_no_bit(world):
     overlap = ("--overlap-grad-reduce", "--overlap-param-gather", "--ddp-bucket-size", "5000")
     for level in ("z1", "z2", "z3"):
-        assert_bit_equal(curves(world, 2, (*LEVELS[level], *overlap), micro_batch_size=1),
-                         curves(world, 2, LEVELS[level], micro_batch_size=1))
+        assert_bit_equal(
+            curves(world, 2, (*LEVELS[level], *overlap), micro_batch_size=1),
+            curves(world, 2, LEVELS[level], micro_batch_size=1),
+        )
 
 
 @pytest.mark.parametrize("settings", [{"param_resident": True}, {"cpu_offload": True}])
@@ -86,8 +96,13 @@ def test_residence_and_offload_change_no_bit(world, settings):
     assert_bit_equal(curves(world, 2, LEVELS["z3"], settings), curves(world, 2))
 
 
-@pytest.mark.parametrize("flags", [("--recompute-granularity", "full", "--recompute-method", "uniform",
-                                    "--recompute-num-layers", "2"), ("--overlap-param-gather",)])
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ("--recompute-granularity", "full", "--recompute-method", "uniform", "--recompute-num-layers", "2"),
+        ("--overlap-param-gather",),
+    ],
+)
 def test_recomputation_with_sharded_parameters(world, flags):
     extra = ("--recompute-granularity", "full", "--recompute-method", "block", "--recompute-num-layers", "3")
     assert_bit_equal(curves(world, 2, (*LEVELS["z3"], *extra, *(flags if len(flags) == 1 else ()))), curves(world, 2))
@@ -106,6 +121,7 @@ def test_clipping_within_rounding(world):
 def ones_in_gradients(step, number):
     """Watch: norm and number of zeros if every gradient were one (and its first element zero)."""
     from mindspeed_ms.core import storage
+
     found = []
     for first in (1.0, 0.0):
         for shard in step.optimizer.shards:
@@ -120,14 +136,20 @@ def ones_in_gradients(step, number):
     return found
 
 
-LAYOUTS = {"one": (1, ()), "dp2": (2, ()), "dp2z1": (2, LEVELS["z1"]), "dp2z2": (2, LEVELS["z2"]),
-           "dp2z3": (2, LEVELS["z3"]), "tp2": (2, ("--tensor-model-parallel-size", "2")),
-           "tp2sp": (2, ("--tensor-model-parallel-size", "2", "--sequence-parallel")),
-           "pp2": (2, ("--pipeline-model-parallel-size", "2")),
-           "tp2dp2z1": (4, ("--tensor-model-parallel-size", "2", *LEVELS["z1"])),
-           "tp2spdp2z3": (4, ("--tensor-model-parallel-size", "2", "--sequence-parallel", *LEVELS["z3"])),
-           "pp2dp2z2": (4, ("--pipeline-model-parallel-size", "2", *LEVELS["z2"])),
-           "dp4shards2": (4, (*LEVELS["z2"], "--zero-shard-size", "2"))}
+LAYOUTS = {
+    "one": (1, ()),
+    "dp2": (2, ()),
+    "dp2z1": (2, LEVELS["z1"]),
+    "dp2z2": (2, LEVELS["z2"]),
+    "dp2z3": (2, LEVELS["z3"]),
+    "tp2": (2, ("--tensor-model-parallel-size", "2")),
+    "tp2sp": (2, ("--tensor-model-parallel-size", "2", "--sequence-parallel")),
+    "pp2": (2, ("--pipeline-model-parallel-size", "2")),
+    "tp2dp2z1": (4, ("--tensor-model-parallel-size", "2", *LEVELS["z1"])),
+    "tp2spdp2z3": (4, ("--tensor-model-parallel-size", "2", "--sequence-parallel", *LEVELS["z3"])),
+    "pp2dp2z2": (4, ("--pipeline-model-parallel-size", "2", *LEVELS["z2"])),
+    "dp4shards2": (4, (*LEVELS["z2"], "--zero-shard-size", "2")),
+}
 
 
 def norm_of_ones(name, extra):
@@ -143,12 +165,12 @@ def test_norm_of_ones_counts_every_parameter_once(world, name, layout):
     size, flags = LAYOUTS[layout]
     recording = recordings.load(name)
     vocabulary = padded_vocabulary(recording, 2)  # divides by every size here
-    number, tensors = (_parameters(name) if vocabulary == 128 else (None, None))
+    number, tensors = _parameters(name) if vocabulary == 128 else (None, None)
     for norm, zeros, norm_without, zeros_found in world(size)(norm_of_ones, name, [*flags, "--padded-vocab-size", "128"]):
         assert zeros == 0
         assert norm == pytest.approx(math.sqrt(number), rel=1e-12)
         held = 2 if "--tensor-model-parallel-size" in flags else 1
-        assert number - norm_without ** 2 == pytest.approx(zeros_found, abs=1e-6)
+        assert number - norm_without**2 == pytest.approx(zeros_found, abs=1e-6)
         assert tensors <= zeros_found <= held * tensors
 
 
@@ -156,8 +178,17 @@ def _parameters(name):
     """(elements, tensors) of the recorded model."""
     hidden, layers, vocabulary, length = 64, 4, 128, 32
     if name == "single_gpt2":
-        layer = [3 * hidden * hidden, 3 * hidden, hidden * hidden, hidden, 128 * hidden, 128, 128 * hidden, hidden,
-                 *[hidden] * 4]
+        layer = [
+            3 * hidden * hidden,
+            3 * hidden,
+            hidden * hidden,
+            hidden,
+            128 * hidden,
+            128,
+            128 * hidden,
+            hidden,
+            *[hidden] * 4,
+        ]
         rest = [vocabulary * hidden, length * hidden, hidden, hidden]
     else:
         layer = [(hidden + 2 * 32) * hidden, hidden * hidden, 2 * 176 * hidden, 176 * hidden, hidden, hidden]
@@ -171,6 +202,7 @@ def _parameters(name):
 def zero_gradients(step, number):
     """Watch: the first step's backward starts from zero; the weights before each step."""
     from mindspeed_ms.training.checkpointing import whole_parameters
+
     step.options.grad_scale_func = lambda: 0.0
     step.optimizer.param_groups[0].update(lr=0.01)
     step.optimizer.param_groups[1].update(lr=0.01)

@@ -1,4 +1,5 @@
 """Models that are not a plain chain of layers under ZeRO: parameters shared, left out, or used outside their layer."""
+
 import numpy as np
 import pytest
 
@@ -68,15 +69,18 @@ def train(kind, first_tokens, level=None, zero_config=None, bucket_size=None):
     from mindspeed_ms.training.forward_step import make_forward_step
     from mindspeed_ms.training.model_setup import get_model, get_optimizer, get_optimizer_param_scheduler
     from mindspeed_ms.training.train_step import TrainOneStep
-    config = job.make_config(job.UNTIED, {"zero_level": level} if level else {},
-                             training={"bucket_size": bucket_size} if bucket_size else {},
-                             optimizer={"zero_config": zero_config} if zero_config else {})
+
+    config = job.make_config(
+        job.UNTIED,
+        {"zero_level": level} if level else {},
+        training={"bucket_size": bucket_size} if bucket_size else {},
+        optimizer={"zero_config": zero_config} if zero_config else {},
+    )
     fit_to_world(config, comm.get_world_size())
     start(config, 7)
     model = get_model(lambda pre_process=True, post_process=True: make_model(kind), config)
     optimizer = get_optimizer(config, model)
-    step = TrainOneStep(model, optimizer, get_optimizer_param_scheduler(optimizer, config, 4), make_forward_step(False),
-                        False)
+    step = TrainOneStep(model, optimizer, get_optimizer_param_scheduler(optimizer, config, 4), make_forward_step(False), False)
     data = job.batches(len(first_tokens))
     data["tokens"][:, :, 0] = first_tokens
     reports = [step(micro_batches(local_batch(data, number, 1), 1), number + 1)[0] for number in range(len(first_tokens))]
@@ -119,14 +123,28 @@ def uses_of_released():
     from mindspore import Parameter, Tensor, mint, ops
 
     from mindspeed_ms.core import storage
+
     x = Tensor(np.ones((4, 4), np.float32))
     param = Parameter(x, name="w")
     storage.release(param)
-    uses = {"x * w": lambda: x * param, "w * w": lambda: param * param, "x @ w": lambda: x @ param, "T": lambda: param.T,
-            "sum": lambda: mint.sum(param), "reduce": lambda: ops.reduce_sum(param), "cast": lambda: param.astype(ms.float16),
-            "view": lambda: param.view(-1), "concat": lambda: ops.cat([x.view(-1), param]), "copy": param.copy,
-            "linear": lambda: mint.nn.functional.linear(x, param), "asnumpy": param.asnumpy, "data": lambda: param.data,
-            "array": lambda: storage.read_array(param), "write": lambda: storage.zero(param), "clone": param.clone}
+    uses = {
+        "x * w": lambda: x * param,
+        "w * w": lambda: param * param,
+        "x @ w": lambda: x @ param,
+        "T": lambda: param.T,
+        "sum": lambda: mint.sum(param),
+        "reduce": lambda: ops.reduce_sum(param),
+        "cast": lambda: param.astype(ms.float16),
+        "view": lambda: param.view(-1),
+        "concat": lambda: ops.cat([x.view(-1), param]),
+        "copy": param.copy,
+        "linear": lambda: mint.nn.functional.linear(x, param),
+        "asnumpy": param.asnumpy,
+        "data": lambda: param.data,
+        "array": lambda: storage.read_array(param),
+        "write": lambda: storage.zero(param),
+        "clone": param.clone,
+    }
     silent = []
     for name, use in uses.items():
         try:
@@ -154,5 +172,7 @@ def mismatch(level):
 def test_ranks_that_use_different_parameters(world):
     """The error says which parameters the call was for and what may be the reason."""
     texts = [text for text in world(2)(mismatch, "z2") if text]
-    assert any("reduced the gradients of bucket" in text and "layers." in text and "used different parameters" in text
-               for text in texts), texts
+    assert any(
+        "reduced the gradients of bucket" in text and "layers." in text and "used different parameters" in text
+        for text in texts
+    ), texts

@@ -1,4 +1,5 @@
 """Sharded optimizer, gradients and parameters (z1, z2, z3) against training with one data-parallel rank, bit for bit."""
+
 import numpy as np
 import pytest
 
@@ -12,10 +13,15 @@ def train(extra, zero_config, micro_batch_size, micro_batches=1, clip="0.0", cou
     recording = recordings.load("single_llama")
     flags = [*recording.flags, "--clip-grad", clip, "--micro-batch-size", str(micro_batch_size)]
     batches = {name: values[:count] for name, values in recording.batches.items()}
-    result = runner.run(flags, extra, batches, None, ("weights", "moments"),
-                        settings={"optimizer_config.zero_config": zero_config} if zero_config else None)
-    arrays = {(kind, name): array for kind in ("weights", "exp_avg", "exp_avg_sq")
-              for name, (_, array) in result[kind].items()}
+    result = runner.run(
+        flags,
+        extra,
+        batches,
+        None,
+        ("weights", "moments"),
+        settings={"optimizer_config.zero_config": zero_config} if zero_config else None,
+    )
+    arrays = {(kind, name): array for kind in ("weights", "exp_avg", "exp_avg_sq") for name, (_, array) in result[kind].items()}
     return result["loss"], result["grad_norm"], arrays
 
 
@@ -49,8 +55,12 @@ def assert_close(found, expected, tolerance):
         assert error < 10 * tolerance, f"{name}: {error:.1e}"
 
 
-LEVELS = {"distopt": ("--use-distributed-optimizer",), "z1": ("--zero-level", "z1"), "z2": ("--zero-level", "z2"),
-          "z3": ("--zero-level", "z3")}
+LEVELS = {
+    "distopt": ("--use-distributed-optimizer",),
+    "z1": ("--zero-level", "z1"),
+    "z2": ("--zero-level", "z2"),
+    "z3": ("--zero-level", "z3"),
+}
 BUCKETS = {name: ("--ddp-bucket-size", size) for name, size in (("one", "1"), ("some", "20000"), ("huge", "1000000000"))}
 OVERLAPS = {"plain": (), "overlap": ("--overlap-grad-reduce", "--overlap-param-gather")}
 

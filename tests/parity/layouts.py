@@ -1,10 +1,12 @@
 """The layouts that recordings are tried in, and whether this package already has what a recording needs."""
+
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class Layout:
     """A name, the world size and the Megatron flags of a parallel layout."""
+
     name: str
     world: int
     flags: tuple
@@ -16,22 +18,26 @@ class Layout:
         return int(self.flags[self.flags.index(name) + 1]) if name in self.flags else 1
 
 
-LAYOUTS = {layout.name: layout for layout in (
-    Layout("tp1", 1, ()),
-    Layout("tp2", 2, ("--tensor-model-parallel-size", "2")),
-    Layout("tp2sp", 2, ("--tensor-model-parallel-size", "2", "--sequence-parallel")),
-    Layout("dp2", 2, ()),
-    Layout("tp2dp2", 4, ("--tensor-model-parallel-size", "2")),
-    Layout("tp2dp2distopt", 4, ("--tensor-model-parallel-size", "2", "--use-distributed-optimizer")),
-    Layout("dp2z3", 2, ("--zero-level", "z3")),
-    Layout("tp4", 4, ("--tensor-model-parallel-size", "4")),
-    Layout("tp4sp", 4, ("--tensor-model-parallel-size", "4", "--sequence-parallel")),
-    Layout("pp2", 2, ("--pipeline-model-parallel-size", "2")),
-    Layout("pp2vpp2", 2, ("--pipeline-model-parallel-size", "2", "--num-layers-per-virtual-pipeline-stage", "1")),
-    Layout("tp2sppp2", 4, ("--tensor-model-parallel-size", "2", "--sequence-parallel",
-                           "--pipeline-model-parallel-size", "2")),
-    Layout("pp4", 4, ("--pipeline-model-parallel-size", "4")),
-)}
+LAYOUTS = {
+    layout.name: layout
+    for layout in (
+        Layout("tp1", 1, ()),
+        Layout("tp2", 2, ("--tensor-model-parallel-size", "2")),
+        Layout("tp2sp", 2, ("--tensor-model-parallel-size", "2", "--sequence-parallel")),
+        Layout("dp2", 2, ()),
+        Layout("tp2dp2", 4, ("--tensor-model-parallel-size", "2")),
+        Layout("tp2dp2distopt", 4, ("--tensor-model-parallel-size", "2", "--use-distributed-optimizer")),
+        Layout("dp2z3", 2, ("--zero-level", "z3")),
+        Layout("tp4", 4, ("--tensor-model-parallel-size", "4")),
+        Layout("tp4sp", 4, ("--tensor-model-parallel-size", "4", "--sequence-parallel")),
+        Layout("pp2", 2, ("--pipeline-model-parallel-size", "2")),
+        Layout("pp2vpp2", 2, ("--pipeline-model-parallel-size", "2", "--num-layers-per-virtual-pipeline-stage", "1")),
+        Layout(
+            "tp2sppp2", 4, ("--tensor-model-parallel-size", "2", "--sequence-parallel", "--pipeline-model-parallel-size", "2")
+        ),
+        Layout("pp4", 4, ("--pipeline-model-parallel-size", "4")),
+    )
+}
 
 LATER_FLAGS = ("--context-parallel-size", "--num-experts")
 """Flags of features that this package refuses for now; recordings with them are not collected."""

@@ -1,4 +1,5 @@
 """Megatron core's parameter names (local spec, one rank) and ours; shapes and layouts are the same."""
+
 import re
 
 _FIXED = {

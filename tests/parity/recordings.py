@@ -5,6 +5,7 @@ checkout), and the figures committed here, which hold what a public checkout nee
 and learning rates. Initial weights follow a rule, so they need no file; gradients, final weights and Adam moments are
 compared where the full recordings are present.
 """
+
 import json
 import os
 import zlib
@@ -45,6 +46,7 @@ class Recording:
         batches: "tokens", "labels", "loss_mask", each `[step, global batch, sequence]`; None in `dist_` recordings.
         path: the full recording, or None.
     """
+
     name: str
     flags: list
     figures: dict
@@ -67,7 +69,7 @@ class Recording:
         if kind not in self._arrays:
             with np.load(self.path) as data:
                 prefix = kind + "/"
-                self._arrays[kind] = {key[len(prefix):]: data[key] for key in data.files if key.startswith(prefix)}
+                self._arrays[kind] = {key[len(prefix) :]: data[key] for key in data.files if key.startswith(prefix)}
         return self._arrays[kind]
 
 
@@ -110,7 +112,7 @@ def _load_curve(name, folder):
         figures = {key: data[key] for key in ("loss", "grad_norm", "lr")}
     with np.load(folder / "tokens.npz") as data:
         batches = {key: data[key] for key in ("tokens", "labels", "loss_mask")}
-    flags = meta["flags"][:meta["flags"].index("--save")]
+    flags = meta["flags"][: meta["flags"].index("--save")]
     return Recording(name, flags, figures, batches, None, meta["variant"], meta.get("world", 1))
 
 
@@ -130,8 +132,11 @@ def _load_figures(name):
     batches = None
     if "batches" in content:
         stored = json.loads((FIGURES / content["batches"]).read_text())
-        batches = {"tokens": np.array(stored["tokens"], np.int32), "labels": np.array(stored["labels"], np.int32),
-                   "loss_mask": np.array(stored["loss_mask"], np.float32)}
+        batches = {
+            "tokens": np.array(stored["tokens"], np.int32),
+            "labels": np.array(stored["labels"], np.int32),
+            "loss_mask": np.array(stored["loss_mask"], np.float32),
+        }
     return Recording(name, content["flags"], figures, batches, None, content["variant"], content["world"])
 
 
@@ -139,16 +144,26 @@ def write_figures():
     """Write the committed figures from the full folder: run `python -m tests.parity.recordings` after new recordings."""
     for name in [*available("single_"), *available("dist_"), CURVE + "llama_bf16_tp2dp2_distopt"]:
         recording = load(name)
-        content = {"variant": recording.variant, "world": recording.world, "flags": recording.flags,
-                   **{key: values.tolist() for key, values in recording.figures.items()}}
+        content = {
+            "variant": recording.variant,
+            "world": recording.world,
+            "flags": recording.flags,
+            **{key: values.tolist() for key, values in recording.figures.items()},
+        }
         if recording.batches is not None:
             content["batches"] = _write_batches(recording.batches)
         (FIGURES / f"{name}.json").write_text(json.dumps(content, indent=1) + "\n")
 
 
 def _write_batches(batches):
-    text = json.dumps({"tokens": batches["tokens"].tolist(), "labels": batches["labels"].tolist(),
-                       "loss_mask": batches["loss_mask"].astype(int).tolist()}, separators=(",", ":"))
+    text = json.dumps(
+        {
+            "tokens": batches["tokens"].tolist(),
+            "labels": batches["labels"].tolist(),
+            "loss_mask": batches["loss_mask"].astype(int).tolist(),
+        },
+        separators=(",", ":"),
+    )
     name = f"batches_{zlib.crc32(text.encode()):08x}.json"
     (FIGURES / name).write_text(text + "\n")
     return name

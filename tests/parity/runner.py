@@ -1,4 +1,5 @@
 """Runs this package on a recording's flags and batches in one layout; everything here runs in a rank of a forked world."""
+
 import numpy as np
 
 from tests.parity.names import megatron_name, our_name
@@ -9,6 +10,7 @@ def config_of(flags, extra):
     """AllConfig of Megatron flags; later flags win."""
     from mindspeed_ms.config import init_configs_from_args
     from mindspeed_ms.config.arguments import argument_parser
+
     return init_configs_from_args(argument_parser().parse_args([*flags, *extra]))
 
 
@@ -18,6 +20,7 @@ def start(all_config, seed):
     from mindspeed_ms.core import parallel_state
     from mindspeed_ms.training.run import init_batch_sizes
     from mindspeed_ms.training.utils import set_parallel_context, set_seed
+
     parallel_state.destroy_model_parallel()
     calculator.destroy_num_microbatches_calculator()
     set_parallel_context(all_config.parallel_config)
@@ -30,6 +33,7 @@ def fill_weights(model, weights):
     from mindspore import Tensor
 
     from mindspeed_ms.core import storage
+
     for name, parameter in model.parameters_and_names():
         if parameter.shared_with is not None:  # the last stage's copy of tied word embeddings
             own, original = parameter.shared_with
@@ -47,6 +51,7 @@ def local_batch(batches, step, micro_batch_size):
     from mindspore import Tensor
 
     from mindspeed_ms.core import parallel_state
+
     size, rank = parallel_state.get_data_parallel_world_size(), parallel_state.get_data_parallel_rank()
     result = {}
     for name, values in batches.items():
@@ -63,8 +68,9 @@ def micro_batches(batch, micro_batch_size):
     """The micro-batches of a local batch, one after another."""
     rows = batch["tokens"].shape[0]
     for start_row in range(0, rows, micro_batch_size):
-        yield {name: None if value is None else value[start_row:start_row + micro_batch_size]
-               for name, value in batch.items()}
+        yield {
+            name: None if value is None else value[start_row : start_row + micro_batch_size] for name, value in batch.items()
+        }
 
 
 def run(flags, extra, batches, weights=None, keep=(), settings=None, watch=None):
@@ -88,6 +94,7 @@ def run(flags, extra, batches, weights=None, keep=(), settings=None, watch=None)
     from mindspeed_ms.training.forward_step import make_forward_step
     from mindspeed_ms.training.model_setup import get_model, get_optimizer, get_optimizer_param_scheduler
     from mindspeed_ms.training.train_step import TrainOneStep
+
     all_config = config_of(flags, extra)
     for path, value in (settings or {}).items():
         section, name = path.split(".")
@@ -130,8 +137,9 @@ def run(flags, extra, batches, weights=None, keep=(), settings=None, watch=None)
 
 def _parameters(model):
     """(name, Parameter) of all chunks, without the last stage's copy of tied word embeddings."""
-    return [(name, param) for chunk in model for name, param in chunk.module.parameters_and_names()
-            if param.shared_with is None]
+    return [
+        (name, param) for chunk in model for name, param in chunk.module.parameters_and_names() if param.shared_with is None
+    ]
 
 
 def _capture_first_gradients(optimizer, model, result):
@@ -149,6 +157,7 @@ def _capture_first_gradients(optimizer, model, result):
 
 def _float32(tensor):
     import mindspore as ms
+
     return tensor.astype(ms.float32).asnumpy()
 
 
@@ -166,25 +175,34 @@ def whole_states(optimizer):
 
 def whole_gradients(optimizer):
     """The same of the reduced gradients: `{name: {"grad": array}}`."""
-    return _put_together(optimizer, [{"grad": shard.slice_grad(piece.start, piece.stop)}
-                                     for shard in optimizer.shards for piece in shard.pieces])
+    return _put_together(
+        optimizer, [{"grad": shard.slice_grad(piece.start, piece.stop)} for shard in optimizer.shards for piece in shard.pieces]
+    )
 
 
 def _put_together(optimizer, states):
     pieces = [piece for shard in optimizer.shards for piece in shard.pieces]
-    own = [(piece.name, piece.offset, {kind: _float32(tensor).reshape(-1).copy() for kind, tensor in state.items()})
-           for piece, state in zip(pieces, states)]
+    own = [
+        (piece.name, piece.offset, {kind: _float32(tensor).reshape(-1).copy() for kind, tensor in state.items()})
+        for piece, state in zip(pieces, states)
+    ]
     sharding = optimizer.shards[0].buffer.sharding
     parts = [part for rank in (sharding.group.all_gather_object(own) if sharding else [own]) for part in rank]
     parts.sort(key=lambda part: part[1])
     shapes = {name: shape for shard in optimizer.shards for name, shape in zip(shard.buffer.names, shard.buffer.shapes)}
-    return {name: {kind: np.concatenate([arrays[kind] for other, _, arrays in parts if other == name]).reshape(shape)
-                   for kind in parts[0][2]} for name, shape in shapes.items()}
+    return {
+        name: {
+            kind: np.concatenate([arrays[kind] for other, _, arrays in parts if other == name]).reshape(shape)
+            for kind in parts[0][2]
+        }
+        for name, shape in shapes.items()
+    }
 
 
 def joined(results, kind):
     """Whole arrays of what every rank kept."""
     from mindspeed_ms.layout.parameters import join
+
     names = {name: None for result in results for name in result[kind]}
     return {name: join([result[kind][name] for result in results if name in result[kind]]) for name in names}
 

@@ -1,4 +1,5 @@
 """Recorded multi-process runs of Megatron-LM: the same flags, on as many ranks, give the same curve."""
+
 import numpy as np
 import pytest
 

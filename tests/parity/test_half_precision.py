@@ -1,4 +1,5 @@
 """bf16 and fp16 trainings: the recorded Megatron run in bf16, weights as rounded masters, overflows."""
+
 import numpy as np
 import pytest
 
@@ -15,7 +16,7 @@ def _flags(recording, precision=("--bf16",), without=()):
 
 def _without_tensor_parallelism(flags):
     position = flags.index("--tensor-model-parallel-size")
-    return flags[:position] + flags[position + 2:]
+    return flags[:position] + flags[position + 2 :]
 
 
 def bfloat16_steps(step, number):
@@ -23,7 +24,8 @@ def bfloat16_steps(step, number):
     import mindspore as ms
 
     from mindspeed_ms.training.checkpointing import named_parameters, whole_parameters
-    chunk, = step.model
+
+    (chunk,) = step.model
     layers = chunk.module.language_model.encoder.layers
     if number == 0:
         step.border_dtypes = set()
@@ -31,8 +33,7 @@ def bfloat16_steps(step, number):
             layer.register_forward_hook(lambda _cell, _args, output: step.border_dtypes.add(str(output.dtype)))
     masters = runner.whole_states(step.optimizer)
     with whole_parameters(step.model):
-        weights = {name: runner._float32(param) for name, param in named_parameters(step.model)
-                   if param.dtype == ms.bfloat16}
+        weights = {name: runner._float32(param) for name, param in named_parameters(step.model) if param.dtype == ms.bfloat16}
     assert set(weights) == set(masters)
     equal = [np.array_equal(weights[name], to_bfloat16(masters[name]["fp32_param"])) for name in weights]
     differs = any(not np.array_equal(weights[name], masters[name]["fp32_param"]) for name in weights)
@@ -74,8 +75,12 @@ def test_gradients_reduced_in_bf16(world):
     assert np.abs(np.array(result["loss"]) / recording.figures["loss"] - 1).max() < 2e-3
 
 
-LEVELS = {"plain": (), "distopt": ("--use-distributed-optimizer",), "z2": ("--zero-level", "z2"),
-          "z3": ("--zero-level", "z3", "--overlap-grad-reduce", "--overlap-param-gather")}
+LEVELS = {
+    "plain": (),
+    "distopt": ("--use-distributed-optimizer",),
+    "z2": ("--zero-level", "z2"),
+    "z3": ("--zero-level", "z3", "--overlap-grad-reduce", "--overlap-param-gather"),
+}
 
 
 @pytest.mark.parametrize("precision", ["--bf16", "--fp16"])
@@ -86,8 +91,9 @@ def test_levels_are_bit_equal_in_half_precision(world, precision, level):
     runs = []
     for name in ("plain", level):
         options = (precision, "--initial-loss-scale", "1024", "--clip-grad", "0.0", *LEVELS[name])
-        flags, extra = _flags(recording, options if precision == "--fp16" else (precision, *options[3:]),
-                              ("--use-distributed-optimizer",))
+        flags, extra = _flags(
+            recording, options if precision == "--fp16" else (precision, *options[3:]), ("--use-distributed-optimizer",)
+        )
         runs.append(world(2)(runner.run, _without_tensor_parallelism(flags), extra, batches, None, ("weights",))[0])
     assert runs[0]["loss"] == runs[1]["loss"] and all(runs[0]["success"])
     for name, (_, array) in runs[0]["weights"].items():
@@ -100,28 +106,47 @@ OVERFLOWS = range(1, 6)
 def inject_overflow(step, number):
     """Watch: on rank 1 the backward of some steps starts from infinity; gives weights, moments and rate before the step."""
     from mindspeed_ms.core import comm
+
     if number == 0:
         step.number = -1
         step.options.grad_scale_func = lambda: (
-            float("inf") if comm.get_rank() == 1 and step.number in OVERFLOWS else step.optimizer.get_loss_scale())
+            float("inf") if comm.get_rank() == 1 and step.number in OVERFLOWS else step.optimizer.get_loss_scale()
+        )
     step.number = number
     states = runner.whole_states(step.optimizer)
-    return ({(name, kind): array for name, kinds in states.items() for kind, array in kinds.items()},
-            step.optimizer.param_groups[0]["lr"], step.optimizer.update.step_count)
+    return (
+        {(name, kind): array for name, kinds in states.items() for kind, array in kinds.items()},
+        step.optimizer.param_groups[0]["lr"],
+        step.optimizer.update.step_count,
+    )
 
 
 @pytest.mark.parametrize("level", LEVELS)
 def test_overflow_on_one_rank(world, level):
     """All ranks skip; the scale halves once hysteresis is used up and stops at its minimum; training goes on."""
     recording = recordings.load(NAME)
-    flags, extra = _flags(recording, ("--fp16", "--initial-loss-scale", "4", "--min-loss-scale", "1", "--hysteresis", "2",
-                                      "--loss-scale-window", "3", *LEVELS[level]), ("--use-distributed-optimizer",))
+    flags, extra = _flags(
+        recording,
+        (
+            "--fp16",
+            "--initial-loss-scale",
+            "4",
+            "--min-loss-scale",
+            "1",
+            "--hysteresis",
+            "2",
+            "--loss-scale-window",
+            "3",
+            *LEVELS[level],
+        ),
+        ("--use-distributed-optimizer",),
+    )
     batches = {name: values[:10] for name, values in recording.batches.items()}
     for result in world(2)(runner.run, _without_tensor_parallelism(flags), extra, batches, watch=inject_overflow):
         assert result["success"] == [number not in OVERFLOWS for number in range(10)]
         assert result["loss_scale"] == [4.0, 4.0, 4.0, 2.0, 1.0, 1.0, 1.0, 1.0, 1.0, 2.0]
         for number in OVERFLOWS:
-            (before, *others), (after, *others_after) = result["watched"][number:number + 2]
+            (before, *others), (after, *others_after) = result["watched"][number : number + 2]
             assert others == others_after and all(np.array_equal(before[key], after[key]) for key in before)
         assert result["watched"][-1][2] == 5 and np.all(np.isfinite(result["loss"]))
         assert result["loss"][-1] < result["loss"][0]

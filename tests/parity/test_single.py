@@ -4,6 +4,7 @@ Loss within 1e-5 relative per step, gradient norm within 2e-5, each gradient of 
 weights within 1e-3 of the distance that training moved them, moments within 1e-4. The key third of qkv biases has no true
 gradient (softmax ignores a shift), so Adam turns its rounding noise into steps: there 1e-3 absolute.
 """
+
 import numpy as np
 import pytest
 
@@ -27,8 +28,14 @@ def _vocabulary_flags(recording, layout):
 
 def _run(world, recording, layout, keep=(), extra=()):
     weights = runner.our_arrays(recording.arrays("w0")) if recording.path is not None else None
-    return world(layout.world)(runner.run, recording.flags, [*layout.flags, *_vocabulary_flags(recording, layout), *extra],
-                               recording.batches, weights, tuple(keep))
+    return world(layout.world)(
+        runner.run,
+        recording.flags,
+        [*layout.flags, *_vocabulary_flags(recording, layout), *extra],
+        recording.batches,
+        weights,
+        tuple(keep),
+    )
 
 
 def _relative(actual, expected):
@@ -104,6 +111,7 @@ def _check_moments(results, recording):
 def test_a_layout_that_cannot_be_is_refused(name, layout):
     """More tensor-parallel ranks than key/value groups: an error that names the groups, before anything is built."""
     from mindspeed_ms.config import ConfigError
+
     recording = recordings.load(name)
     with pytest.raises(ConfigError, match=r"num_query_groups|num-query-groups"):
         config = runner.config_of(recording.flags, [*layout.flags, *_vocabulary_flags(recording, layout)])
@@ -127,8 +135,9 @@ def test_micro_batch_split_does_not_matter_per_token(world, name):
     recording = recordings.load(name)
     curves = []
     for layout, micro_batch_size in (("tp1", 4), ("tp1", 2), ("tp1", 1), ("dp2", 1), ("dp2", 2)):
-        results = _run(world, recording, LAYOUTS[layout],
-                       extra=["--micro-batch-size", str(micro_batch_size), "--calculate-per-token-loss"])
+        results = _run(
+            world, recording, LAYOUTS[layout], extra=["--micro-batch-size", str(micro_batch_size), "--calculate-per-token-loss"]
+        )
         curves.append((results[0]["loss"], results[0]["grad_norm"]))
     for loss, norm in curves[1:]:
         assert _relative(loss, curves[0][0]) < 1e-5

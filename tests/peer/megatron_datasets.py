@@ -3,6 +3,7 @@
 CASES is a list of {"config": fields of GPTDatasetConfig, "sizes", "eod", "pad", "samples"}; OUT_FOLDER/<number>.npz receives
 the index arrays and the first samples of each split, or `refused`.
 """
+
 import json
 import multiprocessing
 import shutil
@@ -52,8 +53,12 @@ def run(case):
     config = GPTDatasetConfig(tokenizer=Tokenizer(case["eod"], case["pad"]), **config)
     kind = MockGPTDataset if config.mock else GPTDataset
     datasets = BlendedMegatronDatasetBuilder(kind, case["sizes"], lambda: True, config).build()
-    return {f"{split}/{key}": value for split, dataset in zip(SPLITS, datasets) if dataset is not None
-            for key, value in arrays_of(dataset, case["samples"]).items()}
+    return {
+        f"{split}/{key}": value
+        for split, dataset in zip(SPLITS, datasets)
+        if dataset is not None
+        for key, value in arrays_of(dataset, case["samples"]).items()
+    }
 
 
 def write(case, path):

@@ -3,6 +3,7 @@
 CASE holds `model` (TransformerConfig fields), `gpt` (GPTModel arguments), `activation`, `sequence`, `batch`. Weights follow
 the rule of the recordings; OUT receives the batch, the per-token losses and every gradient.
 """
+
 import contextlib
 import json
 import os
@@ -17,8 +18,14 @@ sys.path[:0] = [str(REPOSITORY), str(REPOSITORY / "benchmarks")]
 
 def _activation(name):
     import torch
-    return {"gelu": torch.nn.functional.gelu, "swiglu": torch.nn.functional.silu, "silu": torch.nn.functional.silu,
-            "squared_relu": lambda x: torch.nn.functional.relu(x).square(), "relu": torch.nn.functional.relu}[name]
+
+    return {
+        "gelu": torch.nn.functional.gelu,
+        "swiglu": torch.nn.functional.silu,
+        "silu": torch.nn.functional.silu,
+        "squared_relu": lambda x: torch.nn.functional.relu(x).square(),
+        "relu": torch.nn.functional.relu,
+    }[name]
 
 
 def build(case):
@@ -29,12 +36,26 @@ def build(case):
     from megatron.core.transformer.transformer_config import TransformerConfig
 
     from tests.parity.recordings import rule_weight
+
     config = TransformerConfig(
-        activation_func=_activation(case["activation"]), gated_linear_unit=case["activation"] == "swiglu",
-        attention_dropout=0.0, hidden_dropout=0.0, use_cpu_initialization=True, masked_softmax_fusion=False,
-        persist_layer_norm=False, gradient_accumulation_fusion=False, apply_rope_fusion=False, **case["model"])
-    model = GPTModel(config, get_gpt_layer_local_spec(normalization=config.normalization), max_sequence_length=case["sequence"],
-                     parallel_output=True, **case["gpt"])
+        activation_func=_activation(case["activation"]),
+        gated_linear_unit=case["activation"] == "swiglu",
+        attention_dropout=0.0,
+        hidden_dropout=0.0,
+        use_cpu_initialization=True,
+        masked_softmax_fusion=False,
+        persist_layer_norm=False,
+        gradient_accumulation_fusion=False,
+        apply_rope_fusion=False,
+        **case["model"],
+    )
+    model = GPTModel(
+        config,
+        get_gpt_layer_local_spec(normalization=config.normalization),
+        max_sequence_length=case["sequence"],
+        parallel_output=True,
+        **case["gpt"],
+    )
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.copy_(torch.from_numpy(rule_weight(name, tuple(parameter.shape))))
@@ -50,11 +71,13 @@ def main():
     """Read the case, run it, write the result."""
     import torch
     from peer_megatron import redirect_cuda_to_cpu
+
     case = json.loads(Path(sys.argv[1]).read_text())
     torch._dynamo.config.disable = True
     torch.set_num_threads(1)
     redirect_cuda_to_cpu()
     from megatron.core import parallel_state, tensor_parallel
+
     os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = "127.0.0.1", os.environ.get("PEER_PORT", "29577")
     torch.distributed.init_process_group("gloo", rank=0, world_size=1)
     parallel_state.initialize_model_parallel()

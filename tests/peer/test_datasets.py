@@ -1,4 +1,5 @@
 """GPT datasets of random files and options against megatron-core's own (needs the `[peer]` extra)."""
+
 import contextlib
 import importlib.util
 import json
@@ -35,15 +36,22 @@ def write_files(folder, random):
 
 def random_case(random, prefixes):
     """Options, sizes and data of one case."""
+
     def blend(needs_weights):
         chosen = [str(prefix) for prefix in random.permutation(prefixes)[: random.randint(1, 4)]]
         return chosen, [float(weight) for weight in random.rand(len(chosen)) + 0.01] if needs_weights else None
 
     extra = bool(random.randint(4))
-    config = {"random_seed": int(random.randint(1, 2**31)), "sequence_length": int(random.randint(2, 80)),
-              "add_extra_token_to_sequence": extra, "drop_last_partial_validation_sequence": bool(random.randint(2)),
-              **{name: bool(random.randint(2)) for name in ("reset_position_ids", "reset_attention_mask", "eod_mask_loss",
-                                                            "create_attention_mask")}}
+    config = {
+        "random_seed": int(random.randint(1, 2**31)),
+        "sequence_length": int(random.randint(2, 80)),
+        "add_extra_token_to_sequence": extra,
+        "drop_last_partial_validation_sequence": bool(random.randint(2)),
+        **{
+            name: bool(random.randint(2))
+            for name in ("reset_position_ids", "reset_attention_mask", "eod_mask_loss", "create_attention_mask")
+        },
+    }
     weights, kind = bool(random.randint(2)), random.choice(["blend", "blend_per_split", "mock"], p=[0.65, 0.3, 0.05])
     if kind == "blend":
         config.update(blend=blend(weights), split=str(random.choice(["969,30,1", "8,1,1", "0.7,0.3", "1", "98, 1, 1"])))
@@ -52,8 +60,14 @@ def random_case(random, prefixes):
     sizes = [int(random.randint(1, 4000)), int(random.randint(1, 400)), int(random.randint(1, 60))]
     if not weights and random.randint(2):
         sizes = [None if kind != "mock" else 5] * 3
-    return {"config": config, "sizes": sizes, "eod": 0, "pad": [None, 7, 0][random.randint(3)], "samples": 12,
-            "prefixes": prefixes}
+    return {
+        "config": config,
+        "sizes": sizes,
+        "eod": 0,
+        "pad": [None, 7, 0][random.randint(3)],
+        "samples": 12,
+        "prefixes": prefixes,
+    }
 
 
 def ours(case):

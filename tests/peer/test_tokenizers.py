@@ -19,12 +19,28 @@ pytestmark = [
     pytest.mark.skipif(importlib.util.find_spec("transformers") is None, reason="needs the [peer] extra"),
 ]
 TEXTS = ["how are <|mine|> you?", "\n\nfine </s> <|im_end|>a", "你好 <think>", "", "   blanks  "]
-TOOLS = [{"type": "function", "function": {"name": "weather", "description": "Tells é.", "parameters": {
-    "type": "object", "properties": {"city": {"type": "string"}}}}}]
-MESSAGES = [{"role": "system", "content": "S"}, {"role": "user", "content": "how?\n"},
-            {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": {
-                "name": "weather", "arguments": {"city": "上海"}}}]},
-            {"role": "tool", "content": "rain"}, {"role": "assistant", "content": " fine "}, {"role": "user", "content": "<b>"}]
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": "weather",
+            "description": "Tells é.",
+            "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
+        },
+    }
+]
+MESSAGES = [
+    {"role": "system", "content": "S"},
+    {"role": "user", "content": "how?\n"},
+    {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": [{"type": "function", "function": {"name": "weather", "arguments": {"city": "上海"}}}],
+    },
+    {"role": "tool", "content": "rain"},
+    {"role": "assistant", "content": " fine "},
+    {"role": "user", "content": "<b>"},
+]
 JINJA = """{{- bos_token }}
 {%- if tools %}
     {{- '<|im_start|>system\n' + messages[0].content + '\n<tools>' }}
@@ -54,8 +70,11 @@ JINJA = """{{- bos_token }}
 {%- endif %}
 """
 BOS_IN_FRONT = {
-    "type": "TemplateProcessing", "pair": [], "special_tokens": {"<s>": {"id": "<s>", "ids": [0], "tokens": ["<s>"]}},
-    "single": [{"SpecialToken": {"id": "<s>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}]}
+    "type": "TemplateProcessing",
+    "pair": [],
+    "special_tokens": {"<s>": {"id": "<s>", "ids": [0], "tokens": ["<s>"]}},
+    "single": [{"SpecialToken": {"id": "<s>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
+}
 
 
 def by_transformers(folder, question):
@@ -69,10 +88,24 @@ def by_transformers(folder, question):
 @pytest.mark.parametrize("post_processor", [None, BOS_IN_FRONT])
 def test_ids_and_conversations(post_processor, tmp_path):
     size = toy_tokenizer(tmp_path).vocab_size
-    added = {str(size): {"content": "<|mine|>", "special": True, "lstrip": True, "rstrip": False, "single_word": False,
-                         "normalized": False}}
-    write_tokenizer(tmp_path, tokenizer_class="PreTrainedTokenizerFast", chat_template=JINJA, added_tokens_decoder=added,
-                    pad_token="<|endoftext|>", add_bos_token=True)
+    added = {
+        str(size): {
+            "content": "<|mine|>",
+            "special": True,
+            "lstrip": True,
+            "rstrip": False,
+            "single_word": False,
+            "normalized": False,
+        }
+    }
+    write_tokenizer(
+        tmp_path,
+        tokenizer_class="PreTrainedTokenizerFast",
+        chat_template=JINJA,
+        added_tokens_decoder=added,
+        pad_token="<|endoftext|>",
+        add_bos_token=True,
+    )
     path = tmp_path / "tokenizer.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"post_processor": post_processor}))
     wanted = by_transformers(tmp_path, {"texts": TEXTS, "messages": MESSAGES, "tools": TOOLS})

@@ -16,7 +16,8 @@ if __name__ == "__main__":
         "roles": [tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id],
     }
     if "messages" in question:
-        answer["chat"] = tokenizer.apply_chat_template(question["messages"], tools=question["tools"], tokenize=False,
-                                                       add_generation_prompt=True, enable_thinking=False)
+        answer["chat"] = tokenizer.apply_chat_template(
+            question["messages"], tools=question["tools"], tokenize=False, add_generation_prompt=True, enable_thinking=False
+        )
     with open(sys.argv[3], "w", encoding="utf-8") as file:
         json.dump(answer, file)

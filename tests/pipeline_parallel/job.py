@@ -1,14 +1,33 @@
 """Small trainings in any pipeline layout; everything here runs in a rank of a forked world."""
+
 import numpy as np
 
 from tests.parity.runner import local_batch, micro_batches, start
 
-SIZES = {"vocab_size": 64, "num_layers": 4, "hidden_size": 32, "num_attention_heads": 4, "ffn_hidden_size": 64,
-         "seq_length": 16, "init_method_std": 0.2, "scaled_output_init": False}
+SIZES = {
+    "vocab_size": 64,
+    "num_layers": 4,
+    "hidden_size": 32,
+    "num_attention_heads": 4,
+    "ffn_hidden_size": 64,
+    "seq_length": 16,
+    "init_method_std": 0.2,
+    "scaled_output_init": False,
+}
 TIED = {**SIZES, "position_embedding_type": "learned_absolute", "normalization": "LayerNorm", "add_bias_linear": True}
-UNTIED = {**SIZES, "position_embedding_type": "rope", "normalization": "RMSNorm", "hidden_act": "swiglu",
-          "add_bias_linear": False, "qkv_has_bias": False, "out_proj_has_bias": False, "mlp_has_bias": False,
-          "group_query_attention": True, "num_query_groups": 2, "untie_embeddings_and_output_weights": True}
+UNTIED = {
+    **SIZES,
+    "position_embedding_type": "rope",
+    "normalization": "RMSNorm",
+    "hidden_act": "swiglu",
+    "add_bias_linear": False,
+    "qkv_has_bias": False,
+    "out_proj_has_bias": False,
+    "mlp_has_bias": False,
+    "group_query_attention": True,
+    "num_query_groups": 2,
+    "untie_embeddings_and_output_weights": True,
+}
 GLOBAL_BATCH = 8
 WORD_EMBEDDINGS = "language_model.embedding.word_embeddings.weight"
 HEAD = "language_model.output_layer.weight"
@@ -18,12 +37,23 @@ def make_config(model, parallel=None, **sections):
     """AllConfig of a model's fields and a layout; micro-batch 1, global batch 8. Adam's epsilon hides the rounding noise
     of gradients that are truly zero."""
     from mindspeed_ms.config import init_configs_from_dict
-    return init_configs_from_dict({
-        "model_config": model, "parallel_config": parallel or {},
-        "dataset_config": {"batch_size": 1, "global_batch_size": GLOBAL_BATCH, **sections.get("dataset", {})},
-        "training_config": {"seed": 7, "training_iters": 4, **sections.get("training", {})},
-        "optimizer_config": {"learning_rate": 0.01, "lr_decay_style": "constant", "weight_decay": 0.1, "clip_grad": 1.0,
-                             "eps": 1e-3, **sections.get("optimizer", {})}})
+
+    return init_configs_from_dict(
+        {
+            "model_config": model,
+            "parallel_config": parallel or {},
+            "dataset_config": {"batch_size": 1, "global_batch_size": GLOBAL_BATCH, **sections.get("dataset", {})},
+            "training_config": {"seed": 7, "training_iters": 4, **sections.get("training", {})},
+            "optimizer_config": {
+                "learning_rate": 0.01,
+                "lr_decay_style": "constant",
+                "weight_decay": 0.1,
+                "clip_grad": 1.0,
+                "eps": 1e-3,
+                **sections.get("optimizer", {}),
+            },
+        }
+    )
 
 
 def batches(steps, length=SIZES["seq_length"], rows=GLOBAL_BATCH, seed=0):
@@ -40,6 +70,7 @@ def build(all_config, model_class=None):
     from mindspeed_ms.training.forward_step import make_forward_step
     from mindspeed_ms.training.model_setup import get_model, get_optimizer, get_optimizer_param_scheduler
     from mindspeed_ms.training.train_step import TrainOneStep
+
     start(all_config, all_config.training_config.seed)
 
     def model_provider(pre_process=True, post_process=True):
@@ -65,26 +96,28 @@ def train(model_fields, parallel=None, steps=3, model_class=None, data=None, **s
         report, _ = step(micro_batches(local_batch(data, number, rows), rows), number + 1)
         result["loss"].append(report.loss)
         result["grad_norm"].append(report.grad_norm)
-    result["weights"] = {name: (param.sharding, param.asnumpy().copy())
-                         for chunk in model for name, param in chunk.module.parameters_and_names()}
+    result["weights"] = {
+        name: (param.sharding, param.asnumpy().copy()) for chunk in model for name, param in chunk.module.parameters_and_names()
+    }
     return result
 
 
 def guide_model():
     """The guide's own GPTModel."""
     from tests.guide.guide_model import GPTModel
+
     return GPTModel
 
 
 def world_size(parallel, data_parallel=1):
     """Ranks of a layout."""
-    return (parallel.get("pipeline_model_parallel_size", 1) * parallel.get("tensor_model_parallel_size", 1)
-            * data_parallel)
+    return parallel.get("pipeline_model_parallel_size", 1) * parallel.get("tensor_model_parallel_size", 1) * data_parallel
 
 
 def whole_weights(results):
     """Whole arrays by name; copies of tied embeddings are checked and left out."""
     from mindspeed_ms.layout.parameters import join
+
     names = {name: None for result in results for name in result["weights"]}
     whole = {name: join([result["weights"][name] for result in results if name in result["weights"]]) for name in names}
     embedding, head = whole[WORD_EMBEDDINGS], whole.get(HEAD)

@@ -3,6 +3,7 @@
 Each tensor that an operator saves is packed into a `Saved`, which dies with the graph that needs it. So the live `Saved`
 objects are what is really kept, whatever the plan says.
 """
+
 import weakref
 from contextlib import contextmanager
 
@@ -58,12 +59,14 @@ class LiveTensors:
             self._outputs.append(weakref.ref(output))
             self._look(parallel_state.is_pipeline_last_stage())
             return output, loss_func
+
         return step
 
     @contextmanager
     def marking_layers(self):
         """Inside, tensors that are saved by transformer layers are marked."""
         from mindspeed_ms.legacy.model.transformer_block import ParallelTransformer
+
         original = ParallelTransformer.construct
 
         def construct(block, *arguments, **keywords):
@@ -72,6 +75,7 @@ class LiveTensors:
                 return original(block, *arguments, **keywords)
             finally:
                 self._in_layers = False
+
         ParallelTransformer.construct = construct
         try:
             yield
@@ -88,9 +92,13 @@ class LiveTensors:
         outputs = [output for output in (reference() for reference in self._outputs[:-1]) if output is not None]
         self.resident_peak = max(self.resident_peak, resident_bytes())
         if sum(arrays.values()) > self.peak["saved_bytes"]:
-            self.peak = {"micro_batches": len(places), "tensors": len(live),
-                         "layer_tensors": sum(saved.in_layers for saved in live), "saved_bytes": sum(arrays.values()),
-                         "output_bytes": 0 if is_last else sum(output.nbytes for output in outputs)}
+            self.peak = {
+                "micro_batches": len(places),
+                "tensors": len(live),
+                "layer_tensors": sum(saved.in_layers for saved in live),
+                "saved_bytes": sum(arrays.values()),
+                "output_bytes": 0 if is_last else sum(output.nbytes for output in outputs),
+            }
 
     def live_count(self):
         """Tensors that are still kept."""
@@ -112,9 +120,11 @@ def measure(model_fields, parallel, micro_batches_per_step, rows=1):
         resident_bytes (growth of VmRSS since the model was built).
     """
     from mindspeed_ms.core import parallel_state
+
     length = model_fields["seq_length"]
-    all_config = job.make_config(model_fields, parallel, dataset={"batch_size": rows,
-                                                                  "global_batch_size": rows * micro_batches_per_step})
+    all_config = job.make_config(
+        model_fields, parallel, dataset={"batch_size": rows, "global_batch_size": rows * micro_batches_per_step}
+    )
     model, _, step = job.build(all_config)
     data = job.batches(1, length, rows * micro_batches_per_step)
     for name in ("tokens", "labels"):
@@ -125,7 +135,12 @@ def measure(model_fields, parallel, micro_batches_per_step, rows=1):
     step.forward_step_func = live.following(step.forward_step_func)
     with live.marking_layers():
         step(micro_batches(local_batch(data, 0, rows), rows), 2)
-    return {"stage": parallel_state.get_pipeline_model_parallel_rank(), "peak": live.peak,
-            "most_micro_batches": live.most_micro_batches, "layer_tensors": sorted(live.layer_tensors),
-            "left": live.live_count(), "buffer_bytes": sum(chunk.nbytes for chunk in model),
-            "resident_bytes": live.resident_peak - live.resident_start}
+    return {
+        "stage": parallel_state.get_pipeline_model_parallel_rank(),
+        "peak": live.peak,
+        "most_micro_batches": live.most_micro_batches,
+        "layer_tensors": sorted(live.layer_tensors),
+        "left": live.live_count(),
+        "buffer_bytes": sum(chunk.nbytes for chunk in model),
+        "resident_bytes": live.resident_peak - live.resident_start,
+    }

@@ -1,4 +1,5 @@
 """The training does not know how the layers were cut: losses, gradient norms and final weights equal one rank's."""
+
 import pytest
 
 from tests.pipeline_parallel import job
@@ -20,16 +21,21 @@ LAYOUTS = {
     "uneven_chunks": (EIGHT, {PP: 2, "num_layer_list": [[3, 1], [2, 2]]}, 1),
     "upstream_order": (EIGHT, {PP: 2, "num_layer_list": [[3, 1], [1, 3]], "num_layer_list_order": "vpp_pp"}, 1),
     "first_and_last": ({}, {PP: 3, "num_layers_in_first_pipeline_stage": 1, "num_layers_in_last_pipeline_stage": 1}, 1),
-    "embedding_and_loss_count": ({"num_layers": 6}, {PP: 4, "account_for_embedding_in_pipeline_split": True,
-                                                     "account_for_loss_in_pipeline_split": True}, 1),
+    "embedding_and_loss_count": (
+        {"num_layers": 6},
+        {PP: 4, "account_for_embedding_in_pipeline_split": True, "account_for_loss_in_pipeline_split": True},
+        1,
+    ),
     "standalone_embedding": ({}, {PP: 3, "standalone_embedding_stage": True}, 1),
     "standalone_embedding_chunks": ({}, {PP: 3, VPP: 2, "standalone_embedding_stage": True}, 1),
 }
 MODELS = {"tied": job.TIED, "untied": job.UNTIED}
 
 
-@pytest.mark.parametrize("model, layout", [
-    *(("tied", layout) for layout in LAYOUTS), ("untied", "pp4"), ("untied", "pp2vpp2"), ("untied", "pp2tp2dp2")])
+@pytest.mark.parametrize(
+    "model, layout",
+    [*(("tied", layout) for layout in LAYOUTS), ("untied", "pp4"), ("untied", "pp2vpp2"), ("untied", "pp2tp2dp2")],
+)
 def test_equals_one_rank(world, model, layout):
     model_fields, parallel, data_parallel = LAYOUTS[layout]
     fields = {**MODELS[model], **model_fields}
@@ -41,17 +47,31 @@ def test_equals_one_rank(world, model, layout):
     job.assert_equal_trainings(results, reference, model == "tied")
 
 
-@pytest.mark.parametrize("parallel", [
-    {PP: 2, "noop_layers": [1]}, {PP: 2, "noop_layers": [2, 3]}, {PP: 4, "noop_layers": [0, 3]},
-    {PP: 2, VPP: 2, "noop_layers": [1]}], ids=str)
+@pytest.mark.parametrize(
+    "parallel",
+    [
+        {PP: 2, "noop_layers": [1]},
+        {PP: 2, "noop_layers": [2, 3]},
+        {PP: 4, "noop_layers": [0, 3]},
+        {PP: 2, VPP: 2, "noop_layers": [1]},
+    ],
+    ids=str,
+)
 def test_noop_layers_are_the_smaller_model(world, parallel):
     """Layers that pass their input on: equal to the model without them, also where they leave a chunk empty."""
     reference = world(1)(job.train, {**job.TIED, "num_layers": 4 - len(parallel["noop_layers"])})
     job.assert_equal_trainings(world(job.world_size(parallel))(job.train, job.TIED, parallel), reference, tied=True)
 
 
-@pytest.mark.parametrize("training", [{"calculate_per_token_loss": True}, {"overlap_grad_reduce": True, "bucket_size": 900},
-                                      {"overlap_grad_reduce": True, "delay_grad_reduce": True, "bucket_size": 900}], ids=str)
+@pytest.mark.parametrize(
+    "training",
+    [
+        {"calculate_per_token_loss": True},
+        {"overlap_grad_reduce": True, "bucket_size": 900},
+        {"overlap_grad_reduce": True, "delay_grad_reduce": True, "bucket_size": 900},
+    ],
+    ids=str,
+)
 def test_data_parallel_options(world, training):
     parallel = {PP: 2, VPP: 2}
     reference = world(1)(job.train, job.TIED, training=training)
@@ -69,13 +89,17 @@ def embeddings_of_stages(parallel):
     """Which embeddings and groups a stage has, and its tied gradient after one step."""
     from mindspeed_ms.core import parallel_state as state
     from tests.parity.runner import local_batch, micro_batches
+
     model, _, step = job.build(job.make_config(job.TIED, parallel))
     step(micro_batches(local_batch(job.batches(1), 0, 1), 1), 1)
     named = [item for chunk in model for item in chunk.module.parameters_and_names()]
     tied = [param.main_grad.asnumpy().copy() for _, param in named if param.shared_embedding]
-    return {"names": {name for name, _ in named if "embedding" in name or "output_layer" in name}, "tied": tied,
-            "in_embedding_group": state.is_rank_in_embedding_group(ignore_virtual=True),
-            "in_position_group": state.is_rank_in_position_embedding_group()}
+    return {
+        "names": {name for name, _ in named if "embedding" in name or "output_layer" in name},
+        "tied": tied,
+        "in_embedding_group": state.is_rank_in_embedding_group(ignore_virtual=True),
+        "in_position_group": state.is_rank_in_position_embedding_group(),
+    }
 
 
 @pytest.mark.parametrize("parallel", [{PP: 3}, {PP: 4}, {PP: 2, VPP: 2}], ids=str)
@@ -97,8 +121,15 @@ def test_one_stage_holds_one_copy(world):
     assert job.HEAD not in only["names"] and not only["tied"]
 
 
-@pytest.mark.parametrize("dtypes", [{"compute_dtype": "bfloat16"}, {"compute_dtype": "float16"},
-                                    {"compute_dtype": "bfloat16", "fp32_residual_connection": True}], ids=str)
+@pytest.mark.parametrize(
+    "dtypes",
+    [
+        {"compute_dtype": "bfloat16"},
+        {"compute_dtype": "float16"},
+        {"compute_dtype": "bfloat16", "fp32_residual_connection": True},
+    ],
+    ids=str,
+)
 def test_half_precision_travels_as_it_is(world, dtypes):
     """Hidden states cross the stages in the dtype in which a single rank keeps them: nothing is rounded twice."""
     fields = {**job.TIED, **dtypes}

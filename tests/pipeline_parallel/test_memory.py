@@ -1,4 +1,5 @@
 """What a stage keeps, counted from live objects: micro-batches in flight, saved activations, outputs that were sent."""
+
 import pytest
 
 from tests.pipeline_parallel import job
@@ -33,8 +34,10 @@ def test_full_recomputation_keeps_one_tensor_per_group_of_layers(world, number, 
 def test_recompute_lists_keep_less(world):
     """The first two of four layers whole: two tensors, and what the other two keep."""
     pp2 = {"pipeline_model_parallel_size": 2}
-    none, half, all_layers = (world(2)(measure, FIELDS, {**pp2, **lists}, MICRO_BATCHES)[0]["layer_tensors"][0]
-                              for lists in ({}, {"recompute": [2, 2]}, {"recompute": [4, 4]}))
+    none, half, all_layers = (
+        world(2)(measure, FIELDS, {**pp2, **lists}, MICRO_BATCHES)[0]["layer_tensors"][0]
+        for lists in ({}, {"recompute": [2, 2]}, {"recompute": [4, 4]})
+    )
     assert all_layers == 4 and half == 2 + none // 2
     select = world(2)(measure, FIELDS, {**pp2, "select_recompute": [4, 0]}, MICRO_BATCHES)
     assert select[0]["layer_tensors"][0] < select[1]["layer_tensors"][0] == none

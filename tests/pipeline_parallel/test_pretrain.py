@@ -1,4 +1,5 @@
 """pretrain over pipeline stages: metrics, evaluation, checkpoints of all chunks, batches of the guide's form."""
+
 import numpy as np
 import pytest
 
@@ -30,22 +31,41 @@ def pretrain_with(folder, parallel, forward_step=None, **training):
     from mindspeed_ms.core import num_microbatches_calculator as calculator
     from mindspeed_ms.legacy.model.gpt_model import GPTModel
     from mindspeed_ms.training.training import pretrain
+
     parallel_state.destroy_model_parallel()
     calculator.destroy_num_microbatches_calculator()
-    all_config = job.make_config(job.TIED, parallel, training={
-        "output_dir": str(folder), "training_iters": STEPS, "eval_interval": 3, "eval_iters": 2, "seed": 7,
-        "log_params_norm": True, **training})
+    all_config = job.make_config(
+        job.TIED,
+        parallel,
+        training={
+            "output_dir": str(folder),
+            "training_iters": STEPS,
+            "eval_interval": 3,
+            "eval_iters": 2,
+            "seed": 7,
+            "log_params_norm": True,
+            **training,
+        },
+    )
 
     def model_provider(pre_process=True, post_process=True):
         return GPTModel(all_config.model_config, pre_process=pre_process, post_process=post_process)
 
-    run = pretrain(lambda numbers: (Rows(STEPS, 0), Rows(4, 1), None), model_provider, None, all_config=all_config,
-                   forward_step_func=forward_step and forward_step())
+    run = pretrain(
+        lambda numbers: (Rows(STEPS, 0), Rows(4, 1), None),
+        model_provider,
+        None,
+        all_config=all_config,
+        forward_step_func=forward_step and forward_step(),
+    )
     comm.world_group().barrier()
     lines = read_metrics(folder)
     result = {key: [line[key] for line in lines if key in line] for key in ("loss", "grad_norm", "valid_loss")}
-    result["weights"] = {name: (param.sharding, param.asnumpy().copy())
-                         for chunk in run.model for name, param in chunk.module.parameters_and_names()}
+    result["weights"] = {
+        name: (param.sharding, param.asnumpy().copy())
+        for chunk in run.model
+        for name, param in chunk.module.parameters_and_names()
+    }
     return result
 
 
@@ -67,6 +87,7 @@ def megatron_forward_step():
         assert model.module.post_process == parallel_state.is_pipeline_last_stage()
         batch = next(data_iterator)
         return model(**batch), partial(loss_func, batch["loss_mask"])
+
     return forward_step
 
 
@@ -106,9 +127,11 @@ def stops_on_nan(folder):
     from mindspeed_ms.core import comm
     from mindspeed_ms.training.train_step import NonFiniteLossError
     from tests.parity.runner import local_batch, micro_batches
+
     model, _, step = job.build(job.make_config(job.TIED, PP2))
     if comm.get_rank() == 0:
         from mindspeed_ms.core import storage
+
         param = next(iter(model[0].module.get_parameters()))
         storage.write(param, param * float("nan"))
     try:
@@ -125,13 +148,15 @@ def test_a_loss_that_is_no_number_ends_all_ranks(world, tmp_path):
 
 def names_without_decay():
     """`no_weight_decay_params` may name a parameter of another stage."""
-    _, optimizer, _ = job.build(job.make_config(job.TIED, {"pipeline_model_parallel_size": 2}, optimizer={
-        "no_weight_decay_params": ["position_embeddings.weight"]}))
+    _, optimizer, _ = job.build(
+        job.make_config(
+            job.TIED, {"pipeline_model_parallel_size": 2}, optimizer={"no_weight_decay_params": ["position_embeddings.weight"]}
+        )
+    )
     return [(name, group["wd_mult"]) for group in optimizer.param_groups for name in group["names"]]
 
 
 def test_names_of_other_stages(world):
     first, last = world(2)(names_without_decay)
-    assert [name for name, factor in first if not factor] == [
-        "language_model.embedding.position_embeddings.weight"]
+    assert [name for name, factor in first if not factor] == ["language_model.embedding.position_embeddings.weight"]
     assert all(factor for _, factor in last)

@@ -1,4 +1,5 @@
 """Runs with recomputation are bit-equal to runs without, dropout and several micro-batches in flight included."""
+
 import numpy as np
 import pytest
 
@@ -45,8 +46,7 @@ def test_lists(world, lists, flash):
     parallel, recompute = LISTS[lists]
     fields = {**job.UNTIED, "use_flash_attention": flash, **({} if flash else DROPOUT)}
     size = job.world_size(parallel)
-    assert_bit_equal(world(size)(job.train, fields, {**parallel, **recompute}),
-                     world(size)(job.train, fields, parallel))
+    assert_bit_equal(world(size)(job.train, fields, {**parallel, **recompute}), world(size)(job.train, fields, parallel))
 
 
 def count_checkpoints(parallel, fields):
@@ -55,6 +55,7 @@ def count_checkpoints(parallel, fields):
     from mindspeed_ms.training.evaluation import evaluate
     from mindspeed_ms.training.forward_step import make_forward_step
     from tests.parity.runner import local_batch, micro_batches
+
     model, _, _ = job.build(job.make_config(fields, parallel))
     calls, original = [], random.CheckpointFunction.forward
     random.CheckpointFunction.forward = staticmethod(lambda *arguments: calls.append(1) or original(*arguments))

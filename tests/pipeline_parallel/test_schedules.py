@@ -1,4 +1,5 @@
 """The schedules' own contract: evaluation, collected data, groups, overlap, lengths, messages that do not match."""
+
 import numpy as np
 import pytest
 
@@ -17,6 +18,7 @@ def evaluate(parallel, with_data=False, dropout=0.5):
     from mindspeed_ms.training.evaluation import evaluate as run
     from mindspeed_ms.training.forward_step import make_forward_step
     from tests.parity.runner import local_batch, micro_batches
+
     all_config = job.make_config({**job.TIED, "hidden_dropout": dropout}, parallel)
     model, _, _ = job.build(all_config)
     data = job.batches(3)
@@ -31,21 +33,25 @@ def evaluate(parallel, with_data=False, dropout=0.5):
 @pytest.mark.parametrize("parallel", [PP2, PP4, VPP2, {**VPP2, "overlap_p2p_comm": False}], ids=str)
 def test_evaluation_equals_one_rank(world, parallel):
     """Forward only: dropout is off, all ranks know the loss, non-loss data is where the model ends."""
-    (expected, expected_values, _, _, _), = world(1)(evaluate, {}, True)
+    ((expected, expected_values, _, _, _),) = world(1)(evaluate, {}, True)
     for loss, values, left, training, is_last in world(job.world_size(parallel))(evaluate, parallel, True):
         assert abs(loss / expected - 1) < 1e-6 and left == 0 and training
         assert len(values) == (8 if is_last else 0)
         np.testing.assert_allclose(values or expected_values, expected_values, rtol=1e-6)
 
 
-@pytest.mark.parametrize("forms", [
-    ({**VPP2, "overlap_p2p_comm": True}, {**VPP2, "overlap_p2p_comm": False}),
-    (VPP2, {**VPP2, "variable_seq_lengths": True}),
-    (VPP2, {**VPP2, "deallocate_pipeline_outputs": False}),
-    (PP4, {**PP4, "variable_seq_lengths": True}),
-    (PP4, {**PP4, "communication_backend": "mccl"}),
-    (VPP2, {**VPP2, "communication_backend": "mccl"}),
-], ids=["overlap", "shapes_interleaved", "deallocate", "shapes", "mccl", "mccl_interleaved"])
+@pytest.mark.parametrize(
+    "forms",
+    [
+        ({**VPP2, "overlap_p2p_comm": True}, {**VPP2, "overlap_p2p_comm": False}),
+        (VPP2, {**VPP2, "variable_seq_lengths": True}),
+        (VPP2, {**VPP2, "deallocate_pipeline_outputs": False}),
+        (PP4, {**PP4, "variable_seq_lengths": True}),
+        (PP4, {**PP4, "communication_backend": "mccl"}),
+        (VPP2, {**VPP2, "communication_backend": "mccl"}),
+    ],
+    ids=["overlap", "shapes_interleaved", "deallocate", "shapes", "mccl", "mccl_interleaved"],
+)
 def test_how_tensors_travel_does_not_matter(world, forms):
     """Bit-equal whatever moves the tensors."""
     first, second = (world(job.world_size(form))(job.train, job.TIED, form, steps=2) for form in forms)
@@ -64,14 +70,21 @@ def test_group_size_does_not_matter(world, group):
 def train_on_lengths(parallel, lengths):
     """One step whose micro-batches have these sequence lengths; (loss, norm)."""
     from mindspore import Tensor
+
     _, _, step = job.build(job.make_config(job.UNTIED, parallel))
     random = np.random.RandomState(3)
     batches = []
     for length in lengths:
         tokens = random.randint(0, 64, (1, length + 1)).astype(np.int32)
         positions = np.arange(length, dtype=np.int32)[None]
-        batches.append({"tokens": Tensor(tokens[:, :-1]), "labels": Tensor(tokens[:, 1:]),
-                        "loss_mask": Tensor(np.ones((1, length), np.float32)), "position_ids": Tensor(positions)})
+        batches.append(
+            {
+                "tokens": Tensor(tokens[:, :-1]),
+                "labels": Tensor(tokens[:, 1:]),
+                "loss_mask": Tensor(np.ones((1, length), np.float32)),
+                "position_ids": Tensor(positions),
+            }
+        )
     report, _ = step(iter(batches), 1)
     return report.loss, report.grad_norm
 
@@ -81,7 +94,7 @@ LENGTHS = [16, 8, 12, 16, 4, 10, 16, 6]
 
 @pytest.mark.parametrize("parallel", [PP2, VPP2, {**PP2, "tensor_model_parallel_size": 2, "sequence_parallel": True}], ids=str)
 def test_batches_of_different_length(world, parallel):
-    (loss, norm), = world(1)(train_on_lengths, {}, LENGTHS)
+    ((loss, norm),) = world(1)(train_on_lengths, {}, LENGTHS)
     for found in world(job.world_size(parallel))(train_on_lengths, {**parallel, "variable_seq_lengths": True}, LENGTHS):
         np.testing.assert_allclose(found, (loss, norm), rtol=1e-5)
 
@@ -98,15 +111,19 @@ def test_another_length_than_configured_is_an_error(world):
 def stages_that_disagree(wider_rank, what):
     """One rank was given another configuration."""
     from mindspeed_ms.core import comm
+
     fields = {**job.TIED, **(what if comm.get_rank() == wider_rank else {})}
     _, _, step = job.build(job.make_config(fields, PP2))
     from tests.parity.runner import local_batch, micro_batches
+
     data = job.batches(1, fields["seq_length"])
     step(micro_batches(local_batch(data, 0, 1), 1), 1)
 
 
-@pytest.mark.parametrize("rank, what, shapes", [
-    (0, {"hidden_size": 64}, ("[16, 1, 64]", "[16, 1, 32]")), (1, {"seq_length": 8}, ("[16, 1, 32]", "[8, 1, 32]"))])
+@pytest.mark.parametrize(
+    "rank, what, shapes",
+    [(0, {"hidden_size": 64}, ("[16, 1, 64]", "[16, 1, 32]")), (1, {"seq_length": 8}, ("[16, 1, 32]", "[8, 1, 32]"))],
+)
 def test_a_stage_that_expects_another_shape(world, rank, what, shapes):
     """The receiver's error names both ranks and both shapes."""
     with pytest.raises(PipelineMismatchError) as caught:
@@ -118,6 +135,7 @@ def test_a_stage_that_expects_another_shape(world, rank, what, shapes):
 def call(case):
     """A schedule with a mistake in its arguments."""
     from mindspeed_ms.core.pipeline_parallel import get_forward_backward_func
+
     model, _, _ = job.build(job.make_config(job.TIED, VPP2))
     arguments = {"forward_step_func": None, "data_iterator": iter(()), "model": model, "num_microbatches": 4}
     if case == "chunks":
@@ -135,10 +153,18 @@ def call(case):
     get_forward_backward_func()(**arguments)
 
 
-@pytest.mark.parametrize("case, text", [
-    ("chunks", "model has 1 entries: expected 2"), ("iterators", "data_iterator has 1 entries: expected 2"),
-    ("micro_batches", "last group of 1"), ("non_loss", "forward_only"),
-    ("decoder_seq_length", "encoder and decoder"), ("first_val_step", "fp8"), ("output", "hidden states, one Tensor")])
+@pytest.mark.parametrize(
+    "case, text",
+    [
+        ("chunks", "model has 1 entries: expected 2"),
+        ("iterators", "data_iterator has 1 entries: expected 2"),
+        ("micro_batches", "last group of 1"),
+        ("non_loss", "forward_only"),
+        ("decoder_seq_length", "encoder and decoder"),
+        ("first_val_step", "fp8"),
+        ("output", "hidden states, one Tensor"),
+    ],
+)
 def test_wrong_arguments(world, case, text):
     with pytest.raises(ValueError, match=text):
         world(2)(call, case)

@@ -47,6 +47,18 @@ def all_bytes(folder):
 def texts(count, seed=0):
     """Texts with everything that a line must survive: U+2028, CR, emoji, quotes."""
     random = np.random.default_rng(seed)
-    words = ["how", "are", "you?", "fine\u2028and", "new\nline", "\u0085next", "tab\tbed", "\"quoted\"", "日本", "🙂", "cr\rcr",
-             "\\n"]
+    words = [
+        "how",
+        "are",
+        "you?",
+        "fine\u2028and",
+        "new\nline",
+        "\u0085next",
+        "tab\tbed",
+        '"quoted"',
+        "日本",
+        "🙂",
+        "cr\rcr",
+        "\\n",
+    ]
     return [" ".join(random.choice(words, random.integers(1, 60))) for _ in range(count)]

@@ -42,9 +42,9 @@ OPTIONS = {
     "--seq-lenght 9": "Did you mean '--seq-length'?",
     "--split-sentences": "for BERT only",
     "--map-keys {}": "--json-keys",
-    "--handler-name AlpacaStyleInstructionHandler --prompt-type qwen --map-keys {\"promt\":\"a\"}": "Did you mean 'prompt'?",
+    '--handler-name AlpacaStyleInstructionHandler --prompt-type qwen --map-keys {"promt":"a"}': "Did you mean 'prompt'?",
     "--handler-name AlpacaStyleInstructionHandler --prompt-type qwen --map-keys {'a':1}": "broken JSON",
-    "--handler-name SharegptStyleInstructionHandler --prompt-type qwen --map-keys {\"tags\":{\"role\":\"a\"}}": "'role_tag'",
+    '--handler-name SharegptStyleInstructionHandler --prompt-type qwen --map-keys {"tags":{"role":"a"}}': "'role_tag'",
 }
 
 
@@ -77,29 +77,35 @@ def test_map_keys_of_a_column_that_no_record_has(tmp_path, capsys):
     assert 'switches off response ("")' in message
 
 
-@pytest.mark.parametrize("name, content, expected", [
-    ("a.jsonl", b'{"text": "how"}\n{"text": "ar\n', "a.jsonl, line 2: broken JSON"),
-    ("a.jsonl", b'{"text": "how"}\n"are"\n', "a.jsonl, line 2: expected a JSON object"),
-    ("a.jsonl", b'[\n{"text": "how"}\n]\n', "the line begins with '['. If the file is one array of records, "
-                                            "let its name end in .json."),
-    ("a.jsonl", b'[{"text": "how"}]', "found list: '[{\"text\": \"how\"}]'. If the file is one array"),
-    ("a.jsonl", b'{"text": "how"}\n{"text": "\xff"}\n', "a.jsonl, line 2: not UTF-8"),
-    ("a.jsonl", b'{"text": "how"}\n{"text": {"a": 1}}\n', "a.jsonl, line 2: expected text for text, found dict"),
-    ("a.jsonl", b'{"text": "how"}\n{"text": "\\ud800"}\n', "a.jsonl, line 2: the text cannot be tokenized"),
-    ("a.json", b'[\n{"text": "how"},\n{"text": 1,,}\n]', "a.json, line 3: broken JSON"),
-    ("a.json", b'[\n{"text": "how"}\n', "a.json, line 3: the array does not end with ']'"),
-    ("a.json", b'[{"text": "how"}\n{"text": "how"}]', "a.json, line 2: expected ',' or ']'"),
-    ("a.txt", b"how\n\xff\n", "a.txt, line 2: not UTF-8"),
-    ("a.csv", b"text,id\nhow,1\nare\n", "a.csv, line 3: expected a cell for each of the 2 columns"),
-    ("a.csv", b'text,id\nhow,1\n"are\n\nyou,2\n', "a.csv, line 3: broken csv: unexpected end of data"),
-    ("a.csv", b"text,id\nhow,1\n\xff,2\n", "a.csv, line 3: not UTF-8 text"),
-    ("a.csv", b"text,text\nhow,1\n", "'text' stands there twice"),
-    ("a.parquet", b"PAR1 and then nothing", "a.parquet cannot be read as parquet"),
-    ("a.jsonl.gz", gzip.compress(b'{"text": "how are you?"}\n' * 999)[:-20], "a.jsonl.gz cannot be read"),
-    ("a.jsonl", b"", "empty file (0 bytes)"),
-    ("a.jsonl", b"\n \r\n", "nothing to write: 0 records"),
-    ("a.pdf", b"%PDF", "is of an unknown format: expected a name that ends in .jsonl"),
-])
+@pytest.mark.parametrize(
+    "name, content, expected",
+    [
+        ("a.jsonl", b'{"text": "how"}\n{"text": "ar\n', "a.jsonl, line 2: broken JSON"),
+        ("a.jsonl", b'{"text": "how"}\n"are"\n', "a.jsonl, line 2: expected a JSON object"),
+        (
+            "a.jsonl",
+            b'[\n{"text": "how"}\n]\n',
+            "the line begins with '['. If the file is one array of records, let its name end in .json.",
+        ),
+        ("a.jsonl", b'[{"text": "how"}]', 'found list: \'[{"text": "how"}]\'. If the file is one array'),
+        ("a.jsonl", b'{"text": "how"}\n{"text": "\xff"}\n', "a.jsonl, line 2: not UTF-8"),
+        ("a.jsonl", b'{"text": "how"}\n{"text": {"a": 1}}\n', "a.jsonl, line 2: expected text for text, found dict"),
+        ("a.jsonl", b'{"text": "how"}\n{"text": "\\ud800"}\n', "a.jsonl, line 2: the text cannot be tokenized"),
+        ("a.json", b'[\n{"text": "how"},\n{"text": 1,,}\n]', "a.json, line 3: broken JSON"),
+        ("a.json", b'[\n{"text": "how"}\n', "a.json, line 3: the array does not end with ']'"),
+        ("a.json", b'[{"text": "how"}\n{"text": "how"}]', "a.json, line 2: expected ',' or ']'"),
+        ("a.txt", b"how\n\xff\n", "a.txt, line 2: not UTF-8"),
+        ("a.csv", b"text,id\nhow,1\nare\n", "a.csv, line 3: expected a cell for each of the 2 columns"),
+        ("a.csv", b'text,id\nhow,1\n"are\n\nyou,2\n', "a.csv, line 3: broken csv: unexpected end of data"),
+        ("a.csv", b"text,id\nhow,1\n\xff,2\n", "a.csv, line 3: not UTF-8 text"),
+        ("a.csv", b"text,text\nhow,1\n", "'text' stands there twice"),
+        ("a.parquet", b"PAR1 and then nothing", "a.parquet cannot be read as parquet"),
+        ("a.jsonl.gz", gzip.compress(b'{"text": "how are you?"}\n' * 999)[:-20], "a.jsonl.gz cannot be read"),
+        ("a.jsonl", b"", "empty file (0 bytes)"),
+        ("a.jsonl", b"\n \r\n", "nothing to write: 0 records"),
+        ("a.pdf", b"%PDF", "is of an unknown format: expected a name that ends in .jsonl"),
+    ],
+)
 def test_broken_files(tmp_path, capsys, name, content, expected):
     (tmp_path / name).write_bytes(content)
     assert expected in fails(capsys, tmp_path, "--input", tmp_path / name)

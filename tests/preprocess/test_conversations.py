@@ -10,8 +10,12 @@ from tests.preprocess.runs import run, stored, write_jsonl
 from tests.preprocess.toy_tokenizer import toy_tokenizer
 
 KEYS = ("input_ids", "attention_mask", "labels")
-TALK = [{"from": "human", "value": "how are you?"}, {"from": "gpt", "value": "fine"}, {"from": "human", "value": "well then"},
-        {"from": "gpt", "value": "the end"}]
+TALK = [
+    {"from": "human", "value": "how are you?"},
+    {"from": "gpt", "value": "fine"},
+    {"from": "human", "value": "well then"},
+    {"from": "gpt", "value": "the end"},
+]
 
 
 @pytest.fixture
@@ -34,14 +38,18 @@ def convert(capsys, folder, records, handler, *words, template="qwen"):
 
 
 def test_alpaca(tmp_path, capsys, toy):
-    records = [{"instruction": "how", "input": "are you?", "output": "fine", "history": [["q1", "a1"]], "system": "S"},
-               {"instruction": "how", "output": 42}]
+    records = [
+        {"instruction": "how", "input": "are you?", "output": "fine", "history": [["q1", "a1"]], "system": "S"},
+        {"instruction": "how", "output": 42},
+    ]
     code, printed = convert(capsys, tmp_path, records, "AlpacaStyleInstructionHandler")
     assert code == 0, printed
     first, second = samples(tmp_path)
     assert texts(toy, first) == (
         "<|im_start|>system\nS<|im_end|>\n<|im_start|>user\nq1<|im_end|>\n<|im_start|>assistant\na1<|im_end|>\n<|im_start|>user\n"
-        "how\nare you?<|im_end|>\n<|im_start|>assistant\nfine<|im_end|>", "a1<|im_end|>fine<|im_end|>")
+        "how\nare you?<|im_end|>\n<|im_start|>assistant\nfine<|im_end|>",
+        "a1<|im_end|>fine<|im_end|>",
+    )
     assert texts(toy, second)[1] == "42<|im_end|>"
     for sample in (first, second):
         assert sample["attention_mask"] == [1] * len(sample["input_ids"])
@@ -56,8 +64,16 @@ def test_map_keys_name_and_switch_off_columns(tmp_path, capsys, toy):
     code, printed = convert(capsys, tmp_path, records, "AlpacaStyleInstructionHandler", *words, template="empty")
     assert code == 0 and "ends no answer" in printed
     assert texts(toy, samples(tmp_path)[0]) == ("<|im_start|>user\nhow?<|im_end|>\nfine", "fine")
-    code, printed = convert(capsys, tmp_path, records, "AlpacaStyleInstructionHandler", *words, "--append-eod",
-                            "--overwrite-output", template="empty")
+    code, printed = convert(
+        capsys,
+        tmp_path,
+        records,
+        "AlpacaStyleInstructionHandler",
+        *words,
+        "--append-eod",
+        "--overwrite-output",
+        template="empty",
+    )
     assert code == 0 and "ends no answer" not in printed
     assert texts(toy, samples(tmp_path)[0])[1] == "fine</s>"
 
@@ -65,15 +81,25 @@ def test_map_keys_name_and_switch_off_columns(tmp_path, capsys, toy):
 def test_sharegpt_and_openai_agree(tmp_path, capsys, toy):
     names = {"human": "user", "gpt": "assistant", "observation": "tool", "function_call": "function_call"}
     call = {"name": "add", "arguments": {"a": 1}}
-    talk = [*TALK[:2], {"from": "human", "value": "what is it?"}, {"from": "function_call", "value": json.dumps(call)},
-            {"from": "observation", "value": "one\ntwo"}, {"from": "gpt", "value": "the end"}]
+    talk = [
+        *TALK[:2],
+        {"from": "human", "value": "what is it?"},
+        {"from": "function_call", "value": json.dumps(call)},
+        {"from": "observation", "value": "one\ntwo"},
+        {"from": "gpt", "value": "the end"},
+    ]
     messages = [{"role": names[message["from"]], "content": message["value"]} for message in talk]
     messages[3] = {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "add", "arguments": '{"a": 1}'}}]}
     messages[4:5] = [{"role": "tool", "content": "one"}, {"role": "tool", "content": "two"}]
     convert(capsys, tmp_path, [{"conversations": [{"from": "system", "value": "S"}, *talk]}], "SharegptStyleInstructionHandler")
     shared = samples(tmp_path)
-    code, printed = convert(capsys, tmp_path, [{"messages": [{"role": "system", "content": "S"}, *messages]}],
-                            "OpenAIInstructionHandler", "--overwrite-output")
+    code, printed = convert(
+        capsys,
+        tmp_path,
+        [{"messages": [{"role": "system", "content": "S"}, *messages]}],
+        "OpenAIInstructionHandler",
+        "--overwrite-output",
+    )
     assert code == 0, printed
     assert samples(tmp_path) == shared and "add" in texts(toy, shared[0])[1]
 
@@ -86,33 +112,46 @@ def test_some_tags_leave_the_others(tmp_path, capsys, toy):
     assert texts(toy, samples(tmp_path)[0])[1] == "fine<|im_end|>"
 
 
-@pytest.mark.parametrize("handler, record", [
-    ("AlpacaStylePairwiseHandler", {"instruction": "how", "input": "", "chosen": "fine", "rejected": "well"}),
-    ("SharegptStylePairwiseHandler", {"conversations": [{"from": "human", "value": "how"}],
-                                      "chosen": {"from": "gpt", "value": "fine"},
-                                      "rejected": {"from": "gpt", "value": "well"}}),
-])
+@pytest.mark.parametrize(
+    "handler, record",
+    [
+        ("AlpacaStylePairwiseHandler", {"instruction": "how", "input": "", "chosen": "fine", "rejected": "well"}),
+        (
+            "SharegptStylePairwiseHandler",
+            {
+                "conversations": [{"from": "human", "value": "how"}],
+                "chosen": {"from": "gpt", "value": "fine"},
+                "rejected": {"from": "gpt", "value": "well"},
+            },
+        ),
+    ],
+)
 def test_pairs(tmp_path, capsys, toy, handler, record):
     code, printed = convert(capsys, tmp_path, [record], handler)
     assert code == 0, printed
     names = [f"{kind}_{part}" for kind in ("chosen", "rejected") for part in ("input_ids", "labels")]
     sample = samples(tmp_path, names)[0]
-    prompt = ("<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n"
-              "<|im_start|>user\nhow<|im_end|>\n<|im_start|>assistant\n")
+    prompt = (
+        "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n<|im_start|>user\nhow<|im_end|>\n<|im_start|>assistant\n"
+    )
     assert texts(toy, sample, "chosen_input_ids", "chosen_labels") == (f"{prompt}fine<|im_end|>", "fine<|im_end|>")
     assert texts(toy, sample, "rejected_input_ids", "rejected_labels") == (f"{prompt}well<|im_end|>", "well<|im_end|>")
 
 
 def test_pairs_learn_only_the_last_answer_and_share_the_question(tmp_path, capsys, toy):
-    record = {"conversations": [*TALK[:3]], "chosen": {"from": "gpt", "value": "the end. " * 20},
-              "rejected": {"from": "gpt", "value": "no"}}
+    record = {
+        "conversations": [*TALK[:3]],
+        "chosen": {"from": "gpt", "value": "the end. " * 20},
+        "rejected": {"from": "gpt", "value": "no"},
+    }
     names = [f"{kind}_{part}" for kind in ("chosen", "rejected") for part in ("input_ids", "labels")]
     convert(capsys, tmp_path, [record], "SharegptStylePairwiseHandler")
     assert texts(toy, samples(tmp_path, names)[0], "rejected_input_ids", "rejected_labels")[1] == "no<|im_end|>"
     convert(capsys, tmp_path, [record], "SharegptStylePairwiseHandler", "--seq-length", "60", "--overwrite-output")
     sample = samples(tmp_path, names)[0]
-    starts = [next(place for place, label in enumerate(sample[f"{kind}_labels"]) if label != -100)
-              for kind in ("chosen", "rejected")]
+    starts = [
+        next(place for place, label in enumerate(sample[f"{kind}_labels"]) if label != -100) for kind in ("chosen", "rejected")
+    ]
     assert len(sample["chosen_input_ids"]) == 60 and starts[0] == starts[1] > 0
     assert "how are you" not in texts(toy, sample, "chosen_input_ids", "chosen_labels")[0]
 
@@ -167,8 +206,9 @@ def test_long_conversations(tmp_path, capsys, toy, truncation, answers):
     convert(capsys, tmp_path, [{"conversations": TALK}], "SharegptStyleInstructionHandler", *words, str(length))
     assert samples(tmp_path) == whole
     shorter = length - (1 if truncation == "keep-last" else 12)
-    code, printed = convert(capsys, tmp_path, [{"conversations": TALK}], "SharegptStyleInstructionHandler", *words,
-                            str(shorter))
+    code, printed = convert(
+        capsys, tmp_path, [{"conversations": TALK}], "SharegptStyleInstructionHandler", *words, str(shorter)
+    )
     assert code == 0 and "1 conversations cut to --seq-length" in printed
     cut = samples(tmp_path)[0]
     assert len(cut["input_ids"]) <= shorter
@@ -179,18 +219,25 @@ def test_long_conversations(tmp_path, capsys, toy, truncation, answers):
 
 def test_longer_ones_can_be_left_out_and_masked_ones_always_are(tmp_path, capsys):
     records = [{"conversations": TALK}, {"conversations": TALK[:2]}]
-    code, printed = convert(capsys, tmp_path, records, "SharegptStyleInstructionHandler", "--truncation", "drop",
-                            "--seq-length", "60")
+    code, printed = convert(
+        capsys, tmp_path, records, "SharegptStyleInstructionHandler", "--truncation", "drop", "--seq-length", "60"
+    )
     assert code == 0 and "1 longer than --seq-length (first: " in printed and len(samples(tmp_path)) == 1
     records = [{"conversations": [{"from": "human", "value": "how are you? " * 200}, TALK[1]]}]
-    code, printed = convert(capsys, tmp_path, records, "SharegptStyleInstructionHandler", "--seq-length", "4",
-                            "--overwrite-output")
+    code, printed = convert(
+        capsys, tmp_path, records, "SharegptStyleInstructionHandler", "--seq-length", "4", "--overwrite-output"
+    )
     assert code == 1 and "nothing to write: 1 records gave no sample. Left out: 1 all labels masked" in printed
 
 
 def test_two_begin_tokens_are_counted(tmp_path, capsys):
-    code, printed = convert(capsys, tmp_path, [{"instruction": "<s>[INST] how", "output": "fine"}] * 2,
-                            "AlpacaStyleInstructionHandler", template="trl")
+    code, printed = convert(
+        capsys,
+        tmp_path,
+        [{"instruction": "<s>[INST] how", "output": "fine"}] * 2,
+        "AlpacaStyleInstructionHandler",
+        template="trl",
+    )
     assert code == 0 and "2 samples with two begin tokens" in printed
 
 
@@ -198,17 +245,22 @@ LENGTHY = "how are you? " * 30
 BORDERS = "<|im_start|>system\nS<|im_end|>\n<|im_start|>user\n", "<|im_end|>\n<|im_start|>assistant\n"
 
 
-@pytest.mark.parametrize("handler, record", [
-    ("AlpacaStyleInstructionHandler", {"instruction": LENGTHY, "output": "fine", "history": [["q", "a"]], "system": "S"}),
-    ("SharegptStyleInstructionHandler", {"system": "S", "conversations": [{"from": "human", "value": LENGTHY}, TALK[1]]}),
-    ("AlpacaStylePairwiseHandler", {"instruction": LENGTHY, "chosen": "fine", "rejected": "no", "system": "S"}),
-])
+@pytest.mark.parametrize(
+    "handler, record",
+    [
+        ("AlpacaStyleInstructionHandler", {"instruction": LENGTHY, "output": "fine", "history": [["q", "a"]], "system": "S"}),
+        ("SharegptStyleInstructionHandler", {"system": "S", "conversations": [{"from": "human", "value": LENGTHY}, TALK[1]]}),
+        ("AlpacaStylePairwiseHandler", {"instruction": LENGTHY, "chosen": "fine", "rejected": "no", "system": "S"}),
+    ],
+)
 @pytest.mark.parametrize("template", ["qwen", "chat_template"])
 def test_a_question_that_is_too_long_loses_its_own_text_alone(tmp_path, capsys, handler, record, template):
     """What the template puts around question and answer stays, and the answer."""
-    jinja = ("{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>"
-             "{{ '' if m.role == 'assistant' else '\n' }}{% endfor %}"
-             "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}")
+    jinja = (
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>"
+        "{{ '' if m.role == 'assistant' else '\n' }}{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
     toy = toy_tokenizer(tmp_path, chat_template=jinja)
     code, printed = convert(capsys, tmp_path, [record], handler, "--seq-length", "60", template=template)
     assert code == 0, printed
@@ -229,16 +281,21 @@ def test_upstreams_order_cuts_ids_at_their_ends(tmp_path, capsys, toy):
 
 
 def test_a_long_answer_loses_its_end_and_is_counted(tmp_path, capsys, toy):
-    code, printed = convert(capsys, tmp_path, [{"instruction": "how", "output": LENGTHY}], "AlpacaStyleInstructionHandler",
-                            "--seq-length", "60")
+    code, printed = convert(
+        capsys, tmp_path, [{"instruction": "how", "output": LENGTHY}], "AlpacaStyleInstructionHandler", "--seq-length", "60"
+    )
     assert code == 0 and "1 answers that lost their end to --seq-length" in printed and "questions that" not in printed
     assert texts(toy, samples(tmp_path)[0])[0].split(BORDERS[1])[0].endswith("user\nhow")
 
 
 def test_texts_beside_calls_of_tools_are_counted(tmp_path, capsys):
     call = {"function": {"name": "add", "arguments": "{}"}}
-    answers = [{"content": "let me see", "tool_calls": [call]}, {"content": "", "tool_calls": [call]}, {"content": "fine"},
-               {"reasoning_content": "hm", "tool_calls": [call]}]
+    answers = [
+        {"content": "let me see", "tool_calls": [call]},
+        {"content": "", "tool_calls": [call]},
+        {"content": "fine"},
+        {"reasoning_content": "hm", "tool_calls": [call]},
+    ]
     records = [{"messages": [{"role": "user", "content": "how"}, {"role": "assistant", **answer}]} for answer in answers[::-1]]
     code, printed = convert(capsys, tmp_path, records, "OpenAIInstructionHandler")
     assert code == 0 and "2 texts of messages that also call tools were left out (the calls are kept) (first: " in printed
@@ -249,8 +306,10 @@ def test_fit_never_exceeds_the_limit():
     conversation = [{"role": role, "content": "x" * size} for size in (3, 9, 1, 30, 17, 2) for role in ("user", "assistant")]
 
     def render(messages):  # the first turn has a prefix of four tokens
-        return [([0] * (len(question["content"]) + 4 * (number == 0)), [1] * len(answer["content"]))
-                for number, (question, answer) in enumerate(zip(messages[::2], messages[1::2]))]
+        return [
+            ([0] * (len(question["content"]) + 4 * (number == 0)), [1] * len(answer["content"]))
+            for number, (question, answer) in enumerate(zip(messages[::2], messages[1::2]))
+        ]
 
     whole = sum(len(message["content"]) for message in conversation) + 4
     for policy in ("keep-last", "oldest-first"):

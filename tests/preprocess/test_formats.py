@@ -68,17 +68,29 @@ def test_lines_of_txt_are_documents(tmp_path, capsys):
 
 def test_nested_columns_of_parquet(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(readers, "BATCH_BYTES", 2000)
-    records = [{"messages": [{"role": "user", "content": f"how {n}"}, {"role": "assistant", "content": "fine" * (n % 5 + 1)}]}
-               for n in range(80)]
+    records = [
+        {"messages": [{"role": "user", "content": f"how {n}"}, {"role": "assistant", "content": "fine" * (n % 5 + 1)}]}
+        for n in range(80)
+    ]
     for n, fields in enumerate(({"x": 1}, {"y": [{"z": 2}, {"w": 3}]})):  # arrow gives both calls both fields
-        records[n]["messages"].insert(1, {"role": "assistant", "tool_calls": [
-            {"type": "function", "function": {"name": "f", "arguments": fields}}]})
+        records[n]["messages"].insert(
+            1, {"role": "assistant", "tool_calls": [{"type": "function", "function": {"name": "f", "arguments": fields}}]}
+        )
         records[n]["messages"].insert(2, {"role": "tool", "content": "4"})
     records[2]["messages"][-1]["content"] = None  # an empty answer, not a missing key
     for kind in ("jsonl", "parquet"):
         path = _write(tmp_path, kind, records)
-        code, printed = run(capsys, tmp_path, "--input", path, "--handler-name", "OpenAIInstructionHandler", "--prompt-type",
-                            "qwen", prefix=f"{kind}/set")
+        code, printed = run(
+            capsys,
+            tmp_path,
+            "--input",
+            path,
+            "--handler-name",
+            "OpenAIInstructionHandler",
+            "--prompt-type",
+            "qwen",
+            prefix=f"{kind}/set",
+        )
         assert code == 0, printed
     assert all_bytes(tmp_path / "jsonl") == all_bytes(tmp_path / "parquet") and len(all_bytes(tmp_path / "jsonl")) == 6
 
@@ -132,17 +144,32 @@ def test_max_samples(tmp_path, capsys, monkeypatch):
 
 
 @pytest.mark.skipif(not os.path.isdir(GOLDEN), reason="needs MINDSPEED_MS_GOLDEN")
-@pytest.mark.parametrize("corpus, recorded, words", [
-    ("corpus_a", "a_gpt2bpe", ["--append-eod"]),
-    ("corpus_a", "a_gpt2bpe_noeod", []),
-    ("corpus_b", "b_gpt2bpe", ["--append-eod"]),
-    ("corpus_a", "a_sp", ["--append-eod", "--tokenizer-type", "SentencePieceTokenizer", "--tokenizer-model",
-                          f"{GOLDEN}/sp.model"]),
-])
+@pytest.mark.parametrize(
+    "corpus, recorded, words",
+    [
+        ("corpus_a", "a_gpt2bpe", ["--append-eod"]),
+        ("corpus_a", "a_gpt2bpe_noeod", []),
+        ("corpus_b", "b_gpt2bpe", ["--append-eod"]),
+        (
+            "corpus_a",
+            "a_sp",
+            ["--append-eod", "--tokenizer-type", "SentencePieceTokenizer", "--tokenizer-model", f"{GOLDEN}/sp.model"],
+        ),
+    ],
+)
 def test_files_equal_those_of_megatron(tmp_path, capsys, corpus, recorded, words):
-    tokenizer = [] if "--tokenizer-type" in words else [
-        "--tokenizer-type", "GPT2BPETokenizer", "--vocab-file", f"{GOLDEN}/gpt2bpe/vocab.json", "--merge-file",
-        f"{GOLDEN}/gpt2bpe/merges.txt"]
+    tokenizer = (
+        []
+        if "--tokenizer-type" in words
+        else [
+            "--tokenizer-type",
+            "GPT2BPETokenizer",
+            "--vocab-file",
+            f"{GOLDEN}/gpt2bpe/vocab.json",
+            "--merge-file",
+            f"{GOLDEN}/gpt2bpe/merges.txt",
+        ]
+    )
     code, printed = run(capsys, tmp_path, "--input", f"{GOLDEN}/{corpus}.jsonl", *words, tokenizer=tokenizer)
     assert code == 0, printed
     for ending in ("bin", "idx"):
@@ -151,8 +178,10 @@ def test_files_equal_those_of_megatron(tmp_path, capsys, corpus, recorded, words
 
 
 def test_entry_point_needs_no_mindspore(tmp_path):
-    script = ("import sys; sys.modules['mindspore'] = None; sys.argv = ['preprocess_data.py', '--help']\n"
-              "import runpy; runpy.run_path('preprocess_data.py', run_name='__main__')")
+    script = (
+        "import sys; sys.modules['mindspore'] = None; sys.argv = ['preprocess_data.py', '--help']\n"
+        "import runpy; runpy.run_path('preprocess_data.py', run_name='__main__')"
+    )
     root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     done = subprocess.run(["python", "-c", script], cwd=root, capture_output=True, text=True, check=False)
     assert done.returncode == 0 and "--neat-pack" in done.stdout, done.stderr

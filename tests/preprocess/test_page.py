@@ -15,9 +15,19 @@ def test_commands_of_the_page(tmp_path):
     blocks = re.findall(r"```bash\n(.*?)```", (ROOT / "docs" / "preprocess.md").read_text(encoding="utf-8"), re.DOTALL)
     (tmp_path / "preprocess_data.py").symlink_to(ROOT / "preprocess_data.py")
     path = f"{os.path.dirname(sys.executable)}:{os.environ['PATH']}"
-    done = subprocess.run(["bash", "-e", "-c", "\n".join(blocks)], cwd=tmp_path, capture_output=True, text=True, check=False,
-                          env={**os.environ, "PYTHONPATH": str(ROOT), "PATH": path})
+    done = subprocess.run(
+        ["bash", "-e", "-c", "\n".join(blocks)],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "PATH": path},
+    )
     assert done.returncode == 0, done.stderr
-    for name in ("corpus_text_document", "chat_packed_labels_document", "packed_packed_input_ids_document",
-                 "joined_text_document"):
+    for name in (
+        "corpus_text_document",
+        "chat_packed_labels_document",
+        "packed_packed_input_ids_document",
+        "joined_text_document",
+    ):
         assert len(IndexedDataset(str(tmp_path / "data" / name))) >= 1

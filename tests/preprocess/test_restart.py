@@ -16,15 +16,28 @@ from tests.preprocess.runs import all_bytes, run, texts, write_jsonl
 from tests.preprocess.toy_tokenizer import write_tokenizer
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-CHAT = ["--handler-name", "AlpacaStyleInstructionHandler", "--prompt-type", "qwen", "--pack", "--neat-pack", "--seq-length",
-        "200"]
+CHAT = [
+    "--handler-name",
+    "AlpacaStyleInstructionHandler",
+    "--prompt-type",
+    "qwen",
+    "--pack",
+    "--neat-pack",
+    "--seq-length",
+    "200",
+]
 
 
 @pytest.fixture
 def corpus(tmp_path, monkeypatch):
     monkeypatch.setattr(readers, "BATCH_BYTES", 2000)
-    return [write_jsonl(tmp_path / f"{number}.jsonl", [{"text": text, "instruction": "how", "output": text[:99]}
-                                                       for text in texts(60, number)]) for number in range(3)]
+    return [
+        write_jsonl(
+            tmp_path / f"{number}.jsonl",
+            [{"text": text, "instruction": "how", "output": text[:99]} for text in texts(60, number)],
+        )
+        for number in range(3)
+    ]
 
 
 @pytest.mark.parametrize("words", [["--append-eod"], CHAT])
@@ -88,16 +101,29 @@ def test_other_settings_or_input_do_not_continue(tmp_path, capsys, monkeypatch, 
 
 
 def command(folder, *words):
-    return [sys.executable, "preprocess_data.py", *map(str, words), "--tokenizer-name-or-path", str(folder), "--output-prefix",
-            str(folder / "out" / "set")]
+    return [
+        sys.executable,
+        "preprocess_data.py",
+        *map(str, words),
+        "--tokenizer-name-or-path",
+        str(folder),
+        "--output-prefix",
+        str(folder / "out" / "set"),
+    ]
 
 
 def test_full_disk(tmp_path, capsys, corpus):
     """A limit on the size of files stands for the disk: writing fails half-way."""
     write_tokenizer(tmp_path)
     words = command(tmp_path, "--input", *corpus)
-    full = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False,
-                          preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (3000, 3000)))
+    full = subprocess.run(
+        words,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (3000, 3000)),
+    )
     assert full.returncode == 1 and "Traceback" not in full.stderr, full.stderr
     assert "File too large" in full.stderr and "repeat the command" in full.stderr
     assert not list((tmp_path / "out").glob("*_document.*"))

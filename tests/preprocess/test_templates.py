@@ -6,19 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from mindspeed_ms.tasks.preprocess.templates import (
-    TemplateError,
-    fix_tokenizer,
-    get_template,
-    load_templates,
-)
+from mindspeed_ms.tasks.preprocess.templates import TemplateError, fix_tokenizer, get_template, load_templates
 from tests.preprocess.chats import DEFAULT_SYSTEMS, PLAIN, THINKING
 from tests.preprocess.toy_tokenizer import toy_tokenizer
 
 # begin and end with what would merge over a border
 TEXTS = {"S": "the end.\n", "U1": "how are you?\n", "A1": "\nfine, and you?", "U2": "\nwell then: ", "A2": "the end.\n"}
-MESSAGES = [{"role": role, "content": TEXTS[name]}
-            for role, name in (("user", "U1"), ("assistant", "A1"), ("user", "U2"), ("assistant", "A2"))]
+MESSAGES = [
+    {"role": role, "content": TEXTS[name]}
+    for role, name in (("user", "U1"), ("assistant", "A1"), ("user", "U2"), ("assistant", "A2"))
+]
 MARKS = re.compile("(⟦|⟧|¦|†|<BOS>|<EOS>)")
 
 
@@ -103,42 +100,61 @@ def test_no_system_no_turn_for_it(tokenizer):
     assert found == expected(tokenizer, PLAIN["chatml"].partition("¦")[2])
 
 
-TOOLS = json.dumps([{"name": "weather", "description": "Tells it.", "parameters": {
-    "type": "object", "properties": {"city": {"type": "string", "description": "where", "enum": ["上海", "Rome"]}},
-    "required": ["city"]}}], ensure_ascii=False)
+TOOLS = json.dumps(
+    [
+        {
+            "name": "weather",
+            "description": "Tells it.",
+            "parameters": {
+                "type": "object",
+                "properties": {"city": {"type": "string", "description": "where", "enum": ["上海", "Rome"]}},
+                "required": ["city"],
+            },
+        }
+    ],
+    ensure_ascii=False,
+)
 CALL = {"role": "function", "content": '{"name": "weather", "arguments": {"city": "上海"}}'}
 TOOL_MESSAGES = [MESSAGES[0], CALL, {"role": "observation", "content": "rain"}, {"role": "assistant", "content": "fine"}]
 
 
 def test_tools_of_qwen(tokenizer):
-    system = ("S\n\n# Tools\n\nYou may call one or more functions to assist with the user query.\n\nYou are provided with "
-              "function signatures within <tools></tools> XML tags:\n<tools>\n"
-              + json.dumps({"type": "function", "function": json.loads(TOOLS)[0]}, ensure_ascii=False)
-              + "\n</tools>\n\nFor each function call, return a json object with function name and arguments within "
-              '<tool_call></tool_call> XML tags:\n<tool_call>\n{"name": <function-name>, "arguments": <args-json-object>}\n'
-              "</tool_call>")
-    chat = (f"<|im_start|>system\n{system}<|im_end|>\n¦<|im_start|>user\nU1<|im_end|>\n<|im_start|>assistant\n⟦<tool_call>\n"
-            '{"name": "weather", "arguments": {"city": "上海"}}\n</tool_call><|im_end|>\n⟧<|im_start|>user\n<tool_response>\n'
-            "rain\n</tool_response><|im_end|>\n<|im_start|>assistant\n⟦fine<|im_end|>\n⟧")
+    system = (
+        "S\n\n# Tools\n\nYou may call one or more functions to assist with the user query.\n\nYou are provided with "
+        "function signatures within <tools></tools> XML tags:\n<tools>\n"
+        + json.dumps({"type": "function", "function": json.loads(TOOLS)[0]}, ensure_ascii=False)
+        + "\n</tools>\n\nFor each function call, return a json object with function name and arguments within "
+        '<tool_call></tool_call> XML tags:\n<tool_call>\n{"name": <function-name>, "arguments": <args-json-object>}\n'
+        "</tool_call>"
+    )
+    chat = (
+        f"<|im_start|>system\n{system}<|im_end|>\n¦<|im_start|>user\nU1<|im_end|>\n<|im_start|>assistant\n⟦<tool_call>\n"
+        '{"name": "weather", "arguments": {"city": "上海"}}\n</tool_call><|im_end|>\n⟧<|im_start|>user\n<tool_response>\n'
+        "rain\n</tool_response><|im_end|>\n<|im_start|>assistant\n⟦fine<|im_end|>\n⟧"
+    )
     assert rendered(get_template("qwen_lf"), tokenizer, TOOL_MESSAGES, tools=TOOLS) == expected(tokenizer, chat)
 
 
 def test_tools_in_the_default_format(tokenizer):
-    system = (TEXTS["S"]
-              + "You have access to the following tools:\n> Tool Name: weather\nTool Description: Tells it.\nTool Args:\n"
-              "  - city (string, required): where, should be one of [上海, Rome]\n\nUse the following format if using a tool:\n"
-              "```\nAction: tool name (one of [weather]).\nAction Input: the input to the tool, in a JSON format representing "
-              'the kwargs (e.g. ```{"input": "hello world", "num_beams": 5}```).\n```\n')
+    system = (
+        TEXTS["S"] + "You have access to the following tools:\n> Tool Name: weather\nTool Description: Tells it.\nTool Args:\n"
+        "  - city (string, required): where, should be one of [上海, Rome]\n\nUse the following format if using a tool:\n"
+        "```\nAction: tool name (one of [weather]).\nAction Input: the input to the tool, in a JSON format representing "
+        'the kwargs (e.g. ```{"input": "hello world", "num_beams": 5}```).\n```\n'
+    )
     call = 'Action: weather\nAction Input: {"city": "上海"}'
     chat = f"<BOS>{system}\n\n¦User: U1\n\nAssistant:⟦{call}<EOS>⟧User: rain\n\nAssistant:⟦fine<EOS>⟧"
     assert rendered(get_template("deepseek2"), tokenizer, TOOL_MESSAGES, tools=TOOLS) == expected(tokenizer, chat)
 
 
-@pytest.mark.parametrize("name, call", [
-    ("glm4", 'weather\n{"city": "上海"}'),
-    ("glm4_moe", "\n<tool_call>weather\n<arg_key>city</arg_key>\n<arg_value>上海</arg_value>\n</tool_call>"),
-    ("bailing_mini", '<tool_call>\n{"name": "weather", "arguments": {"city": "上海"}}\n</tool_call><|role_end|>'),
-])
+@pytest.mark.parametrize(
+    "name, call",
+    [
+        ("glm4", 'weather\n{"city": "上海"}'),
+        ("glm4_moe", "\n<tool_call>weather\n<arg_key>city</arg_key>\n<arg_value>上海</arg_value>\n</tool_call>"),
+        ("bailing_mini", '<tool_call>\n{"name": "weather", "arguments": {"city": "上海"}}\n</tool_call><|role_end|>'),
+    ],
+)
 def test_calls_in_other_formats(name, call, tokenizer):
     template = get_template(name)
     fix_tokenizer(tokenizer, template)
@@ -158,15 +174,18 @@ def test_observations(tokenizer):
         fix_tokenizer(tokenizer, template)
         source, _ = template.encode_multiturn(tokenizer, TOOL_MESSAGES)[1]
         wanted = tokenizer.tokenize(chat, False)
-        assert source[-len(wanted):] == wanted
+        assert source[-len(wanted) :] == wanted
 
 
-@pytest.mark.parametrize("messages, words", [
-    ([], "0 messages"),
-    (MESSAGES[:3], "3 messages"),
-    (MESSAGES[:1] * 2, "message 2 has the role 'user', expected assistant or function"),
-    ([MESSAGES[0], {"role": "function", "content": "weather"}], "function turn must be json"),
-])
+@pytest.mark.parametrize(
+    "messages, words",
+    [
+        ([], "0 messages"),
+        (MESSAGES[:3], "3 messages"),
+        (MESSAGES[:1] * 2, "message 2 has the role 'user', expected assistant or function"),
+        ([MESSAGES[0], {"role": "function", "content": "weather"}], "function turn must be json"),
+    ],
+)
 def test_conversations_that_do_not_fit(messages, words, tokenizer):
     with pytest.raises(TemplateError, match=words):
         rendered(get_template("qwen3"), tokenizer, messages)
@@ -233,18 +252,23 @@ JINJA = (
 def test_the_tokenizers_own_template(tmp_path):
     tokenizer = toy_tokenizer(tmp_path, chat_template=JINJA)
     template = get_template("chat_template", tokenizer=tokenizer)
-    chat = ("<s><|im_start|>system\nS<|im_end|>\n<|im_start|>user\nU1<|im_end|>\n<|im_start|>assistant\n⟦A1</s>\n⟧"
-            "<|im_start|>user\nU2<|im_end|>\n<|im_start|>assistant\n⟦A2</s>\n⟧")
+    chat = (
+        "<s><|im_start|>system\nS<|im_end|>\n<|im_start|>user\nU1<|im_end|>\n<|im_start|>assistant\n⟦A1</s>\n⟧"
+        "<|im_start|>user\nU2<|im_end|>\n<|im_start|>assistant\n⟦A2</s>\n⟧"
+    )
     assert rendered(template, tokenizer) == expected(tokenizer, chat)
 
 
-@pytest.mark.parametrize("jinja, words", [
-    (None, "needs a chat template"),
-    ("{% for", "no valid jinja"),
-    ("{{ raise_exception('only three roles') }}", "only three roles"),
-    ("{{ messages.append(1) }}", "refuses the conversation"),
-    ("{{ messages | length }}", "changes what stands before message 2"),
-])
+@pytest.mark.parametrize(
+    "jinja, words",
+    [
+        (None, "needs a chat template"),
+        ("{% for", "no valid jinja"),
+        ("{{ raise_exception('only three roles') }}", "only three roles"),
+        ("{{ messages.append(1) }}", "refuses the conversation"),
+        ("{{ messages | length }}", "changes what stands before message 2"),
+    ],
+)
 def test_chat_templates_that_cannot_be_used(jinja, words, tmp_path):
     tokenizer = toy_tokenizer(tmp_path, chat_template=jinja)
     with pytest.raises(TemplateError, match=words):

@@ -14,8 +14,7 @@ SPECIAL = (
     "<|start|> <|end|> <|message|> <|channel|>"
 ).split()
 TEXT = (
-    "how are you?\n\nfine, and you?\n\n\nwell then: \n\nUser: \n\nAssistant: the end.\n\n### Response:\n\nHuman: what is "
-    "it? "
+    "how are you?\n\nfine, and you?\n\n\nwell then: \n\nUser: \n\nAssistant: the end.\n\n### Response:\n\nHuman: what is it? "
 ) * 20
 
 
@@ -25,8 +24,13 @@ def _content():
     # whole lines are one word, so that merges cross blanks and line ends
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     backend.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(vocab_size=900, special_tokens=SPECIAL, show_progress=False,
-                                  initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), max_token_length=5)
+    trainer = trainers.BpeTrainer(
+        vocab_size=900,
+        special_tokens=SPECIAL,
+        show_progress=False,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        max_token_length=5,
+    )
     backend.train_from_iterator([TEXT], trainer)
     return backend.to_str()
 

@@ -1,17 +1,27 @@
 """What a run needs to show a row: the changed value, the settings beside it, and how the run is made."""
+
 from tests.config.samples import _BF16, _FP16, _FULL, _PP2, _SHARDED, _TP2, _WSD
 
 M, T, D, OPT, P = ("model_config", "training_config", "dataset_config", "optimizer_config", "parallel_config")
 EVALUATED = {f"{T}.eval_interval": 1}
 BOARD = {f"{T}.tensorboard_dir": "{folder}/board"}
 SAVED = {f"{T}.save_enabled": True}
-RESUMED = {f"{T}.load_checkpoint": "{saved}", f"{T}.resume_training": True, f"{T}.training_iters": 3,
-           f"{M}.hidden_dropout": 0.25}
+RESUMED = {
+    f"{T}.load_checkpoint": "{saved}",
+    f"{T}.resume_training": True,
+    f"{T}.training_iters": 3,
+    f"{M}.hidden_dropout": 0.25,
+}
 VPP = {**_PP2, f"{M}.num_layers": 4, f"{P}.num_layers_per_virtual_pipeline_stage": 1, f"{D}.micro_batch_num": 4}
 OVERLAP = {f"{T}.wrap_with_ddp": True, f"{T}.overlap_grad_reduce": True}
 BUCKETS = {**OVERLAP, f"{T}.bucket_size": 4000}
-TINY_SCALE = {**_FP16, f"{T}.loss_scale_value": 2.0**40, f"{T}.loss_scale_factor": 2.0, f"{T}.loss_scale_window": 2,
-              f"{T}.training_iters": 5}
+TINY_SCALE = {
+    **_FP16,
+    f"{T}.loss_scale_value": 2.0**40,
+    f"{T}.loss_scale_factor": 2.0,
+    f"{T}.loss_scale_window": 2,
+    f"{T}.training_iters": 5,
+}
 GROWING = {**TINY_SCALE, f"{T}.loss_scale_value": 4.0}
 SAMPLES = {f"{T}.training_iters": 0, f"{D}.train_samples": 12}
 RAMP = {**SAMPLES, f"{D}.micro_batch_num": None, f"{D}.global_batch_size": 6, f"{D}.rampup_batch_size": [2, 2, 6]}
@@ -22,14 +32,26 @@ GELU = {f"{M}.hidden_act": "gelu", f"{M}.add_bias_linear": True, f"{M}.mlp_has_b
 FILES = {"files": True}
 TEXT = {f"{D}.data_path": ["{data}/first"], f"{D}.split": "80,10,10"}
 CHATS = {**TEXT, f"{D}.is_instruction_dataset": True}
-SPLITS = {f"{D}.train_data_path": ["{data}/first"], f"{D}.valid_data_path": ["{data}/first"],
-          f"{D}.test_data_path": ["{data}/first"], **EVALUATED}
+SPLITS = {
+    f"{D}.train_data_path": ["{data}/first"],
+    f"{D}.valid_data_path": ["{data}/first"],
+    f"{D}.test_data_path": ["{data}/first"],
+    **EVALUATED,
+}
 LENGTHS = {**CHATS, f"{P}.variable_seq_lengths": True}
 
 # rows that concern several data parallel ranks
-ON_TWO_RANKS = {f"{T}.{name}" for name in ("overlap_grad_reduce", "average_in_collective", "bucket_size",
-                                           "use_distributed_optimizer", "check_weight_hash_across_dp_replicas_interval",
-                                           "grad_reduce_in_bf16")} | {f"{OPT}.overlap_param_gather"}
+ON_TWO_RANKS = {
+    f"{T}.{name}"
+    for name in (
+        "overlap_grad_reduce",
+        "average_in_collective",
+        "bucket_size",
+        "use_distributed_optimizer",
+        "check_weight_hash_across_dp_replicas_interval",
+        "grad_reduce_in_bf16",
+    )
+} | {f"{OPT}.overlap_param_gather"}
 
 # path -> (value, settings beside it), and keywords of job.record behind them
 CASES = {
@@ -59,8 +81,10 @@ CASES = {
     f"{T}.exit_on_missing_checkpoint": (True, {f"{T}.resume_training": True}),
     f"{OPT}.use_checkpoint_opt_param_scheduler": (False, {**RESUMED, f"{OPT}.learning_rate": 0.02}, {"facet": "error"}),
     f"{OPT}.override_opt_param_scheduler": (
-        True, {**RESUMED, f"{OPT}.learning_rate": 0.02, f"{OPT}.use_checkpoint_opt_param_scheduler": False},
-        {"facet": "error"}),
+        True,
+        {**RESUMED, f"{OPT}.learning_rate": 0.02, f"{OPT}.use_checkpoint_opt_param_scheduler": False},
+        {"facet": "error"},
+    ),
     f"{T}.check_for_nan_in_loss": (False, {}, {"nan": True}),
     f"{T}.check_for_nan_in_grad": (True, {**_FP16, f"{T}.wrap_with_ddp": True, f"{T}.loss_scale": 1e30}),
     f"{T}.check_weight_hash_across_dp_replicas_interval": (1, {}, {"diverge": True}),
@@ -115,7 +139,10 @@ CASES = {
     f"{D}.mock_data": (True, {}, {**FILES, "facet": "error"}),
     f"{D}.mmap_bin_files": (False, TEXT, FILES),
     f"{D}.create_attention_mask_in_dataloader": (
-        False, {**TEXT, f"{D}.reset_attention_mask": True}, {**FILES, "facet": "error"}),
+        False,
+        {**TEXT, f"{D}.reset_attention_mask": True},
+        {**FILES, "facet": "error"},
+    ),
     f"{D}.is_instruction_dataset": (True, TEXT, FILES),
     f"{D}.pad_to_multiple_of": (5, LENGTHS, {**FILES, "world": 1}),
     f"{D}.pad_token_id": (9, CHATS, FILES),
@@ -130,30 +157,47 @@ CASES = {
     f"{T}.non_persistent_save_interval": (1, SAVED),
     f"{T}.use_checkpoint_args": (True, {f"{T}.load_checkpoint": "{saved}", f"{M}.num_layers": 3}, {"facet": "error"}),
     f"{T}.no_save_optim": (True, SAVED),
-    **{f"{OPT}.zero_config.{name}": (value, {f"{P}.zero_level": "z3", f"{D}.micro_batch_num": 2})
-       for name, value in (("param_resident", True), ("allreduce_after_grad_accumulation", True),
-                           ("grad_allreduce_op", "sum"))},
+    **{
+        f"{OPT}.zero_config.{name}": (value, {f"{P}.zero_level": "z3", f"{D}.micro_batch_num": 2})
+        for name, value in (("param_resident", True), ("allreduce_after_grad_accumulation", True), ("grad_allreduce_op", "sum"))
+    },
     f"{T}.no_save_rng": (True, SAVED),
     f"{T}.tensorboard_dir": ("{folder}/board", {}),
-    **{f"{T}.{name}": (value, {**BOARD, **EVALUATED}) for name, value in (
-        ("log_loss_scale_to_tensorboard", False), ("log_learning_rate_to_tensorboard", False),
-        ("log_timers_to_tensorboard", True), ("log_batch_size_to_tensorboard", True),
-        ("log_memory_to_tensorboard", True), ("log_validation_ppl_to_tensorboard", True),
-        ("tensorboard_log_interval", 2), ("tensorboard_queue_size", 7))},
+    **{
+        f"{T}.{name}": (value, {**BOARD, **EVALUATED})
+        for name, value in (
+            ("log_loss_scale_to_tensorboard", False),
+            ("log_learning_rate_to_tensorboard", False),
+            ("log_timers_to_tensorboard", True),
+            ("log_batch_size_to_tensorboard", True),
+            ("log_memory_to_tensorboard", True),
+            ("log_validation_ppl_to_tensorboard", True),
+            ("tensorboard_log_interval", 2),
+            ("tensorboard_queue_size", 7),
+        )
+    },
     f"{T}.grad_reduce_in_bf16": (True, _BF16),
     f"{T}.calculate_per_token_loss": (True, {f"{D}.eod_mask_loss": True}),
     f"{OPT}.sgd_momentum": (0.25, {f"{OPT}.optimizer_type": "sgd"}),
-    f"{OPT}.start_weight_decay": (0.0, {f"{OPT}.weight_decay_incr_style": "linear", f"{OPT}.start_weight_decay": 0.1,
-                                      f"{OPT}.end_weight_decay": 0.5}),
-    f"{OPT}.end_weight_decay": (0.9, {f"{OPT}.weight_decay_incr_style": "linear", f"{OPT}.start_weight_decay": 0.1,
-                                    f"{OPT}.end_weight_decay": 0.5}),
-    f"{OPT}.weight_decay_incr_style": ("cosine", {f"{OPT}.weight_decay_incr_style": "linear", f"{OPT}.start_weight_decay": 0.1,
-                                                f"{OPT}.end_weight_decay": 0.5}),
+    f"{OPT}.start_weight_decay": (
+        0.0,
+        {f"{OPT}.weight_decay_incr_style": "linear", f"{OPT}.start_weight_decay": 0.1, f"{OPT}.end_weight_decay": 0.5},
+    ),
+    f"{OPT}.end_weight_decay": (
+        0.9,
+        {f"{OPT}.weight_decay_incr_style": "linear", f"{OPT}.start_weight_decay": 0.1, f"{OPT}.end_weight_decay": 0.5},
+    ),
+    f"{OPT}.weight_decay_incr_style": (
+        "cosine",
+        {f"{OPT}.weight_decay_incr_style": "linear", f"{OPT}.start_weight_decay": 0.1, f"{OPT}.end_weight_decay": 0.5},
+    ),
     f"{OPT}.no_weight_decay_params": (["word_embeddings.weight"], {f"{OPT}.weight_decay": 0.5}),
     f"{OPT}.clip_grad": (0.01, {}),
     f"{OPT}.clip_grad_type": ("GradClipByValue", {f"{OPT}.clip_grad": 0.01}),
     f"{T}.grad_clip_kwargs.grad_clip_type": (
-        "GradClipByValue", {f"{OPT}.clip_grad": None, f"{T}.grad_clip_kwargs.clip_value": 0.01}),
+        "GradClipByValue",
+        {f"{OPT}.clip_grad": None, f"{T}.grad_clip_kwargs.clip_value": 0.01},
+    ),
     f"{T}.grad_clip_kwargs.clip_value": (0.01, {f"{OPT}.clip_grad": None}),
     f"{OPT}.decoupled_min_lr": (0.005, {f"{OPT}.decoupled_lr": 0.02, **DECAY}),
     f"{OPT}.min_lr": (0.005, DECAY),

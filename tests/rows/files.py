@@ -41,8 +41,13 @@ def write_tokenizers(folder):
         with open(os.path.join(place, "merges.txt"), "w", encoding="utf-8") as file:
             file.write("#version: 0.2\n")
         SentencePieceTrainer.train(
-            sentence_iterator=iter(["the end of a line and another one"] * 20), vocab_size=20 + more, model_type="bpe",
-            model_prefix=os.path.join(place, "tokenizer"), hard_vocab_limit=False, minloglevel=2)
+            sentence_iterator=iter(["the end of a line and another one"] * 20),
+            vocab_size=20 + more,
+            model_type="bpe",
+            model_prefix=os.path.join(place, "tokenizer"),
+            hard_vocab_limit=False,
+            minloglevel=2,
+        )
 
 
 def damage(saved, damaged):

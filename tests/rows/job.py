@@ -1,4 +1,5 @@
 """One short training with everything that a person or a tool could see of it recorded; runs in a rank of a forked world."""
+
 import collections
 import gc
 import hashlib
@@ -15,8 +16,15 @@ import numpy as np
 
 LENGTH, VOCABULARY, END = 16, 64, 3
 BASE = {
-    "model_config": {"vocab_size": VOCABULARY, "num_layers": 2, "num_attention_heads": 4, "hidden_size": 32,
-                     "ffn_hidden_size": 48, "seq_length": LENGTH, "init_method_std": 0.2},
+    "model_config": {
+        "vocab_size": VOCABULARY,
+        "num_layers": 2,
+        "num_attention_heads": 4,
+        "hidden_size": 32,
+        "ffn_hidden_size": 48,
+        "seq_length": LENGTH,
+        "init_method_std": 0.2,
+    },
     "dataset_config": {"batch_size": 1, "micro_batch_num": 2},
     "training_config": {"seed": 7, "training_iters": 3, "save_enabled": False, "eval_iters": 1},
     "optimizer_config": {"learning_rate": 0.01, "clip_grad": 1.0},
@@ -38,12 +46,25 @@ class Recorder:
         from mindspeed_ms.core import autograd
         from mindspeed_ms.core.comm.interface import ProcessGroup
         from mindspeed_ms.training import metrics, training
+
         forms = ops.current_forms()
         for name in forms.__all__:
             self._replace(forms, name, self._watch(name, getattr(forms, name)))
-        for name in ("all_reduce", "all_reduce_in_place", "all_gather", "all_gather_into", "reduce_scatter",
-                     "reduce_scatter_into", "broadcast", "broadcast_in_place", "send", "recv", "isend", "irecv",
-                     "batch_isend_irecv"):
+        for name in (
+            "all_reduce",
+            "all_reduce_in_place",
+            "all_gather",
+            "all_gather_into",
+            "reduce_scatter",
+            "reduce_scatter_into",
+            "broadcast",
+            "broadcast_in_place",
+            "send",
+            "recv",
+            "isend",
+            "irecv",
+            "batch_isend_irecv",
+        ):
             self._replace(ProcessGroup, name, self._watch(name, getattr(ProcessGroup, name)))
         self._replace(autograd, "deallocate_output", self._watch("deallocate_output", autograd.deallocate_output))
         self._replace(metrics, "draw_loss_curve", lambda *paths: None)  # half of a run's time
@@ -73,12 +94,14 @@ class Recorder:
         def watched(*args, **kwargs):
             self.calls.append((name, *map(_shown, args), *((key, _shown(value)) for key, value in kwargs.items())))
             return function(*args, **kwargs)
+
         return watched
 
     def _count(self, name, function):
         def counted(*args, **kwargs):
             self.events[name] += 1
             return function(*args, **kwargs)
+
         return counted
 
     def _count_threads(self, start):
@@ -86,12 +109,14 @@ class Recorder:
             if thread.name.startswith("checkpoint"):  # others come and go with the libraries
                 self.events[thread.name] += 1
             return start(thread)
+
         return counted
 
     def _make_writer(self, folder, queue_size):
         self.scalars.append((os.path.basename(folder), queue_size))
         self.writer = types.SimpleNamespace(
-            flush=lambda: None, add_scalar=lambda name, value, step: self.scalars.append((name, step)))
+            flush=lambda: None, add_scalar=lambda name, value, step: self.scalars.append((name, step))
+        )
         return self.writer
 
 
@@ -111,11 +136,13 @@ class Samples:
 
     def __init__(self, all_config, count, recorder, nan=False):
         from mindspeed_ms.core.datasets.token_dataset import TokenDataset
+
         settings, length = all_config.dataset_config, all_config.model_config.seq_length
         text = np.random.RandomState(0).randint(0, VOCABULARY, length * count + 1).astype(np.int32)
         text[5::11] = END
-        self.data = TokenDataset(text, length, END, settings.reset_position_ids, settings.reset_attention_mask,
-                                 settings.eod_mask_loss)
+        self.data = TokenDataset(
+            text, length, END, settings.reset_position_ids, settings.reset_attention_mask, settings.eod_mask_loss
+        )
         self.count, self.recorder, self.nan = count, recorder, nan
 
     def __len__(self):
@@ -134,8 +161,7 @@ def get_batch(data_iterator):
     return {name: batch.get(name) for name in ("tokens", "position_ids", "attention_mask", "loss_mask", "labels")}
 
 
-def record(settings, folder, count=40, nan=False, terminate=False, loader=False, minutes=0, diverge=False,
-           files=False):
+def record(settings, folder, count=40, nan=False, terminate=False, loader=False, minutes=0, diverge=False, files=False):
     """Train with `settings` (nested dict); `{facet: value}` of this rank.
 
     Args:
@@ -155,6 +181,7 @@ def record(settings, folder, count=40, nan=False, terminate=False, loader=False,
     from mindspeed_ms.training.gpt_datasets import train_valid_test_datasets_provider
     from mindspeed_ms.training.training import pretrain
     from mindspeed_ms.training.utils import set_parallel_context, set_seed
+
     parallel_state.destroy_model_parallel()
     calculator.destroy_num_microbatches_calculator()
     settings = {name: dict(section) for name, section in settings.items()}
@@ -162,6 +189,7 @@ def record(settings, folder, count=40, nan=False, terminate=False, loader=False,
     all_config = init_configs_from_dict(settings)
     result, cells = {"error": None}, []
     with Recorder(minutes) as seen:
+
         def batches(data_iterator):
             if terminate and len(seen.tokens) > 4 and callable(signal.getsignal(signal.SIGTERM)):
                 os.kill(os.getpid(), signal.SIGTERM)
@@ -169,8 +197,11 @@ def record(settings, folder, count=40, nan=False, terminate=False, loader=False,
                 storage.zero(next(iter(cells[0].get_parameters())))
             batch = get_batch(data_iterator)
             if files:
-                seen.tokens += [(name, zlib.crc32(np.ascontiguousarray(value).tobytes()), value.shape)
-                                for name, value in batch.items() if value is not None]
+                seen.tokens += [
+                    (name, zlib.crc32(np.ascontiguousarray(value).tobytes()), value.shape)
+                    for name, value in batch.items()
+                    if value is not None
+                ]
             return batch
 
         def provider(pre_process=True, post_process=True):
@@ -187,8 +218,7 @@ def record(settings, folder, count=40, nan=False, terminate=False, loader=False,
             set_seed(all_config.training_config.seed)
             data = {"train_data_loader": Samples(all_config, count, seen)} if loader else {}
             datasets = train_valid_test_datasets_provider if files else made_up
-            run = pretrain(None if loader else datasets, provider, None, all_config=all_config, get_batch_func=batches,
-                           **data)
+            run = pretrain(None if loader else datasets, provider, None, all_config=all_config, get_batch_func=batches, **data)
         except (RuntimeError, ValueError) as error:
             result["error"] = f"{type(error).__name__}: {error}"
     result.update(_facets(run, seen, all_config.training_config.output_dir, all_config.notices))
@@ -199,24 +229,38 @@ def _facets(run, seen, output, notices):
     from mindspeed_ms.core import comm
     from mindspeed_ms.training.checkpointing import whole_parameters
     from mindspeed_ms.training.metrics import read_metrics
+
     path = os.path.join(output, "metrics.jsonl")
     comm.world_group().barrier()
     metrics = read_metrics(path) if os.path.exists(path) else []
     memory, weights = [sorted(seen.events.items())], ""
     if run is not None and run.model:
         with whole_parameters(run.model):
-            weights = hashlib.sha1(b"".join(np.ascontiguousarray(param.asnumpy()).tobytes() for chunk in run.model
-                                            for param in chunk.get_parameters())).hexdigest()
-        memory += [(str(part.tensor.dtype), part.tensor.size) for chunk in run.model for buffer in chunk.buffers
-                   for part in (buffer.param_buffer, buffer.grad_buffer)]
+            weights = hashlib.sha1(
+                b"".join(
+                    np.ascontiguousarray(param.asnumpy()).tobytes() for chunk in run.model for param in chunk.get_parameters()
+                )
+            ).hexdigest()
+        memory += [
+            (str(part.tensor.dtype), part.tensor.size)
+            for chunk in run.model
+            for buffer in chunk.buffers
+            for part in (buffer.param_buffer, buffer.grad_buffer)
+        ]
         memory.append([(piece.name, _sizes(state)) for piece, state in run.optimizer.pieces_with_states()])
     return {
         "output": [(line.get("loss"), line.get("grad_norm")) for line in metrics],
-        "lr": [[line.get("learning_rate") for line in metrics],
-               [group["lr"] for group in run.optimizer.param_groups] if run is not None and run.optimizer else None],
+        "lr": [
+            [line.get("learning_rate") for line in metrics],
+            [group["lr"] for group in run.optimizer.param_groups] if run is not None and run.optimizer else None,
+        ],
         "optimizer": [weights, [(line.get("loss"), line.get("grad_norm")) for line in metrics]],
-        "log": [_TIMES.sub(r"\1", line).replace(str(output), "OUT") for line in seen.lines
-                if "the configuration, and who set it" not in line] + list(notices),
+        "log": [
+            _TIMES.sub(r"\1", line).replace(str(output), "OUT")
+            for line in seen.lines
+            if "the configuration, and who set it" not in line
+        ]
+        + list(notices),
         "file": [os.path.basename(output), sorted(_files(output)), seen.scalars],
         "data": [seen.tokens, [call for call in seen.calls if call[0] == "embedding_lookup"]],
         "operators": seen.calls,

@@ -1,4 +1,5 @@
 """Every row of the argument table that works: a run with the row changed shows the change that the row names."""
+
 import os
 import types
 
@@ -20,26 +21,39 @@ REFUSALS = {
     "model_config.attention_type": ({"model_config.attention_type": "cross_attn"}, {}),
     "model_config.add_position_embedding": ({"model_config.add_position_embedding": False}, {}),
     "model_config.gated_linear_unit": (
-        {"model_config.gated_linear_unit": False, "model_config.hidden_act": "swiglu"}, {"model_config.hidden_act": "swiglu"}),
+        {"model_config.gated_linear_unit": False, "model_config.hidden_act": "swiglu"},
+        {"model_config.hidden_act": "swiglu"},
+    ),
     "model_config.transformer_impl": ({"model_config.transformer_impl": "transformer_engine"}, {}),
     "training_config.loss_func_kwargs.loss_func_type": ({"training_config.loss_func_kwargs.loss_func_type": "another"}, {}),
     "training_config.finetune": (
-        {"training_config.finetune": True, "training_config.resume_training": True}, {"training_config.finetune": True}),
+        {"training_config.finetune": True, "training_config.resume_training": True},
+        {"training_config.finetune": True},
+    ),
     "model_config.fa_config.keep_prob": (
         {"model_config.fa_config.keep_prob": 0.5, "model_config.attention_dropout": 0.25},
-        {"model_config.attention_dropout": 0.25}),
+        {"model_config.attention_dropout": 0.25},
+    ),
     "training_config.wrap_with_ddp": (
         {"training_config.wrap_with_ddp": False, "training_config.overlap_grad_reduce": True},
-        {"training_config.overlap_grad_reduce": True}),
+        {"training_config.overlap_grad_reduce": True},
+    ),
     "parallel_config.data_parallel_size": (
-        {"parallel_config.data_parallel_size": 3, "parallel_config.world_size": 4}, {"parallel_config.world_size": 4}),
+        {"parallel_config.data_parallel_size": 3, "parallel_config.world_size": 4},
+        {"parallel_config.world_size": 4},
+    ),
 }
 # rows that say what the tokenizer is: (what differs, the settings that both have); the vocabulary follows from it
 HF = {"dataset_config.tokenizer_type": "PretrainedFromHF", "dataset_config.tokenizer_name_or_path": "{data}/small"}
-GPT2 = {"dataset_config.tokenizer_type": "GPT2BPETokenizer", "dataset_config.vocab_file": "{data}/small/vocab.json",
-        "dataset_config.merge_file": "{data}/small/merges.txt"}
-SENTENCES = {"dataset_config.tokenizer_type": "GPTSentencePieceTokenizer",
-             "dataset_config.tokenizer_model": "{data}/small/tokenizer.model"}
+GPT2 = {
+    "dataset_config.tokenizer_type": "GPT2BPETokenizer",
+    "dataset_config.vocab_file": "{data}/small/vocab.json",
+    "dataset_config.merge_file": "{data}/small/merges.txt",
+}
+SENTENCES = {
+    "dataset_config.tokenizer_type": "GPTSentencePieceTokenizer",
+    "dataset_config.tokenizer_model": "{data}/small/tokenizer.model",
+}
 TOKENIZERS = {
     "dataset_config.tokenizer_type": ("SentencePieceTokenizer", SENTENCES),
     "dataset_config.tokenizer_model": ("{data}/large/tokenizer.model", SENTENCES),
@@ -49,8 +63,10 @@ TOKENIZERS = {
     "dataset_config.merge_file": (None, GPT2),
 }
 # rows that act when communication starts
-AT_START = {"parallel_config.distributed_timeout_minutes": (11, "timeout", 660.0),
-            "parallel_config.communication_backend": ("shm", "backend", "shm")}
+AT_START = {
+    "parallel_config.distributed_timeout_minutes": (11, "timeout", 660.0),
+    "parallel_config.communication_backend": ("shm", "backend", "shm"),
+}
 
 
 def comes_later(row):
@@ -66,8 +82,13 @@ def case_of(row):
 
 
 def is_run(row):
-    return (row.status == "works" and case_of(row)[2]["facet"] in AT_RUN_TIME and not comes_later(row)
-            and "profile" not in row.path and row.path not in {**REFUSALS, **AT_START})
+    return (
+        row.status == "works"
+        and case_of(row)[2]["facet"] in AT_RUN_TIME
+        and not comes_later(row)
+        and "profile" not in row.path
+        and row.path not in {**REFUSALS, **AT_START}
+    )
 
 
 RUN = [row for row in ROWS if is_run(row)]
@@ -121,8 +142,13 @@ class Runs:
 @pytest.fixture(scope="module")
 def runs(world, tmp_path_factory):
     folder = str(tmp_path_factory.mktemp("rows"))
-    saved = {"training_config.save_enabled": True, "training_config.save_interval": 1, "training_config.training_iters": 2,
-             "training_config.output_dir": os.path.join(folder, "saved"), "model_config.hidden_dropout": 0.25}
+    saved = {
+        "training_config.save_enabled": True,
+        "training_config.save_interval": 1,
+        "training_config.training_iters": 2,
+        "training_config.output_dir": os.path.join(folder, "saved"),
+        "model_config.hidden_dropout": 0.25,
+    }
     write_data(os.path.join(folder, "data"))
     made = Runs(world, folder)
     assert made((saved,), {"world": 1})[0]["error"] is None
@@ -177,6 +203,7 @@ def start_of_communication(settings):
     """The arguments by which a process joins the others."""
     from mindspeed_ms.core import comm
     from mindspeed_ms.training import utils
+
     asked, real = {}, utils.comm
     utils.comm = types.SimpleNamespace(**{**vars(comm), "is_initialized": lambda: False, "init": asked.update})
     try:
@@ -189,8 +216,8 @@ def start_of_communication(settings):
 @pytest.mark.parametrize("path", AT_START)
 def test_row_acts_when_communication_starts(world, tmp_path, path):
     value, name, expected = AT_START[path]
-    plain, = world(1)(start_of_communication, settings_with(str(tmp_path)))
-    changed, = world(1)(start_of_communication, settings_with(str(tmp_path), {path: value}))
+    (plain,) = world(1)(start_of_communication, settings_with(str(tmp_path)))
+    (changed,) = world(1)(start_of_communication, settings_with(str(tmp_path), {path: value}))
     assert plain[name] != changed[name] == expected
 
 

@@ -1,4 +1,5 @@
 """Cross entropy over a split vocabulary: goldens, label smoothing, state per call."""
+
 import numpy as np
 import pytest
 
@@ -17,6 +18,7 @@ def goldens():
     from mindspeed_ms.core import parallel_state
     from mindspeed_ms.core.tensor_parallel.cross_entropy import VocabParallelCrossEntropy
     from mindspeed_ms.training.loss_func import LossWithMask
+
     parallel_state.initialize_model_parallel()
     loss = VocabParallelCrossEntropy()
     two = loss(Tensor(np.array([[2.0, 1.0, 0.2]] * 2, np.float32)), Tensor(np.array([1, 1], np.int32)))
@@ -51,6 +53,7 @@ def losses(size, smoothing):
 
     from mindspeed_ms.core import autograd, parallel_state
     from mindspeed_ms.core.tensor_parallel.cross_entropy import VocabParallelCrossEntropy
+
     parallel_state.initialize_model_parallel(size)
     logits, target = _data()
     own = np.split(logits, size, -1)[parallel_state.get_tensor_model_parallel_rank()]
@@ -88,6 +91,7 @@ def overwritten():
 
     from mindspeed_ms.core import autograd, parallel_state
     from mindspeed_ms.core.tensor_parallel.cross_entropy import VocabParallelCrossEntropy
+
     parallel_state.initialize_model_parallel()
     logits, target = _data()
     leaf = autograd.set_requires_grad(Tensor.from_numpy(logits))

@@ -1,12 +1,20 @@
 """Each mapping forward and backward against numpy, on 2 and 4 ranks."""
+
 import numpy as np
 import pytest
 
 SHAPE = (8, 3, 8)
-GATHERED = ("gather_from_sequence_parallel_region", "gather_from_tensor_model_parallel_region",
-            "all_gather_last_dim_from_tensor_parallel_region")
-SCATTERED = ("scatter_to_sequence_parallel_region", "scatter_to_tensor_model_parallel_region",
-             "reduce_scatter_to_sequence_parallel_region", "reduce_scatter_last_dim_to_tensor_parallel_region")
+GATHERED = (
+    "gather_from_sequence_parallel_region",
+    "gather_from_tensor_model_parallel_region",
+    "all_gather_last_dim_from_tensor_parallel_region",
+)
+SCATTERED = (
+    "scatter_to_sequence_parallel_region",
+    "scatter_to_tensor_model_parallel_region",
+    "reduce_scatter_to_sequence_parallel_region",
+    "reduce_scatter_last_dim_to_tensor_parallel_region",
+)
 
 
 def _run(function, array, weight):
@@ -14,6 +22,7 @@ def _run(function, array, weight):
     from mindspore import Tensor
 
     from mindspeed_ms.core import autograd
+
     tensor = autograd.set_requires_grad(Tensor.from_numpy(array.copy()))
     output = function(tensor)
     autograd.backward(output, Tensor.from_numpy(np.ascontiguousarray(weight.astype(np.float32))))
@@ -28,6 +37,7 @@ def run_all(size):
     """Every mapping on this rank; assertions inside."""
     from mindspeed_ms.core import parallel_state
     from mindspeed_ms.core.tensor_parallel import mapping_cells, mappings
+
     parallel_state.initialize_model_parallel(size)
     rank = parallel_state.get_tensor_model_parallel_rank()
     inputs = [_values(index, SHAPE) for index in range(size)]
@@ -91,6 +101,7 @@ def uneven():
 
     from mindspeed_ms.core import parallel_state
     from mindspeed_ms.core.tensor_parallel import mappings
+
     parallel_state.initialize_model_parallel(2)
     group, rank = parallel_state.get_tensor_model_parallel_group(), parallel_state.get_tensor_model_parallel_rank()
     sizes = [3, 1]

@@ -1,4 +1,5 @@
 """Groups, ranks and errors of the parallel grid."""
+
 import pytest
 
 
@@ -11,6 +12,7 @@ def grid_of_four():
     """tp2 x pp2 with two virtual chunks."""
     from mindspeed_ms.core import comm
     from mindspeed_ms.core import parallel_state as state
+
     _raises(RuntimeError, "not initialised", state.get_tensor_model_parallel_rank)
     assert not state.model_parallel_is_initialized()
     state.initialize_model_parallel(2, 2, 2)
@@ -57,6 +59,7 @@ def errors_and_hierarchy():
     """Every refusal, then nested context-parallel groups."""
     from mindspeed_ms.core import comm
     from mindspeed_ms.core import parallel_state as state
+
     start = state.initialize_model_parallel
     _raises(RuntimeError, "multiple of 3", start, 3)
     _raises(RuntimeError, "at least 2", start, virtual_pipeline_model_parallel_size=2)
@@ -80,6 +83,7 @@ def expert_groups():
     """ep2 with expert tensor parallelism 1 on tp2."""
     from mindspeed_ms.core import comm
     from mindspeed_ms.core import parallel_state as state
+
     state.initialize_model_parallel(2, expert_model_parallel_size=2, expert_tensor_parallel_size=1)
     rank = comm.get_rank()
     assert state.get_expert_tensor_parallel_world_size() == 1

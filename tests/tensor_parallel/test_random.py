@@ -1,4 +1,5 @@
 """Initial weights that do not depend on the layout, and recomputation that repeats its random numbers."""
+
 from contextlib import nullcontext
 
 import numpy as np
@@ -9,6 +10,7 @@ def initial_weights(size):
     from mindspeed_ms.config import ModelParallelConfig
     from mindspeed_ms.core import parallel_state
     from mindspeed_ms.core.tensor_parallel import ColumnParallelLinear, RowParallelLinear, model_parallel_manual_seed
+
     parallel_state.initialize_model_parallel(size)
     config = ModelParallelConfig(tensor_model_parallel_size=size)
     runs = []
@@ -25,6 +27,7 @@ def initial_weights(size):
 
 def test_initial_weights_do_not_depend_on_the_layout(world):
     from mindspeed_ms.layout.parameters import join
+
     whole = []
     for size in (1, 2, 4):
         results = world(size)(initial_weights, size)
@@ -42,6 +45,7 @@ def recomputed(size, distribute):
     from mindspeed_ms import ops
     from mindspeed_ms.core import autograd, parallel_state
     from mindspeed_ms.core.tensor_parallel import checkpoint, get_rng_tracker, model_parallel_manual_seed
+
     parallel_state.initialize_model_parallel(size)
     weight = autograd.set_requires_grad(Tensor.from_numpy(np.random.RandomState(1).randn(6, 6).astype(np.float32)))
 
@@ -60,8 +64,14 @@ def recomputed(size, distribute):
         output = run(run(x, 2.0), 1.0)
         after = get_rng_tracker().current.uniform((2,)).asnumpy().copy()
         autograd.backward(output)
-        results.append([output.asnumpy().copy(), autograd.tensor_grad(x).asnumpy().copy(),
-                        autograd.tensor_grad(weight).asnumpy().copy(), after])
+        results.append(
+            [
+                output.asnumpy().copy(),
+                autograd.tensor_grad(x).asnumpy().copy(),
+                autograd.tensor_grad(weight).asnumpy().copy(),
+                after,
+            ]
+        )
     for plain, again in zip(*results):
         np.testing.assert_array_equal(plain, again)
     return True
@@ -79,6 +89,7 @@ def gradient_inside(frozen_input):
     from mindspeed_ms import ops
     from mindspeed_ms.core import autograd, parallel_state
     from mindspeed_ms.core.tensor_parallel import checkpoint
+
     parallel_state.initialize_model_parallel(1)
     weight = autograd.set_requires_grad(Tensor.from_numpy(np.ones((3, 3), np.float32)))
     x = autograd.set_requires_grad(Tensor.from_numpy(np.ones((2, 3), np.float32)), not frozen_input)
@@ -97,6 +108,7 @@ def batches():
 
     from mindspeed_ms.core import parallel_state
     from mindspeed_ms.core.tensor_parallel import broadcast_data
+
     parallel_state.initialize_model_parallel(2)
     is_first = parallel_state.get_tensor_model_parallel_rank() == 0
     data = {"tokens": Tensor(np.arange(6).reshape(2, 3).astype(np.int32)), "mask": Tensor(np.ones(2, np.float32))}

@@ -1,4 +1,5 @@
 """The command line for checkpoints: no device, no MindSpore, the same values in every layout."""
+
 import json
 import os
 import subprocess
@@ -19,9 +20,20 @@ from mindspeed_ms.tools.checkpoint import rewrite
 from mindspeed_ms.tools.checkpoint.__main__ import main
 from tests.checkpoint.test_format import damage, write_checkpoint
 
-CONFIG = {"model_config": {"num_layers": 4, "hidden_size": 16, "num_attention_heads": 4, "ffn_hidden_size": 32, "seq_length": 8,
-                           "vocab_size": 24, "hidden_act": "swiglu", "untie_embeddings_and_output_weights": True,
-                           "position_embedding_type": "rope", "normalization": "RMSNorm"}}
+CONFIG = {
+    "model_config": {
+        "num_layers": 4,
+        "hidden_size": 16,
+        "num_attention_heads": 4,
+        "ffn_hidden_size": 32,
+        "seq_length": 8,
+        "vocab_size": 24,
+        "hidden_act": "swiglu",
+        "untie_embeddings_and_output_weights": True,
+        "position_embedding_type": "rope",
+        "normalization": "RMSNorm",
+    }
+}
 WORDS = "language_model.embedding.word_embeddings.weight"
 PROJECTION = "language_model.encoder.layers.1.mlp.projection.weight"
 
@@ -33,15 +45,22 @@ def save(folder, iteration=7, change=None, dtype="bfloat16", vocab_size=20):
     for described in describe_whole_model(config):
         shape = described.sharding.global_shape
         grouping[described.name] = described.grouping
-        values[described.name] = [dtype, random.uniform(1, 2, shape).astype(np.float16).view(np.uint16).view(numpy_dtype(dtype))
-                                  if dtype != "float32" else random.uniform(1, 2, shape).astype(np.float32)]
+        values[described.name] = [
+            dtype,
+            random.uniform(1, 2, shape).astype(np.float16).view(np.uint16).view(numpy_dtype(dtype))
+            if dtype != "float32"
+            else random.uniform(1, 2, shape).astype(np.float32),
+        ]
         values[optimizer_key("exp_avg", described.name)] = ["float32", random.uniform(1, 2, shape).astype(np.float32)]
     if change is not None:
         change(values)
     path = folders.checkpoint_folder(str(folder), iteration)
     os.makedirs(path)
-    write_checkpoint(path, {key: (kind, array, [whole_slice(ParameterSharding.replicated(array.shape))])
-                            for key, (kind, array) in values.items()}, iteration=iteration)
+    write_checkpoint(
+        path,
+        {key: (kind, array, [whole_slice(ParameterSharding.replicated(array.shape))]) for key, (kind, array) in values.items()},
+        iteration=iteration,
+    )
     manifest = Manifest.read(path)
     manifest.args, manifest.vocab_size, manifest.states = config.to_dict(), vocab_size, {"train_state": {"iteration": 7}}
     for key, stored in manifest.tensors.items():
@@ -84,16 +103,31 @@ def test_reshard(capsys, tmp_path, saved, layout):
     assert code == 0, error
     assert run(capsys, "diff", saved, tmp_path / "new")[0] == 0
     assert run(capsys, "verify", tmp_path / "new")[0] == 0
-    config = init_configs_from_dict({**CONFIG, "parallel_config": {
-        "tensor_model_parallel_size": tp, "pipeline_model_parallel_size": pp, "virtual_pipeline_model_parallel_size": vpp}})
+    config = init_configs_from_dict(
+        {
+            **CONFIG,
+            "parallel_config": {
+                "tensor_model_parallel_size": tp,
+                "pipeline_model_parallel_size": pp,
+                "virtual_pipeline_model_parallel_size": vpp,
+            },
+        }
+    )
     world = WorldLayout.from_config(config, tp * pp * dp)
     manifest = Manifest.read(tmp_path / "new" / "iter_0000007")
     for rank in range(world.world_size):
         at = world.coordinates(rank)
-        wanted = {described.name: described.sharding for described in describe_parameters(config, at)
-                  if at.dp == 0 and (at.tp == 0 or described.tensor_parallel)}
-        found = {key: piece.slice.sharding for key, stored in manifest.tensors.items() for piece in stored.pieces
-                 if piece.file == f"state_{rank:05d}.safetensors" and not key.startswith("optimizer")}
+        wanted = {
+            described.name: described.sharding
+            for described in describe_parameters(config, at)
+            if at.dp == 0 and (at.tp == 0 or described.tensor_parallel)
+        }
+        found = {
+            key: piece.slice.sharding
+            for key, stored in manifest.tensors.items()
+            for piece in stored.pieces
+            if piece.file == f"state_{rank:05d}.safetensors" and not key.startswith("optimizer")
+        }
         assert found == wanted
 
 
@@ -157,14 +191,18 @@ def other_copy(pieces):
     pieces.append(type(first)(first.slice, first.file, first.start - 64, first.stop - 64, "0" * 16, "0" * 16))
 
 
-@pytest.mark.parametrize(("change", "words"), [
-    (lambda path: damage(path / "state_00000.safetensors", "flip"), "the check sum of tensor"),
-    (lambda path: damage(path / "state_00000.safetensors", "truncate"), "bytes instead of"),
-    (lambda path: damage(path / MANIFEST_FILE, "flip"), "its check sum is wrong"),
-    (lambda path: damage(path / MANIFEST_FILE, "remove"), f"no {MANIFEST_FILE}"),
-    (lambda path: edited(path, lambda pieces: pieces.clear()), "elements 0 to 384 are stored nowhere"),
-    (lambda path: edited(path, other_copy), "hold different values of the same elements"),
-], ids=["flip", "truncate", "manifest flipped", "manifest missing", "part missing", "copies differ"])
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda path: damage(path / "state_00000.safetensors", "flip"), "the check sum of tensor"),
+        (lambda path: damage(path / "state_00000.safetensors", "truncate"), "bytes instead of"),
+        (lambda path: damage(path / MANIFEST_FILE, "flip"), "its check sum is wrong"),
+        (lambda path: damage(path / MANIFEST_FILE, "remove"), f"no {MANIFEST_FILE}"),
+        (lambda path: edited(path, lambda pieces: pieces.clear()), "elements 0 to 384 are stored nowhere"),
+        (lambda path: edited(path, other_copy), "hold different values of the same elements"),
+    ],
+    ids=["flip", "truncate", "manifest flipped", "manifest missing", "part missing", "copies differ"],
+)
 def test_verify(capsys, tmp_path, change, words):
     for iteration in (7, 9):
         save(tmp_path / "run", iteration)
@@ -180,8 +218,12 @@ def test_verify(capsys, tmp_path, change, words):
 def test_overlapping_parts_and_wrong_headers(capsys, saved):
     path = os.path.join(saved, "iter_0000007")
     rows = whole_slice(ParameterSharding((24, 16), 0, ((4, 8),)))
-    edited(path, lambda pieces: pieces.append(type(pieces[0])(
-        rows, pieces[0].file, pieces[0].start, pieces[0].start + 128, "0" * 16, "0" * 16)))
+    edited(
+        path,
+        lambda pieces: pieces.append(
+            type(pieces[0])(rows, pieces[0].file, pieces[0].start, pieces[0].start + 128, "0" * 16, "0" * 16)
+        ),
+    )
     assert f"{WORDS}: elements 64 to 128 are stored twice" in run(capsys, "verify", path)[1]
     name = os.path.join(path, "state_00000.safetensors")
     with open(name, "r+b") as file:
@@ -193,6 +235,7 @@ def test_overlapping_parts_and_wrong_headers(capsys, saved):
 
 def test_merge(capsys, tmp_path):
     from safetensors.numpy import load_file
+
     saved = tmp_path / "run"
     save(saved, dtype="float16")
     assert run(capsys, "reshard", saved, tmp_path / "cut", "--tensor-model-parallel-size", 2, "--data-parallel-size", 3)[0] == 0
@@ -215,12 +258,18 @@ def test_merge(capsys, tmp_path):
 
 def test_memory_is_bounded_by_the_largest_tensor(tmp_path):
     shape = (256, 16384)
-    values = {f"weight{number}": ("float32", np.ones(shape, np.float32), [
-        whole_slice(ParameterSharding.contiguous(shape, 1, index, 4)) for index in range(4)]) for number in range(3)}
+    values = {
+        f"weight{number}": (
+            "float32",
+            np.ones(shape, np.float32),
+            [whole_slice(ParameterSharding.contiguous(shape, 1, index, 4)) for index in range(4)],
+        )
+        for number in range(3)
+    }
     os.makedirs(tmp_path / "large")
     write_checkpoint(tmp_path / "large", values)
     with CheckpointReader(tmp_path / "large") as reader:
-        cut = rewrite.whole_cut(reader.manifest, 10 ** 9)
+        cut = rewrite.whole_cut(reader.manifest, 10**9)
         tracemalloc.start()
         rewrite.write_checkpoint(reader, str(tmp_path / "out"), cut)
         peak = tracemalloc.get_traced_memory()[1]
@@ -284,8 +333,15 @@ def test_no_mindspore_is_imported():
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-@pytest.mark.parametrize("arguments", [("merge", "--max-file-size", "nan"), ("merge", "--max-file-size", "0"),
-                                       ("diff", "--rtol", "-1"), ("diff", "--atol", "nan")])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("merge", "--max-file-size", "nan"),
+        ("merge", "--max-file-size", "0"),
+        ("diff", "--rtol", "-1"),
+        ("diff", "--atol", "nan"),
+    ],
+)
 def test_numbers_are_looked_at(capsys, saved, tmp_path, arguments):
     command, *options = arguments
     with pytest.raises(SystemExit) as ended:

@@ -11,8 +11,10 @@ from mindspeed_ms.tools import follow_log
 def test_shows_everything_until_the_process_has_ended(tmp_path):
     """A file that appears late, lines written in parts, and the last words of the process."""
     path = tmp_path / "worker_0.log"
-    code = ("import sys, time; time.sleep(0.3); f = open(sys.argv[1], 'w'); "
-            "[(f.write(part), f.flush(), time.sleep(0.1)) for part in ('one\\ntw', 'o\\nthree', '\\nlast')]")
+    code = (
+        "import sys, time; time.sleep(0.3); f = open(sys.argv[1], 'w'); "
+        "[(f.write(part), f.flush(), time.sleep(0.1)) for part in ('one\\ntw', 'o\\nthree', '\\nlast')]"
+    )
     process = subprocess.Popen([sys.executable, "-c", code, str(path)])
     reaper = threading.Thread(target=process.wait)
     reaper.start()

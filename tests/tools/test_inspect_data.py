@@ -17,6 +17,7 @@ def call(tmp_path, monkeypatch, capsys):
     def run(*arguments):
         code = inspect_data.main([str(argument) for argument in arguments])
         return code, *capsys.readouterr()
+
     return run
 
 
@@ -61,8 +62,12 @@ def test_conversations(call, tmp_path):
 
 
 def test_pairs(call):
-    for field, sequences in (("chosen_input_ids", [[1, 2, 3]]), ("chosen_labels", [[-100, 2, 3]]),
-                             ("rejected_input_ids", [[1, 4]]), ("rejected_labels", [[-100, 4]])):
+    for field, sequences in (
+        ("chosen_input_ids", [[1, 2, 3]]),
+        ("chosen_labels", [[-100, 2, 3]]),
+        ("rejected_input_ids", [[1, 4]]),
+        ("rejected_labels", [[-100, 4]]),
+    ):
         write_field("pairs", field, sequences)
     code, output, _ = call("pairs")
     assert code == 0 and "chosen 0 (3 tokens):\n1 ⟦2 3 ⟧" in output and "rejected 0 (2 tokens):\n1 ⟦4 ⟧" in output

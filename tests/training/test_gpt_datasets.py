@@ -1,4 +1,5 @@
 """Megatron's datasets as a configuration names them: provider, data-parallel ranks, resuming, errors."""
+
 import numpy as np
 import pytest
 
@@ -22,6 +23,7 @@ def loaded(settings, consumed, count):
     """Tokens of `count` micro-batches of this rank (runs in a world)."""
     from mindspeed_ms.training.data import build_pretraining_data_loader, get_train_valid_test_num_samples
     from mindspeed_ms.training.utils import set_parallel_context
+
     all_config = config(**settings)
     set_parallel_context(all_config.parallel_config)
     datasets = gpt_datasets.build_datasets(all_config, get_train_valid_test_num_samples(all_config))
@@ -31,8 +33,14 @@ def loaded(settings, consumed, count):
 
 @pytest.mark.parametrize("dataloader_type", ["single", "cyclic"])
 def test_ranks_share_the_samples_and_resume_exactly(world, tmp_path, dataloader_type):
-    settings = {"data_path": ["0.3", files(tmp_path), "0.7", files(tmp_path, "y", 20)], "split": "90,5,5", "batch_size": 2,
-                "global_batch_size": 8, "data_cache_path": str(tmp_path / "cache"), "dataloader_type": dataloader_type}
+    settings = {
+        "data_path": ["0.3", files(tmp_path), "0.7", files(tmp_path, "y", 20)],
+        "split": "90,5,5",
+        "batch_size": 2,
+        "global_batch_size": 8,
+        "data_cache_path": str(tmp_path / "cache"),
+        "dataloader_type": dataloader_type,
+    }
     whole = world(2)(loaded, settings, 0, 12)
     assert whole[0][1] == whole[1][1] and all(whole[0][1])
     resumed = world(2)(loaded, settings, 8 * 2, 8)
@@ -50,8 +58,12 @@ def test_what_is_indexed_and_what_is_text(tmp_path):
     text.write_text("words")
     assert not gpt_datasets.names_indexed_files(config(data_path=[str(text)]))
     assert not gpt_datasets.names_indexed_files(config())
-    for settings in ({"data_path": [prefix]}, {"data_path": ["1", "missing"]}, {"mock_data": True},
-                     {"train_data_path": [prefix], "valid_data_path": [prefix]}):
+    for settings in (
+        {"data_path": [prefix]},
+        {"data_path": ["1", "missing"]},
+        {"mock_data": True},
+        {"train_data_path": [prefix], "valid_data_path": [prefix]},
+    ):
         assert gpt_datasets.names_indexed_files(config(**settings))
     for ending in (".bin", ".idx"):  # small ids may be valid text
         named = config(data_path=[prefix + ending])
@@ -71,15 +83,17 @@ def test_what_is_not_needed_is_none_and_what_is_missing_is_told(tmp_path):
     with pytest.raises(DatasetError, match="split leaves no documents"):
         gpt_datasets.build_datasets(config(data_path=[prefix], split="0,1,0"), (9, 9, 9))
     with pytest.raises(DatasetError, match="create_attention_mask_in_dataloader False"):
-        gpt_datasets.gpt_dataset_config(config(data_path=[prefix], reset_attention_mask=True,
-                                               create_attention_mask_in_dataloader=False))
+        gpt_datasets.gpt_dataset_config(
+            config(data_path=[prefix], reset_attention_mask=True, create_attention_mask_in_dataloader=False)
+        )
 
 
 def test_samples_follow_the_options(tmp_path):
     prefix = files(tmp_path)
     plain = gpt_datasets.build_datasets(config(data_path=[prefix]), (9, 0, 0))[0][0]
-    reset = gpt_datasets.build_datasets(config(data_path=[prefix], reset_attention_mask=True, reset_position_ids=True,
-                                               eod_mask_loss=True), (9, 0, 0))[0]
+    reset = gpt_datasets.build_datasets(
+        config(data_path=[prefix], reset_attention_mask=True, reset_position_ids=True, eod_mask_loss=True), (9, 0, 0)
+    )[0]
     assert "attention_mask" not in plain  # the model applies a causal one
     sample = next(reset[index] for index in range(9) if 0 in reset[index]["tokens"][:-1])
     end = sample["tokens"].tolist().index(0)

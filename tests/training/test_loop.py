@@ -1,4 +1,5 @@
 """Errors, reports, evaluation and small tools of the training loop."""
+
 import logging
 import os
 import re
@@ -34,14 +35,23 @@ def bad_batches(folder):
 
 
 def test_bad_data_is_named(world, tmp_path):
-    messages, = world(1)(bad_batches, tmp_path)
-    for message, words in zip(messages, [
-            "lacks labels, loss_mask and has unknown label", "a batch has 3 rows: expected 4",
+    (messages,) = world(1)(bad_batches, tmp_path)
+    for message, words in zip(
+        messages,
+        [
+            "lacks labels, loss_mask and has unknown label",
+            "a batch has 3 rows: expected 4",
             "entry 'labels' of a batch has 2",
-            "a batch is a list", "entry 'tokens' of a batch is a list that makes no array",
-            "training data is empty", "train_data_loader is None on tensor-parallel rank 0",
-            "train_data_loader is a int", "the dataset has 1 samples", "ran out after iteration 2 of 6",
-            "nothing to train: training_iters is 0"]):
+            "a batch is a list",
+            "entry 'tokens' of a batch is a list that makes no array",
+            "training data is empty",
+            "train_data_loader is None on tensor-parallel rank 0",
+            "train_data_loader is a int",
+            "the dataset has 1 samples",
+            "ran out after iteration 2 of 6",
+            "nothing to train: training_iters is 0",
+        ],
+    ):
         assert words in message, message
 
 
@@ -49,21 +59,27 @@ def bad_arguments(folder):
     messages = []
     for arguments in ({"model_type": "retro_encoder"}, {"model_provider_func": None}):
         from mindspeed_ms.training.training import pretrain
+
         with pytest.raises(ValueError) as caught:
-            pretrain(None, **{"model_provider_func": tiny.model_provider, "model_type": None, **arguments},
-                     all_config=tiny.make_config(folder), train_data_loader=BATCHES)
+            pretrain(
+                None,
+                **{"model_provider_func": tiny.model_provider, "model_type": None, **arguments},
+                all_config=tiny.make_config(folder),
+                train_data_loader=BATCHES,
+            )
         messages.append(str(caught.value))
     return messages
 
 
 def test_bad_arguments_are_named(world, tmp_path):
-    messages, = world(1)(bad_arguments, tmp_path)
+    (messages,) = world(1)(bad_arguments, tmp_path)
     assert "'retro_encoder'" in messages[0] and "model_provider_func" in messages[1]
 
 
 def nan_loss(folder, go_on):
     from mindspeed_ms.core import comm
     from mindspeed_ms.training.train_step import NonFiniteLossError
+
     batches = [{**batch, "scale": np.ones((4, tiny.LENGTH), np.float32)} for batch in BATCHES]
     if comm.get_rank() == 1:
         batches[2] = {**batches[2], "scale": np.full((4, tiny.LENGTH), np.nan, np.float32)}
@@ -98,11 +114,12 @@ def logged(folder):
 
 
 def test_log_line_has_upstreams_form(world, tmp_path):
-    (lines, metrics, picture), = world(1)(logged, tmp_path)
+    ((lines, metrics, picture),) = world(1)(logged, tmp_path)
     pattern = re.compile(
         r"Epoch: 0, Step: (\d), Loss: \d+\.\d{16}, Finite_grads: True, Loss_scale: 1\.0, Learning_rate: "
         r"0\.0500000000000000, "
-        r"Grad_norm: \d+\.\d+, Time: \d+\.\d\d ms, Iteration: \1/6, Consumed_samples: \d+, Tokens_per_second: \d+\.\d$")
+        r"Grad_norm: \d+\.\d+, Time: \d+\.\d\d ms, Iteration: \1/6, Consumed_samples: \d+, Tokens_per_second: \d+\.\d$"
+    )
     found = [line for line in lines if line.startswith("Epoch")]
     assert len(found) == 3 and all(pattern.match(line) for line in found)
     assert [line["iteration"] for line in metrics] == [2, 4, 6]
@@ -115,13 +132,19 @@ def evaluated(folder):
     seen = []
     config = {"training": {"eval_interval": 3, "eval_iters": 2}}
     valid = [tiny.samples(4, 50), tiny.samples(4, 51)]
-    run_pretrain(folder, BATCHES, config, valid_data_loader=valid, test_data_loader=valid[:1],
-                 process_non_loss_data_func=lambda data, iteration, writer: seen.append((len(data), iteration, writer)))
+    run_pretrain(
+        folder,
+        BATCHES,
+        config,
+        valid_data_loader=valid,
+        test_data_loader=valid[:1],
+        process_non_loss_data_func=lambda data, iteration, writer: seen.append((len(data), iteration, writer)),
+    )
     return [line for line in read_metrics(folder) if "loss" not in line], seen
 
 
 def test_evaluation_reports_the_loss_over_all_tokens(world, tmp_path):
-    (lines, seen), = world(1)(evaluated, tmp_path)
+    ((lines, seen),) = world(1)(evaluated, tmp_path)
     model = tiny.Reference()
     for micro_batches in MICRO_BATCHES[:3]:
         model.step(micro_batches)
@@ -142,21 +165,22 @@ def epochs(folder):
 
 
 def test_epochs_end_the_training(world, tmp_path):
-    (count, steps), = world(1)(epochs, tmp_path)
+    ((count, steps),) = world(1)(epochs, tmp_path)
     assert count == 6 and steps == [(0, 1), (0, 2), (0, 3), (1, 1), (1, 2), (1, 3)]
 
 
 def ramped(folder):
-    config = {"dataset": {"rampup_batch_size": [2, 2, 8], "global_batch_size": 6, "batch_size": 1,
-                          "micro_batch_num": 6},
-              "training": {"training_iters": 0}}
+    config = {
+        "dataset": {"rampup_batch_size": [2, 2, 8], "global_batch_size": 6, "batch_size": 1, "micro_batch_num": 6},
+        "training": {"training_iters": 0},
+    }
     config["dataset"]["train_samples"] = 30
     run_pretrain(folder, tiny.Samples(40), config)
     return [line["consumed_samples"] for line in read_metrics(folder)]
 
 
 def test_batch_size_ramp_up(world, tmp_path):
-    consumed, = world(1)(ramped, tmp_path)
+    (consumed,) = world(1)(ramped, tmp_path)
     assert consumed == [2, 4, 8, 14, 20, 26]
 
 
@@ -165,13 +189,14 @@ def without_tensorboard(folder):
 
 
 def test_tensorboard_without_a_library_is_an_error(world, tmp_path):
-    message, = world(1)(without_tensorboard, tmp_path)
+    (message,) = world(1)(without_tensorboard, tmp_path)
     assert "tensorboardX" in message
 
 
 def seeds():
     from mindspeed_ms.core import parallel_state, rng
     from mindspeed_ms.training.utils import set_seed
+
     parallel_state.initialize_model_parallel(tensor_model_parallel_size=2)
     set_seed(11)
     tracker = rng.get_rng_tracker()
@@ -201,11 +226,34 @@ def arguments():
     unset_global_variables()
     with pytest.raises(RuntimeError, match="initialize_megatron"):
         get_args()
-    words = ["--num-layers", "1", "--hidden-size", "8", "--num-attention-heads", "2", "--seq-length", "8",
-             "--train-iters", "10",
-             "--max-position-embeddings", "8", "--micro-batch-size", "2", "--global-batch-size", "8", "--lr", "1e-3",
-             "--flavour",
-             "sweet", "--eval-iters", "3", "--eval-interval", "5", "--vocab-size", "100"]
+    words = [
+        "--num-layers",
+        "1",
+        "--hidden-size",
+        "8",
+        "--num-attention-heads",
+        "2",
+        "--seq-length",
+        "8",
+        "--train-iters",
+        "10",
+        "--max-position-embeddings",
+        "8",
+        "--micro-batch-size",
+        "2",
+        "--global-batch-size",
+        "8",
+        "--lr",
+        "1e-3",
+        "--flavour",
+        "sweet",
+        "--eval-iters",
+        "3",
+        "--eval-interval",
+        "5",
+        "--vocab-size",
+        "100",
+    ]
     initialize_megatron(extra, {"weight_decay": 0.25}, argv=words)
     config = get_all_config()
     set_parallel_context(config.parallel_config)
@@ -219,13 +267,14 @@ def arguments():
 
 
 def test_arguments_reach_the_script_and_the_configuration(world):
-    result, = world(1)(arguments)
+    (result,) = world(1)(arguments)
     assert result == ("sweet", 0.25, (80, 72, 24))
 
 
 def context_groups(algorithm):
     from mindspeed_ms.core import parallel_state
     from mindspeed_ms.training.utils import set_parallel_context
+
     parallel = {"context_parallel_size": 2, "context_parallel_algo": algorithm}
     set_parallel_context(tiny.make_config(".", parallel=parallel).parallel_config)
     return list(parallel_state.get_ring_group().ranks), list(parallel_state.get_ulysses_group().ranks)
@@ -245,6 +294,7 @@ def from_the_command_line(folder):
     from mindspeed_ms.training.global_vars import get_all_config, get_args, unset_global_variables
     from mindspeed_ms.training.training import pretrain
     from mindspeed_ms.training.utils import set_parallel_context
+
     unset_global_variables()
     seen = {}
 
@@ -256,11 +306,38 @@ def from_the_command_line(folder):
         seen["numbers"], seen["rows"] = numbers, get_args().corpus_rows
         return tiny.Samples(get_args().corpus_rows), None, None
 
-    words, sys.argv = sys.argv, [
-        "pretrain.py", "--hidden-size", "8", "--num-attention-heads", "2", "--seq-length", "8", "--train-iters", "3",
-        "--max-position-embeddings", "8", "--micro-batch-size", "2", "--global-batch-size", "4", "--lr", "1e-2",
-        "--vocab-size", "100", "--corpus-rows", "12", "--save", str(folder), "--lr-decay-style", "constant",
-        "--eval-interval", "1000"]
+    words, sys.argv = (
+        sys.argv,
+        [
+            "pretrain.py",
+            "--hidden-size",
+            "8",
+            "--num-attention-heads",
+            "2",
+            "--seq-length",
+            "8",
+            "--train-iters",
+            "3",
+            "--max-position-embeddings",
+            "8",
+            "--micro-batch-size",
+            "2",
+            "--global-batch-size",
+            "4",
+            "--lr",
+            "1e-2",
+            "--vocab-size",
+            "100",
+            "--corpus-rows",
+            "12",
+            "--save",
+            str(folder),
+            "--lr-decay-style",
+            "constant",
+            "--eval-interval",
+            "1000",
+        ],
+    )
     try:
         run = pretrain(provide, tiny.model_provider, None, extra_args_provider=extra, args_defaults={"num_layers": 1})
         loader = build_pretraining_data_loader(tiny.Samples(12), 4)
@@ -275,7 +352,7 @@ def from_the_command_line(folder):
 
 
 def test_configuration_from_the_command_line(world, tmp_path):
-    (consumed, seen, tokens, numbers), = world(1)(from_the_command_line, tmp_path)
+    ((consumed, seen, tokens, numbers),) = world(1)(from_the_command_line, tmp_path)
     assert consumed == 12 and seen["rows"] == 12 and seen["numbers"][0] == 12 and numbers == seen["numbers"]
     assert np.array_equal(tokens, tiny.samples(12)["tokens"][4:6])
 
@@ -300,6 +377,7 @@ class Recorder:
 
 def events(folder):
     from mindspeed_ms.training.global_vars import set_tensorboard_writer
+
     recorder = Recorder()
     set_tensorboard_writer(recorder)
     try:
@@ -311,15 +389,21 @@ def events(folder):
 
 
 def test_tensorboard_gets_the_same_numbers(world, tmp_path):
-    names, = world(1)(events, tmp_path)
-    assert names == {"loss": [2, 4, 6], "learning-rate": [2, 4, 6], "grad-norm": [2, 4, 6], "loss-scale": [2, 4, 6],
-                     "valid-loss": [3, 6]}
+    (names,) = world(1)(events, tmp_path)
+    assert names == {
+        "loss": [2, 4, 6],
+        "learning-rate": [2, 4, 6],
+        "grad-norm": [2, 4, 6],
+        "loss-scale": [2, 4, 6],
+        "valid-loss": [3, 6],
+    }
 
 
 def unequal_weights():
     from mindspeed_ms.core import comm, storage
     from mindspeed_ms.training.housekeeping import check_weights_across_data_parallel_ranks
     from tests.optimizer.test_optimizer import make
+
     chunk, _ = make()
     check_weights_across_data_parallel_ranks([chunk], 3)
     if comm.get_rank() == 1:
@@ -336,6 +420,7 @@ def test_unequal_weights_name_iteration_and_ranks(world):
 
 def collected(folder):
     import gc
+
     counts = []
     gc.callbacks.append(lambda phase, details: counts.append(phase))
     try:
@@ -357,16 +442,17 @@ def ramp_up(folder):
         numbers.extend(samples)
         return tiny.Samples(28), None, None
 
-    config = {"dataset": {"global_batch_size": 8, "micro_batch_num": 4, "rampup_batch_size": [4, 4, 8],
-                          "train_samples": 28},
-              "training": {"training_iters": 0, "eval_interval": 1, "eval_iters": 1},
-              "optimizer": {"lr_decay_style": "linear", "weight_decay_incr_style": "cosine"}}
+    config = {
+        "dataset": {"global_batch_size": 8, "micro_batch_num": 4, "rampup_batch_size": [4, 4, 8], "train_samples": 28},
+        "training": {"training_iters": 0, "eval_interval": 1, "eval_iters": 1},
+        "optimizer": {"lr_decay_style": "linear", "weight_decay_incr_style": "cosine"},
+    }
     run_pretrain(folder, None, config, provider=provide, valid_data_loader=[tiny.samples(8, 50)])
     return numbers, read_metrics(folder)
 
 
 def test_ramp_up_with_samples_follows_megatron(world, tmp_path):
-    (numbers, lines), = world(1)(ramp_up, tmp_path)
+    ((numbers, lines),) = world(1)(ramp_up, tmp_path)
     steps = [line for line in lines if "loss" in line]
     assert [line["consumed_samples"] for line in steps] == [4, 8, 16, 24]
     # the decay ends at train_samples, not at 4 steps of the full batch
@@ -383,10 +469,15 @@ def changing_metrics(folder):
     from mindspeed_ms.core import comm
     from mindspeed_ms.training.losses import LossReducer
     from mindspeed_ms.training.utils import set_parallel_context
+
     set_parallel_context(tiny.make_config(folder).parallel_config)
     reducer, on_second = LossReducer(), comm.get_rank() == 1
-    steps = [{"lm loss": 2.0}, {"lm loss": 4.0, **({"auxiliary": 3.0} if on_second else {})}, {"lm loss": 1.0},
-             {"auxiliary": 5.0}]
+    steps = [
+        {"lm loss": 2.0},
+        {"lm loss": 4.0, **({"auxiliary": 3.0} if on_second else {})},
+        {"lm loss": 1.0},
+        {"auxiliary": 5.0},
+    ]
     return [reducer.reduce([step]).values for step in steps]
 
 

@@ -1,4 +1,5 @@
 """pretrain on a small model: losses against float64, every kind of data, every way of splitting it."""
+
 import json
 import os
 
@@ -18,11 +19,13 @@ def run_pretrain(folder, loader=None, config=None, **arguments):
     from mindspeed_ms.core import comm
     from mindspeed_ms.training.training import pretrain
     from mindspeed_ms.training.utils import set_parallel_context, set_seed
+
     all_config = tiny.make_config(folder, **(config or {}))
     set_parallel_context(all_config.parallel_config)
     set_seed(all_config.training_config.seed)
-    run = pretrain(arguments.pop("provider", None), tiny.model_provider, None, all_config=all_config,
-                   train_data_loader=loader, **arguments)
+    run = pretrain(
+        arguments.pop("provider", None), tiny.model_provider, None, all_config=all_config, train_data_loader=loader, **arguments
+    )
     comm.world_group().barrier()
     lines = [line for line in read_metrics(folder) if "loss" in line]
     return [line["loss"] for line in lines], [line["grad_norm"] for line in lines], tiny.weights_of(run)
@@ -73,6 +76,7 @@ def samples_by_index(folder):
 
 def dataset_of_mindspore(folder):
     import mindspore.dataset as ds
+
     columns = {name: np.concatenate([batch[name] for batch in BATCHES]) for name in BATCHES[0]}
     return run_pretrain(folder, ds.NumpySlicesDataset(columns, shuffle=False).batch(4))
 
@@ -94,6 +98,7 @@ def datasets_provider(folder):
         dataset = tiny.Samples(4 * STEPS)
         dataset.batch = {name: np.concatenate([batch[name] for batch in BATCHES]) for name in BATCHES[0]}
         return dataset, None, None
+
     return run_pretrain(folder, provider=provide)
 
 
@@ -115,12 +120,23 @@ def megatron_forward_step(folder):
     return run_pretrain(folder, BATCHES, forward_step_func=forward_step)
 
 
-@pytest.mark.parametrize("form", [
-    list_of_full_batches, list_of_micro_batches, batches_of_a_blend, generator_of_batches, samples_by_index,
-    dataset_of_mindspore, function_that_makes_batches, datasets_provider, megatron_forward_step,
-], ids=lambda form: form.__name__)
+@pytest.mark.parametrize(
+    "form",
+    [
+        list_of_full_batches,
+        list_of_micro_batches,
+        batches_of_a_blend,
+        generator_of_batches,
+        samples_by_index,
+        dataset_of_mindspore,
+        function_that_makes_batches,
+        datasets_provider,
+        megatron_forward_step,
+    ],
+    ids=lambda form: form.__name__,
+)
 def test_every_form_of_data_trains_like_float64(world, tmp_path, form):
-    found, = world(1)(form, tmp_path)
+    (found,) = world(1)(form, tmp_path)
     assert_equals(found, reference(MICRO_BATCHES))
 
 
@@ -129,8 +145,14 @@ def data_parallel(folder, micro_batches):
     dataset = tiny.Samples(4 * STEPS)
     dataset.batch = {name: np.concatenate([batch[name] for batch in BATCHES]) for name in BATCHES[0]}
     rows = 2 // micro_batches
-    return run_pretrain(folder, dataset, {"dataset": {"batch_size": rows, "micro_batch_num": micro_batches},
-                                          "training": {"overlap_grad_reduce": micro_batches == 2, "bucket_size": 20}})
+    return run_pretrain(
+        folder,
+        dataset,
+        {
+            "dataset": {"batch_size": rows, "micro_batch_num": micro_batches},
+            "training": {"overlap_grad_reduce": micro_batches == 2, "bucket_size": 20},
+        },
+    )
 
 
 def test_two_ranks_train_like_one(world, tmp_path):
@@ -149,8 +171,9 @@ def per_token(folder):
 def data_parallel_per_token(folder):
     dataset = tiny.Samples(4 * STEPS)
     dataset.batch = {name: np.concatenate([batch[name] for batch in BATCHES]) for name in BATCHES[0]}
-    return run_pretrain(folder, dataset, {"training": {"calculate_per_token_loss": True},
-                                          "dataset": {"batch_size": 1, "micro_batch_num": 2}})
+    return run_pretrain(
+        folder, dataset, {"training": {"calculate_per_token_loss": True}, "dataset": {"batch_size": 1, "micro_batch_num": 2}}
+    )
 
 
 def test_loss_per_token_does_not_depend_on_the_split(world, tmp_path):
@@ -162,6 +185,7 @@ def test_loss_per_token_does_not_depend_on_the_split(world, tmp_path):
 
 def data_on_first_tensor_rank(folder, with_function):
     from mindspeed_ms.core import comm
+
     function = (lambda stream: {**next(stream), "scale": None}) if with_function else None
     loader = BATCHES if comm.get_rank() == 0 else None
     return run_pretrain(folder, loader, {"parallel": {"tensor_model_parallel_size": 2}}, get_batch_func=function)

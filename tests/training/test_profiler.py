@@ -1,4 +1,5 @@
 """Profiling of steps: the files of a real run, and which argument of mindspore.profiler each row reaches."""
+
 import enum
 import glob
 import logging
@@ -16,13 +17,15 @@ ROWS = {"profile": True, "profile_step_start": 2, "profile_step_end": 3}
 
 def train_profiled(folder, rows, device=None):
     from mindspeed_ms.training.training import pretrain
+
     lines = []
     handler = logging.Handler()
     handler.emit = lambda record: lines.append(record.getMessage())
     logging.getLogger("mindspeed_ms").addHandler(handler)
     try:
-        pretrain(None, tiny.model_provider, None, all_config=tiny.make_config(folder, {**ROWS, **rows}),
-                 train_data_loader=BATCHES)
+        pretrain(
+            None, tiny.model_provider, None, all_config=tiny.make_config(folder, {**ROWS, **rows}), train_data_loader=BATCHES
+        )
     finally:
         logging.getLogger("mindspeed_ms").removeHandler(handler)
     return lines
@@ -33,12 +36,13 @@ def names_below(folder):
 
 
 def test_files_of_profiled_steps(world, tmp_path):
-    lines, = world(1)(train_profiled, tmp_path, {"profile_memory": True, "profile_with_stack": True, "profile_pcie": True})
+    (lines,) = world(1)(train_profiled, tmp_path, {"profile_memory": True, "profile_with_stack": True, "profile_pcie": True})
     names = names_below(tmp_path / "profile" / "rank_0")
     assert {"trace_view.json", "cpu_op_detail_info_0.csv", "cpu_ms_memory_record_0.txt"} <= names
     stacks = pstats.Stats(str(tmp_path / "profile" / "rank_0" / "python_calls_2_3.prof"))
-    steps = [calls[0] for (path, _, name), calls in stacks.stats.items()
-             if name == "__call__" and path.endswith("train_step.py")]
+    steps = [
+        calls[0] for (path, _, name), calls in stacks.stats.items() if name == "__call__" and path.endswith("train_step.py")
+    ]
     assert steps == [2]
     assert any("profile_pcie: recorded on Ascend only" in line for line in lines)
 
@@ -53,6 +57,7 @@ def test_offline_analysis_is_one_command(world, tmp_path):
 
 def run_command(folder):
     from mindspeed_ms.core.profiler import main
+
     return main([str(folder)])
 
 
@@ -65,6 +70,7 @@ class Recorder:
 
     def __init__(self):
         from mindspore.profiler import AicoreMetrics
+
         self.AicoreMetrics = AicoreMetrics
         self.seen = {}
 
@@ -92,6 +98,7 @@ def recorded(folder, rows, rank=0, steps=5):
     import mindspore as ms
 
     from mindspeed_ms.core import profiler
+
     recorder, real, target = Recorder(), ms.profiler, profiler.has_own_kernels
     ms.profiler, profiler.has_own_kernels = recorder, lambda: True
     try:
@@ -116,8 +123,17 @@ def record_all(folder, cases):
 
 
 CASES = [
-    ({}, {"profiler_level": "Level0", "aic_metrics": "AiCoreNone", "activities": ["NPU"], "analyse": True,
-          "schedule": {"wait": 0, "warmup": 0, "active": 2, "repeat": 1}, "calls": ["start", "step", "stop"]}),
+    (
+        {},
+        {
+            "profiler_level": "Level0",
+            "aic_metrics": "AiCoreNone",
+            "activities": ["NPU"],
+            "analyse": True,
+            "schedule": {"wait": 0, "warmup": 0, "active": 2, "repeat": 1},
+            "calls": ["start", "step", "stop"],
+        },
+    ),
     ({"profile_step_start": 3, "profile_step_end": 5}, {"calls": ["start", "step", "step", "stop"]}),
     ({"profile_step_end": 9}, {"calls": ["start", "step", "step", "step", "step", "stop"]}),
     ({"profile_level": "level2"}, {"profiler_level": "Level2", "aic_metrics": "ArithmeticUtilization"}),
@@ -144,7 +160,7 @@ CASES = [
 
 
 def test_each_row_reaches_its_argument(world, tmp_path):
-    seen, = world(1)(record_all, tmp_path, [(rows, 3 if "profile_ranks" in rows else 0) for rows, _ in CASES])
+    (seen,) = world(1)(record_all, tmp_path, [(rows, 3 if "profile_ranks" in rows else 0) for rows, _ in CASES])
     for (rows, expected), found in zip(CASES, seen):
         assert {name: found[name] for name in expected} == expected, rows
         plain = seen[0]
@@ -162,11 +178,14 @@ def test_other_ranks_and_a_changing_configuration(world, tmp_path):
     assert dynamic["calls"] == ["step"] * 5
 
 
-@pytest.mark.parametrize(("rows", "words"), [
-    ({"profile": True, "profile_aicore_metrics": 3}, "no effect at profile_level level0"),
-    ({"profile": True, "profile_level": "level1", "profile_aicore_metrics": -1}, "PipeUtilization at level1 anyway"),
-    ({"profile": True, "profile_step_start": 8, "profile_step_end": 9}, "nothing is profiled"),
-    ({"profile_memory": True}, "profile_memory: no effect, since profile is False"),
-])
+@pytest.mark.parametrize(
+    ("rows", "words"),
+    [
+        ({"profile": True, "profile_aicore_metrics": 3}, "no effect at profile_level level0"),
+        ({"profile": True, "profile_level": "level1", "profile_aicore_metrics": -1}, "PipeUtilization at level1 anyway"),
+        ({"profile": True, "profile_step_start": 8, "profile_step_end": 9}, "nothing is profiled"),
+        ({"profile_memory": True}, "profile_memory: no effect, since profile is False"),
+    ],
+)
 def test_rows_without_effect_are_named(tmp_path, rows, words):
     assert any(words in notice for notice in tiny.make_config(tmp_path, rows).notices)

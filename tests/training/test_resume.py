@@ -1,4 +1,5 @@
 """Checkpoints: a training that was ended by a signal, a crash or its length continues bit-equal."""
+
 import os
 import signal
 
@@ -36,6 +37,7 @@ def interrupted(folder, number):
     """A signal in step 4; the second call continues."""
     from mindspeed_ms.core import comm
     from mindspeed_ms.training import checkpointing
+
     before = signal.getsignal(signal.SIGTERM)
     # only rank 0 gets the signal, all end
     loader = Interrupting(3, number) if comm.get_rank() == 0 else BATCHES
@@ -72,14 +74,15 @@ def in_one_piece(folder, kind):
 
 @pytest.mark.parametrize("kind", ["samples", "list"])
 def test_position_in_the_data_is_restored_over_epochs(world, tmp_path, kind):
-    wanted, = world(1)(in_one_piece, tmp_path / "whole", kind)
-    (found, steps), = world(1)(in_pieces, tmp_path / "parts", kind)
+    (wanted,) = world(1)(in_one_piece, tmp_path / "whole", kind)
+    ((found, steps),) = world(1)(in_pieces, tmp_path / "parts", kind)
     assert found[0] == wanted[0]
     assert steps == [(0, 1), (0, 2), (0, 3), (0, 4), (0, 5), (1, 1), (1, 2), (1, 3)]
 
 
 def complete(folder):
     import logging
+
     messages = []
     handler = logging.Handler()
     handler.emit = lambda record: messages.append(record.getMessage())
@@ -94,13 +97,14 @@ def complete(folder):
 
 
 def test_a_finished_training_says_how_to_go_on(world, tmp_path):
-    (first, second, third, messages), = world(1)(complete, tmp_path)
+    ((first, second, third, messages),) = world(1)(complete, tmp_path)
     assert first[0] == second[0] and third[0][:8] == first[0] and len(third[0]) == 9
     assert any("training is complete" in message and "--train-iters" in message for message in messages)
 
 
 def keep_two(folder):
     from mindspeed_ms.training import checkpointing
+
     run_pretrain(folder, BATCHES, config(save_interval=2, keep_checkpoint_max=2))
     return sorted(checkpointing.iterations_in(folder)), sorted(os.listdir(folder))
 
@@ -108,16 +112,22 @@ def keep_two(folder):
 def test_old_checkpoints_go_when_the_new_one_is_complete(world, tmp_path):
     for iterations, names in world(2)(keep_two, tmp_path):
         assert iterations == [6, 8]
-        assert names == ["iter_0000006", "iter_0000008", "latest_checkpointed_iteration.txt", "loss_curve.png",
-                         "metrics.jsonl"]
+        assert names == ["iter_0000006", "iter_0000008", "latest_checkpointed_iteration.txt", "loss_curve.png", "metrics.jsonl"]
         assert sorted(os.listdir(tmp_path / "iter_0000008")) == [
-            "manifest.json", "rank_00000.json", "rank_00001.json", "state_00000.safetensors", "state_00001.safetensors"]
+            "manifest.json",
+            "rank_00000.json",
+            "rank_00001.json",
+            "state_00000.safetensors",
+            "state_00001.safetensors",
+        ]
 
 
 def weights_only(folder):
     first = run_pretrain(folder / "first", BATCHES, config())
-    loaded = {"training": {"training_iters": 1, "load_checkpoint": str(folder / "first")},
-              "optimizer": {"learning_rate": 1e-12, "weight_decay": 0.0}}
+    loaded = {
+        "training": {"training_iters": 1, "load_checkpoint": str(folder / "first")},
+        "optimizer": {"learning_rate": 1e-12, "weight_decay": 0.0},
+    }
     second = run_pretrain(folder / "second", BATCHES, loaded)
     loaded["training"] = {"training_iters": 1, "pretrained_checkpoint": str(folder / "first"), "resume_training": True}
     third = run_pretrain(folder / "third", BATCHES, loaded)
@@ -126,7 +136,7 @@ def weights_only(folder):
 
 
 def test_weights_alone_start_a_new_training(world, tmp_path):
-    (first, second), = world(1)(weights_only, tmp_path)
+    ((first, second),) = world(1)(weights_only, tmp_path)
     for name, value in first[2].items():
         np.testing.assert_allclose(second[2][name], value, atol=1e-9)
 
@@ -136,6 +146,7 @@ def failing_save(folder, **training):
     from mindspeed_ms.core import comm
     from mindspeed_ms.core.dist_checkpointing import save
     from mindspeed_ms.training import checkpointing
+
     run_pretrain(folder, BATCHES[:2] * 4, config(training_iters=2))
     write = save.write_shard
 
@@ -163,6 +174,7 @@ def test_failed_save_leaves_the_checkpoint_before(world, tmp_path, async_save):
 def bad_checkpoints(folder):
     from mindspeed_ms.training import checkpointing
     from mindspeed_ms.training.checkpointing import CheckpointError
+
     run_pretrain(folder, BATCHES, config(training_iters=2))
     messages = []
 
@@ -191,8 +203,15 @@ def bad_checkpoints(folder):
 
 
 def test_missing_and_damaged_checkpoints_are_named(world, tmp_path):
-    messages, = world(1)(bad_checkpoints, tmp_path)
-    expected = ("nowhere", "nowhere", "iteration 7", "rank_00000.json is missing", "the check sum of tensor",
-                "holds no checkpoint that can be loaded", "'release it'")
+    (messages,) = world(1)(bad_checkpoints, tmp_path)
+    expected = (
+        "nowhere",
+        "nowhere",
+        "iteration 7",
+        "rank_00000.json is missing",
+        "the check sum of tensor",
+        "holds no checkpoint that can be loaded",
+        "'release it'",
+    )
     for message, words in zip(messages, expected):
         assert words in message

@@ -1,4 +1,5 @@
 """TFLOP/s in reports: the operations of a token, against products counted one by one."""
+
 from mindspeed_ms.config import init_configs_from_dict
 from mindspeed_ms.training.throughput import model_flops_per_token
 from tests.training import tiny
@@ -6,9 +7,19 @@ from tests.training.test_pretrain import BATCHES, read_metrics, run_pretrain
 
 
 def sizes(**fields):
-    return init_configs_from_dict({"model_config": {
-        "vocab_size": 100, "num_layers": 3, "num_attention_heads": 4, "hidden_size": 32, "ffn_hidden_size": 48,
-        "seq_length": 16, **fields}}).model_config
+    return init_configs_from_dict(
+        {
+            "model_config": {
+                "vocab_size": 100,
+                "num_layers": 3,
+                "num_attention_heads": 4,
+                "hidden_size": 32,
+                "ffn_hidden_size": 48,
+                "seq_length": 16,
+                **fields,
+            }
+        }
+    ).model_config
 
 
 def test_operations_of_a_token():
@@ -16,7 +27,8 @@ def test_operations_of_a_token():
     assert model_flops_per_token(sizes()) == 6 * (3 * (attention + 2 * 32 * 48) + 32 * 100)
     grouped = 32 * (32 + 2 * 16) + 32 * 32 + 2 * 32 * 16 / 2
     assert model_flops_per_token(sizes(group_query_attention=True, num_query_groups=2, hidden_act="swiglu")) == 6 * (
-        3 * (grouped + 3 * 32 * 48) + 32 * 100)
+        3 * (grouped + 3 * 32 * 48) + 32 * 100
+    )
 
 
 def test_throughput_is_reported(world, tmp_path):

@@ -1,4 +1,5 @@
 """A small model, its data, and a float64 account of its losses, for tests of the training loop."""
+
 import os
 
 import mindspore as ms
@@ -10,8 +11,11 @@ VOCABULARY, WIDTH, LENGTH = 11, 6, 5
 
 def initial_weights():
     generator = np.random.RandomState(5)
-    return (generator.standard_normal((VOCABULARY, WIDTH)).astype(np.float32),
-            generator.standard_normal((VOCABULARY, WIDTH)).astype(np.float32), np.ones(WIDTH, np.float32))
+    return (
+        generator.standard_normal((VOCABULARY, WIDTH)).astype(np.float32),
+        generator.standard_normal((VOCABULARY, WIDTH)).astype(np.float32),
+        np.ones(WIDTH, np.float32),
+    )
 
 
 class TinyModel(nn.Cell):
@@ -31,8 +35,7 @@ class TinyModel(nn.Cell):
             return logits
         picked = ops.gather_elements(logits, 2, labels.astype(ms.int32).expand_dims(2)).squeeze(2)
         # ops.logsumexp is not reproducible in its first calls
-        losses = mint.log(mint.sum(mint.exp(logits),
-                                   2)) - picked
+        losses = mint.log(mint.sum(mint.exp(logits), 2)) - picked
         if scale is not None:
             losses = losses * scale
         return mint.sum(losses * loss_mask) / mint.sum(loss_mask)
@@ -73,23 +76,43 @@ def rows_of(batch, rows):
 def make_config(folder, training=None, dataset=None, optimizer=None, parallel=None):
     """AllConfig of a run of the tiny model; micro-batch 2, global batch 4, AdamW at 0.05."""
     from mindspeed_ms.config import AllConfig, init_configs_from_dict
+
     assert AllConfig
-    return init_configs_from_dict({
-        "parallel_config": {**(parallel or {})},
-        "dataset_config": {"batch_size": 2, "micro_batch_num": 2, **(dataset or {})},
-        "training_config": {"seed": 7, "training_iters": 6, "output_dir": os.fspath(folder), "wrap_with_ddp": True,
-                            **(training or {})},
-        "optimizer_config": {"learning_rate": 0.05, "weight_decay": 0.1, "betas": [0.9, 0.95], "clip_grad": 1.0,
-                             **(optimizer or {})},
-        "model_config": {"vocab_size": 16, "num_layers": 1, "num_attention_heads": 2, "hidden_size": 8,
-                         "ffn_hidden_size": 8,
-                         "seq_length": LENGTH + 3, "num_query_groups": 2},
-    })
+    return init_configs_from_dict(
+        {
+            "parallel_config": {**(parallel or {})},
+            "dataset_config": {"batch_size": 2, "micro_batch_num": 2, **(dataset or {})},
+            "training_config": {
+                "seed": 7,
+                "training_iters": 6,
+                "output_dir": os.fspath(folder),
+                "wrap_with_ddp": True,
+                **(training or {}),
+            },
+            "optimizer_config": {
+                "learning_rate": 0.05,
+                "weight_decay": 0.1,
+                "betas": [0.9, 0.95],
+                "clip_grad": 1.0,
+                **(optimizer or {}),
+            },
+            "model_config": {
+                "vocab_size": 16,
+                "num_layers": 1,
+                "num_attention_heads": 2,
+                "hidden_size": 8,
+                "ffn_hidden_size": 8,
+                "seq_length": LENGTH + 3,
+                "num_query_groups": 2,
+            },
+        }
+    )
 
 
 def weights_of(run):
     """Copies of the trained weights in full (dict of numpy arrays); all ranks call it."""
     from mindspeed_ms.training.checkpointing import whole_parameters
+
     with whole_parameters(run.model):
         return {name: np.array(parameter.asnumpy()) for name, parameter in run.model[0].module.parameters_and_names()}
 
@@ -117,9 +140,12 @@ class Reference:
         loss = -(np.log((probabilities * one_hot).sum(-1)) * mask[..., 0]).sum()
         grad_logits = (probabilities - one_hot) * mask
         grad_hidden = grad_logits @ weights["head"]
-        grads = {"head": np.einsum("bsv,bsh->vh", grad_logits, hidden), "gain": (grad_hidden * activation).sum((0, 1)),
-                 "embedding": np.zeros_like(weights["embedding"])}
-        np.add.at(grads["embedding"], batch["tokens"], grad_hidden * weights["gain"] * (1 - activation ** 2))
+        grads = {
+            "head": np.einsum("bsv,bsh->vh", grad_logits, hidden),
+            "gain": (grad_hidden * activation).sum((0, 1)),
+            "embedding": np.zeros_like(weights["embedding"]),
+        }
+        np.add.at(grads["embedding"], batch["tokens"], grad_hidden * weights["gain"] * (1 - activation**2))
         return loss, mask.sum(), grads
 
     def step(self, micro_batches, per_token=False):
@@ -128,7 +154,7 @@ class Reference:
         tokens = sum(part[1] for part in parts)
         divisors = [tokens if per_token else part[1] * len(parts) for part in parts]
         grads = {name: sum(part[2][name] / divisor for part, divisor in zip(parts, divisors)) for name in self.weights}
-        norm = np.sqrt(sum((grad ** 2).sum() for grad in grads.values()))
+        norm = np.sqrt(sum((grad**2).sum() for grad in grads.values()))
         self._update(grads, norm)
         return sum(part[0] for part in parts) / tokens, norm
 
@@ -140,8 +166,8 @@ class Reference:
             grad = grads[name] * factor
             first, second = self.moments[name]
             first = beta1 * first + (1 - beta1) * grad
-            second = beta2 * second + (1 - beta2) * grad ** 2
+            second = beta2 * second + (1 - beta2) * grad**2
             self.moments[name] = first, second
             decay = weight_decay if value.ndim > 1 else 0.0
-            root = np.sqrt(second / (1 - beta2 ** self.steps)) + 1e-8
-            self.weights[name] = value * (1 - lr * decay) - lr * first / (1 - beta1 ** self.steps) / root
+            root = np.sqrt(second / (1 - beta2**self.steps)) + 1e-8
+            self.weights[name] = value * (1 - lr * decay) - lr * first / (1 - beta1**self.steps) / root

@@ -49,8 +49,9 @@ NEEDS = (
     (
         _paths(_D, "vocab_extra_ids"),
         "tokenizer_type SentencePieceTokenizer or a given vocab_size",
-        lambda context: context.dataset.tokenizer_type in (None, "SentencePieceTokenizer")
-        or context.was_set(f"{_D}.vocab_size"),
+        lambda context: (
+            context.dataset.tokenizer_type in (None, "SentencePieceTokenizer") or context.was_set(f"{_D}.vocab_size")
+        ),
     ),
 )
 

@@ -68,9 +68,7 @@ def order_names_the_axes(context):
     """The order string."""
     words = context.parallel.order.split("-")
     if sorted(words) not in (sorted(_AXES), sorted(set(_AXES) - {"ep"})):
-        yield context.problem(
-            f"{_P}.order", f"expects each of {', '.join(_AXES)} once, joined by -, such as tp-cp-ep-dp-pp"
-        )
+        yield context.problem(f"{_P}.order", f"expects each of {', '.join(_AXES)} once, joined by -, such as tp-cp-ep-dp-pp")
 
 
 @rule
@@ -110,9 +108,7 @@ def ulysses_degree_is_used(context):
     parallel = context.parallel
     if parallel.ulysses_degree_in_cp is not None and parallel.context_parallel_algo != "hybrid_cp_algo":
         yield context.problem(
-            f"{_P}.ulysses_degree_in_cp",
-            "has an effect with hybrid_cp_algo only; leave it out",
-            f"{_P}.context_parallel_algo",
+            f"{_P}.ulysses_degree_in_cp", "has an effect with hybrid_cp_algo only; leave it out", f"{_P}.context_parallel_algo"
         )
 
 
@@ -126,9 +122,7 @@ def experts_fit(context):
     if moe.num_experts == 1:
         return
     if moe.moe_router_topk > moe.num_experts:
-        yield context.problem(
-            "moe_config.moe_router_topk", "must not be above the number of experts", "moe_config.num_experts"
-        )
+        yield context.problem("moe_config.moe_router_topk", "must not be above the number of experts", "moe_config.num_experts")
     if parallel.tensor_model_parallel_size > 1 and not parallel.sequence_parallel:
         yield context.problem(f"{_P}.sequence_parallel", "must be on when experts meet tensor parallelism", _TP)
     if moe.moe_pad_expert_input_to_capacity and moe.moe_expert_capacity_factor is None:
@@ -139,6 +133,4 @@ def experts_fit(context):
 def expert_numbers_agree(context):
     """model_config.num_experts is the same setting."""
     if context.model and context.model.num_experts not in (None, context.moe.num_experts):
-        yield context.problem(
-            f"{_M}.num_experts", "contradicts moe_config.num_experts; keep one", "moe_config.num_experts"
-        )
+        yield context.problem(f"{_M}.num_experts", "contradicts moe_config.num_experts; keep one", "moe_config.num_experts")

@@ -33,9 +33,7 @@ def positions_fit(context):
     kind, path = model.position_embedding_type, f"{_M}.position_embedding_type"
     learned = kind == "learned_absolute"
     if learned and model.seq_length > model.max_position_embeddings:
-        yield context.problem(
-            f"{_M}.seq_length", "must not be above max_position_embeddings", f"{_M}.max_position_embeddings"
-        )
+        yield context.problem(f"{_M}.seq_length", "must not be above max_position_embeddings", f"{_M}.max_position_embeddings")
     if not model.add_position_embedding and kind != "rope":
         yield context.problem(
             f"{_M}.add_position_embedding",
@@ -51,17 +49,13 @@ def positions_fit(context):
         if model[name] and context.was_set(f"{_M}.{name}"):
             yield context.problem(f"{_M}.{name}", "needs position_embedding_type rope", path)
     if model.use_rotary_position_embeddings:
-        yield context.problem(
-            f"{_M}.use_rotary_position_embeddings", "contradicts position_embedding_type; keep one", path
-        )
+        yield context.problem(f"{_M}.use_rotary_position_embeddings", "contradicts position_embedding_type; keep one", path)
 
 
 def _rotary(context, model):
     if model.rotary_interleaved and model.apply_rope_fusion:
         yield context.problem(
-            f"{_M}.rotary_interleaved",
-            "does not work with apply_rope_fusion; switch that off",
-            f"{_M}.apply_rope_fusion",
+            f"{_M}.rotary_interleaved", "does not work with apply_rope_fusion; switch that off", f"{_M}.apply_rope_fusion"
         )
     width = int(model.kv_channels * model.rotary_percent)
     if width % 2 or width == 0:
@@ -111,9 +105,7 @@ def initialisers_are_known(context):
     """init_method and bias_init: names or numbers."""
     for name in ("init_method", "bias_init"):
         value = context.model[name] if context.model else "normal"
-        if value not in ("normal", "zeros", "ones") and (
-            isinstance(value, bool) or not isinstance(value, (int, float))
-        ):
+        if value not in ("normal", "zeros", "ones") and (isinstance(value, bool) or not isinstance(value, (int, float))):
             yield context.problem(f"{_M}.{name}", "expects normal, zeros, ones or a number")
 
 

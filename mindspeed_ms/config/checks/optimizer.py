@@ -38,9 +38,7 @@ def warm_up_ends_before_decay(context):
     if optimizer.lr_warmup_fraction is not None:
         for name in ("lr_warmup_iters", "lr_warmup_samples"):
             if optimizer[name]:
-                yield context.problem(
-                    f"{_O}.lr_warmup_fraction", f"and {name} both give the warm-up; keep one", f"{_O}.{name}"
-                )
+                yield context.problem(f"{_O}.lr_warmup_fraction", f"and {name} both give the warm-up; keep one", f"{_O}.{name}")
         if optimizer.lr_warmup_fraction >= 1:
             yield context.problem(f"{_O}.lr_warmup_fraction", "must end before the decay does; expects a number < 1")
 
@@ -125,8 +123,5 @@ def two_betas(context):
 def one_clipping(context):
     """training_config.grad_clip_kwargs is the same setting as optimizer_config.clip_grad."""
     kwargs, path = context.training.grad_clip_kwargs, f"{_O}.clip_grad"
-    if kwargs and (context.optimizer.clip_grad, context.optimizer.clip_grad_type) != (
-        kwargs.clip_value,
-        kwargs.grad_clip_type,
-    ):
+    if kwargs and (context.optimizer.clip_grad, context.optimizer.clip_grad_type) != (kwargs.clip_value, kwargs.grad_clip_type):
         yield context.problem(f"{_T}.grad_clip_kwargs", "contradicts optimizer_config.clip_grad; keep one", path)

@@ -262,9 +262,7 @@ def recompute_lists_fit(context):
         )
     if context.parallel.select_comm_recompute and not context.parallel.sequence_parallel:
         yield context.problem(
-            f"{_P}.select_comm_recompute",
-            "repeats the gather of sequence parallelism, which is off",
-            f"{_P}.sequence_parallel",
+            f"{_P}.select_comm_recompute", "repeats the gather of sequence parallelism, which is off", f"{_P}.sequence_parallel"
         )
 
 

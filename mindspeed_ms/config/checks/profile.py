@@ -13,9 +13,7 @@ def profile_steps_fit(context):
     """Profile start and end, and the file of the dynamic profiler."""
     training = context.training
     if training.profile_step_start > training.profile_step_end:
-        yield context.problem(
-            f"{_T}.profile_step_start", "must not be after profile_step_end", f"{_T}.profile_step_end"
-        )
+        yield context.problem(f"{_T}.profile_step_start", "must not be after profile_step_end", f"{_T}.profile_step_end")
     path = f"{_T}.profile_dynamic_profiler_config_path"
     file = training.profile_dynamic_profiler_config_path
     if file and not os.path.exists(file):

@@ -82,9 +82,7 @@ class Context:
     def model_parallel_size(self):
         """tp * pp * cp."""
         parallel = self.parallel
-        return (
-            parallel.tensor_model_parallel_size * parallel.pipeline_model_parallel_size * parallel.context_parallel_size
-        )
+        return parallel.tensor_model_parallel_size * parallel.pipeline_model_parallel_size * parallel.context_parallel_size
 
     @property
     def world_unit(self):

@@ -29,11 +29,7 @@ def global_batch_fits(context):
             f"{size or 'N (at least 1)'}; nearest: {nearest}",
             f"{_D}.batch_size",
         )
-    elif (
-        size
-        and context.was_set(f"{_D}.micro_batch_num")
-        and dataset.global_batch_size != unit * dataset.micro_batch_num
-    ):
+    elif size and context.was_set(f"{_D}.micro_batch_num") and dataset.global_batch_size != unit * dataset.micro_batch_num:
         yield context.problem(
             path,
             f"contradicts micro_batch_num: {unit} * {dataset.micro_batch_num} = {unit * dataset.micro_batch_num}; "
@@ -84,9 +80,7 @@ def samples_fill_a_batch(context):
 def length_is_clear(context):
     """Iterations or samples, not both."""
     if context.training.training_iters and context.dataset.train_samples:
-        yield context.problem(
-            f"{_T}.training_iters", "and train_samples both give the length; keep one", f"{_D}.train_samples"
-        )
+        yield context.problem(f"{_T}.training_iters", "and train_samples both give the length; keep one", f"{_D}.train_samples")
     if context.dataset.rampup_batch_size and context.training.training_iters:
         yield context.problem(
             f"{_D}.rampup_batch_size", "needs train_samples, since steps differ in size", f"{_T}.training_iters"
@@ -119,9 +113,7 @@ def half_switches_need_half(context):
     if not model:
         return
     if model.fp16_lm_cross_entropy and model.compute_dtype != "float16":
-        yield context.problem(
-            "model_config.fp16_lm_cross_entropy", "needs float16 computation", "model_config.compute_dtype"
-        )
+        yield context.problem("model_config.fp16_lm_cross_entropy", "needs float16 computation", "model_config.compute_dtype")
     if (
         model.fp32_residual_connection
         and model.compute_dtype == "float32"
@@ -158,9 +150,7 @@ def loss_scale_triple(context):
         yield context.problem(f"{_T}.loss_scale_factor", "expects a number > 1: the scale grows and shrinks by it")
     value = context.training.loss_scale_value or row_at(f"{_T}.loss_scale_value").megatron_default
     if context.training.dynamic_loss_scale and context.training.min_loss_scale > value:
-        yield context.problem(
-            f"{_T}.min_loss_scale", "must not be above the loss scale at the start", f"{_T}.loss_scale_value"
-        )
+        yield context.problem(f"{_T}.min_loss_scale", "must not be above the loss scale at the start", f"{_T}.loss_scale_value")
 
 
 @rule
@@ -213,9 +203,7 @@ def overlaps_need_their_base(context):
     sharded = training.use_distributed_optimizer or context.parallel.zero_level
     if optimizer.overlap_param_gather and not sharded:
         yield context.problem(
-            f"{_O}.overlap_param_gather",
-            "needs use_distributed_optimizer or zero_level",
-            f"{_T}.use_distributed_optimizer",
+            f"{_O}.overlap_param_gather", "needs use_distributed_optimizer or zero_level", f"{_T}.use_distributed_optimizer"
         )
     if optimizer.overlap_param_gather_with_optimizer_step and not optimizer.overlap_param_gather:
         yield context.problem(
@@ -290,9 +278,7 @@ def split_is_numbers(context):
         yield context.problem(f"{_D}.split", "expects up to three numbers joined by commas, such as 949,50,1")
         return
     if len(shares) > 3 or min(shares) < 0 or sum(shares) <= 0:
-        yield context.problem(
-            f"{_D}.split", "expects up to three numbers from 0, at least one above 0, such as 949,50,1"
-        )
+        yield context.problem(f"{_D}.split", "expects up to three numbers from 0, at least one above 0, such as 949,50,1")
 
 
 @rule

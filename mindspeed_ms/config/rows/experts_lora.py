@@ -19,12 +19,7 @@ def _lora(name, field=None, **details):
 
 ROWS = (
     _moe("num_experts", megatron=None, seen="parameters"),
-    _moe(
-        "moe_ffn_hidden_size",
-        also=("--moe-intermediate-size",),
-        seen="parameters",
-        convert=conversions.moe_ffn_hidden_size,
-    ),
+    _moe("moe_ffn_hidden_size", also=("--moe-intermediate-size",), seen="parameters", convert=conversions.moe_ffn_hidden_size),
     _moe("moe_grouped_gemm", seen="operators"),
     _moe("moe_router_topk", seen="output"),
     _moe("moe_router_load_balancing_type", megatron="aux_loss", convert=conversions.load_balancing, seen="output"),
@@ -73,14 +68,7 @@ ROWS = (
     _lora("lora_rank", also=("--lora-r",), megatron=16, needs=("lora_target_modules", "use_lora"), seen="parameters"),
     _lora("lora_alpha", seen="output"),
     _lora("lora_dropout", seen="output"),
-    _lora(
-        "lora_target_modules",
-        "target_cells",
-        form=LIST,
-        convert=conversions.lora_targets,
-        megatron=None,
-        seen="parameters",
-    ),
+    _lora("lora_target_modules", "target_cells", form=LIST, convert=conversions.lora_targets, megatron=None, seen="parameters"),
     yaml_only(
         "lora_config.lora_module",
         seen="log",

@@ -42,18 +42,7 @@ def _rows(groups, status, seen):
             flag = _FLAGS.get(name, usual)
             flags, off_flags = ((), (flag,)) if form == OFF else ((flag,), ())
             yield Row(
-                name,
-                "",
-                flags,
-                off_flags,
-                form,
-                _NAMES.get(name, ()),
-                default,
-                None,
-                status,
-                reason,
-                reason_zh,
-                seen=seen,
+                name, "", flags, off_flags, form, _NAMES.get(name, ()), default, None, status, reason, reason_zh, seen=seen
             )
 
 

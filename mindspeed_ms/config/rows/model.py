@@ -3,10 +3,7 @@
 from mindspeed_ms.config import conversions
 from mindspeed_ms.config.rows.row import OFF, ON, SWITCH, VALUE, ignored, refused, row, yaml_only
 
-_SAME_NUMBERS = (
-    "the kernels here are fused where that helps; the numbers are the same",
-    "本框架已在有益处融合算子，数值相同",
-)
+_SAME_NUMBERS = ("the kernels here are fused where that helps; the numbers are the same", "本框架已在有益处融合算子，数值相同")
 _ONE_KERNEL = ("chooses the operator on Ascend; on CPU one kernel does both", "在Ascend上选择算子；CPU上两者为同一算子")
 _NO_ENCODER = ("there are decoder-only models here", "本框架只有仅解码器模型")
 _NO_RETRO = ("retrieval models are not part of this framework", "本框架不含检索模型")
@@ -191,9 +188,7 @@ ROWS = (
     _model(
         "apply_layernorm_1p",
         seen="error",
-        **refused(
-            "norm weights are stored as they are; convert the checkpoint instead", "归一化权重按原值存放，请转换检查点"
-        ),
+        **refused("norm weights are stored as they are; convert the checkpoint instead", "归一化权重按原值存放，请转换检查点"),
     ),
     _model("use_sandwich_norm", seen="parameters"),
     _model("attn_post_norm_scale", seen="parameters"),
@@ -245,12 +240,8 @@ ROWS = (
         seen="log",
         **ignored("the scattered embedding is a tensor of its own in any case", "切分后的词嵌入本就是独立张量"),
     ),
-    _model(
-        "fp8_format", names=("fp8",), seen="error", **refused("there is no fp8 computation here", "本框架没有fp8计算")
-    ),
-    _model(
-        "out_hidden_size", seen="error", **refused("the last layer is as wide as the others", "最后一层与其他层同宽")
-    ),
+    _model("fp8_format", names=("fp8",), seen="error", **refused("there is no fp8 computation here", "本框架没有fp8计算")),
+    _model("out_hidden_size", seen="error", **refused("the last layer is as wide as the others", "最后一层与其他层同宽")),
     yaml_only("model_config.num_experts", seen="parameters"),
     _model("encoder_num_layers", seen="error", convert=conversions.encoder_num_layers, **refused(*_NO_ENCODER)),
     _model("decoder_num_layers", seen="error", **refused(*_NO_ENCODER)),

@@ -76,8 +76,7 @@ ROWS = (
         "optimizer_config.weight_decay_kwargs",
         seen="error",
         **refused(
-            "use weight_decay, start_weight_decay, end_weight_decay",
-            "请使用weight_decay、start_weight_decay、end_weight_decay",
+            "use weight_decay, start_weight_decay, end_weight_decay", "请使用weight_decay、start_weight_decay、end_weight_decay"
         ),
     ),
     _optimizer("no_weight_decay_params", form=LIST, seen="optimizer"),
@@ -94,16 +93,9 @@ ROWS = (
         **refused("use parallel_config.zero_shard_size", "请使用parallel_config.zero_shard_size"),
     ),
     yaml_only("optimizer_config.zero_config.cpu_offload", seen="log", **ignored(*_HOST_STATE)),
+    _optimizer("optimizer_cpu_offload", also=("--swap-optimizer",), seen="log", **ignored(*_HOST_STATE)),
     _optimizer(
-        "optimizer_cpu_offload",
-        also=("--swap-optimizer",),
-        seen="log",
-        **ignored(*_HOST_STATE),
-    ),
-    _optimizer(
-        "use_precision_aware_optimizer",
-        seen="error",
-        **refused("optimizer state is kept in fp32", "优化器状态以fp32保存"),
+        "use_precision_aware_optimizer", seen="error", **refused("optimizer state is kept in fp32", "优化器状态以fp32保存")
     ),
     _optimizer("reuse_fp32_param", seen="memory"),
 )

@@ -52,9 +52,7 @@ ROWS = (
         ),
     ),
     _parallel("zero_level", seen="memory"),
-    _parallel(
-        "zero_shard_size", seen="memory", convert=conversions.minus_one_is_none("parallel_config.zero_shard_size")
-    ),
+    _parallel("zero_shard_size", seen="memory", convert=conversions.minus_one_is_none("parallel_config.zero_shard_size")),
     yaml_only("parallel_config.overlap_grad_reduce", seen="operators"),
     _parallel(
         "gradient_accumulation_fusion",
@@ -83,9 +81,7 @@ ROWS = (
     _parallel("deallocate_pipeline_outputs", form=SWITCH, seen="memory"),
     _parallel("recv_dtype", seen="operators"),
     _parallel(
-        "use_cpu_initialization",
-        seen="log",
-        **ignored("weights are drawn on the host in any case", "权重总是在主机上初始化"),
+        "use_cpu_initialization", seen="log", **ignored("weights are drawn on the host in any case", "权重总是在主机上初始化")
     ),
     _parallel(
         "deterministic_mode",

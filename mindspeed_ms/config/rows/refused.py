@@ -27,12 +27,7 @@ GROUPS = (
     (
         "multi-token prediction is not part of this framework yet",
         "本框架尚无多token预测（MTP）",
-        {
-            "mtp_num_layers": None,
-            "mtp_loss_scaling_factor": 0.1,
-            "recompute_mtp_norm": False,
-            "recompute_mtp_layer": False,
-        },
+        {"mtp_num_layers": None, "mtp_loss_scaling_factor": 0.1, "recompute_mtp_norm": False, "recompute_mtp_layer": False},
     ),
     (
         "this schedule is not part of this framework; use pipeline and virtual pipeline sizes",
@@ -176,10 +171,7 @@ GROUPS = (
         {"tp_2d": False, "tp_x": 1, "tp_y": 1, "use_nd_matmul": False, "nd1_dim1_size": 1, "nd2_dim1_size": 1},
     ),
     (
-        (
-            "an old name; use --micro-batch-size, --tensor-model-parallel-size, --lr-warmup-iters or "
-            "--context-parallel-size"
-        ),
+        ("an old name; use --micro-batch-size, --tensor-model-parallel-size, --lr-warmup-iters or --context-parallel-size"),
         "旧名称，请使用--micro-batch-size、--tensor-model-parallel-size、--lr-warmup-iters等",
         {"batch_size": None, "model_parallel_size": None, "warmup": None},
     ),
@@ -197,11 +189,7 @@ GROUPS = (
     (
         "use non_persistent_save_interval",
         "请使用non_persistent_save_interval",
-        {
-            "non_persistent_ckpt_type": None,
-            "non_persistent_global_ckpt_dir": None,
-            "non_persistent_local_ckpt_dir": None,
-        },
+        {"non_persistent_ckpt_type": None, "non_persistent_global_ckpt_dir": None, "non_persistent_local_ckpt_dir": None},
     ),
     (
         "checks of this kind are not implemented here",

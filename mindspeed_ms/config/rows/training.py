@@ -33,12 +33,7 @@ ROWS = (
     _training("bf16", seen="output", convert=conversions.bf16),
     _training("loss_scale", seen="log"),
     _training(
-        "initial_loss_scale",
-        "loss_scale_value",
-        also=("--loss-scale-value",),
-        megatron=2.0**32,
-        needs=_SCALING,
-        seen="log",
+        "initial_loss_scale", "loss_scale_value", also=("--loss-scale-value",), megatron=2.0**32, needs=_SCALING, seen="log"
     ),
     _training("loss_scale_factor", megatron=2.0, needs=_SCALING, seen="log"),
     _training("loss_scale_window", megatron=1000, needs=_SCALING, seen="log"),
@@ -46,8 +41,7 @@ ROWS = (
     _training(
         "hysteresis",
         seen="log",
-        reason="upstream maps it to the growth factor; here it is Megatron's hysteresis, loss_scale_factor is "
-        "the factor",
+        reason="upstream maps it to the growth factor; here it is Megatron's hysteresis, loss_scale_factor is the factor",
         reason_zh="上游误映射为缩放倍数；此处为Megatron的hysteresis，倍数为loss_scale_factor",
     ),
     _training("loss_reduction", seen="optimizer"),

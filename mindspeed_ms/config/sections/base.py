@@ -73,9 +73,7 @@ class MissingField(AttributeError):
         self.section, self.field = section, name
 
     def __str__(self):
-        return (
-            f"{self.section.__name__} has no field {self.field!r}.{did_you_mean(self.field, self.section.model_fields)}"
-        )
+        return f"{self.section.__name__} has no field {self.field!r}.{did_you_mean(self.field, self.section.model_fields)}"
 
 
 class Section(BaseModel):
@@ -85,9 +83,7 @@ class Section(BaseModel):
         ConfigError: at construction and at every assignment, naming each wrong key, its value and what is expected.
     """
 
-    model_config = ConfigDict(
-        extra="forbid", validate_assignment=True, protected_namespaces=(), arbitrary_types_allowed=True
-    )
+    model_config = ConfigDict(extra="forbid", validate_assignment=True, protected_namespaces=(), arbitrary_types_allowed=True)
     config_name: ClassVar[str] = ""
     # second spelling -> field
     spellings: ClassVar[dict[str, str]] = {}
@@ -100,9 +96,7 @@ class Section(BaseModel):
         try:
             super().__init__(**values)
         except ValidationError as error:
-            problems += [
-                problem for item in error.errors(include_url=False) for problem in _problems_of(item, type(self))
-            ]
+            problems += [problem for item in error.errors(include_url=False) for problem in _problems_of(item, type(self))]
         if problems:
             raise ConfigError(problems) from None
         self.derive()
@@ -115,9 +109,7 @@ class Section(BaseModel):
         try:
             super().__setattr__(name, value)
         except ValidationError as error:
-            problems = [
-                problem for item in error.errors(include_url=False) for problem in _problems_of(item, type(self))
-            ]
+            problems = [problem for item in error.errors(include_url=False) for problem in _problems_of(item, type(self))]
             raise ConfigError([problem.under(self.config_name) for problem in problems]) from None
 
     def __getattr__(self, name):
@@ -143,9 +135,7 @@ class Section(BaseModel):
                 if target is None:
                     problems.append(Problem(f"{group}.{name}", f"expects one of {', '.join(names)}", value))
                 elif values.get(target, value) != value:
-                    problems.append(
-                        Problem(f"{group}.{name}", f"was also given as {target} = {values[target]!r}", value)
-                    )
+                    problems.append(Problem(f"{group}.{name}", f"was also given as {target} = {values[target]!r}", value))
                 else:
                     values[target] = value
         return values
@@ -156,9 +146,7 @@ class Section(BaseModel):
         for name, value in values.items():
             target = cls.spellings.get(name, name)
             if target in result and result[target] != value:
-                problems.append(
-                    Problem(name, f"was also given as {target} = {result[target]!r}; keep one of them", value)
-                )
+                problems.append(Problem(name, f"was also given as {target} = {result[target]!r}; keep one of them", value))
             result[target] = value
         return result
 

@@ -22,9 +22,7 @@ class DatasetConfig(Section):
     config_name: ClassVar[str] = "dataset_config"
     spellings: ClassVar[dict[str, str]] = {"micro_batch_size": "batch_size"}
 
-    batch_size: PositiveInt = field(
-        1, "Samples per micro-batch and data parallel rank.", "每个数据并行rank的微批样本数。"
-    )
+    batch_size: PositiveInt = field(1, "Samples per micro-batch and data parallel rank.", "每个数据并行rank的微批样本数。")
     micro_batch_num: PositiveInt = field(
         1,
         "Micro-batches per step.",
@@ -64,29 +62,18 @@ class DatasetConfig(Section):
     mmap_bin_files: Bool = field(True, "Map data files into memory.", "以内存映射方式读数据文件。")
     num_workers: Count = field(2, "Reader processes.", "读数据的进程数。")
     dataloader_type: one_of("single", "cyclic", "external") | None = field(
-        None,
-        "Pass once, cycle with shuffling, or the caller's own loader.",
-        "单遍、循环打乱或外部加载器。",
-        derived="single",
+        None, "Pass once, cycle with shuffling, or the caller's own loader.", "单遍、循环打乱或外部加载器。", derived="single"
     )
     shuffle: Bool = field(False, "Shuffle Python datasets that are handed in.", "打乱传入的Python数据集。")
-    drop_remainder: Bool = field(
-        True, "Drop samples at the end that do not fill a batch.", "丢弃不足一个批次的剩余样本。"
-    )
-    data_layout: one_of("BSH", "SBH") = field(
-        "SBH", "Layout of hidden states inside the model.", "模型内部隐藏状态的排布。"
-    )
+    drop_remainder: Bool = field(True, "Drop samples at the end that do not fill a batch.", "丢弃不足一个批次的剩余样本。")
+    data_layout: one_of("BSH", "SBH") = field("SBH", "Layout of hidden states inside the model.", "模型内部隐藏状态的排布。")
 
     reset_attention_mask: Bool = field(False, "No attention across documents.", "文档之间互不可见。")
     reset_position_ids: Bool = field(False, "Positions start again at each document.", "每个文档重新计位置。")
     eod_mask_loss: Bool = field(False, "No loss on end-of-document tokens.", "文档结束符不计损失。")
-    create_attention_mask_in_dataloader: Bool = field(
-        True, "The loader makes attention masks.", "由数据加载器生成注意力掩码。"
-    )
+    create_attention_mask_in_dataloader: Bool = field(True, "The loader makes attention masks.", "由数据加载器生成注意力掩码。")
     is_instruction_dataset: Bool = field(
-        False,
-        "data_path is the output prefix of preprocessing for conversations.",
-        "data_path为对话数据预处理的输出前缀。",
+        False, "data_path is the output prefix of preprocessing for conversations.", "data_path为对话数据预处理的输出前缀。"
     )
     pad_to_multiple_of: PositiveInt = field(
         8,

@@ -71,15 +71,11 @@ class TransformerConfig(Section):
         derived="seq_length",
     )
     make_vocab_size_divisible_by: PositiveInt = field(
-        128,
-        "A computed vocabulary size is padded to a multiple of this times tp.",
-        "计算词汇量时填充到该数乘tp的倍数。",
+        128, "A computed vocabulary size is padded to a multiple of this times tp.", "计算词汇量时填充到该数乘tp的倍数。"
     )
 
     attention_type: one_of("self_attn") = field("self_attn", "Kind of attention.", "注意力的种类。")
-    group_query_attention: Bool = field(
-        False, "Several query heads share one key/value head.", "多个查询头共用一组键值头。"
-    )
+    group_query_attention: Bool = field(False, "Several query heads share one key/value head.", "多个查询头共用一组键值头。")
     num_query_groups: PositiveInt | None = field(
         32,
         "Number of key/value groups under group_query_attention.",
@@ -123,9 +119,7 @@ class TransformerConfig(Section):
         "Positions: absolute (= learned_absolute), rope, or none.",
         "位置编码：absolute（即可学习绝对位置）、rope或none。",
     )
-    add_position_embedding: Bool = field(
-        True, "Add the learned positions to the embedding.", "在词嵌入上加可学习位置。"
-    )
+    add_position_embedding: Bool = field(True, "Add the learned positions to the embedding.", "在词嵌入上加可学习位置。")
     parallel_position_embedding: Bool = field(
         False, "Cut the learned position table over tensor parallel ranks.", "将可学习位置表切到张量并行rank上。"
     )
@@ -133,12 +127,8 @@ class TransformerConfig(Section):
         False, "Older flag for position_embedding_type rope.", "position_embedding_type为rope的旧写法。"
     )
     rotary_base: PositiveFloat = field(10000.0, "Base period of rotary positions.", "旋转位置编码的基本周期。")
-    rotary_percent: number(gt=0, le=1) = field(
-        1.0, "Share of a head's width that is rotated.", "头宽度中参与旋转的比例。"
-    )
-    rotary_interleaved: Bool = field(
-        False, "Rotate neighbouring pairs instead of halves.", "旋转相邻元素对而不是前后两半。"
-    )
+    rotary_percent: number(gt=0, le=1) = field(1.0, "Share of a head's width that is rotated.", "头宽度中参与旋转的比例。")
+    rotary_interleaved: Bool = field(False, "Rotate neighbouring pairs instead of halves.", "旋转相邻元素对而不是前后两半。")
     rotary_seq_len_interpolation_factor: PositiveFloat | None = field(
         None, "Positions are divided by this factor.", "位置除以该系数（线性插值）。"
     )
@@ -148,13 +138,9 @@ class TransformerConfig(Section):
     apply_rope_fusion: Bool = field(False, "Use the fused rotary operator.", "使用融合的旋转位置算子。")
 
     hidden_act: one_of(*ACTIVATIONS) = field("gelu", "Activation of the feed-forward block.", "前馈网络的激活函数。")
-    gated_linear_unit: Bool = field(
-        False, "The feed-forward block has a gate.", "前馈网络带门控。", derived="hidden_act"
-    )
+    gated_linear_unit: Bool = field(False, "The feed-forward block has a gate.", "前馈网络带门控。", derived="hidden_act")
     apply_swiglu_fusion: Bool = field(False, "Use the fused swiglu operator.", "使用融合的swiglu算子。")
-    bias_gelu_fusion: Bool = field(
-        False, "Fused bias and gelu: the tanh form of gelu.", "偏置与gelu融合，使用tanh形式的gelu。"
-    )
+    bias_gelu_fusion: Bool = field(False, "Fused bias and gelu: the tanh form of gelu.", "偏置与gelu融合，使用tanh形式的gelu。")
     bias_swiglu_fusion: Bool = field(False, "Fused bias and swiglu; same numbers.", "偏置与swiglu融合，数值相同。")
 
     normalization: one_of(*NORMALIZATIONS) = field("LayerNorm", "Norm layers.", "归一化层的种类。")
@@ -181,9 +167,7 @@ class TransformerConfig(Section):
     )
     fp32_residual_connection: Bool = field(False, "Keep the residual stream in fp32.", "残差流保持fp32。")
 
-    init_method_std: NotNegative = field(
-        0.01, "Standard deviation of the normal initialisation.", "正态初始化的标准差。"
-    )
+    init_method_std: NotNegative = field(0.01, "Standard deviation of the normal initialisation.", "正态初始化的标准差。")
     embedding_init_std: NotNegative | None = field(
         None, "Standard deviation for the embeddings.", "词嵌入初始化的标准差。", derived="init_method_std"
     )
@@ -194,9 +178,7 @@ class TransformerConfig(Section):
     bias_init: Free = field("zeros", "Initialiser of biases: a name or a number.", "偏置初始化：名称或数值。")
 
     params_dtype: Dtype = field("float32", "Data type of the parameters.", "参数的数据类型。")
-    compute_dtype: Dtype | None = field(
-        None, "Data type of the computation.", "计算的数据类型。", derived="params_dtype"
-    )
+    compute_dtype: Dtype | None = field(None, "Data type of the computation.", "计算的数据类型。", derived="params_dtype")
     softmax_compute_dtype: Dtype = field(
         "float32",
         "Data type of the attention softmax.",
@@ -207,27 +189,19 @@ class TransformerConfig(Section):
         "float32", "Data type in which embedding weights are drawn.", "词嵌入初始化时的数据类型。"
     )
     fp16_lm_cross_entropy: Bool = field(False, "Cross entropy in fp16.", "交叉熵使用fp16。")
-    label_smoothing: number(ge=0, lt=1) = field(
-        0.0, "Share of the target spread over the vocabulary.", "标签平滑系数。"
-    )
+    label_smoothing: number(ge=0, lt=1) = field(0.0, "Share of the target spread over the vocabulary.", "标签平滑系数。")
     attention_dropout: Probability = field(0.0, "Dropout on attention weights.", "注意力权重的dropout。")
     hidden_dropout: Probability = field(
         0.0, "Dropout on the outputs of attention, feed-forward and embedding.", "注意力、前馈和词嵌入输出的dropout。"
     )
-    untie_embeddings_and_output_weights: Bool = field(
-        False, "The head has a weight of its own.", "输出头使用独立的权重。"
-    )
+    untie_embeddings_and_output_weights: Bool = field(False, "The head has a weight of its own.", "输出头使用独立的权重。")
     transformer_impl: one_of("local") = field("local", "Implementation of the layers.", "层的实现方式。")
 
     recompute_granularity: one_of("full", "selective") | None = field(
-        None,
-        "What is recomputed in backward: whole layers or the core of attention.",
-        "反向中重计算的内容：整层或注意力核心。",
+        None, "What is recomputed in backward: whole layers or the core of attention.", "反向中重计算的内容：整层或注意力核心。"
     )
     recompute_method: one_of("uniform", "block") | None = field(
-        None,
-        "Full recomputation in equal groups of layers, or of the first layers.",
-        "整层重计算：均匀分组，或只对前若干层。",
+        None, "Full recomputation in equal groups of layers, or of the first layers.", "整层重计算：均匀分组，或只对前若干层。"
     )
     recompute_num_layers: PositiveInt | None = field(
         None, "Layers per group (uniform) or number of layers (block).", "每组层数（uniform）或层数（block）。"
@@ -241,15 +215,11 @@ class TransformerConfig(Section):
     )
     masked_softmax_fusion: Bool = field(False, "Fused mask and softmax; same numbers.", "掩码与softmax融合，数值相同。")
     clone_scatter_output_in_embedding: Bool = field(
-        False,
-        "Copy the scattered embedding so that the whole one can be freed.",
-        "复制切分后的词嵌入以释放完整的那份。",
+        False, "Copy the scattered embedding so that the whole one can be freed.", "复制切分后的词嵌入以释放完整的那份。"
     )
     fp8_format: one_of("e4m3", "hybrid") | None = field(None, "fp8 computation.", "fp8计算。")
     out_hidden_size: PositiveInt | None = field(None, "Output width of the last layer.", "最后一层的输出宽度。")
-    num_experts: PositiveInt | None = field(
-        None, "Second place of moe_config.num_experts.", "与moe_config.num_experts相同。"
-    )
+    num_experts: PositiveInt | None = field(None, "Second place of moe_config.num_experts.", "与moe_config.num_experts相同。")
     encoder_num_layers: PositiveInt | None = field(
         None, "Encoder layers of an encoder-decoder model.", "编码器层数（编解码模型）。"
     )

@@ -15,9 +15,7 @@ class MoEConfig(Section):
     moe_ffn_hidden_size: PositiveInt | None = field(
         None, "Width inside one expert; null takes ffn_hidden_size.", "单个专家的内部宽度，空表示ffn_hidden_size。"
     )
-    moe_grouped_gemm: Bool = field(
-        False, "All experts in one grouped matrix product.", "所有专家合并为一次分组矩阵乘。"
-    )
+    moe_grouped_gemm: Bool = field(False, "All experts in one grouped matrix product.", "所有专家合并为一次分组矩阵乘。")
     moe_router_topk: PositiveInt = field(2, "Experts per token.", "每个token选择的专家数。")
     moe_router_load_balancing_type: one_of("aux_loss", "seq_aux_loss", "sinkhorn", "none") = field(
         "none", "How the router is kept balanced.", "路由负载均衡的方式。"
@@ -25,25 +23,19 @@ class MoEConfig(Section):
     moe_router_score_function: one_of("softmax", "sigmoid") = field(
         "softmax", "Function on the router's logits.", "路由分数函数。"
     )
-    moe_router_pre_softmax: Bool = field(
-        False, "Softmax over all experts before top-k.", "先对全部专家做softmax再取top-k。"
-    )
+    moe_router_pre_softmax: Bool = field(False, "Softmax over all experts before top-k.", "先对全部专家做softmax再取top-k。")
     moe_router_dtype: one_of("fp32", "fp64") | None = field(None, "Data type of the router.", "路由计算的数据类型。")
     moe_router_num_groups: PositiveInt | None = field(
         None, "Groups of experts for group-limited routing.", "分组路由的专家组数。"
     )
     moe_router_group_topk: PositiveInt | None = field(None, "Groups chosen per token.", "每个token选择的专家组数。")
-    moe_router_topk_scaling_factor: Float | None = field(
-        None, "Factor on the chosen probabilities.", "所选概率的缩放系数。"
-    )
+    moe_router_topk_scaling_factor: Float | None = field(None, "Factor on the chosen probabilities.", "所选概率的缩放系数。")
     moe_router_enable_expert_bias: Bool = field(
         False, "Balance by a bias per expert without loss.", "用专家偏置实现无损失的均衡。"
     )
     moe_router_bias_update_rate: NotNegative = field(1e-3, "Step of the expert bias.", "专家偏置的更新步长。")
     norm_topk_prob: Bool = field(
-        False,
-        "Normalise the chosen probabilities to sum 1 (Qwen, DeepSeek).",
-        "将所选概率归一化为和为1（Qwen、DeepSeek）。",
+        False, "Normalise the chosen probabilities to sum 1 (Qwen, DeepSeek).", "将所选概率归一化为和为1（Qwen、DeepSeek）。"
     )
     moe_token_dispatcher_type: one_of("alltoall", "allgather", "alltoall_seq", "flex") = field(
         "alltoall", "How tokens travel to experts.", "token发送到专家的方式。"
@@ -52,9 +44,7 @@ class MoEConfig(Section):
         False, "Upstream's own all-to-all; same numbers.", "上游自带的all-to-all，数值相同。"
     )
     moe_expert_capacity_factor: Float | None = field(
-        None,
-        "Tokens per expert relative to an even share; negative or null drops none.",
-        "专家容量系数；负数或空表示不丢弃。",
+        None, "Tokens per expert relative to an even share; negative or null drops none.", "专家容量系数；负数或空表示不丢弃。"
     )
     moe_pad_expert_input_to_capacity: Bool = field(
         False, "Pad every expert's input to its capacity.", "把每个专家的输入填充到容量。"
@@ -76,12 +66,8 @@ class MoEConfig(Section):
     moe_shared_expert_intermediate_size: PositiveInt | None = field(
         None, "Width inside the shared experts.", "共享专家的内部宽度。"
     )
-    n_shared_experts: PositiveInt | None = field(
-        None, "Number of shared experts (DeepSeek).", "共享专家数（DeepSeek）。"
-    )
-    moe_shared_expert_overlap: Bool = field(
-        False, "Overlap shared experts with dispatching.", "共享专家与分发通信重叠。"
-    )
+    n_shared_experts: PositiveInt | None = field(None, "Number of shared experts (DeepSeek).", "共享专家数（DeepSeek）。")
+    moe_shared_expert_overlap: Bool = field(False, "Overlap shared experts with dispatching.", "共享专家与分发通信重叠。")
     moe_permute_fusion: Bool = field(False, "Fused permutation of tokens; same numbers.", "融合的token重排，数值相同。")
     moe_per_layer_logging: Bool = field(False, "Log the balance loss of every layer.", "逐层记录均衡损失。")
     moe_layer_recompute: Bool = field(False, "Recompute expert layers in backward.", "反向中重计算专家层。")

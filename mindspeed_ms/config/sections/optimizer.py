@@ -60,9 +60,7 @@ class OptimizerConfig(Section):
     spellings: ClassVar[dict[str, str]] = {"optimizer": "optimizer_type", "lr": "learning_rate", "adam_eps": "eps"}
 
     optimizer_type: one_of(*ADAM, *SGD) = field(
-        "AdamWeightDecay",
-        "Optimizer; all Adam names are Megatron's AdamW.",
-        "优化器；所有Adam名称都是Megatron的AdamW。",
+        "AdamWeightDecay", "Optimizer; all Adam names are Megatron's AdamW.", "优化器；所有Adam名称都是Megatron的AdamW。"
     )
     betas: FloatList = field([0.9, 0.999], "Adam's decay rates of the two moments.", "Adam一阶、二阶矩的衰减率。")
     eps: PositiveFloat = field(1e-8, "Adam's epsilon, outside the root.", "Adam的epsilon，位于根号之外。")
@@ -74,15 +72,11 @@ class OptimizerConfig(Section):
     )
     min_lr: NotNegative = field(0.0, "Lowest learning rate after decay.", "衰减后的最小学习率。")
     lr_decay_style: one_of(*DECAY_STYLES) = field("constant", "Shape of the decay.", "学习率衰减方式。")
-    lr_decay_iters: PositiveInt | None = field(
-        None, "Steps over which it decays; null takes all.", "衰减的步数，空表示全程。"
-    )
+    lr_decay_iters: PositiveInt | None = field(None, "Steps over which it decays; null takes all.", "衰减的步数，空表示全程。")
     lr_decay_samples: PositiveInt | None = field(None, "Samples over which it decays.", "衰减的样本数。")
     lr_warmup_iters: Count = field(0, "Steps of linear warm-up.", "线性预热的步数。")
     lr_warmup_samples: Count = field(0, "Samples of linear warm-up.", "线性预热的样本数。")
-    lr_warmup_fraction: number(ge=0, le=1) | None = field(
-        None, "Warm-up as a share of the decay.", "预热占衰减长度的比例。"
-    )
+    lr_warmup_fraction: number(ge=0, le=1) | None = field(None, "Warm-up as a share of the decay.", "预热占衰减长度的比例。")
     lr_warmup_init: NotNegative = field(0.0, "Learning rate at the start of the warm-up.", "预热起点的学习率。")
     lr_wsd_decay_style: one_of("linear", "cosine", "exponential", "minus_sqrt") = field(
         "linear", "Shape of the last part of WSD.", "WSD末段的衰减方式。"
@@ -101,9 +95,7 @@ class OptimizerConfig(Section):
     start_weight_decay: NotNegative | None = field(
         None, "Weight decay at the start.", "起始权重衰减。", derived="weight_decay if constant, else 0.0"
     )
-    end_weight_decay: NotNegative | None = field(
-        None, "Weight decay at the end.", "结束权重衰减。", derived="weight_decay"
-    )
+    end_weight_decay: NotNegative | None = field(None, "Weight decay at the end.", "结束权重衰减。", derived="weight_decay")
     weight_decay_incr_style: one_of("constant", "linear", "cosine") = field(
         "constant", "How weight decay goes from start to end.", "权重衰减从起始到结束的变化方式。"
     )
@@ -122,20 +114,14 @@ class OptimizerConfig(Section):
         "clip_grad限制的对象：全局范数或每个元素。",
     )
 
-    overlap_param_gather: Bool = field(
-        False, "Gather parameters while the forward pass runs.", "前向计算的同时聚合参数。"
-    )
+    overlap_param_gather: Bool = field(False, "Gather parameters while the forward pass runs.", "前向计算的同时聚合参数。")
     overlap_param_gather_with_optimizer_step: Bool = field(
         False, "Gather parameters while the optimizer steps.", "优化器更新的同时聚合参数。"
     )
     zero_config: ZeroConfig | None = field(None, "Details of ZeRO.", "ZeRO的细节设置。")
     optimizer_cpu_offload: Bool = field(False, "Keep optimizer state on the host.", "优化器状态放在主机内存。")
-    use_precision_aware_optimizer: Bool = field(
-        False, "Optimizer state in other data types.", "优化器状态使用其他数据类型。"
-    )
-    reuse_fp32_param: Bool = field(
-        False, "bf16 weights and master weights share memory.", "bf16权重与fp32主权重共用内存。"
-    )
+    use_precision_aware_optimizer: Bool = field(False, "Optimizer state in other data types.", "优化器状态使用其他数据类型。")
+    reuse_fp32_param: Bool = field(False, "bf16 weights and master weights share memory.", "bf16权重与fp32主权重共用内存。")
 
     parallel_config: ModelParallelConfig = link(ModelParallelConfig)
 

@@ -21,9 +21,7 @@ class ModelParallelConfig(Section):
     tensor_model_parallel_size: PositiveInt = field(1, "Tensor parallel size.", "张量并行的大小。")
     pipeline_model_parallel_size: PositiveInt = field(1, "Number of pipeline stages.", "流水线并行的级数。")
     context_parallel_size: PositiveInt = field(
-        1,
-        "Context parallel size: the sequence is cut over so many ranks.",
-        "上下文并行的大小，即序列被切到多少个rank上。",
+        1, "Context parallel size: the sequence is cut over so many ranks.", "上下文并行的大小，即序列被切到多少个rank上。"
     )
     context_parallel_algo: one_of("ulysses_cp_algo", "megatron_cp_algo", "hybrid_cp_algo") = field(
         "ulysses_cp_algo",
@@ -76,9 +74,7 @@ class ModelParallelConfig(Section):
     )
     standalone_embedding_stage: Bool = field(False, "The first stage holds only the embedding.", "第一级只放词嵌入。")
     sequence_parallel: Bool = field(
-        False,
-        "Cut activations outside tensor parallel regions along the sequence.",
-        "在张量并行区域之外沿序列切分激活。",
+        False, "Cut activations outside tensor parallel regions along the sequence.", "在张量并行区域之外沿序列切分激活。"
     )
     recompute: LayerList | None = field(
         None, "Number of fully recomputed layers per stage (and chunk).", "每级（每块）完全重计算的层数。"
@@ -122,10 +118,7 @@ class ModelParallelConfig(Section):
     )
     deallocate_pipeline_outputs: Bool = field(True, "Free a stage's output once it was sent.", "输出发送后立即释放。")
     recv_dtype: Dtype | None = field(
-        None,
-        "Data type received from the stage before.",
-        "从上一级接收的数据类型。",
-        derived="compute_dtype of the model",
+        None, "Data type received from the stage before.", "从上一级接收的数据类型。", derived="compute_dtype of the model"
     )
     use_cpu_initialization: Bool = field(
         False, "Initialise weights on the host; ours are always drawn there.", "在主机上初始化权重（本框架总是如此）。"

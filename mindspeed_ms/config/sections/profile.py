@@ -8,9 +8,7 @@ class ProfileFields(Section):
     """Profiling of some steps by mindspore.profiler."""
 
     profile: Bool = field(False, "Profile some steps.", "对若干步做性能分析。")
-    profile_save_path: Str | None = field(
-        None, "Folder of the profile.", "性能数据目录。", derived="output_dir/profile"
-    )
+    profile_save_path: Str | None = field(None, "Folder of the profile.", "性能数据目录。", derived="output_dir/profile")
     profile_step_start: PositiveInt = field(1, "First profiled step, from 1.", "开始分析的步，从1起。")
     profile_step_end: PositiveInt = field(5, "Last profiled step.", "结束分析的步（含）。")
     profile_ranks: IntList | None = field(
@@ -27,9 +25,7 @@ class ProfileFields(Section):
     )
     profile_parallel_strategy: Bool = field(False, "Record the parallel layout (Ascend).", "记录并行策略（Ascend）。")
     profile_aicore_metrics: integer(ge=-1, le=6) = field(
-        0,
-        "Set of AI Core counters from level1 on; -1 for none (Ascend).",
-        "AI Core计数器组，-1表示无（Ascend）。"
+        0, "Set of AI Core counters from level1 on; -1 for none (Ascend).", "AI Core计数器组，-1表示无（Ascend）。"
     )
     profile_l2_cache: Bool = field(False, "Record the L2 cache (Ascend).", "记录L2缓存（Ascend）。")
     profile_hbm_ddr: Bool = field(False, "Record HBM and DDR (Ascend).", "记录HBM和DDR（Ascend）。")

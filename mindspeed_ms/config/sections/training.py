@@ -54,12 +54,8 @@ class TrainingConfig(CheckpointFields, ProfileFields):
         None, "Keep the checkpoint of the best evaluation under this comparison.", "按此比较方式保留评估最好的检查点。"
     )
     eval_metric: Str | None = field(None, "Metric that decides which evaluation is best.", "决定最好评估的指标。")
-    exit_interval: PositiveInt | None = field(
-        None, "End the run at a multiple of so many steps.", "到达该步数的倍数时结束。"
-    )
-    exit_duration_in_mins: PositiveInt | None = field(
-        None, "Save and end after so many minutes.", "运行若干分钟后保存并结束。"
-    )
+    exit_interval: PositiveInt | None = field(None, "End the run at a multiple of so many steps.", "到达该步数的倍数时结束。")
+    exit_duration_in_mins: PositiveInt | None = field(None, "Save and end after so many minutes.", "运行若干分钟后保存并结束。")
     exit_signal_handler: Bool = field(True, "SIGTERM saves and ends the run.", "收到SIGTERM时保存并结束。")
     skip_train: Bool = field(False, "Only evaluate.", "只做评估。")
 
@@ -100,9 +96,7 @@ class TrainingConfig(CheckpointFields, ProfileFields):
         "以fp32而不是参数类型累加和规约梯度。",
     )
     grad_reduce_in_bf16: Bool = field(False, "Reduce gradients in bf16.", "以bf16规约梯度。")
-    overlap_grad_reduce: Bool = field(
-        False, "Reduce each bucket as soon as it is full.", "桶就绪后立即规约，与计算重叠。"
-    )
+    overlap_grad_reduce: Bool = field(False, "Reduce each bucket as soon as it is full.", "桶就绪后立即规约，与计算重叠。")
     delay_grad_reduce: Bool = field(
         False, "Later pipeline stages reduce their gradients together with the first.", "除第一级外推迟梯度规约。"
     )
@@ -118,14 +112,10 @@ class TrainingConfig(CheckpointFields, ProfileFields):
         True, "Stop with iteration and rank if the loss is not finite.", "损失非有限时报出步数和rank并停止。"
     )
     check_weight_hash_across_dp_replicas_interval: PositiveInt | None = field(
-        None,
-        "Steps between checks that data parallel ranks hold equal weights.",
-        "检查各数据并行rank权重一致的间隔步数。",
+        None, "Steps between checks that data parallel ranks hold equal weights.", "检查各数据并行rank权重一致的间隔步数。"
     )
     empty_unused_memory_level: integer(ge=0, le=2) = field(
-        0,
-        "Free cached memory: 0 never, 1 after a step, 2 also inside.",
-        "释放缓存显存：0不释放，1每步后，2步内也释放。",
+        0, "Free cached memory: 0 never, 1 after a step, 2 also inside.", "释放缓存显存：0不释放，1每步后，2步内也释放。"
     )
     manual_gc: Bool = field(False, "Collect garbage at fixed steps on all ranks.", "所有rank在固定步数做垃圾回收。")
     manual_gc_interval: Count = field(
@@ -139,29 +129,19 @@ class TrainingConfig(CheckpointFields, ProfileFields):
     log_throughput: Bool = field(False, "Log model TFLOP/s.", "记录模型TFLOP/s。")
     log_num_zeros_in_grad: Bool = field(False, "Log how many gradient elements are zero.", "记录梯度中零元素个数。")
     log_params_norm: Bool = field(False, "Log the norm of the weights.", "记录权重范数。")
-    log_loss_scale_to_tensorboard: Bool = field(
-        True, "Loss scale goes to TensorBoard too.", "损失缩放写入TensorBoard。"
-    )
-    log_learning_rate_to_tensorboard: Bool = field(
-        True, "Learning rate goes to TensorBoard too.", "学习率写入TensorBoard。"
-    )
+    log_loss_scale_to_tensorboard: Bool = field(True, "Loss scale goes to TensorBoard too.", "损失缩放写入TensorBoard。")
+    log_learning_rate_to_tensorboard: Bool = field(True, "Learning rate goes to TensorBoard too.", "学习率写入TensorBoard。")
     log_timers_to_tensorboard: Bool = field(False, "Step times go to TensorBoard too.", "耗时写入TensorBoard。")
-    log_batch_size_to_tensorboard: Bool = field(
-        False, "Batch size goes to TensorBoard too.", "批次大小写入TensorBoard。"
-    )
+    log_batch_size_to_tensorboard: Bool = field(False, "Batch size goes to TensorBoard too.", "批次大小写入TensorBoard。")
     log_memory_to_tensorboard: Bool = field(False, "Memory goes to TensorBoard too.", "内存写入TensorBoard。")
-    log_validation_ppl_to_tensorboard: Bool = field(
-        False, "Perplexity goes to TensorBoard too.", "困惑度写入TensorBoard。"
-    )
+    log_validation_ppl_to_tensorboard: Bool = field(False, "Perplexity goes to TensorBoard too.", "困惑度写入TensorBoard。")
     tensorboard_dir: Str | None = field(None, "Folder of TensorBoard files.", "TensorBoard文件目录。")
     tensorboard_log_interval: PositiveInt = field(1, "Steps between TensorBoard entries.", "TensorBoard记录间隔。")
     tensorboard_queue_size: PositiveInt = field(1000, "Entries that TensorBoard holds back.", "TensorBoard缓存条数。")
     log_level: one_of("debug", "info", "warning", "error") = field(
         "info", "Least important messages shown.", "显示的最低日志级别。"
     )
-    device_target: one_of("CPU", "Ascend") | None = field(
-        None, "Device; null takes what is there.", "设备，空表示自动选择。"
-    )
+    device_target: one_of("CPU", "Ascend") | None = field(None, "Device; null takes what is there.", "设备，空表示自动选择。")
 
     parallel_config: ModelParallelConfig = link(ModelParallelConfig)
     dataset_config: DatasetConfig = link(DatasetConfig)

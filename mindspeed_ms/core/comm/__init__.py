@@ -7,6 +7,7 @@
 
 `python -m mindspeed_ms.core.comm --ranks 8` checks the backends and prints their latency and bandwidth.
 """
+
 from mindspeed_ms.core.comm.errors import (
     CommError,
     CommTimeoutError,

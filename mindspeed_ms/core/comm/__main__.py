@@ -7,6 +7,7 @@ Random calls of every operation, dtype and shape over overlapping groups are com
 forked processes, mccl under msrun. Started by msrun itself, this checks the ranks of that job (on Ascend: hccl). The
 exit status is not 0 if anything fails.
 """
+
 import argparse
 import os
 import socket
@@ -72,14 +73,31 @@ def _under_msrun(backend, options):
     """Start this file's ranks by msrun."""
     msrun = Path(sys.executable).with_name("msrun")
     with tempfile.TemporaryDirectory(prefix="mindspeed_ms-") as logs:
-        command = [str(msrun) if msrun.exists() else "msrun", f"--worker_num={options.ranks}",
-                   f"--local_worker_num={options.ranks}", f"--master_port={_free_port()}", f"--log_dir={logs}", "--join=True",
-                   __file__, f"--ranks={options.ranks}", f"--backends={backend}", f"--calls={options.calls}",
-                   f"--seed={options.seed}", f"--seconds={options.seconds}", *(["--no-table"] if options.no_table else [])]
+        command = [
+            str(msrun) if msrun.exists() else "msrun",
+            f"--worker_num={options.ranks}",
+            f"--local_worker_num={options.ranks}",
+            f"--master_port={_free_port()}",
+            f"--log_dir={logs}",
+            "--join=True",
+            __file__,
+            f"--ranks={options.ranks}",
+            f"--backends={backend}",
+            f"--calls={options.calls}",
+            f"--seed={options.seed}",
+            f"--seconds={options.seconds}",
+            *(["--no-table"] if options.no_table else []),
+        ]
         # msrun starts whatever `python` the PATH gives
         environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"}
-        ended = subprocess.run(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-                               timeout=_MSRUN_TIMEOUT_SECONDS)
+        ended = subprocess.run(
+            command,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=_MSRUN_TIMEOUT_SECONDS,
+        )
         output = Path(logs, "worker_0.log").read_text(encoding="utf-8") if Path(logs, "worker_0.log").exists() else ""
         if ended.returncode:
             raise RuntimeError(f"msrun ended with status {ended.returncode}\n{ended.stdout[-4000:]}\n{output[-4000:]}")

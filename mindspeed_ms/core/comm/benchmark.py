@@ -1,4 +1,5 @@
 """Latency and bandwidth of a backend's calls, measured on the world's group."""
+
 import time
 
 import numpy as np
@@ -18,14 +19,19 @@ def measure(seconds_each):
     to the next. Calls are repeated for about `seconds_each`.
     """
     group = registry.world_group()
-    return {operation: {size: _time(group, _function(group, operation, size), seconds_each)
-                        for size in (SIZES if operation != "barrier" else (0,))} for operation in OPERATIONS}
+    return {
+        operation: {
+            size: _time(group, _function(group, operation, size), seconds_each)
+            for size in (SIZES if operation != "barrier" else (0,))
+        }
+        for operation in OPERATIONS
+    }
 
 
 def _function(group, operation, nbytes):
     elements = max(group.size, nbytes // 4 // group.size * group.size)
     whole = np.ones(elements, np.float32)
-    part = whole[:elements // group.size]
+    part = whole[: elements // group.size]
     following, previous = group.ranks[(group.rank + 1) % group.size], group.ranks[group.rank - 1]
     return {
         "all_reduce": lambda: group.all_reduce(whole),
@@ -33,8 +39,9 @@ def _function(group, operation, nbytes):
         "reduce_scatter": lambda: group.reduce_scatter(whole),
         "all_to_all": lambda: group.all_to_all(whole),
         "broadcast": lambda: group.broadcast(whole, group.ranks[0]),
-        "ring": lambda: group.batch_isend_irecv([P2P.send(whole, following),
-                                                 P2P.recv(whole.shape, np.float32, previous)]).wait(),
+        "ring": lambda: group.batch_isend_irecv(
+            [P2P.send(whole, following), P2P.recv(whole.shape, np.float32, previous)]
+        ).wait(),
         "barrier": group.barrier,
     }[operation]
 

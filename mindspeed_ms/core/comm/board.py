@@ -4,6 +4,7 @@ for.
 Peers read it while they wait. It is how a death, an early end or a circle of waiting ranks becomes one clear line on
 every rank that is concerned.
 """
+
 import hashlib
 import os
 import time
@@ -12,12 +13,7 @@ import numpy as np
 
 from mindspeed_ms.core.comm import processes, shm_files
 from mindspeed_ms.core.comm import shm_kernels as kernels
-from mindspeed_ms.core.comm.errors import (
-    CommTimeoutError,
-    PeerDiedError,
-    PeerLeftError,
-    SharedMemoryError,
-)
+from mindspeed_ms.core.comm.errors import CommTimeoutError, PeerDiedError, PeerLeftError, SharedMemoryError
 
 _MAGIC = 0x6D696E6473706501
 _HEADER_BYTES = 4096
@@ -29,8 +25,10 @@ _TEXTS = {"wait": 3072, "left": 5120, "verdict": 6656}  # byte offsets; a length
 _TEXT_BYTES = 1500
 JOINED, FINISHED, RAISED = 1, 2, 3
 _POLL_SECONDS = 0.002
-_DIFFERENT_NAMESPACES = ("the ranks run in different pid namespaces (containers) and cannot see each other: start them in one "
-                         "container, or use backend mccl.")
+_DIFFERENT_NAMESPACES = (
+    "the ranks run in different pid namespaces (containers) and cannot see each other: start them in one "
+    "container, or use backend mccl."
+)
 
 
 class Board:
@@ -91,8 +89,10 @@ class Board:
             return
         is_board = words.size >= 4 and words[0] == _MAGIC and words[3] == processes.namespace()
         if is_board and processes.is_alive(int(words[1]), int(words[2])):
-            raise SharedMemoryError(f"another job with the same identity is starting on this host (its rank 0 is pid "
-                                    f"{words[1]}): give each job its own MINDSPEED_MS_JOB_ID or scheduler port.")
+            raise SharedMemoryError(
+                f"another job with the same identity is starting on this host (its rank 0 is pid "
+                f"{words[1]}): give each job its own MINDSPEED_MS_JOB_ID or scheduler port."
+            )
 
     @property
     def _bytes(self):
@@ -113,7 +113,8 @@ class Board:
             if time.monotonic() > deadline:
                 raise CommTimeoutError(
                     f"rank 0 did not start communication within {timeout:g} s ({self._path} is missing). Its log says why. "
-                    "If the ranks are on several hosts or containers, use backend hccl or mccl: shm needs one shared memory.")
+                    "If the ranks are on several hosts or containers, use backend hccl or mccl: shm needs one shared memory."
+                )
             time.sleep(_POLL_SECONDS)
 
     def _try_map(self):
@@ -136,8 +137,9 @@ class Board:
 
     def _join(self):
         if self._own[_STATE]:
-            raise SharedMemoryError(f"rank {self.rank} is already taken by pid {self._own[_PID]}: two processes were started "
-                                    "with the same rank.")
+            raise SharedMemoryError(
+                f"rank {self.rank} is already taken by pid {self._own[_PID]}: two processes were started with the same rank."
+            )
         pid = os.getpid()
         self._own[[_PID, _STARTED, _NAMESPACE]] = pid, processes.start_time(pid), processes.namespace()
         kernels.full_fence()
@@ -153,13 +155,15 @@ class Board:
             if time.monotonic() > deadline:
                 raise CommTimeoutError(
                     f"ranks {missing} did not start communication within {timeout:g} s. Their logs say why. If they are on "
-                    "other hosts or in other containers, use backend hccl or mccl: shm needs one shared memory.")
+                    "other hosts or in other containers, use backend hccl or mccl: shm needs one shared memory."
+                )
             for rank in range(self.size):
                 if self._entries[rank, _STATE] and not self.is_alive(rank):
                     raise PeerDiedError(f"rank {rank} (pid {self.pid(rank)}) died while communication started")
                 if self.state(rank) == RAISED:
-                    raise PeerLeftError(f"rank {rank} (pid {self.pid(rank)}) failed while communication started: "
-                                        f"{self.reason(rank)}")
+                    raise PeerLeftError(
+                        f"rank {rank} (pid {self.pid(rank)}) failed while communication started: {self.reason(rank)}"
+                    )
             time.sleep(_POLL_SECONDS)
         if len(set(self._entries[:, _NAMESPACE].tolist())) > 1:
             raise SharedMemoryError(_DIFFERENT_NAMESPACES)
@@ -209,7 +213,7 @@ class Board:
         self.clear_wait()
         self._write_text(self._entry_bytes[self.rank], _TEXTS["wait"], text)
         targets = targets[:256]
-        self._own[_TARGET_WORDS][:len(targets)] = targets
+        self._own[_TARGET_WORDS][: len(targets)] = targets
         self._own[_TARGETS] = len(targets)
         self._own[_BEAT] = 0
         kernels.full_fence()
@@ -247,13 +251,13 @@ class Board:
     @staticmethod
     def _write_text(area, offset, text):
         data = text.encode()[:_TEXT_BYTES]
-        area[offset + 8:offset + 8 + len(data)] = np.frombuffer(data, np.uint8)
-        area[offset:offset + 8].view(np.int64)[0] = len(data)
+        area[offset + 8 : offset + 8 + len(data)] = np.frombuffer(data, np.uint8)
+        area[offset : offset + 8].view(np.int64)[0] = len(data)
 
     @staticmethod
     def _read_text(area, offset):
-        length = min(max(int(area[offset:offset + 8].view(np.int64)[0]), 0), _TEXT_BYTES)
-        return area[offset + 8:offset + 8 + length].tobytes().decode(errors="replace")
+        length = min(max(int(area[offset : offset + 8].view(np.int64)[0]), 0), _TEXT_BYTES)
+        return area[offset + 8 : offset + 8 + length].tobytes().decode(errors="replace")
 
 
 def describe(exception):

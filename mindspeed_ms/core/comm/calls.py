@@ -1,4 +1,5 @@
 """The header of a call: what a rank asks for, in whole numbers that peers compare and, if they differ, put into words."""
+
 import os
 import traceback
 
@@ -9,8 +10,17 @@ from mindspeed_ms.core.comm.interface import REDUCTIONS
 from mindspeed_ms.core.comm.payload import DTYPE_NAMES, DTYPE_NUMBERS
 
 DEBUG_ENVIRONMENT_VARIABLE = "MINDSPEED_MS_COMM_DEBUG"
-OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "barrier", "all_gather_object",
-              "broadcast_object", "message")
+OPERATIONS = (
+    "all_reduce",
+    "all_gather",
+    "reduce_scatter",
+    "all_to_all",
+    "broadcast",
+    "barrier",
+    "all_gather_object",
+    "broadcast_object",
+    "message",
+)
 _OPERATION_NUMBERS = {name: number for number, name in enumerate(OPERATIONS)}
 _NO_DETAIL = -1
 # words: operation, dtype, detail (reduction, or source rank), sequence number, number of axes, up to 12 lengths, bytes
@@ -43,6 +53,7 @@ class Call:
     Attributes:
         template (np.ndarray): the header but for the sequence number; shared between calls.
     """
+
     __slots__ = ("blocking", "detail", "dtype", "nbytes", "operation", "sequence", "shape", "splits", "template")
 
     def __init__(self, operation, dtype="uint8", shape=(), detail=None, nbytes=0, splits=None, blocking=True):
@@ -71,15 +82,23 @@ class Call:
         shape = list(self.shape)
         axes = len(shape)
         if axes > _MAXIMUM_AXES:
-            shape = shape[:_MAXIMUM_AXES - 1] + [int(np.prod(shape[_MAXIMUM_AXES - 1:]))]
+            shape = shape[: _MAXIMUM_AXES - 1] + [int(np.prod(shape[_MAXIMUM_AXES - 1 :]))]
         if self.splits is not None:
             shape[0] = _FREE_LENGTH
         if self.operation in ("all_reduce", "reduce_scatter"):
             detail = REDUCTIONS.index(self.detail)
         else:
             detail = _NO_DETAIL if self.detail is None else self.detail
-        return [_OPERATION_NUMBERS[self.operation], DTYPE_NUMBERS[self.dtype], detail, 0, axes,
-                *shape, *([0] * (_MAXIMUM_AXES - len(shape))), self.nbytes]
+        return [
+            _OPERATION_NUMBERS[self.operation],
+            DTYPE_NUMBERS[self.dtype],
+            detail,
+            0,
+            axes,
+            *shape,
+            *([0] * (_MAXIMUM_AXES - len(shape))),
+            self.nbytes,
+        ]
 
     def __str__(self):
         return describe(self.words())
@@ -94,7 +113,7 @@ def describe(words):
     if name in ("all_gather_object", "broadcast_object"):
         inside = [] if detail == _NO_DETAIL else [f"from rank {detail}"]
     else:
-        lengths = [int(word) for word in words[_FIRST_LENGTH:_FIRST_LENGTH + min(axes, _MAXIMUM_AXES)]]
+        lengths = [int(word) for word in words[_FIRST_LENGTH : _FIRST_LENGTH + min(axes, _MAXIMUM_AXES)]]
         shape = ", ".join("any" if length == _FREE_LENGTH else str(length) for length in lengths)
         inside = [f"{DTYPE_NAMES[dtype]} [{shape}]"]
         if name in ("all_reduce", "reduce_scatter"):
@@ -114,8 +133,10 @@ def describe_mismatch(group, headers):
     callers = {}
     for index in range(group.size):
         callers.setdefault(describe(headers[index]), []).append(group.ranks[index])
-    parts = [f"{'rank' if len(ranks) == 1 else 'ranks'} {', '.join(map(str, ranks))} called {text}"
-             for text, ranks in callers.items()]
+    parts = [
+        f"{'rank' if len(ranks) == 1 else 'ranks'} {', '.join(map(str, ranks))} called {text}"
+        for text, ranks in callers.items()
+    ]
     return f"different calls met on group {group.name}: {'; '.join(parts)}"
 
 
@@ -123,8 +144,10 @@ def describe_stacks(group, stacks):
     """Text for the callers' stacks (uint8 arrays); None: they were not asked for."""
     if stacks is None:
         return f". Set {DEBUG_ENVIRONMENT_VARIABLE}=1 to see where each was called."
-    return "".join(f"\n---- rank {group.ranks[index]} called from\n"
-                   + stacks[index].tobytes().rstrip(b"\0").decode(errors="replace") for index in range(group.size))
+    return "".join(
+        f"\n---- rank {group.ranks[index]} called from\n" + stacks[index].tobytes().rstrip(b"\0").decode(errors="replace")
+        for index in range(group.size)
+    )
 
 
 def check_matching_splits(group, splits):
@@ -138,7 +161,8 @@ def check_matching_splits(group, splits):
     sender, receiver = np.argwhere(splits[:, 0] != splits[:, 1].T)[0]
     raise MismatchError(
         f"different splits met in all_to_all on group {group.name}: rank {group.ranks[sender]} sends "
-        f"{splits[sender, 0, receiver]} rows to rank {group.ranks[receiver]}, which expects {splits[receiver, 1, sender]}.")
+        f"{splits[sender, 0, receiver]} rows to rank {group.ranks[receiver]}, which expects {splits[receiver, 1, sender]}."
+    )
 
 
 def caller_stack(limit):

@@ -4,6 +4,7 @@ Results are written in place by those operators, so forms that return a new tens
 looked up in the module when it is called. HCCL neither compares the calls of the ranks nor watches their processes;
 with MINDSPEED_MS_COMM_DEBUG=1 the calls are compared first, as the host backends always do.
 """
+
 import functools
 import hashlib
 import os
@@ -74,6 +75,7 @@ class HcclHandle(Handle):
 
 def _numpy_too(method):
     """Let a call that takes a tensor take a numpy array, and then give one back."""
+
     @functools.wraps(method)
     def call(self, tensor, *arguments):
         if not isinstance(tensor, np.ndarray):
@@ -82,6 +84,7 @@ def _numpy_too(method):
             raise CommError(f"group {self.name}: a numpy array cannot be overwritten by HCCL; expected a tensor.")
         handle = method(self, Tensor(tensor), *arguments)
         return HcclHandle(None, lambda: handle.wait().asnumpy())
+
     return call
 
 
@@ -105,8 +108,10 @@ class HcclGroup(ProcessGroup):
         self._compare("all_reduce", tensor, op)
         if out is not None and tensor.dtype != mstype.bool_:
             if not tensor.is_contiguous():
-                raise CommError(f"all_reduce_in_place on group {self.name}: the tensor is not contiguous. Pass a contiguous "
-                                "one, or use all_reduce.")
+                raise CommError(
+                    f"all_reduce_in_place on group {self.name}: the tensor is not contiguous. Pass a contiguous "
+                    "one, or use all_reduce."
+                )
             data = tensor
         else:
             data = self._own_copy(tensor)
@@ -123,8 +128,9 @@ class HcclGroup(ProcessGroup):
         result = self._new((tensor.shape[0] * self.size, *tensor.shape[1:]), data, out)
         if not data.size:
             return CompletedHandle(self._result(result, tensor, out))
-        handle = self._run("all_gather", distributed.all_gather_into_tensor, result, data, group=self.hccl_name,
-                           async_op=async_op)
+        handle = self._run(
+            "all_gather", distributed.all_gather_into_tensor, result, data, group=self.hccl_name, async_op=async_op
+        )
         return HcclHandle(handle, lambda: self._result(result, tensor, out))
 
     @_numpy_too
@@ -135,8 +141,15 @@ class HcclGroup(ProcessGroup):
         if not data.size:
             return CompletedHandle(self._result(result, tensor, out))
         reduction = _LOGICAL[op] if tensor.dtype == mstype.bool_ else op
-        handle = self._run("reduce_scatter", distributed.reduce_scatter_tensor, result, data, op=reduction,
-                           group=self.hccl_name, async_op=async_op)
+        handle = self._run(
+            "reduce_scatter",
+            distributed.reduce_scatter_tensor,
+            result,
+            data,
+            op=reduction,
+            group=self.hccl_name,
+            async_op=async_op,
+        )
         return HcclHandle(handle, lambda: self._result(result, tensor, out))
 
     @_numpy_too
@@ -146,8 +159,16 @@ class HcclGroup(ProcessGroup):
         result = self._new((sum(output_splits), *tensor.shape[1:]), data, None)
         if 0 in tensor.shape[1:]:
             return CompletedHandle(self._result(result, tensor, None))
-        handle = self._run("all_to_all", distributed.all_to_all_single, result, data, output_split_sizes=output_splits,
-                           input_split_sizes=input_splits, group=self.hccl_name, async_op=async_op)
+        handle = self._run(
+            "all_to_all",
+            distributed.all_to_all_single,
+            result,
+            data,
+            output_split_sizes=output_splits,
+            input_split_sizes=input_splits,
+            group=self.hccl_name,
+            async_op=async_op,
+        )
         return HcclHandle(handle, lambda: self._result(result, tensor, None))
 
     @_numpy_too
@@ -203,6 +224,7 @@ class HcclGroup(ProcessGroup):
         def finish():
             result = data.astype(mstype.bool_) if name == "bool" else data
             return result.asnumpy() if as_numpy else result
+
         return data, finish
 
     # ---- objects ------------------------------------------------------------------------------------------------------
@@ -230,8 +252,10 @@ class HcclGroup(ProcessGroup):
         """Tensor for the result: `out`, unless that is bool."""
         if out is not None and out.dtype != mstype.bool_:
             if out.dtype != data.dtype:
-                raise MismatchError(f"group {self.name}: out is {dtype_name(out.dtype)}, the tensor is "
-                                    f"{dtype_name(data.dtype)}; expected the same.")
+                raise MismatchError(
+                    f"group {self.name}: out is {dtype_name(out.dtype)}, the tensor is "
+                    f"{dtype_name(data.dtype)}; expected the same."
+                )
             return out
         return mint.empty(tuple(shape), dtype=data.dtype)
 

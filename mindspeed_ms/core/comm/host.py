@@ -1,4 +1,5 @@
 """What host backends (shm, mccl) share: tensors become arrays, results become tensors, objects become bytes."""
+
 import pickle
 
 import numpy as np
@@ -11,6 +12,7 @@ from mindspeed_ms.core.comm.interface import Handle, ProcessGroup
 
 class Result(Handle):
     """A call whose array becomes the tensor that the caller gets."""
+
     __slots__ = ("_finish", "_operation", "_value")
 
     def __init__(self, operation, finish):
@@ -71,8 +73,7 @@ class HostProcessGroup(ProcessGroup):
         array, dtype = payload.read(tensor, "all_to_all", self)
         result = payload.empty((sum(output_splits), *array.shape[1:]), dtype)
         row = array.itemsize * int(np.prod(array.shape[1:], dtype=np.int64))
-        call = Call("all_to_all", dtype, array.shape, None, array.nbytes, (input_splits, output_splits),
-                    not async_op)
+        call = Call("all_to_all", dtype, array.shape, None, array.nbytes, (input_splits, output_splits), not async_op)
         operation = self._start_all_to_all(call, array.reshape(-1), result.reshape(-1), row)
         return Result(operation, _result(tensor, None, result, dtype))
 
@@ -117,10 +118,10 @@ class HostProcessGroup(ProcessGroup):
         self._object_step("all_gather_object", np.array([data.size]), lengths)
         longest = int(lengths.max())
         padded = np.zeros(longest, np.uint8)
-        padded[:data.size] = data
+        padded[: data.size] = data
         gathered = np.empty((self.size, longest), np.uint8)
         self._object_step("all_gather_object", padded, gathered.reshape(-1))
-        return [pickle.loads(gathered[rank, :lengths[rank]].tobytes()) for rank in range(self.size)]
+        return [pickle.loads(gathered[rank, : lengths[rank]].tobytes()) for rank in range(self.size)]
 
     def _object_step(self, name, array, out):
         call = Call(name, array.dtype.name, array.shape, None, array.nbytes)

@@ -11,6 +11,7 @@ An asynchronous call returns a `Handle` before it is complete. Its tensors must 
 Handles of one group complete in the order in which their calls were made; while a rank waits for one, those of all its
 other groups go on.
 """
+
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
@@ -58,6 +59,7 @@ class CompletedHandle(Handle):
 @dataclass(frozen=True)
 class P2P:
     """One message of `ProcessGroup.batch_isend_irecv`; make it with `P2P.send` or `P2P.recv`."""
+
     kind: str
     peer: int
     tensor: object = None
@@ -260,14 +262,18 @@ class ProcessGroup(ABC):
 
     def _batch(self, operations):
         """Start every operation; return one Handle for all."""
-        handles = [self._isend(operation.tensor, self.ranks.index(operation.peer)) if operation.kind == "send"
-                   else self._irecv(operation.shape, operation.dtype, self.ranks.index(operation.peer))
-                   for operation in operations]
+        handles = [
+            self._isend(operation.tensor, self.ranks.index(operation.peer))
+            if operation.kind == "send"
+            else self._irecv(operation.shape, operation.dtype, self.ranks.index(operation.peer))
+            for operation in operations
+        ]
         return GatheredHandle(handles)
 
     def _copy_into(self, out, tensor):
         """Group of one: overwrite `out`."""
         from mindspeed_ms.core.comm.payload import copy_into
+
         return copy_into(out, tensor, self)
 
     def close(self):  # noqa: B027 - most backends hold nothing
@@ -280,8 +286,10 @@ class ProcessGroup(ABC):
             CommError: it is no member.
         """
         if rank not in self.ranks:
-            raise CommError(f"{operation} on group {self.name}: rank {rank} is no member; its ranks are {list(self.ranks)} "
-                            "(ranks are given as global ranks).")
+            raise CommError(
+                f"{operation} on group {self.name}: rank {rank} is no member; its ranks are {list(self.ranks)} "
+                "(ranks are given as global ranks)."
+            )
         return self.ranks.index(rank)
 
     def peer_index(self, rank, operation):
@@ -340,23 +348,26 @@ def check_reduction(op, operation, group):
 def check_has_axis(tensor, operation, group):
     """Refuse a tensor without an axis to join along."""
     if not tensor.shape:
-        raise CommError(f"{operation} on group {group.name}: the tensor has no axes; expected [n, ...]. "
-                        "Use tensor.reshape(1).")
+        raise CommError(f"{operation} on group {group.name}: the tensor has no axes; expected [n, ...]. Use tensor.reshape(1).")
 
 
 def check_divisible(tensor, operation, group):
     """Refuse a tensor that does not split evenly along axis 0."""
     check_has_axis(tensor, operation, group)
     if tensor.shape[0] % group.size:
-        raise CommError(f"{operation} on group {group.name}: axis 0 of shape {tuple(tensor.shape)} is not divisible by the "
-                        f"group's size {group.size}.")
+        raise CommError(
+            f"{operation} on group {group.name}: axis 0 of shape {tuple(tensor.shape)} is not divisible by the "
+            f"group's size {group.size}."
+        )
 
 
 def check_count(out, expected, operation, argument, group):
     """Refuse an output of another number of elements."""
     if _elements(out) != expected:
-        raise CommError(f"{operation} on group {group.name}: {argument} has shape {tuple(out.shape)}, "
-                        f"{_elements(out)} elements; expected {expected} elements.")
+        raise CommError(
+            f"{operation} on group {group.name}: {argument} has shape {tuple(out.shape)}, "
+            f"{_elements(out)} elements; expected {expected} elements."
+        )
 
 
 def check_splits(tensor, input_splits, output_splits, group):
@@ -372,8 +383,10 @@ def check_splits(tensor, input_splits, output_splits, group):
             raise CommError(f"all_to_all on group {group.name}: {name} is {splits}, expected {group.size} numbers >= 0.")
         checked.append(splits)
     if sum(checked[0]) != tensor.shape[0]:
-        raise CommError(f"all_to_all on group {group.name}: input_splits {checked[0]} add up to {sum(checked[0])}, but "
-                        f"axis 0 of the tensor has {tensor.shape[0]} rows.")
+        raise CommError(
+            f"all_to_all on group {group.name}: input_splits {checked[0]} add up to {sum(checked[0])}, but "
+            f"axis 0 of the tensor has {tensor.shape[0]} rows."
+        )
     if group.size == 1 and checked[0] != checked[1]:
         raise CommError(f"all_to_all on group {group.name}: output_splits {checked[1]} differ from input_splits {checked[0]}.")
     return checked

@@ -10,6 +10,7 @@ that wait for different calls would then stop each other. Asynchronous calls sen
 they are waited for, in the order in which they were made. A lost peer is only noticed after the timeout
 (MS_CPU_COMM_OP_TIMEOUT, set from ours) or by msrun, which then ends the job.
 """
+
 import hashlib
 import os
 from collections import deque
@@ -40,14 +41,18 @@ class MindsporeJob:
 
     def __init__(self, environment, timeout):
         if not os.environ.get("MS_ROLE"):
-            raise CommError("backend mccl needs the scheduler that msrun starts: start the script with msrun, or use backend "
-                            "shm for ranks of one host.")
+            raise CommError(
+                "backend mccl needs the scheduler that msrun starts: start the script with msrun, or use backend "
+                "shm for ranks of one host."
+            )
         os.environ.setdefault(TIMEOUT_VARIABLE, str(max(1, int(timeout))))
         kernels.warm_up()
         init_mindspore("mccl")
         if get_rank() != environment.rank:
-            raise CommError(f"MindSpore calls this process rank {get_rank()}, RANK_ID says {environment.rank}: start the job "
-                            "with msrun's --worker_num and --local_worker_num, or give --node_rank on every host.")
+            raise CommError(
+                f"MindSpore calls this process rank {get_rank()}, RANK_ID says {environment.rank}: start the job "
+                "with msrun's --worker_num and --local_worker_num, or give --node_rank on every host."
+            )
         self._rank = environment.rank
         self._mailbox = Mailbox(environment.world_size)
         self._groups_made = {}
@@ -110,10 +115,13 @@ class _Receive(Handle):
         """Check the header, fill the output."""
         group, expected = self._group, self._call.words()
         if not np.array_equal(letter.words[:COMPARED_WORDS], expected[:COMPARED_WORDS]):
-            raise group.fail(MismatchError(
-                f"different messages met on group {group.name}: rank {group.ranks[self._peer]} sends "
-                f"{calls.describe_message(letter.words)}; rank {group.ranks[group.rank]} expects "
-                f"{calls.describe_message(expected)}"))
+            raise group.fail(
+                MismatchError(
+                    f"different messages met on group {group.name}: rank {group.ranks[self._peer]} sends "
+                    f"{calls.describe_message(letter.words)}; rank {group.ranks[group.rank]} expects "
+                    f"{calls.describe_message(expected)}"
+                )
+            )
         self._out.view(np.uint8)[:] = letter.contents
         self.done = True
 
@@ -175,13 +183,13 @@ class MindsporeGroup(HostProcessGroup):
 
     def compare(self, call, letters):
         """Refuse, on every member, headers that differ."""
-        own = Letter(call.words(), np.array(call.splits or ()).reshape(-1),
-                     np.frombuffer(self._stack(), np.uint8), _NOTHING)
+        own = Letter(call.words(), np.array(call.splits or ()).reshape(-1), np.frombuffer(self._stack(), np.uint8), _NOTHING)
         ordered = [letters.get(index, own) for index in range(self.size)]
         if any(not np.array_equal(letter.words[:COMPARED_WORDS], own.words[:COMPARED_WORDS]) for letter in ordered):
             stacks = [letter.stack for letter in ordered] if self._debug else None
-            raise MismatchError(calls.describe_mismatch(self, [letter.words for letter in ordered])
-                                + calls.describe_stacks(self, stacks))
+            raise MismatchError(
+                calls.describe_mismatch(self, [letter.words for letter in ordered]) + calls.describe_stacks(self, stacks)
+            )
         if call.splits is not None:
             splits = np.stack([letter.splits for letter in ordered]).reshape(self.size, 2, self.size)
             calls.check_matching_splits(self, splits)
@@ -200,8 +208,7 @@ class MindsporeGroup(HostProcessGroup):
 
     def _start_all_reduce(self, call, source, out):
         own = source.copy()
-        return self._start(call, [source.view(np.uint8)] * self.size,
-                           lambda received: self._combine(call, own, received, out))
+        return self._start(call, [source.view(np.uint8)] * self.size, lambda received: self._combine(call, own, received, out))
 
     def _combine(self, call, own, received, out):
         """Put the ranks' values below each other and reduce them as shm does."""
@@ -219,6 +226,7 @@ class MindsporeGroup(HostProcessGroup):
         def place(received):
             for peer, content in received.items():
                 parts[peer] = content
+
         return self._start(call, [data] * self.size, place)
 
     def _start_reduce_scatter(self, call, source, out):
@@ -232,18 +240,20 @@ class MindsporeGroup(HostProcessGroup):
         def take(received):
             if self.rank != source:
                 content[:] = received[source]
+
         return self._start(call, [content if self.rank == source else _NOTHING] * self.size, take)
 
     def _start_all_to_all(self, call, source, out, row):
         input_bounds = np.concatenate(([0], np.cumsum(call.splits[0]))) * row
         output_bounds = np.concatenate(([0], np.cumsum(call.splits[1]))) * row
         data, result = source.view(np.uint8), out.view(np.uint8)
-        given = [data[input_bounds[index]:input_bounds[index + 1]] for index in range(self.size)]
+        given = [data[input_bounds[index] : input_bounds[index + 1]] for index in range(self.size)]
         own = given[self.rank].copy()
 
         def join(received):
             for peer, part in {**received, self.rank: own}.items():
-                result[output_bounds[peer]:output_bounds[peer + 1]] = part
+                result[output_bounds[peer] : output_bounds[peer + 1]] = part
+
         return self._start(call, given, join)
 
     def barrier(self):

@@ -5,6 +5,7 @@ long as what was sent, and empty messages break the queue. So every message is a
 they are short, else followed by them; the envelope names the channel, and what arrives for another channel is kept
 until asked for. A send is buffered by MindSpore and returns at once; a receive blocks.
 """
+
 import os
 from collections import deque
 from dataclasses import dataclass
@@ -29,6 +30,7 @@ _FIXED_WORDS = 4 + WORDS
 @dataclass
 class Letter:
     """What arrived: the call's header words, its splits and the sender's stack (empty if none), the contents."""
+
     words: np.ndarray
     splits: np.ndarray
     stack: np.ndarray
@@ -74,16 +76,16 @@ class Mailbox:
     def _next(self, rank):
         envelope = np.zeros(self._envelope_bytes, np.uint8)
         self._receive(rank, envelope)
-        words = envelope[:8 * _FIXED_WORDS].view(np.int64)
+        words = envelope[: 8 * _FIXED_WORDS].view(np.int64)
         splits, stack_bytes, size = int(words[_SPLITS]), int(words[_STACK]), int(words[_CONTENT_BYTES])
         start = 8 * (_FIXED_WORDS + splits)
-        stack = envelope[start:start + stack_bytes]
+        stack = envelope[start : start + stack_bytes]
         if size <= _INLINE_BYTES:
-            contents = envelope[start + stack_bytes:start + stack_bytes + size]
+            contents = envelope[start + stack_bytes : start + stack_bytes + size]
         else:
             contents = np.empty(size, np.uint8)
             self._receive(rank, contents)
-        letter = Letter(words[4:], envelope[8 * _FIXED_WORDS:start].view(np.int64), stack, contents)
+        letter = Letter(words[4:], envelope[8 * _FIXED_WORDS : start].view(np.int64), stack, contents)
         return int(words[_CHANNEL]), letter
 
     def _send(self, rank, data):
@@ -99,5 +101,7 @@ class Mailbox:
             synchronize()
         except RuntimeError as error:
             reason = str(error).strip().splitlines()
-            raise CommError(f"could not {what} rank {rank} ({reason[0] if reason else error}): it ended, or did not come "
-                            f"within {TIMEOUT_VARIABLE}={os.environ.get(TIMEOUT_VARIABLE)} s.") from error
+            raise CommError(
+                f"could not {what} rank {rank} ({reason[0] if reason else error}): it ended, or did not come "
+                f"within {TIMEOUT_VARIABLE}={os.environ.get(TIMEOUT_VARIABLE)} s."
+            ) from error

@@ -4,6 +4,7 @@ It imports MindSpore and runs no operator, so it has no device, no threads and c
 milliseconds where a fresh start costs seconds per rank. `Nursery` is the asking side, `main` the process itself.
 Requests and answers are datagrams on one Unix socket; the sockets of the workers travel with the request.
 """
+
 import ctypes
 import importlib
 import json
@@ -15,8 +16,14 @@ import subprocess
 import sys
 from pathlib import Path
 
-PRELOADED_MODULES = ("mindspore", "numba", "mindspeed_ms.core.device", "mindspeed_ms.core.autograd",
-                     "mindspeed_ms.core.storage", "mindspeed_ms.core.comm.shm")
+PRELOADED_MODULES = (
+    "mindspore",
+    "numba",
+    "mindspeed_ms.core.device",
+    "mindspeed_ms.core.autograd",
+    "mindspeed_ms.core.storage",
+    "mindspeed_ms.core.comm.shm",
+)
 START_TIMEOUT_SECONDS = 120
 _MESSAGE_BYTES = 1 << 16
 _PR_SET_PDEATHSIG = 1
@@ -36,11 +43,14 @@ class Nursery:
     def __init__(self):
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         package_root = str(Path(__file__).resolve().parents[3])
-        code = (f"import sys; sys.path.insert(0, {package_root!r}); "
-                f"from mindspeed_ms.core.comm.nursery import main; main({theirs.fileno()})")
+        code = (
+            f"import sys; sys.path.insert(0, {package_root!r}); "
+            f"from mindspeed_ms.core.comm.nursery import main; main({theirs.fileno()})"
+        )
         # a session of its own: Ctrl-C reaches the asking process only, which then ends its worlds
-        self._process = subprocess.Popen([sys.executable, "-c", code], pass_fds=[theirs.fileno()],
-                                         start_new_session=True, stdin=subprocess.DEVNULL)
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", code], pass_fds=[theirs.fileno()], start_new_session=True, stdin=subprocess.DEVNULL
+        )
         theirs.close()
         self._socket = ours
         self._exit_statuses = {}
@@ -190,6 +200,7 @@ def _become_worker(control, own_sockets, descriptors, descriptor, rank, size):
             if other != descriptor:
                 os.close(other)
         from mindspeed_ms.core.comm.worker import serve
+
         status = serve(descriptor, rank, size)
     finally:
         sys.stdout.flush()

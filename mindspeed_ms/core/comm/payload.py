@@ -3,13 +3,27 @@
 A payload is a C-contiguous numpy array. bfloat16, which numpy lacks, travels as its 16 bits in an int16 array with the
 name "bfloat16" beside it.
 """
+
 import numpy as np
 
 from mindspeed_ms.core.comm.errors import CommError
 
 # the place in this tuple is the dtype's number in call headers
-DTYPE_NAMES = ("float32", "float16", "bfloat16", "int32", "int64", "uint8", "bool", "float64", "int8", "int16", "uint16",
-               "uint32", "uint64")
+DTYPE_NAMES = (
+    "float32",
+    "float16",
+    "bfloat16",
+    "int32",
+    "int64",
+    "uint8",
+    "bool",
+    "float64",
+    "int8",
+    "int16",
+    "uint16",
+    "uint32",
+    "uint64",
+)
 DTYPE_NUMBERS = {name: number for number, name in enumerate(DTYPE_NAMES)}
 _names = {}
 _WIRE_DTYPES = {name: np.dtype("int16" if name == "bfloat16" else name) for name in DTYPE_NAMES}
@@ -28,8 +42,9 @@ def read(tensor, operation, group):
     if name == "bfloat16":
         array = array.view(np.int16)
     elif name not in DTYPE_NUMBERS:
-        raise CommError(f"{operation} on group {group.name}: dtype {name} cannot be sent; expected one of "
-                        f"{', '.join(DTYPE_NAMES)}.")
+        raise CommError(
+            f"{operation} on group {group.name}: dtype {name} cannot be sent; expected one of {', '.join(DTYPE_NAMES)}."
+        )
     if not array.flags.c_contiguous:
         array = np.ascontiguousarray(array)
     return array, name
@@ -48,9 +63,11 @@ def writable(tensor, operation, group):
         array = tensor.asnumpy()
         owns = not array.size or array.ctypes.data == tensor._data_ptr()
     if not owns:
-        raise CommError(f"{operation} on group {group.name}: the tensor of shape {tuple(tensor.shape)} to be overwritten is a "
-                        "view or not contiguous, and writes into it would be lost. Pass a tensor that owns its memory, such "
-                        "as a slice of a FlatBuffer, or use the form that returns a new tensor.")
+        raise CommError(
+            f"{operation} on group {group.name}: the tensor of shape {tuple(tensor.shape)} to be overwritten is a "
+            "view or not contiguous, and writes into it would be lost. Pass a tensor that owns its memory, such "
+            "as a slice of a FlatBuffer, or use the form that returns a new tensor."
+        )
     return read(array, operation, group)
 
 
@@ -63,10 +80,12 @@ def wrap(array, name, as_numpy):
     """Result from a new array: a tensor that shares its memory, or a numpy array."""
     if name == "bfloat16":
         from mindspore.common.np_dtype import bfloat16
+
         array = array.view(bfloat16)
     if as_numpy:
         return array
     from mindspore import Tensor
+
     return Tensor.from_numpy(array)
 
 
@@ -79,6 +98,7 @@ def requested_dtype(dtype):
             raise CommError(f"recv: dtype {name} cannot be sent; expected one of {', '.join(DTYPE_NAMES)}.")
         return name, True
     from mindspeed_ms.core.device import dtype_name
+
     return dtype_name(dtype), False
 
 
@@ -88,6 +108,7 @@ def copy_into(out, tensor, group):
         np.copyto(writable(out, "copy", group)[0].reshape(-1), read(tensor, "copy", group)[0].reshape(-1))
         return out
     from mindspeed_ms.core import storage
+
     storage.write(out, tensor)
     return out
 

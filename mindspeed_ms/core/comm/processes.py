@@ -1,4 +1,5 @@
 """Is that process still the one it was? A pid alone does not tell: it is given again after its process ended."""
+
 import os
 
 
@@ -9,7 +10,7 @@ def start_time(pid):
             text = file.read()
     except (FileNotFoundError, ProcessLookupError):
         return None
-    fields = text[text.rindex(b")") + 2:].split()  # the name before may hold spaces and parentheses
+    fields = text[text.rindex(b")") + 2 :].split()  # the name before may hold spaces and parentheses
     return None if fields[0] in (b"Z", b"X", b"x") else int(fields[19])
 
 
@@ -25,7 +26,7 @@ def is_stopped(pid):
             text = file.read()
     except OSError:
         return False
-    return text[text.rindex(b")") + 2:][:1] in (b"T", b"t")
+    return text[text.rindex(b")") + 2 :][:1] in (b"T", b"t")
 
 
 def namespace():
@@ -52,4 +53,4 @@ def parent(pid):
             text = file.read()
     except OSError:
         return 0
-    return int(text[text.rindex(b")") + 2:].split()[1])
+    return int(text[text.rindex(b")") + 2 :].split()[1])

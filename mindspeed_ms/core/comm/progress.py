@@ -4,6 +4,7 @@ A call is a generator that yields whenever it must wait for a peer. Nothing runs
 they are made, when any call is waited for and when a handle is asked for its state. As a rank that waits advances
 everything, ranks that wait for different calls never stop each other.
 """
+
 import os
 import time
 
@@ -24,6 +25,7 @@ class Operation(Handle):
         posted (bool): everything that this rank gives is published; the next call of the group may begin.
         waits (tuple): what the generator last waited for, for `group.awaited`.
     """
+
     __slots__ = ("_generator", "_result", "call", "done", "error", "group", "posted", "waits")
 
     def __init__(self, group, call):

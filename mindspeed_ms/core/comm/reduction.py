@@ -1,5 +1,6 @@
 """Combining the values of all ranks, in rank order, from one piece of memory. Every host backend uses these functions,
 so their results are equal bit by bit."""
+
 import ctypes
 
 import numpy as np
@@ -9,7 +10,11 @@ from mindspeed_ms.core.comm.interface import REDUCTIONS
 
 OP_NUMBERS = {name: number for number, name in enumerate(REDUCTIONS)}
 assert (OP_NUMBERS["sum"], OP_NUMBERS["max"], OP_NUMBERS["min"], OP_NUMBERS["prod"]) == (
-    kernels.SUM, kernels.MAX, kernels.MIN, kernels.PROD)
+    kernels.SUM,
+    kernels.MAX,
+    kernels.MIN,
+    kernels.PROD,
+)
 _LOGICAL = {"sum": kernels.MAX, "max": kernels.MAX, "prod": kernels.MIN, "min": kernels.MIN}
 
 
@@ -47,7 +52,7 @@ def _combine_float16(out, op, source, stride, count):
         for rank in range(1, count):
             function(total, array_at(source + rank * stride + 2 * start, length, np.float16).astype(np.float32), out=total)
         with np.errstate(over="ignore"):
-            out[start:start + length] = total
+            out[start : start + length] = total
 
 
 def array_at(address, length, dtype):

@@ -3,6 +3,7 @@
 The backend is, in this order: the argument of `init`, the environment variable MINDSPEED_MS_COMM_BACKEND, "hccl" on
 Ascend, "shm" on CPU. A world of one rank needs none.
 """
+
 import atexit
 import importlib
 import os
@@ -62,13 +63,16 @@ def init(backend=None, timeout=None):
     """
     global _state
     from mindspeed_ms.core.device import initialize_device, launch_environment
+
     name = backend_name(backend)
     leave_if_scheduler(name)
     if _state is not None:
         _check_own_process()
         if backend is not None and backend != _state.backend:
-            raise CommError(f"init: backend {backend!r} is asked for, but {_state.backend!r} is in use. "
-                            "Call mindspeed_ms.core.comm.destroy() first.")
+            raise CommError(
+                f"init: backend {backend!r} is asked for, but {_state.backend!r} is in use. "
+                "Call mindspeed_ms.core.comm.destroy() first."
+            )
         return
     environment = launch_environment()
     seconds = _timeout_seconds(timeout)
@@ -91,15 +95,20 @@ def backend_name(backend=None):
         CommError: unknown, or it does not work on this device.
     """
     from mindspeed_ms.core.device import device_target
+
     target = device_target()
     name = backend or os.environ.get(BACKEND_ENVIRONMENT_VARIABLE) or ("hccl" if target == "Ascend" else "shm")
     if name not in _BACKENDS:
-        raise CommError(f"communication backend {name!r} is unknown: expected one of {', '.join(BACKENDS)} (argument backend, "
-                        f"--comm-backend or environment variable {BACKEND_ENVIRONMENT_VARIABLE}).")
+        raise CommError(
+            f"communication backend {name!r} is unknown: expected one of {', '.join(BACKENDS)} (argument backend, "
+            f"--comm-backend or environment variable {BACKEND_ENVIRONMENT_VARIABLE})."
+        )
     if _BACKENDS[name][2] != target:
         fitting = [other for other in BACKENDS if _BACKENDS[other][2] == target]
-        raise CommError(f"communication backend {name!r} works on {_BACKENDS[name][2]}, but this process uses "
-                        f"{target}: expected one of {', '.join(fitting)}.")
+        raise CommError(
+            f"communication backend {name!r} works on {_BACKENDS[name][2]}, but this process uses "
+            f"{target}: expected one of {', '.join(fitting)}."
+        )
     return name
 
 
@@ -112,6 +121,7 @@ def leave_if_scheduler(backend=None):
         return
     if backend_name(backend) != "shm":
         from mindspore.communication import init as serve_workers
+
         serve_workers("mccl")
     sys.exit(0)
 
@@ -207,8 +217,10 @@ def _initialized(what):
 
 def _check_own_process():
     if _state.process != os.getpid():
-        raise CommError(f"process {os.getpid()} was forked from rank {_state.rank} (pid {_state.process}) and is no rank "
-                        "itself: communicate in the rank's own process.")
+        raise CommError(
+            f"process {os.getpid()} was forked from rank {_state.rank} (pid {_state.process}) and is no rank "
+            "itself: communicate in the rank's own process."
+        )
 
 
 def _job_class(name):

@@ -3,6 +3,7 @@
 All ranks draw the same program: a group, an operation, a dtype, a shape. The values of each rank come from the program
 too, so that the expected result, to the last bit, is computed with numpy beside the call.
 """
+
 import random
 
 import numpy as np
@@ -35,9 +36,19 @@ class SelfTest:
         self._as_tensors = as_tensors
         self.rank = registry.get_rank()
         self._groups = self._make_groups()
-        self._operations = [self._all_reduce, self._all_reduce_in_place, self._all_gather, self._all_gather_into,
-                            self._reduce_scatter, self._reduce_scatter_into, self._all_to_all, self._broadcast,
-                            self._messages, self._barrier, self._objects]
+        self._operations = [
+            self._all_reduce,
+            self._all_reduce_in_place,
+            self._all_gather,
+            self._all_gather_into,
+            self._reduce_scatter,
+            self._reduce_scatter_into,
+            self._all_to_all,
+            self._broadcast,
+            self._messages,
+            self._barrier,
+            self._objects,
+        ]
 
     def run(self, calls):
         """Make `calls` calls, some asynchronous and completed in another order; returns how many this rank took part in."""
@@ -73,8 +84,10 @@ class SelfTest:
         subsets = [list(range(size))]
         for _ in range(min(5, size)):
             subsets.append(sorted(self._random.sample(range(size), self._random.randint(1, size))))
-        return [(ranks, registry.new_group(ranks, f"check-{index}") if self.rank in ranks else None)
-                for index, ranks in enumerate(subsets)]
+        return [
+            (ranks, registry.new_group(ranks, f"check-{index}") if self.rank in ranks else None)
+            for index, ranks in enumerate(subsets)
+        ]
 
     # ---- values -------------------------------------------------------------------------------------------------------
 
@@ -92,14 +105,17 @@ class SelfTest:
     def _give(self, array, dtype):
         if dtype == "bfloat16":
             from mindspore.common.np_dtype import bfloat16
+
             array = array.view(bfloat16)
         if not self._as_tensors:
             return array
         from mindspore import Tensor
+
         return Tensor.from_numpy(np.ascontiguousarray(array))
 
     def _taker(self, what, result, expected, dtype, asynchronous, out=None):
         """Check a result now, or give back a function that checks it later."""
+
         def check():
             value = result.wait() if asynchronous else result
             array = value if isinstance(value, np.ndarray) else value.asnumpy()
@@ -108,6 +124,7 @@ class SelfTest:
             assert array.shape == expected.shape, f"{what}: shape {array.shape}, expected {expected.shape}"
             assert array.dtype == expected.dtype, f"{what}: dtype {array.dtype}, expected {expected.dtype}"
             assert array.tobytes() == expected.tobytes(), f"{what}: wrong values"
+
         if asynchronous:
             return check
         check()
@@ -139,7 +156,7 @@ class SelfTest:
         parts = [self._values(dtype, shape, rank) for rank in ranks]
         expected = np.concatenate(parts)
         whole = np.zeros_like(expected)
-        part = whole[group.rank * shape[0]:(group.rank + 1) * shape[0]]
+        part = whole[group.rank * shape[0] : (group.rank + 1) * shape[0]]
         part[...] = parts[group.rank]
         out = self._give(whole, dtype)
         result = group.all_gather_into(out, self._give(part, dtype), async_op=asynchronous)
@@ -149,7 +166,7 @@ class SelfTest:
         op = choices.choice(REDUCTIONS)
         whole = (shape[0] * len(ranks), shape[1])
         expected = reduced([self._values(dtype, whole, rank) for rank in ranks], dtype, op)
-        expected = expected[group.rank * shape[0]:(group.rank + 1) * shape[0]]
+        expected = expected[group.rank * shape[0] : (group.rank + 1) * shape[0]]
         given = self._give(self._values(dtype, whole, self.rank), dtype)
         result = group.reduce_scatter(given, op, async_op=asynchronous)
         return self._taker(f"reduce_scatter {op} {dtype} {shape}", result, expected, dtype, asynchronous)
@@ -158,9 +175,9 @@ class SelfTest:
         """The output is this rank's part of the tensor, as in a sharded gradient buffer."""
         whole = (shape[0] * len(ranks), shape[1])
         expected = reduced([self._values(dtype, whole, rank) for rank in ranks], dtype, "sum")
-        expected = expected[group.rank * shape[0]:(group.rank + 1) * shape[0]]
+        expected = expected[group.rank * shape[0] : (group.rank + 1) * shape[0]]
         given = self._values(dtype, whole, self.rank)
-        out = self._give(given[group.rank * shape[0]:(group.rank + 1) * shape[0]], dtype)
+        out = self._give(given[group.rank * shape[0] : (group.rank + 1) * shape[0]], dtype)
         result = group.reduce_scatter_into(out, self._give(given, dtype), async_op=asynchronous)
         return self._taker(f"reduce_scatter_into {dtype} {shape}", result, expected, dtype, asynchronous)
 
@@ -169,8 +186,8 @@ class SelfTest:
         parts = []
         for index, rank in enumerate(ranks):
             values = self._values(dtype, (sum(splits[index]), shape[1]), rank)
-            start = sum(splits[index][:group.rank])
-            parts.append(values[start:start + splits[index][group.rank]])
+            start = sum(splits[index][: group.rank])
+            parts.append(values[start : start + splits[index][group.rank]])
         given = self._give(self._values(dtype, (sum(splits[group.rank]), shape[1]), self.rank), dtype)
         received = [splits[index][group.rank] for index in range(len(ranks))]
         result = group.all_to_all(given, received, splits[group.rank], async_op=asynchronous)

@@ -1,4 +1,5 @@
 """Backend `shm`: ranks on one host, through shared memory, under msrun or forked. The default on CPU."""
+
 import hashlib
 import os
 
@@ -81,8 +82,10 @@ def _launcher_process():
 
 
 def _is_msrun(words):
-    return any(os.path.basename(word) == "msrun" or word.endswith("cluster/run.py") or word == "mindspore.parallel.cluster.run"
-               for word in words[:4])
+    return any(
+        os.path.basename(word) == "msrun" or word.endswith("cluster/run.py") or word == "mindspore.parallel.cluster.run"
+        for word in words[:4]
+    )
 
 
 def _check_one_host(environment):
@@ -94,6 +97,8 @@ def _check_one_host(environment):
             value = value or (words[index + 1] if index + 1 < len(words) else "")
             local = int(value) if value.isdigit() else local
     if local != environment.world_size:
-        raise SharedMemoryError(f"backend shm joins the ranks of one host, but only {local} of {environment.world_size} ranks "
-                                "are on this one: use backend hccl (Ascend) or mccl (CPU), by --comm-backend or "
-                                "MINDSPEED_MS_COMM_BACKEND.")
+        raise SharedMemoryError(
+            f"backend shm joins the ranks of one host, but only {local} of {environment.world_size} ranks "
+            "are on this one: use backend hccl (Ascend) or mccl (CPU), by --comm-backend or "
+            "MINDSPEED_MS_COMM_BACKEND."
+        )

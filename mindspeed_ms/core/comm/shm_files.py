@@ -4,6 +4,7 @@ A job's files are named after the process of its rank 0 (pid, start time, pid na
 ever opens another's, and any later job can tell that their owner is gone. Files are unlinked as soon as all members
 have mapped them; they then vanish with the last process, however it ends.
 """
+
 import errno
 import mmap
 import os
@@ -25,8 +26,7 @@ def directory():
 def new_job_name():
     """Prefix of the names of all files of a job whose rank 0 is this process."""
     pid = os.getpid()
-    return (f"mindspeed_ms.u{os.getuid()}.p{pid}.s{processes.start_time(pid)}.n{processes.namespace()}."
-            f"{secrets.token_hex(6)}")
+    return f"mindspeed_ms.u{os.getuid()}.p{pid}.s{processes.start_time(pid)}.n{processes.namespace()}.{secrets.token_hex(6)}"
 
 
 def path_of(name):
@@ -74,11 +74,15 @@ class SharedFile:
         except FileNotFoundError:
             if os.path.isdir(os.path.dirname(path)):
                 raise
-            raise SharedMemoryError(f"the shared-memory directory {os.path.dirname(path)} does not exist: mount it or set "
-                                    f"{DIRECTORY_ENVIRONMENT_VARIABLE}.") from None
+            raise SharedMemoryError(
+                f"the shared-memory directory {os.path.dirname(path)} does not exist: mount it or set "
+                f"{DIRECTORY_ENVIRONMENT_VARIABLE}."
+            ) from None
         except PermissionError as error:
-            raise SharedMemoryError(f"cannot open {path}: {error.strerror}; set {DIRECTORY_ENVIRONMENT_VARIABLE} to a "
-                                    "directory in memory that you may write to.") from None
+            raise SharedMemoryError(
+                f"cannot open {path}: {error.strerror}; set {DIRECTORY_ENVIRONMENT_VARIABLE} to a "
+                "directory in memory that you may write to."
+            ) from None
         try:
             if create:
                 os.ftruncate(self._descriptor, size)

@@ -2,6 +2,7 @@
 
 See `shm_region` for the rounds and rings that the data goes through.
 """
+
 from collections import deque
 
 import numpy as np
@@ -14,13 +15,7 @@ from mindspeed_ms.core.comm.host import HostProcessGroup
 from mindspeed_ms.core.comm.progress import Operation
 from mindspeed_ms.core.comm.reduction import array_at, combine_into
 from mindspeed_ms.core.comm.shm_messages import Messages
-from mindspeed_ms.core.comm.shm_region import (
-    HEADER_WORDS,
-    ROUNDS,
-    SMALL_BYTES,
-    STACK_BYTES,
-    Region,
-)
+from mindspeed_ms.core.comm.shm_region import HEADER_WORDS, ROUNDS, SMALL_BYTES, STACK_BYTES, Region
 
 _HEADER_STRIDE = HEADER_WORDS * 8
 _NOTHING = np.empty(0, np.uint8)
@@ -114,8 +109,11 @@ class SharedMemoryGroup(HostProcessGroup):
         return [self.ranks[values[0]]]
 
     def _behind(self, counters, value):
-        return [self.ranks[index] for index in range(self.size)
-                if index != self.rank and kernels.read_counter(counters + index * kernels.LINE) < value]
+        return [
+            self.ranks[index]
+            for index in range(self.size)
+            if index != self.rank and kernels.read_counter(counters + index * kernels.LINE) < value
+        ]
 
     def check_usable(self):
         """Refuse a call after an error: the ranks are out of step."""
@@ -187,7 +185,7 @@ class SharedMemoryGroup(HostProcessGroup):
         if self._debug:
             stack = np.frombuffer(calls.caller_stack(STACK_BYTES), np.uint8)
             self.region.stacks[slot, self.rank, :] = 0
-            self.region.stacks[slot, self.rank, :stack.size] = stack
+            self.region.stacks[slot, self.rank, : stack.size] = stack
         return self.region.headers_address(round_) + self.rank * _HEADER_STRIDE
 
     def _publish(self, operation, data, offset, count, large, first):
@@ -196,8 +194,17 @@ class SharedMemoryGroup(HostProcessGroup):
             self.region.reserve_large()
         round_ = yield from self._room(operation)
         base, stride = self.region.slots(round_, large)
-        kernels.publish(self._header(operation, round_, first), operation.call.template, operation.call.sequence,
-                        base + self.rank * stride, data, offset, count, self.region.own_arrived, round_)
+        kernels.publish(
+            self._header(operation, round_, first),
+            operation.call.template,
+            operation.call.sequence,
+            base + self.rank * stride,
+            data,
+            offset,
+            count,
+            self.region.own_arrived,
+            round_,
+        )
         self.engine.moves += 1
         return round_
 
@@ -208,8 +215,9 @@ class SharedMemoryGroup(HostProcessGroup):
             yield
         headers = self.region.headers_address(round_) if first else 0
         while True:
-            behind = kernels.arrivals(self.region.arrived, self.size, round_, self.engine.spins, headers, _HEADER_STRIDE,
-                                      COMPARED_WORDS, self.rank)
+            behind = kernels.arrivals(
+                self.region.arrived, self.size, round_, self.engine.spins, headers, _HEADER_STRIDE, COMPARED_WORDS, self.rank
+            )
             if behind == -1:
                 return
             if behind < -1:
@@ -301,14 +309,30 @@ class SharedMemoryGroup(HostProcessGroup):
                 region.reserve_large()
             round_ = yield from self._room(operation)
             base, stride = region.slots(round_, large)
-            kernels.publish_strided(self._header(operation, round_, start == 0), call.template, call.sequence,
-                                    base + self.rank * stride, data, start, length, count, self.size, region.own_arrived,
-                                    round_)
+            kernels.publish_strided(
+                self._header(operation, round_, start == 0),
+                call.template,
+                call.sequence,
+                base + self.rank * stride,
+                data,
+                start,
+                length,
+                count,
+                self.size,
+                region.own_arrived,
+                round_,
+            )
             self.engine.moves += 1
             operation.posted = start + count == length
             yield from self._arrivals(operation, round_, start == 0)
-            combine_into(out[start // width:(start + count) // width], call.dtype, call.detail, base + self.rank * count,
-                         stride, self.size)
+            combine_into(
+                out[start // width : (start + count) // width],
+                call.dtype,
+                call.detail,
+                base + self.rank * count,
+                stride,
+                self.size,
+            )
             self._complete(round_)
 
     def _spread(self, operation, source, index):
@@ -318,8 +342,9 @@ class SharedMemoryGroup(HostProcessGroup):
         is_source = self.rank == index
         for start in range(0, max(total, 1), per_round):
             count = min(per_round, total - start)
-            round_ = yield from self._publish(operation, data, start, count if is_source else 0, large and is_source,
-                                              start == 0)
+            round_ = yield from self._publish(
+                operation, data, start, count if is_source else 0, large and is_source, start == 0
+            )
             operation.posted = start + count == total
             if start == 0:
                 yield from self._arrivals(operation, round_, True)
@@ -348,7 +373,16 @@ class SharedMemoryGroup(HostProcessGroup):
                 if longest < 0:
                     calls.check_matching_splits(self, splits)
                 operation.posted = per_round >= longest
-            kernels.take_exchanged(result, splits, self.rank, row, start, per_round, *region.small_slots(round_), SMALL_BYTES,
-                                   *region.large_slots(round_))
+            kernels.take_exchanged(
+                result,
+                splits,
+                self.rank,
+                row,
+                start,
+                per_round,
+                *region.small_slots(round_),
+                SMALL_BYTES,
+                *region.large_slots(round_),
+            )
             self._complete(round_)
             start += per_round

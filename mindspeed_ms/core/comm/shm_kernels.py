@@ -7,6 +7,7 @@ order of x86, so this holds on aarch64 as well. The compiled code is kept in the
 A counter fills a line of `LINE` bytes of its own. Functions that look at all ranks return -1 if all are ready, else the
 index of the first that is not.
 """
+
 import numpy as np
 from llvmlite import ir
 from numba import carray, types
@@ -30,58 +31,71 @@ def kernel(function):
 @intrinsic
 def fence(typing_context):
     """No load or store passes this point, in the compiler or in the processor."""
+
     def generate(context, builder, signature, arguments):
         builder.fence("seq_cst")
         return context.get_dummy_value()
+
     return types.void(), generate
 
 
 @intrinsic
 def load(typing_context, address):
     """Atomic load (acquire) of the int64 at an address."""
+
     def generate(context, builder, signature, arguments):
         pointer = builder.inttoptr(arguments[0], ir.IntType(64).as_pointer())
         return builder.load_atomic(pointer, "acquire", 8)
+
     return types.int64(types.int64), generate
 
 
 @intrinsic
 def store(typing_context, address, value):
     """Atomic store (release) of an int64 at an address."""
+
     def generate(context, builder, signature, arguments):
         pointer = builder.inttoptr(arguments[0], ir.IntType(64).as_pointer())
         builder.store_atomic(arguments[1], pointer, "release", 8)
         return context.get_dummy_value()
+
     return types.void(types.int64, types.int64), generate
 
 
 @intrinsic
 def copy_bytes(typing_context, destination, source, count):
     """memcpy between two addresses."""
+
     def generate(context, builder, signature, arguments):
         byte_pointer = ir.IntType(8).as_pointer()
         destination, source, count = arguments
-        cgutils.raw_memcpy(builder, builder.inttoptr(destination, byte_pointer), builder.inttoptr(source, byte_pointer),
-                           count, 1)
+        cgutils.raw_memcpy(
+            builder, builder.inttoptr(destination, byte_pointer), builder.inttoptr(source, byte_pointer), count, 1
+        )
         return context.get_dummy_value()
+
     return types.void(types.int64, types.int64, types.int64), generate
 
 
 @intrinsic
 def yield_processor(typing_context):
     """Let another process run."""
+
     def generate(context, builder, signature, arguments):
         function = cgutils.get_or_insert_function(builder.module, ir.FunctionType(ir.IntType(32), []), "sched_yield")
         builder.call(function, [])
         return context.get_dummy_value()
+
     return types.void(), generate
 
 
 @intrinsic
 def pointer_to(typing_context, address):
     """Address as the pointer that `carray` takes."""
+
     def generate(context, builder, signature, arguments):
         return builder.inttoptr(arguments[0], cgutils.voidptr_t)
+
     return types.voidptr(types.int64), generate
 
 
@@ -247,7 +261,7 @@ def combine(out, source, stride, count, op):
     """out[i] = op over ranks r, in rank order, of the i-th element at `source + r * stride`; the type is that of `out`."""
     for start in range(0, out.size, BLOCK):
         length = min(BLOCK, out.size - start)
-        block = out[start:start + length]
+        block = out[start : start + length]
         offset = start * out.itemsize
         first = carray(pointer_to(source + offset), (length,), out.dtype)
         for i in range(length):

@@ -3,6 +3,7 @@
 A send is complete when all of it is in the ring. A blocking send that finds the ring full, and stays so, keeps a copy
 of the rest, which goes out while the rank waits for anything later; so ranks that all send first never stop each other.
 """
+
 import time
 from collections import deque
 
@@ -21,6 +22,7 @@ _STALL_SECONDS = 0.005
 
 class Message(Operation):
     """A send or a receive."""
+
     __slots__ = ("data", "kind", "peer")
 
     def __init__(self, group, call, kind, peer, data):
@@ -140,8 +142,17 @@ class Messages:
             header = region.ring_header(group.rank, peer, index) if start == 0 else 0
             if header and region.ring_stacks is not None:
                 self._write_stack(region.ring_stacks[group.rank, peer, index % RING_SLOTS])
-            kernels.publish(header, call.template, call.sequence, region.ring_slot(group.rank, peer, index), message.data,
-                            start, count, written, index + 1)
+            kernels.publish(
+                header,
+                call.template,
+                call.sequence,
+                region.ring_slot(group.rank, peer, index),
+                message.data,
+                start,
+                count,
+                written,
+                index + 1,
+            )
             self._slots_done["send", peer] = index + 1
             group.engine.moves += 1
 
@@ -149,7 +160,7 @@ class Messages:
     def _write_stack(area):
         stack = np.frombuffer(calls.caller_stack(STACK_BYTES), np.uint8)
         area[:] = 0
-        area[:stack.size] = stack
+        area[: stack.size] = stack
 
     def _receive(self, message):
         group, region, call = self._group, self._region, message.call
@@ -160,8 +171,9 @@ class Messages:
             index = self._slots_done.get(("recv", peer), 0)
             while not kernels.wait_one(written, index + 1, group.engine.spins):
                 yield
-            if start == 0 and not kernels.header_matches(region.ring_header(peer, group.rank, index), call.template,
-                                                         call.sequence, COMPARED_WORDS):
+            if start == 0 and not kernels.header_matches(
+                region.ring_header(peer, group.rank, index), call.template, call.sequence, COMPARED_WORDS
+            ):
                 raise self._refuse(message, index % RING_SLOTS)
             kernels.gather(message.data, start, 0, region.ring_slot(peer, group.rank, index), 0, 1, count)
             kernels.write_counter(read, index + 1)
@@ -172,14 +184,16 @@ class Messages:
         """Tell the sender that its message is another than expected; returns the error."""
         group, region = self._group, self._region
         sent = region.ring_headers[message.peer, group.rank, slot]
-        text = (f"different messages met on group {group.name}: rank {group.ranks[message.peer]} sends "
-                f"{calls.describe_message(sent)}; rank {group.ranks[group.rank]} expects "
-                f"{calls.describe_message(message.call.words())}")
+        text = (
+            f"different messages met on group {group.name}: rank {group.ranks[message.peer]} sends "
+            f"{calls.describe_message(sent)}; rank {group.ranks[group.rank]} expects "
+            f"{calls.describe_message(message.call.words())}"
+        )
         if region.ring_stacks is not None:
             stack = region.ring_stacks[message.peer, group.rank, slot].tobytes().rstrip(b"\0").decode(errors="replace")
             text += f"\n---- sent from\n{stack}"
         data = np.frombuffer(text.encode()[:REFUSAL_BYTES], np.uint8)
-        region.refusals[message.peer, group.rank, :data.size] = data
+        region.refusals[message.peer, group.rank, : data.size] = data
         kernels.write_counter(region.ring_counters(message.peer, group.rank)[2], 1)
         return MismatchError(text)
 

@@ -11,6 +11,7 @@ read.
 
 Space is reserved when it is first used (`reserve_*`), as writing to a full file system would kill the process.
 """
+
 import os
 
 import numpy as np
@@ -37,8 +38,10 @@ def slot_bytes():
     if not text:
         return DEFAULT_SLOT_BYTES
     if not text.isdigit() or int(text) < SMALL_BYTES or int(text) % _PAGE:
-        raise CommError(f"environment variable {SLOT_ENVIRONMENT_VARIABLE} is {text!r}: expected a multiple of {_PAGE}, at "
-                        f"least {SMALL_BYTES}.")
+        raise CommError(
+            f"environment variable {SLOT_ENVIRONMENT_VARIABLE} is {text!r}: expected a multiple of {_PAGE}, at "
+            f"least {SMALL_BYTES}."
+        )
     return int(text)
 
 
@@ -102,7 +105,7 @@ class Region:
 
     def _array(self, offset, shape, dtype=np.int64):
         count = int(np.prod(shape)) * np.dtype(dtype).itemsize
-        return self._bytes_view[offset:offset + count].view(dtype).reshape(shape)
+        return self._bytes_view[offset : offset + count].view(dtype).reshape(shape)
 
     def _make_arrays(self, debug):
         size = self.size
@@ -111,8 +114,7 @@ class Region:
         self.ring_headers = self._array(self._ring_headers, (size, size, RING_SLOTS, HEADER_WORDS))
         self.refusals = self._array(self._refusals, (size, size, REFUSAL_BYTES), np.uint8)
         self.stacks = self._array(self._stacks, (ROUNDS, size, STACK_BYTES), np.uint8) if debug else None
-        self.ring_stacks = (self._array(self._ring_stacks, (size, size, RING_SLOTS, STACK_BYTES), np.uint8)
-                            if debug else None)
+        self.ring_stacks = self._array(self._ring_stacks, (size, size, RING_SLOTS, STACK_BYTES), np.uint8) if debug else None
         self._mapped_flags = self._array(self._mapped, (size, LINE // 8))[:, 0]
 
     def _announce_mapping(self):

@@ -1,4 +1,5 @@
 """Groups of one rank: nothing is sent, on any device, and no launcher is needed."""
+
 from mindspeed_ms.core.comm.interface import ProcessGroup
 
 

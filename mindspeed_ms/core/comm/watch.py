@@ -1,15 +1,11 @@
 """Looking after the peers while a rank waits: deaths, early ends, circles of waiting ranks, time."""
+
 import time
 from contextlib import contextmanager
 
 from mindspeed_ms.core.comm import processes
 from mindspeed_ms.core.comm.board import FINISHED, JOINED
-from mindspeed_ms.core.comm.errors import (
-    CommTimeoutError,
-    DeadlockError,
-    PeerDiedError,
-    PeerLeftError,
-)
+from mindspeed_ms.core.comm.errors import CommTimeoutError, DeadlockError, PeerDiedError, PeerLeftError
 from mindspeed_ms.core.logging import logger
 
 _PUBLISH_SECONDS = 0.2
@@ -130,7 +126,8 @@ class _WatchedOperation:
         if not self._confirmed(circle):
             return None
         text = "ranks wait for each other in different calls: " + "; ".join(
-            f"rank {rank} (pid {board.pid(rank)}) is in {board.wait_text(rank)}" for rank in sorted(circle))
+            f"rank {rank} (pid {board.pid(rank)}) is in {board.wait_text(rank)}" for rank in sorted(circle)
+        )
         return self._circle_error(text)
 
     def _circle_error(self, text):
@@ -144,7 +141,7 @@ class _WatchedOperation:
 
         def visit(rank):
             if rank in path:
-                return path[path.index(rank):]
+                return path[path.index(rank) :]
             if rank in snapshots:
                 return None  # seen on another path, which found nothing
             snapshots[rank] = self._board.snapshot(rank)
@@ -182,4 +179,5 @@ class _WatchedOperation:
             others.append(f"rank {rank} (pid {board.pid(rank)}) {doing}")
         return CommTimeoutError(
             f"rank {board.rank} waited longer than {operation.group.timeout:g} s in {operation.description()}: "
-            f"{'; '.join(others)}. Set MINDSPEED_MS_COMM_TIMEOUT to wait longer.")
+            f"{'; '.join(others)}. Set MINDSPEED_MS_COMM_TIMEOUT to wait longer."
+        )

@@ -1,4 +1,5 @@
 """One rank of a forked world: receives functions, runs them, sends back results or errors."""
+
 import faulthandler
 import importlib
 import importlib.util
@@ -14,6 +15,7 @@ from multiprocessing.connection import Connection
 @dataclass
 class Task:
     """A call for every rank of a world: where the function is found, and its pickled arguments."""
+
     module: str
     file: str
     function: str
@@ -26,6 +28,7 @@ class Task:
 @dataclass
 class Outcome:
     """What a rank's call came to: a value, or an exception with its traceback text, or the status of a dead process."""
+
     rank: int
     value: object = None
     exception: BaseException = None
@@ -71,6 +74,7 @@ def run(task, rank, size):
 def start_rank(rank, size, unique_id):
     """Give this process its place, start the device and communication."""
     from mindspeed_ms.core import autograd, comm, device
+
     device.set_launch_environment(device.LaunchEnvironment(rank, size, rank, size, unique_id, "world"))
     device.initialize_device()
     autograd.enable_tape()  # a failed kernel of the task before has switched it off
@@ -83,6 +87,7 @@ def end_rank(exception=None):
     if parallel_state is not None:
         parallel_state.destroy_model_parallel()
     from mindspeed_ms.core import comm
+
     comm.destroy(exception)
 
 
@@ -132,6 +137,7 @@ def _module_of_file(name, file):
 def to_host(value):
     """Replace tensors in (nested tuples, lists, dicts of) `value` by numpy arrays; bfloat16 becomes float32."""
     from mindspore import Tensor
+
     if isinstance(value, Tensor):
         if str(value.dtype) == "BFloat16":
             value = value.float()

@@ -7,6 +7,7 @@ The function must be importable (module level). In it communication is up (`comm
 is torn down after each call, so calls do not see each other's groups. An error on a rank is raised here with that
 rank's traceback. A world whose rank died or hangs is replaced at the next call.
 """
+
 import inspect
 import os
 import pickle
@@ -148,8 +149,7 @@ class World:
         deadline = time.monotonic() + self.timeout
         shortened = False
         while len(outcomes) < self.size:
-            open_connections = {connection: rank for rank, connection in enumerate(self._connections)
-                                if rank not in outcomes}
+            open_connections = {connection: rank for rank, connection in enumerate(self._connections) if rank not in outcomes}
             ready = wait(list(open_connections), max(0.0, deadline - time.monotonic()))
             if not ready:
                 self._give_up(name, outcomes)
@@ -178,8 +178,9 @@ class World:
         time.sleep(0.5)
         for rank in late:
             _kill(self.pids[rank])
-            outcomes[rank] = Outcome(rank, exception=WorldTimeout(
-                f"{name} did not end in time on rank {rank}; its stack is on the error output."))
+            outcomes[rank] = Outcome(
+                rank, exception=WorldTimeout(f"{name} did not end in time on rank {rank}; its stack is on the error output.")
+            )
 
 
 def describe_task(function, arguments, keywords, unique_id):
@@ -193,8 +194,15 @@ def describe_task(function, arguments, keywords, unique_id):
         raise ValueError(f"{function!r} cannot be run in a world: expected a function defined at module level.")
     module = sys.modules.get(function.__module__)
     file = os.path.abspath(inspect.getfile(function)) if module is not None else ""
-    return Task(module=function.__module__, file=file, function=name, arguments=pickle.dumps((arguments, keywords)),
-                unique_id=unique_id, search_path=list(sys.path), directory=os.getcwd())
+    return Task(
+        module=function.__module__,
+        file=file,
+        function=name,
+        arguments=pickle.dumps((arguments, keywords)),
+        unique_id=unique_id,
+        search_path=list(sys.path),
+        directory=os.getcwd(),
+    )
 
 
 def raise_failure(failed):
@@ -207,6 +215,7 @@ def raise_failure(failed):
 def _is_consequence(exception):
     """0: a rank's own error or death, 1: an error that it had because a peer failed, 2: it was too late after one."""
     from mindspeed_ms.core.comm.errors import PeerError
+
     return 2 if isinstance(exception, WorldTimeout) else int(isinstance(exception, PeerError))
 
 

@@ -43,12 +43,17 @@ class BlendedDataset:
 
     def _check(self, weights):
         if len(weights) != len(self.datasets) or len(weights) > _MOST_DATASETS:
-            raise DatasetError(f"{len(self.datasets)} datasets are blended with {len(weights)} weights: expected as many, at "
-                               f"most {_MOST_DATASETS}.")
+            raise DatasetError(
+                f"{len(self.datasets)} datasets are blended with {len(weights)} weights: expected as many, at "
+                f"most {_MOST_DATASETS}."
+            )
         for dataset, weight in zip(self.datasets, weights):
             if not weight > 0:
-                reason = "has no samples: give it more documents or leave it out" if not len(dataset) else (
-                    f"has the weight {weight}: expected one above 0")
+                reason = (
+                    "has no samples: give it more documents or leave it out"
+                    if not len(dataset)
+                    else (f"has the weight {weight}: expected one above 0")
+                )
                 raise DatasetError(f"the {dataset.name()} {reason}.")
 
     def _indices(self):

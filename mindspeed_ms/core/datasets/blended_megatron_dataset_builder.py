@@ -63,20 +63,25 @@ def _matrix(split):
 def _parts(prefix, matrix, sizes, config):
     """GPTDatasets of one prefix, by split."""
     indexed = open_indexed_dataset(prefix, config)
-    return [None if bookends is None else GPTDataset(indexed, prefix, split_documents(bookends, len(indexed)), size, split,
-                                                     config)
-            for split, bookends, size in zip(Split, matrix, sizes)]
+    return [
+        None if bookends is None else GPTDataset(indexed, prefix, split_documents(bookends, len(indexed)), size, split, config)
+        for split, bookends, size in zip(Split, matrix, sizes)
+    ]
 
 
 def _blends(prefixes, weights, matrix, sizes, config):
     """BlendedDatasets of several prefixes, by split."""
     weights = None if weights is None else normalize(weights)
     if weights is not None and any(bookends and size is None for bookends, size in zip(matrix, sizes)):
-        raise DatasetError(f"the weights of {', '.join(prefixes)} need a number of samples: set the length of the training "
-                           "(--train-iters or --train-samples), or leave the weights out.")
+        raise DatasetError(
+            f"the weights of {', '.join(prefixes)} need a number of samples: set the length of the training "
+            "(--train-iters or --train-samples), or leave the weights out."
+        )
     wanted = [[_share(size, weights, part) for size in sizes] for part in range(len(prefixes))]
-    parts = [_parts(prefix, matrix, [None if size is None else math.ceil(size * (1 + _MARGIN / 100)) for size in row], config)
-             for prefix, row in zip(prefixes, wanted)]
+    parts = [
+        _parts(prefix, matrix, [None if size is None else math.ceil(size * (1 + _MARGIN / 100)) for size in row], config)
+        for prefix, row in zip(prefixes, wanted)
+    ]
     blends = []
     for split, bookends, size in zip(Split, matrix, sizes):
         datasets = [row[split.value] for row in parts]

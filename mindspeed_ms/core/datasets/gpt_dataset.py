@@ -91,9 +91,11 @@ class GPTDataset:
         self.config = config
         self._padding = _NO_PADDING if config.pad_token_id is None else config.pad_token_id
         if num_samples and not len(indexed_indices):
-            raise DatasetError(f"{self.name()}: {num_samples} samples are wanted, but the split leaves none of the "
-                               f"{len(indexed_dataset)} documents to it. Give more documents, a larger share "
-                               "(--split), or evaluate nothing (--eval-iters 0).")
+            raise DatasetError(
+                f"{self.name()}: {num_samples} samples are wanted, but the split leaves none of the "
+                f"{len(indexed_dataset)} documents to it. Give more documents, a larger share "
+                "(--split), or evaluate nothing (--eval-iters 0)."
+            )
         self.document_index, self.sample_index, self.shuffle_index = self._indices()
         self._shared_mask = self._shared_positions = None
 
@@ -122,9 +124,13 @@ class GPTDataset:
         if path is None and not config.mock:
             path = os.path.join(self.dataset_path, "cache", f"{type(self).__name__}_indices")
         key = content_hash(settings, lengths[self.indices], self.indices) if path else ""
-        arrays = cached_arrays(path, f"{key}-{type(self).__name__}-{self.index_split.name}",
-                               {"dataset_path": self.dataset_path, **settings}, build,
-                               must_be_written=config.path_to_cache is not None)
+        arrays = cached_arrays(
+            path,
+            f"{key}-{type(self).__name__}-{self.index_split.name}",
+            {"dataset_path": self.dataset_path, **settings},
+            build,
+            must_be_written=config.path_to_cache is not None,
+        )
         return GPTIndices(**arrays)
 
     def __len__(self):
@@ -172,8 +178,10 @@ class GPTDataset:
         vocab_size = self.config.vocab_size
         if vocab_size is not None and len(ids) and not 0 <= ids.min() <= ids.max() < vocab_size:
             wrong = ids[(ids < 0) | (ids >= vocab_size)][0]
-            raise DatasetError(f"sample {index} of the {self.name()} has token id {wrong}: the model's vocabulary has "
-                               f"{vocab_size} ids. Was the data preprocessed with another tokenizer?")
+            raise DatasetError(
+                f"sample {index} of the {self.name()} has token id {wrong}: the model's vocabulary has "
+                f"{vocab_size} ids. Was the data preprocessed with another tokenizer?"
+            )
 
     def _attention_mask(self, ends):
         if self.config.reset_attention_mask:

@@ -26,8 +26,15 @@ class GPTIndices(NamedTuple):
     """uint32 (int64 from 2**32 - 2 samples on): the sample of each place in the order of training"""
 
 
-def build_gpt_indices(sequence_lengths, documents, num_samples, sequence_length, random_seed,
-                      add_extra_token_to_sequence=True, drop_last_partial_sequence=True):
+def build_gpt_indices(
+    sequence_lengths,
+    documents,
+    num_samples,
+    sequence_length,
+    random_seed,
+    add_extra_token_to_sequence=True,
+    drop_last_partial_sequence=True,
+):
     """Build the arrays.
 
     Args:
@@ -56,8 +63,15 @@ def build_gpt_indices(sequence_lengths, documents, num_samples, sequence_length,
     document_index = _shuffled_documents(documents, epochs - separate, random_state)
     if separate:
         document_index = np.concatenate([document_index, _shuffled_documents(documents, 1, random_state)])
-    sample_index = build_sample_idx(sequence_lengths, document_index, sequence_length, epochs, tokens_per_epoch,
-                                    drop_last_partial_sequence, add_extra_token_to_sequence)
+    sample_index = build_sample_idx(
+        sequence_lengths,
+        document_index,
+        sequence_length,
+        epochs,
+        tokens_per_epoch,
+        drop_last_partial_sequence,
+        add_extra_token_to_sequence,
+    )
     samples = len(sample_index) - 1
     shuffle_index = _shuffled_samples(before_last if separate else samples, samples, random_state)
     return GPTIndices(document_index, sample_index, shuffle_index)

@@ -28,8 +28,15 @@ def number_of_samples(tokens, sequence_length, drop_last_partial_sequence=True, 
     return min(int(np.ceil(np.float32(usable) / np.float32(sequence_length))), -(-usable // sequence_length))
 
 
-def build_sample_idx(sizes, document_indices, sequence_length, num_epochs, tokens_per_epoch, drop_last_partial_sequence=True,
-                     add_extra_token_to_sequence=True):
+def build_sample_idx(
+    sizes,
+    document_indices,
+    sequence_length,
+    num_epochs,
+    tokens_per_epoch,
+    drop_last_partial_sequence=True,
+    add_extra_token_to_sequence=True,
+):
     """Where each sample begins in the stream of documents.
 
     Args:

@@ -61,11 +61,18 @@ def cached_arrays(path_to_cache, name, description, build, must_be_written=True)
                     _write(folder, description, build)
         except OSError as error:
             if must_be_written:
-                raise OSError(error.errno, f"the index of the data cannot be kept ({os.strerror(error.errno or 0)}): name a "
-                              "folder that can be written, data_cache_path (--data-cache-path)",
-                              str(folder.parent)) from error
-            logger.warning("the index of the data cannot be kept in %s (%s): every process builds it anew, in memory. Name a "
-                           "folder that can be written, data_cache_path (--data-cache-path).", folder.parent, error.strerror)
+                raise OSError(
+                    error.errno,
+                    f"the index of the data cannot be kept ({os.strerror(error.errno or 0)}): name a "
+                    "folder that can be written, data_cache_path (--data-cache-path)",
+                    str(folder.parent),
+                ) from error
+            logger.warning(
+                "the index of the data cannot be kept in %s (%s): every process builds it anew, in memory. Name a "
+                "folder that can be written, data_cache_path (--data-cache-path).",
+                folder.parent,
+                error.strerror,
+            )
             return build()
     return _load(folder)
 
@@ -115,6 +122,7 @@ def _load(folder):
         if found != arrays:
             raise ValueError(f"arrays {found} where {arrays} were written")
     except (OSError, ValueError, EOFError, KeyError, TypeError) as error:
-        raise DatasetError(f"the kept index {folder} is damaged ({error}): delete that folder to have it built "
-                           "again.") from error
+        raise DatasetError(
+            f"the kept index {folder} is damaged ({error}): delete that folder to have it built again."
+        ) from error
     return loaded

@@ -21,8 +21,15 @@ from mindspeed_ms.core.datasets.indexed_format import (
     sequence_pointers,
 )
 
-__all__ = ["DType", "IndexedDataset", "IndexedDatasetBuilder", "IndexedDatasetError", "best_fitting_dtype", "get_bin_path",
-           "get_idx_path"]
+__all__ = [
+    "DType",
+    "IndexedDataset",
+    "IndexedDatasetBuilder",
+    "IndexedDatasetError",
+    "best_fitting_dtype",
+    "get_bin_path",
+    "get_idx_path",
+]
 
 _NAMED = 3  # of the names that come near a wrong one
 _COPIED_AT_ONCE = 1 << 24
@@ -52,17 +59,20 @@ class IndexedDataset:
         self.path_prefix = os.fspath(path_prefix)
         self.mmap = mmap
         if multimodal:
-            raise IndexedDatasetError(f"{self.path_prefix}: multimodal files (with a mode of each sequence) cannot be read: "
-                                      "expected text only.")
+            raise IndexedDatasetError(
+                f"{self.path_prefix}: multimodal files (with a mode of each sequence) cannot be read: expected text only."
+            )
         self._open()
 
     def _open(self):
         idx_path, bin_path = get_idx_path(self.path_prefix), get_bin_path(self.path_prefix)
         for path in (idx_path, bin_path):
             if not os.path.isfile(path):
-                raise FileNotFoundError(f"{path} does not exist: an indexed dataset is named by its prefix and has two files, "
-                                        f"{os.path.basename(bin_path)} and {os.path.basename(idx_path)}."
-                                        f"{_advice(self.path_prefix)}")
+                raise FileNotFoundError(
+                    f"{path} does not exist: an indexed dataset is named by its prefix and has two files, "
+                    f"{os.path.basename(bin_path)} and {os.path.basename(idx_path)}."
+                    f"{_advice(self.path_prefix)}"
+                )
         self.dtype, self.sequence_lengths, self.sequence_pointers, self.document_indices = read_index(idx_path)
         self.itemsize = np.dtype(self.dtype).itemsize
         size = os.path.getsize(bin_path)
@@ -109,8 +119,9 @@ class IndexedDataset:
         available = int(self.sequence_lengths[idx])
         length = available - offset if length is None else length
         if offset < 0 or length < 0 or offset + length > available:
-            raise IndexError(f"tokens [{offset}, {offset + length}) of sequence {idx} of {self.path_prefix}, which has "
-                             f"{available}")
+            raise IndexError(
+                f"tokens [{offset}, {offset + length}) of sequence {idx} of {self.path_prefix}, which has {available}"
+            )
         return self._read(int(self.sequence_pointers[idx]) + int(offset) * self.itemsize, int(length))
 
     def _read(self, position, count):
@@ -220,8 +231,10 @@ class IndexedDatasetBuilder:
         """
         other = IndexedDataset(path_prefix)
         if np.dtype(other.dtype) != self.dtype:
-            raise IndexedDatasetError(f"{path_prefix} has {np.dtype(other.dtype)} tokens: expected {self.dtype}, as the files "
-                                      "before it. Preprocess them with the same tokenizer.")
+            raise IndexedDatasetError(
+                f"{path_prefix} has {np.dtype(other.dtype)} tokens: expected {self.dtype}, as the files "
+                "before it. Preprocess them with the same tokenizer."
+            )
         offset = len(self.sequence_lengths)
         if np.array_equal(other.sequence_pointers, sequence_pointers(other.sequence_lengths, self.dtype)):
             tokens = int(other.sequence_lengths.sum(dtype=np.int64))
@@ -267,9 +280,11 @@ class IndexedDatasetBuilder:
             raise IndexedDatasetError(f"token ids are {tokens.dtype}: expected integers.")
         smallest, largest, bounds = int(tokens.min()), int(tokens.max()), np.iinfo(self.dtype)
         if smallest < bounds.min or largest > bounds.max:
-            raise IndexedDatasetError(f"token id {largest if largest > bounds.max else smallest} does not fit {self.dtype} "
-                                      f"([{bounds.min}, {bounds.max}]): the vocabulary is larger than was said when the file "
-                                      "was begun; count added tokens too.")
+            raise IndexedDatasetError(
+                f"token id {largest if largest > bounds.max else smallest} does not fit {self.dtype} "
+                f"([{bounds.min}, {bounds.max}]): the vocabulary is larger than was said when the file "
+                "was begun; count added tokens too."
+            )
         return tokens.astype(self.dtype)
 
 
@@ -286,6 +301,7 @@ class _NewFile:
 
     def copy_from(self, path, size):
         """Append the first `size` bytes of a file."""
+
         def copy():
             left = size
             with open(path, "rb") as source:
@@ -295,14 +311,17 @@ class _NewFile:
                         raise IndexedDatasetError(f"{path} became shorter while it was read.")
                     self._file.write(data)
                     left -= len(data)
+
         self._do(copy)
 
     def complete(self):
         """All data is on disk."""
+
         def complete():
             self._file.flush()
             os.fsync(self._file.fileno())
             self._file.close()
+
         self._do(complete)
 
     def publish(self):

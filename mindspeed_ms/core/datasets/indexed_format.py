@@ -110,16 +110,19 @@ def read_index(idx_path):
     with open(idx_path, "rb") as file:
         header = file.read(HEADER.size)
     if header[: len(MAGIC)] != MAGIC[: len(header)] or not header:
-        raise IndexedDatasetError(f"{idx_path} does not begin with {MAGIC!r} but with {header[: len(MAGIC)]!r}: it is no index "
-                                  "of Megatron's (the very old TNTIDX format must be preprocessed again).")
+        raise IndexedDatasetError(
+            f"{idx_path} does not begin with {MAGIC!r} but with {header[: len(MAGIC)]!r}: it is no index "
+            "of Megatron's (the very old TNTIDX format must be preprocessed again)."
+        )
     if len(header) < HEADER.size:
         raise IndexedDatasetError(f"{idx_path} is truncated: it has {size} bytes, its header alone needs {HEADER.size}.")
     _, version, code, sequences, documents = HEADER.unpack(header)
     if version != VERSION:
         raise IndexedDatasetError(f"{idx_path} has version {version}: expected {VERSION}.")
     if code not in {member.value for member in DType}:
-        raise IndexedDatasetError(f"{idx_path} has dtype code {code}: expected "
-                                  f"{', '.join(f'{member.value} ({member.name})' for member in DType)}.")
+        raise IndexedDatasetError(
+            f"{idx_path} has dtype code {code}: expected {', '.join(f'{member.value} ({member.name})' for member in DType)}."
+        )
     _check_index_size(idx_path, size, sequences, documents)
     data = np.memmap(idx_path, np.uint8, "r")
     start, arrays = HEADER.size, []
@@ -132,12 +135,15 @@ def read_index(idx_path):
 def _check_index_size(idx_path, size, sequences, documents):
     expected = HEADER.size + 12 * sequences + 8 * documents
     if sequences and size == expected + sequences:
-        raise IndexedDatasetError(f"{idx_path} holds a mode for each of its {sequences} sequences: it is a multimodal dataset, "
-                                  "expected text only.")
+        raise IndexedDatasetError(
+            f"{idx_path} holds a mode for each of its {sequences} sequences: it is a multimodal dataset, expected text only."
+        )
     if size != expected:
         kind = "truncated" if size < expected else "damaged"
-        raise IndexedDatasetError(f"{idx_path} is {kind}: {sequences} sequences and {documents} document indices need "
-                                  f"{expected} bytes, it has {size}.")
+        raise IndexedDatasetError(
+            f"{idx_path} is {kind}: {sequences} sequences and {documents} document indices need "
+            f"{expected} bytes, it has {size}."
+        )
 
 
 def check_sequences(dataset, idx_path, bin_path, bin_size):
@@ -148,9 +154,12 @@ def check_sequences(dataset, idx_path, bin_path, bin_size):
     documents, total = dataset.document_indices, len(dataset)
     ends = (int(documents[0]), int(documents[-1])) if len(documents) else None
     if ends != (0, total) or np.any(documents[1:] < documents[:-1]):
-        raise IndexedDatasetError(f"{idx_path} is damaged: its document indices must rise from 0 to {total} (the number of "
-                                  f"sequences), they go from {ends[0]} to {ends[1]}." if ends else
-                                  f"{idx_path} is damaged: it has no document indices.")
+        raise IndexedDatasetError(
+            f"{idx_path} is damaged: its document indices must rise from 0 to {total} (the number of "
+            f"sequences), they go from {ends[0]} to {ends[1]}."
+            if ends
+            else f"{idx_path} is damaged: it has no document indices."
+        )
     end, gaps, first_gap = 0, 0, ""
     for start in range(0, total, _CHECKED_AT_ONCE):
         lengths = dataset.sequence_lengths[start : start + _CHECKED_AT_ONCE]
@@ -161,20 +170,33 @@ def check_sequences(dataset, idx_path, bin_path, bin_size):
         if elsewhere.size:
             wrong = (lengths < 0) | (pointers < before) | (pointers % dataset.itemsize != 0)
             first = int(np.flatnonzero(wrong)[0]) if wrong.any() else int(elsewhere[0])
-            place = (f"sequence {start + first} has {lengths[first]} tokens and begins at byte {pointers[first]}, the one "
-                     f"before it ends at byte {before[first]}")
+            place = (
+                f"sequence {start + first} has {lengths[first]} tokens and begins at byte {pointers[first]}, the one "
+                f"before it ends at byte {before[first]}"
+            )
             if wrong.any():
                 raise IndexedDatasetError(f"{idx_path} is damaged: {place}.")
             gaps, first_gap = gaps + len(elsewhere), first_gap or place
         end = int(sequence_ends[-1])
     if end > bin_size:
-        first = int(np.searchsorted(dataset.sequence_pointers + dataset.sequence_lengths.astype(np.int64) * dataset.itemsize,
-                                    bin_size, "right"))
-        raise IndexedDatasetError(f"{bin_path} is truncated: it has {bin_size} bytes, {idx_path} says that sequences end at "
-                                  f"byte {end}; sequence {first} of {total} is the first one that is not whole.")
+        first = int(
+            np.searchsorted(
+                dataset.sequence_pointers + dataset.sequence_lengths.astype(np.int64) * dataset.itemsize, bin_size, "right"
+            )
+        )
+        raise IndexedDatasetError(
+            f"{bin_path} is truncated: it has {bin_size} bytes, {idx_path} says that sequences end at "
+            f"byte {end}; sequence {first} of {total} is the first one that is not whole."
+        )
     if gaps:
-        logger.warning("%s leaves out bytes of %s at %d places, which Megatron's writer never does: %s. Is the index damaged?",
-                       idx_path, bin_path, gaps, first_gap)
+        logger.warning(
+            "%s leaves out bytes of %s at %d places, which Megatron's writer never does: %s. Is the index damaged?",
+            idx_path,
+            bin_path,
+            gaps,
+            first_gap,
+        )
     if end < bin_size:
-        logger.warning("%s has %d bytes, of which %s uses %d: are the two files from the same run?", bin_path, bin_size,
-                       idx_path, end)
+        logger.warning(
+            "%s has %d bytes, of which %s uses %d: are the two files from the same run?", bin_path, bin_size, idx_path, end
+        )

@@ -32,15 +32,19 @@ def build_instruction_datasets(all_config, num_samples, dataset_class=SFTDataset
     else:
         path = _single(settings.data_path, "data_path")
         if path is None:
-            raise InstructionDataError("is_instruction_dataset (--is-instruction-dataset) needs data: set data_path "
-                                       "(--data-path) to the --output-prefix of preprocessing.")
+            raise InstructionDataError(
+                "is_instruction_dataset (--is-instruction-dataset) needs data: set data_path "
+                "(--data-path) to the --output-prefix of preprocessing."
+            )
         bounds = split_bounds(settings.split, len(InstructionFiles(path, dataset_class.fields)))
         places = [(path, part) if part[0] < part[1] else None for part in bounds]
     if places[0] is None:
         raise InstructionDataError(f"split (--split) is {settings.split}: no sample is left for training.")
     options = _options(all_config, dataset_class)
-    return tuple(dataset_class(place[0], bounds=place[1], num_samples=count, **options) if place and count else None
-                 for place, count in zip(places, num_samples))
+    return tuple(
+        dataset_class(place[0], bounds=place[1], num_samples=count, **options) if place and count else None
+        for place, count in zip(places, num_samples)
+    )
 
 
 def split_bounds(split, count):
@@ -59,8 +63,10 @@ def _single(paths, option):
     if blend is None:
         return None
     if len(blend[0]) > 1:
-        raise InstructionDataError(f"{option} (--{option.replace('_', '-')}) is {' '.join(map(str, paths))}: instruction data "
-                                   "is one prefix. Preprocess all files at once, or join them with --merge-group-keys.")
+        raise InstructionDataError(
+            f"{option} (--{option.replace('_', '-')}) is {' '.join(map(str, paths))}: instruction data "
+            "is one prefix. Preprocess all files at once, or join them with --merge-group-keys."
+        )
     return blend[0][0]
 
 
@@ -87,8 +93,10 @@ def _multiple(all_config):
     cut = sequence_unit(Options(all_config))
     multiple = all_config.dataset_config.pad_to_multiple_of
     if multiple % cut:
-        raise InstructionDataError(f"pad_to_multiple_of (--pad-to-multiple-of) is {multiple}: with variable_seq_lengths it "
-                                   f"must be divisible by {cut}, into which sequence and context parallelism cut a sequence.")
+        raise InstructionDataError(
+            f"pad_to_multiple_of (--pad-to-multiple-of) is {multiple}: with variable_seq_lengths it "
+            f"must be divisible by {cut}, into which sequence and context parallelism cut a sequence."
+        )
     return multiple
 
 

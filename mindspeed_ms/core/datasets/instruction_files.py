@@ -63,19 +63,26 @@ class InstructionFiles:
                 raise InstructionDataError(
                     f"{file.path_prefix} and {partner.path_prefix} have {len(file)} and {len(partner)} sequences"
                     + ("" if len(file) != len(partner) else " of different lengths")
-                    + ": they do not come from one run of preprocessing. Preprocess again.")
+                    + ": they do not come from one run of preprocessing. Preprocess again."
+                )
         return first.sequence_lengths
 
 
 def _missing(path_prefix, fields, missing):
-    text = (f"{path_prefix}: there is no {field_prefix(path_prefix, missing[0])}.bin and .idx. Instruction data is named by "
-            "--output-prefix of preprocessing, without _packed_... and ending.")
+    text = (
+        f"{path_prefix}: there is no {field_prefix(path_prefix, missing[0])}.bin and .idx. Instruction data is named by "
+        "--output-prefix of preprocessing, without _packed_... and ending."
+    )
     if "_packed_" in path_prefix:
         return f"{text} Did you mean {path_prefix.partition('_packed_')[0]}?"
     if len(missing) < len(fields):
         return f"{text} Other fields are there: preprocessing did not end. Run it again."
     if os.path.exists(f"{path_prefix}_text_document.idx") or os.path.exists(f"{path_prefix}.idx"):
         return f"{text} There is pretraining text by that name: leave out --is-instruction-dataset."
-    found = sorted({path.rpartition("_packed_")[0] for path in glob.glob(os.path.join(
-        glob.escape(os.path.dirname(path_prefix) or "."), "*_packed_*_document.idx"))})
+    found = sorted(
+        {
+            path.rpartition("_packed_")[0]
+            for path in glob.glob(os.path.join(glob.escape(os.path.dirname(path_prefix) or "."), "*_packed_*_document.idx"))
+        }
+    )
     return f"{text} Found in that folder: {', '.join(found[:5])}." if found else text

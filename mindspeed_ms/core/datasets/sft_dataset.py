@@ -38,8 +38,20 @@ class InstructionDataset(ABC):
 
     fields = ()
 
-    def __init__(self, path_prefix, sequence_length, pad_token_id, *, bounds=None, num_samples=None, seed=1234, shuffle=True,
-                 pad_to_multiple_of=None, vocab_size=None, mmap=True):
+    def __init__(
+        self,
+        path_prefix,
+        sequence_length,
+        pad_token_id,
+        *,
+        bounds=None,
+        num_samples=None,
+        seed=1234,
+        shuffle=True,
+        pad_to_multiple_of=None,
+        vocab_size=None,
+        mmap=True,
+    ):
         self.files = InstructionFiles(path_prefix, self.fields, mmap)
         self.sequence_length, self.pad_token_id = sequence_length, pad_token_id
         self.first, end = bounds or (0, len(self.files))
@@ -50,12 +62,17 @@ class InstructionDataset(ABC):
         self.seed, self.shuffle = seed, shuffle
         self.pad_to_multiple_of, self.vocab_size = pad_to_multiple_of, vocab_size
         self._order = (None, None)
-        self._report_longer(int((self.files.lengths[self.first:end] > sequence_length).sum()))
+        self._report_longer(int((self.files.lengths[self.first : end] > sequence_length).sum()))
 
     def _report_longer(self, count):
         if count:
-            logger.warning("%s: %d of %d samples are longer than seq_length %d and are cut, turn by turn",
-                           self.files.path_prefix, count, self.stored, self.sequence_length)
+            logger.warning(
+                "%s: %d of %d samples are longer than seq_length %d and are cut, turn by turn",
+                self.files.path_prefix,
+                count,
+                self.stored,
+                self.sequence_length,
+            )
 
     def __len__(self):
         return self.num_samples
@@ -92,17 +109,19 @@ class InstructionDataset(ABC):
     def _checked(self, ids, index):
         if self.vocab_size is not None and len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < self.vocab_size:
             wrong = ids[(ids < 0) | (ids >= self.vocab_size)][0]
-            raise InstructionDataError(f"sample {index} of {self.files.path_prefix} has the id {int(wrong)}, but the model's "
-                                       f"vocabulary has {self.vocab_size} ids: preprocess with the model's tokenizer, or raise "
-                                       "vocab_size (tokens that a template adds count too).")
+            raise InstructionDataError(
+                f"sample {index} of {self.files.path_prefix} has the id {int(wrong)}, but the model's "
+                f"vocabulary has {self.vocab_size} ids: preprocess with the model's tokenizer, or raise "
+                "vocab_size (tokens that a template adds count too)."
+            )
         return ids
 
     def _filled_ids(self, ids, labels, length):
         """Tokens, labels of the next position and their mask, filled up to `length`."""
         tokens = np.full(length, self.pad_token_id, np.int32)
         following = np.full(length, IGNORE_INDEX, np.int32)
-        tokens[:len(ids)] = ids
-        following[:max(len(ids) - 1, 0)] = labels[1:]
+        tokens[: len(ids)] = ids
+        following[: max(len(ids) - 1, 0)] = labels[1:]
         mask = following != IGNORE_INDEX
         return tokens, np.where(mask, following, 0).astype(np.int32), mask.astype(np.float32)
 
@@ -140,8 +159,11 @@ class SFTDataset(InstructionDataset):
         super().__init__(*args, **kwargs)
         self.reset_position_ids, self.reset_attention_mask = reset_position_ids, reset_attention_mask
         if self._is_neat_packed() and not reset_attention_mask:
-            logger.warning("%s is neat-packed, but reset_attention_mask (--reset-attention-mask) is off: packed conversations "
-                           "see each other", self.files.path_prefix)
+            logger.warning(
+                "%s is neat-packed, but reset_attention_mask (--reset-attention-mask) is off: packed conversations "
+                "see each other",
+                self.files.path_prefix,
+            )
 
     def _is_neat_packed(self):
         masks = self.files.files["attention_mask"]
@@ -150,8 +172,10 @@ class SFTDataset(InstructionDataset):
     def _report_longer(self, count):
         if count and self._is_neat_packed():
             stored, length = int(self.files.lengths.max()), self.sequence_length
-            raise InstructionDataError(f"{self.files.path_prefix} is packed to {stored} tokens, but seq_length is {length}: "
-                                       f"preprocess with --seq-length {length}, or raise seq_length.")
+            raise InstructionDataError(
+                f"{self.files.path_prefix} is packed to {stored} tokens, but seq_length is {length}: "
+                f"preprocess with --seq-length {length}, or raise seq_length."
+            )
         super()._report_longer(count)
 
     def _sample(self, index):
@@ -172,9 +196,13 @@ class SFTDataset(InstructionDataset):
         labels[begins] = IGNORE_INDEX
         tokens, following, loss_mask = self._filled_ids(ids, labels, length)
         conversation = np.zeros(length, np.int32)
-        conversation[:len(numbers)] = numbers
-        filled = {"tokens": tokens, "labels": following, "loss_mask": loss_mask,
-                  "position_ids": self._position_ids(conversation, begins)}
+        conversation[: len(numbers)] = numbers
+        filled = {
+            "tokens": tokens,
+            "labels": following,
+            "loss_mask": loss_mask,
+            "position_ids": self._position_ids(conversation, begins),
+        }
         if self.reset_attention_mask:
             allowed = np.tri(length, dtype=bool) & (conversation[:, None] == conversation[None, :])
             filled["attention_mask"] = ~allowed[None]

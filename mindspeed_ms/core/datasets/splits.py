@@ -43,8 +43,10 @@ def parse_and_normalize_split(split):
     numbers = all(re.fullmatch(r"\d+\.?\d*|\.\d+", word) for word in words)
     shares = [float(word) for word in words] if numbers else []
     if not 1 <= len(shares) <= len(Split) or not sum(shares) > 0:
-        raise DatasetError(f"split is {split!r}: expected up to three numbers from 0, at least one above 0, joined by commas, "
-                           "such as 949,50,1.")
+        raise DatasetError(
+            f"split is {split!r}: expected up to three numbers from 0, at least one above 0, joined by commas, "
+            "such as 949,50,1."
+        )
     return normalize(shares + [0.0] * (len(Split) - len(shares)))
 
 
@@ -92,13 +94,16 @@ def get_blend_from_list(words):
     weights = [_number(word) for word in words[0::2]]
     if len(words) % 2 or all(weight is None for weight in weights):
         if len(words) > 1 and weights[0] is not None and weights[-1] is not None:
-            raise DatasetError(f"the data is named by {' '.join(words)}: a prefix follows each weight (0.3 first 0.7 second), "
-                               "here one is missing.")
+            raise DatasetError(
+                f"the data is named by {' '.join(words)}: a prefix follows each weight (0.3 first 0.7 second), "
+                "here one is missing."
+            )
         return _prefixes(words), None
     for weight, word, prefix in zip(weights, words[0::2], words[1::2]):
         if weight is None or not (math.isfinite(weight) and weight > 0):
-            raise DatasetError(f"the weight of data {prefix} is {word!r}: expected a number above 0 before each prefix, or no "
-                               "weights at all.")
+            raise DatasetError(
+                f"the weight of data {prefix} is {word!r}: expected a number above 0 before each prefix, or no weights at all."
+            )
     return _prefixes(words[1::2]), weights
 
 

@@ -70,8 +70,10 @@ class TextCorpus:
     def summary(self):
         """One line for a log: sizes, and which documents were held out."""
         shown = ", ".join(self.valid_documents[:_SHOWN]) + (", ..." if len(self.valid_documents) > _SHOWN else "")
-        return (f"corpus {self.folder}: {len(self.train_tokens)} training tokens in {len(self.train_documents)} documents, "
-                f"{len(self.valid_tokens)} held-out tokens in {len(self.valid_documents)}: {shown}")
+        return (
+            f"corpus {self.folder}: {len(self.train_tokens)} training tokens in {len(self.train_documents)} documents, "
+            f"{len(self.valid_tokens)} held-out tokens in {len(self.valid_documents)}: {shown}"
+        )
 
 
 def standard_library_documents(size_limit=1_250_000):
@@ -99,7 +101,8 @@ def standard_library_documents(size_limit=1_250_000):
     if len(documents) < 2 * HOLD_OUT_EVERY:
         raise FileNotFoundError(
             f"the default corpus is Python's own standard library, but only {len(documents)} readable .py files were found "
-            f"under {root}. Install the full standard library, or name text of your own: --data-path FILE_OR_FOLDER...")
+            f"under {root}. Install the full standard library, or name text of your own: --data-path FILE_OR_FOLDER..."
+        )
     return documents
 
 
@@ -157,8 +160,10 @@ def hold_out(documents):
         size = min(_PIECE, max(1, length // HOLD_OUT_EVERY))
         documents = [piece for document in documents for piece in _pieces(*document, size)]
         if len(documents) < 2:
-            raise CorpusError(f"the text has {length} characters only, too few to hold a part out: give more text, or name "
-                              "the two parts (--train-data-path, --valid-data-path).")
+            raise CorpusError(
+                f"the text has {length} characters only, too few to hold a part out: give more text, or name "
+                "the two parts (--train-data-path, --valid-data-path)."
+            )
     last = HOLD_OUT_EVERY - 1
     held_out = documents[last::HOLD_OUT_EVERY] or documents[-1:]
     chosen = {id(document) for document in held_out}
@@ -190,8 +195,10 @@ def build_text_corpus(cache_directory, training, validation, vocab_size):
         CorpusError: the vocabulary is too small for bytes, or there is no training text.
     """
     if vocab_size < SMALLEST_VOCABULARY:
-        raise CorpusError(f"the vocabulary has {vocab_size} tokens: text needs at least {SMALLEST_VOCABULARY} (all bytes and "
-                         "the end of a document). Raise padded_vocab_size.")
+        raise CorpusError(
+            f"the vocabulary has {vocab_size} tokens: text needs at least {SMALLEST_VOCABULARY} (all bytes and "
+            "the end of a document). Raise padded_vocab_size."
+        )
     if not training:
         raise CorpusError("there is no training text: expected at least one document beside those held out.")
     cache_directory = Path(cache_directory)
@@ -220,8 +227,9 @@ def load_text_corpus(folder):
         description = json.loads((folder / "corpus.json").read_text(encoding="utf-8"))
         train_tokens, valid_tokens = (np.load(folder / name, mmap_mode="r") for name in ("train.npy", "valid.npy"))
     except (ValueError, EOFError) as error:
-        raise CorpusError(f"the tokenized corpus {folder} is damaged ({error}): delete the folder to have it built "
-                          "again.") from error
+        raise CorpusError(
+            f"the tokenized corpus {folder} is damaged ({error}): delete the folder to have it built again."
+        ) from error
     return TextCorpus(
         folder=folder,
         train_tokens=train_tokens,
@@ -272,8 +280,12 @@ def _build(folder, training, validation, vocab_size):
         os.rename(temporary, folder)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-    logger.info("corpus built in %.1f s: %d training tokens, %d held-out tokens", time.perf_counter() - start,
-                len(train_tokens), len(valid_tokens))
+    logger.info(
+        "corpus built in %.1f s: %d training tokens, %d held-out tokens",
+        time.perf_counter() - start,
+        len(train_tokens),
+        len(valid_tokens),
+    )
 
 
 def _train_tokenizer(texts, vocab_size):
@@ -282,8 +294,12 @@ def _train_tokenizer(texts, vocab_size):
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(vocab_size=vocab_size, special_tokens=[END_OF_DOCUMENT], show_progress=False,
-                                  initial_alphabet=pre_tokenizers.ByteLevel.alphabet())
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=[END_OF_DOCUMENT],
+        show_progress=False,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+    )
     tokenizer.train_from_iterator(texts, trainer)
     return tokenizer
 

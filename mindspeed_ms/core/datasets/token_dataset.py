@@ -26,13 +26,22 @@ class TokenDataset:
         ValueError: too few tokens for one sample, an option that lacks `end_of_document`.
     """
 
-    def __init__(self, tokens, sequence_length, end_of_document=None, reset_position_ids=False, reset_attention_mask=False,
-                 eod_mask_loss=False):
+    def __init__(
+        self,
+        tokens,
+        sequence_length,
+        end_of_document=None,
+        reset_position_ids=False,
+        reset_attention_mask=False,
+        eod_mask_loss=False,
+    ):
         if sequence_length < 1:
             raise ValueError(f"sequence_length is {sequence_length}: expected a positive integer.")
         if len(tokens) <= sequence_length:
-            raise ValueError(f"the data has {len(tokens)} tokens, too few for one sample of {sequence_length} and its labels: "
-                             f"expected at least {sequence_length + 1}. Give more text or lower seq_length.")
+            raise ValueError(
+                f"the data has {len(tokens)} tokens, too few for one sample of {sequence_length} and its labels: "
+                f"expected at least {sequence_length + 1}. Give more text or lower seq_length."
+            )
         if end_of_document is None and (reset_position_ids or reset_attention_mask or eod_mask_loss):
             raise ValueError("reset_position_ids, reset_attention_mask and eod_mask_loss need the id that ends a document.")
         self.tokens = tokens
@@ -49,12 +58,15 @@ class TokenDataset:
         if not 0 <= index < len(self):
             raise IndexError(f"sample {index} of {len(self)}")
         start = index * self.sequence_length
-        text = np.asarray(self.tokens[start:start + self.sequence_length + 1], np.int32)
+        text = np.asarray(self.tokens[start : start + self.sequence_length + 1], np.int32)
         tokens = text[:-1]
         ends = np.flatnonzero(tokens == self.end_of_document) if self.end_of_document is not None else ()
-        sample = {"tokens": tokens, "labels": text[1:],
-                  "position_ids": document_positions(self.sequence_length, ends if self.reset_position_ids else ()),
-                  "loss_mask": np.ones(self.sequence_length, np.float32)}
+        sample = {
+            "tokens": tokens,
+            "labels": text[1:],
+            "position_ids": document_positions(self.sequence_length, ends if self.reset_position_ids else ()),
+            "loss_mask": np.ones(self.sequence_length, np.float32),
+        }
         if self.eod_mask_loss:
             sample["loss_mask"][ends] = 0.0
         if self.reset_attention_mask:

@@ -1,4 +1,5 @@
 """Errors of one rank become the same error on all ranks: nobody waits for a rank that has given up."""
+
 from mindspeed_ms.core import comm
 from mindspeed_ms.core.dist_checkpointing.errors import CheckpointError
 

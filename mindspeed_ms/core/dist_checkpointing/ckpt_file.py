@@ -5,14 +5,25 @@ Source of the format: `checkpoint.proto` of MindSpore (protobuf): `Checkpoint {r
 bytes tensor_content = 3}`. A scalar has dims [0]. MindSpore cuts contents above 512 MB into values of one tag, and may add
 "crc_num" and 10 bytes at the end. Wire format: https://protobuf.dev/programming-guides/encoding.
 """
+
 import mmap
 import os
 from dataclasses import dataclass, field
 
 from mindspeed_ms.core.dist_checkpointing.errors import CheckpointError
 
-TENSOR_TYPES = {"Float64": "float64", "Float32": "float32", "Float16": "float16", "BFloat16": "bfloat16", "Int64": "int64",
-                "Int32": "int32", "Int16": "int16", "Int8": "int8", "UInt8": "uint8", "Bool": "bool"}
+TENSOR_TYPES = {
+    "Float64": "float64",
+    "Float32": "float32",
+    "Float16": "float16",
+    "BFloat16": "bfloat16",
+    "Int64": "int64",
+    "Int32": "int32",
+    "Int16": "int16",
+    "Int8": "int8",
+    "UInt8": "uint8",
+    "Bool": "bool",
+}
 _TYPES_OF_DTYPES = {dtype: name for name, dtype in TENSOR_TYPES.items()}
 _MOST_BYTES = (1 << 31) - (1 << 20)
 _CRC_BYTES = 17
@@ -27,6 +38,7 @@ class FileTensor:
         shape (tuple[int]): as stored; () for a scalar.
         ranges (list[(int, int)]): bytes of the file, one after another the values.
     """
+
     dtype: str
     shape: tuple
     ranges: list = field(default_factory=list)
@@ -43,12 +55,14 @@ def prefixes(entries):
 
 def _prefix(entry):
     if entry.nbytes > _MOST_BYTES:
-        raise CheckpointError(f"{entry.name} has {entry.nbytes} bytes, more than a .ckpt file can hold of one tensor: leave "
-                              "training_config.ckpt_format (--ckpt-format) unset or set it to safetensors.")
+        raise CheckpointError(
+            f"{entry.name} has {entry.nbytes} bytes, more than a .ckpt file can hold of one tensor: leave "
+            "training_config.ckpt_format (--ckpt-format) unset or set it to safetensors."
+        )
     dims = b"".join(b"\x08" + _varint(size) for size in entry.shape or (0,))
     content = b"\x1a" + _varint(entry.nbytes)
     tensor = dims + _text(0x12, _TYPES_OF_DTYPES[entry.dtype]) + content
-    value = _text(0x0a, entry.name) + b"\x12" + _varint(len(tensor) + entry.nbytes) + tensor
+    value = _text(0x0A, entry.name) + b"\x12" + _varint(len(tensor) + entry.nbytes) + tensor
     return b"\x0a" + _varint(len(value) + entry.nbytes) + value
 
 
@@ -73,7 +87,7 @@ def read_tensors(path):
     """
     try:
         with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            end = len(data) - (_CRC_BYTES if data[-_CRC_BYTES:-_CRC_BYTES + 7] == b"crc_num" else 0)
+            end = len(data) - (_CRC_BYTES if data[-_CRC_BYTES : -_CRC_BYTES + 7] == b"crc_num" else 0)
             tensors = {}
             for number, start, stop in _fields(data, 0, end):
                 if number == 1:

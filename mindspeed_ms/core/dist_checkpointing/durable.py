@@ -1,4 +1,5 @@
 """Small files and new names that are on the disk when the call returns."""
+
 import os
 
 

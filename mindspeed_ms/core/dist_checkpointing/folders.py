@@ -1,4 +1,5 @@
 """Folders of a run's checkpoints: names, the tracker, publishing a new one, finding the one to start from."""
+
 import os
 import re
 import secrets
@@ -63,8 +64,10 @@ def read_tracker(folder):
     if text == RELEASE:
         return text
     if not text.isdigit():
-        raise CheckpointError(f"{path} holds {text!r}: expected the number of an iteration, or release. Delete it to take "
-                              "the newest complete checkpoint, or name one (--ckpt-step).")
+        raise CheckpointError(
+            f"{path} holds {text!r}: expected the number of an iteration, or release. Delete it to take "
+            "the newest complete checkpoint, or name one (--ckpt-step)."
+        )
     return int(text)
 
 
@@ -158,7 +161,7 @@ def delete_old(folder, iteration, keep):
     """
     older = [checkpoint_folder(folder, number) for number in iterations_in(folder) if number < iteration]
     older.sort(key=os.path.getmtime)
-    for path in older[:max(0, len(older) + 1 - keep)]:
+    for path in older[: max(0, len(older) + 1 - keep)]:
         os.rename(path, path + _INCOMPLETE)  # a crash while files are deleted must not leave half a checkpoint
         shutil.rmtree(path + _INCOMPLETE)
 
@@ -281,6 +284,7 @@ def named_checkpoint(folder, iteration=None):
         return None
     path = checkpoint_folder(folder, iteration)
     if not os.path.isdir(path):
-        raise CheckpointError(f"{folder} holds no checkpoint of iteration {iteration}: there are "
-                              f"{sorted(iterations_in(folder)) or 'none'}.")
+        raise CheckpointError(
+            f"{folder} holds no checkpoint of iteration {iteration}: there are {sorted(iterations_in(folder)) or 'none'}."
+        )
     return path

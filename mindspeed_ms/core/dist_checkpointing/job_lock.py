@@ -8,6 +8,7 @@ changes something stops: so even a job that was taken for dead (suspended for a 
 
 Readers never look at it.
 """
+
 import atexit
 import json
 import os
@@ -41,6 +42,7 @@ class Job:
         since (str): local time, for people.
         token (str): another one for every job.
     """
+
     host: str
     pid: int
     machine: str
@@ -64,8 +66,14 @@ def hold(folder):
     if holding is not None and holding.process == os.getpid():
         check(folder)
         return
-    own = Job(socket.gethostname(), os.getpid(), _machine(), (_process(os.getpid()) or "") if _machine() else "",
-              time.strftime("%Y-%m-%d %H:%M:%S"), secrets.token_hex(8))
+    own = Job(
+        socket.gethostname(),
+        os.getpid(),
+        _machine(),
+        (_process(os.getpid()) or "") if _machine() else "",
+        time.strftime("%Y-%m-%d %H:%M:%S"),
+        secrets.token_hex(8),
+    )
     lock = os.path.join(path, LOCK_FILE)
     if not _create(lock, own):
         _wait_until_dead(folder, lock, own)
@@ -88,8 +96,10 @@ def check(folder):
         return
     now = _read(holding.lock)[0]
     if now is not None and now != holding.job:
-        raise CheckpointError(f"{folder} was taken over by another job ({now}), which found no sign of life of this one for "
-                              f"{WATCH_SECONDS:g} s: this job saves nothing there any more.")
+        raise CheckpointError(
+            f"{folder} was taken over by another job ({now}), which found no sign of life of this one for "
+            f"{WATCH_SECONDS:g} s: this job saves nothing there any more."
+        )
     if now is None:
         _replace(holding.lock, holding.job)  # somebody has deleted it
 
@@ -208,8 +218,9 @@ def _wait_until_dead(folder, lock, own):
             logger.warning("%s is taken over from a job that showed no sign of life for %g s (%s)", folder, WATCH_SECONDS, job)
             return
         if not told and alive is None:
-            logger.info("%s: looking for up to %g s whether the job that saved there still lives (%s)", folder,
-                        WATCH_SECONDS, job)
+            logger.info(
+                "%s: looking for up to %g s whether the job that saved there still lives (%s)", folder, WATCH_SECONDS, job
+            )
             told = True
         time.sleep(min(0.2, BEAT_SECONDS))
         job, now = _read(lock)
@@ -218,9 +229,11 @@ def _wait_until_dead(folder, lock, own):
 
 
 def _refusal(folder, job):
-    return CheckpointError(f"another job saves into {folder}: {job}. Give this job a folder of its own (output_dir, --save), "
-                           f"or end the other one. ({LOCK_FILE} in that folder names it; a job that is dead does not "
-                           "keep others out.)")
+    return CheckpointError(
+        f"another job saves into {folder}: {job}. Give this job a folder of its own (output_dir, --save), "
+        f"or end the other one. ({LOCK_FILE} in that folder names it; a job that is dead does not "
+        "keep others out.)"
+    )
 
 
 def _is_alive(job):

@@ -3,6 +3,7 @@
 All ranks call everything together; each reads only the bytes of its own slices (and, with crc_check, its share of a check
 of all files).
 """
+
 import math
 
 import numpy as np
@@ -60,8 +61,14 @@ def _tell_left_aside(folder, path):
     numbers = sorted(folders.iterations_in(folder))
     own = [number for number in numbers if folders.checkpoint_folder(folder, number) == path]
     if own and numbers[-1] > own[0]:
-        logger.warning("%s names iteration %d: the checkpoints of iterations %s in %s are left aside (ckpt_step, --ckpt-step, "
-                       "takes one of them)", folders.TRACKER_FILE, own[0], numbers[numbers.index(own[0]) + 1:], folder)
+        logger.warning(
+            "%s names iteration %d: the checkpoints of iterations %s in %s are left aside (ckpt_step, --ckpt-step, "
+            "takes one of them)",
+            folders.TRACKER_FILE,
+            own[0],
+            numbers[numbers.index(own[0]) + 1 :],
+            folder,
+        )
 
 
 def _problem(path, crc_check):
@@ -137,11 +144,16 @@ def _check_names(manifest, tensors, strict, vocab_size):
     unused = {key for key in manifest.tensors if key not in used and (counted or not key.startswith(OPTIMIZER_PREFIX))}
     missing = set().union(*(report[2] for report in reports))
     wrong = set().union(*(report[3] for report in reports))
-    problems = [f"{title}: {_names(names)}" for title, names in
-                (("missing in the checkpoint", missing), ("not in the model", unused), ("of another shape", wrong)) if names]
+    problems = [
+        f"{title}: {_names(names)}"
+        for title, names in (("missing in the checkpoint", missing), ("not in the model", unused), ("of another shape", wrong))
+        if names
+    ]
     if problems and (strict or wrong):
-        raise CheckpointError(f"the checkpoint does not fit the model ({'; '.join(problems)})."
-                              + ("" if wrong else " load_strict: False (--load-strict false) loads what fits."))
+        raise CheckpointError(
+            f"the checkpoint does not fit the model ({'; '.join(problems)})."
+            + ("" if wrong else " load_strict: False (--load-strict false) loads what fits.")
+        )
     if problems and comm.get_rank() == 0:
         logger.warning("loaded in part (load_strict is off): %s", "; ".join(problems))
 

@@ -19,6 +19,7 @@ embedding are stored once, under the original's key. A piece holds, row-major, e
 the part of the first axis that is held where that is cut too (a tensor of all experts). A piece has two check sums: xxh3 for
 whoever reads all of it, and `multilinear` (see there), which ranks that read parts of it add up.
 """
+
 import json
 import os
 from dataclasses import dataclass, field
@@ -32,8 +33,18 @@ MANIFEST_FILE = "manifest.json"
 FORMAT = "mindspeed_ms"
 FORMAT_VERSION = 3
 OPTIMIZER_PREFIX = "optimizer.state."
-DTYPE_BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "int64": 8, "int32": 4, "int16": 2, "int8": 1,
-               "uint8": 1, "bool": 1}
+DTYPE_BYTES = {
+    "float64": 8,
+    "float32": 4,
+    "float16": 2,
+    "bfloat16": 2,
+    "int64": 8,
+    "int32": 4,
+    "int16": 2,
+    "int8": 1,
+    "uint8": 1,
+    "bool": 1,
+}
 _HASH_TAIL = ', "xxhash": "%s"}'
 
 
@@ -62,6 +73,7 @@ class StoredPiece:
         start, stop (int): bytes of the file.
         xxhash, multilinear (str): check sums of these bytes; "" if none was saved (files that upstream wrote).
     """
+
     slice: FlatSlice
     file: str
     start: int
@@ -101,6 +113,7 @@ class StoredTensor:
         grouping (Optional[str]): what the rows mean, see `layout.ParameterDescription`; "vocab" rows may be padding.
         pieces (list[StoredPiece]): its parts; they may repeat elements, with equal values.
     """
+
     shape: tuple
     dtype: str
     grouping: str | None = None
@@ -139,6 +152,7 @@ class Manifest:
         ranks (list[dict]): file, bytes, xxhash and coordinates of each rank's own states.
         saved_at (float): seconds since 1970.
     """
+
     iteration: int
     tensors: dict = field(default_factory=dict)
     states: dict = field(default_factory=dict)
@@ -151,10 +165,19 @@ class Manifest:
 
     def to_bytes(self):
         """The file's content."""
-        content = {"format": FORMAT, "format_version": FORMAT_VERSION, "iteration": self.iteration,
-                   "saved_at": self.saved_at, "layout": self.layout, "vocab_size": self.vocab_size,
-                   "states": self.states, "args": self.args, "files": self.files, "ranks": self.ranks,
-                   "tensors": {key: tensor.to_json() for key, tensor in self.tensors.items()}}
+        content = {
+            "format": FORMAT,
+            "format_version": FORMAT_VERSION,
+            "iteration": self.iteration,
+            "saved_at": self.saved_at,
+            "layout": self.layout,
+            "vocab_size": self.vocab_size,
+            "states": self.states,
+            "args": self.args,
+            "files": self.files,
+            "ranks": self.ranks,
+            "tensors": {key: tensor.to_json() for key, tensor in self.tensors.items()},
+        }
         text = json.dumps(content).encode()
         return text[:-1] + (_HASH_TAIL % digest(text)).encode()
 
@@ -170,11 +193,15 @@ class Manifest:
             raise CheckpointError(f"{path} is damaged: its check sum is wrong.")
         content = json.loads(data)
         if content.get("format") != FORMAT or content.get("format_version") != FORMAT_VERSION:
-            raise CheckpointError(f"{path} has format {content.get('format')!r} version {content.get('format_version')}: "
-                                  f"expected {FORMAT!r} version {FORMAT_VERSION}.")
+            raise CheckpointError(
+                f"{path} has format {content.get('format')!r} version {content.get('format_version')}: "
+                f"expected {FORMAT!r} version {FORMAT_VERSION}."
+            )
         names = ("iteration", "saved_at", "layout", "vocab_size", "states", "args", "files", "ranks")
-        return cls(tensors={key: StoredTensor.from_json(value) for key, value in content["tensors"].items()},
-                   **{name: content[name] for name in names})
+        return cls(
+            tensors={key: StoredTensor.from_json(value) for key, value in content["tensors"].items()},
+            **{name: content[name] for name in names},
+        )
 
     @classmethod
     def read(cls, folder):

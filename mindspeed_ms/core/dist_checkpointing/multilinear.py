@@ -4,6 +4,7 @@ Multilinear hashing (Lemire and Kaser, "Strongly universal string hashing is fas
 weights w_i, the sum of x_i * w_i modulo 2**64. Words are a tensor's elements, those of 8 bytes as two of 4. One wrong word
 is always found; wrong words escape together with a chance of about 2**-32. It guards against accidents, not against intent.
 """
+
 import functools
 
 import numpy as np
@@ -40,7 +41,7 @@ def _sum_of_runs(words, runs, table):
             within = position % _BLOCK
             count = min(left, _BLOCK - within)
             part = np.uint64(0)
-            some, weights = words[offset:offset + count], table[within:within + count]
+            some, weights = words[offset : offset + count], table[within : within + count]
             for i in range(count):
                 part += np.uint64(some[i]) * weights[i]
             total += part * _weight(position // _BLOCK)
@@ -73,4 +74,4 @@ def sum_of_runs(data, itemsize, runs):
 
 def to_text(value):
     """16 hexadecimal digits of a sum."""
-    return f"{value % 2 ** 64:016x}"
+    return f"{value % 2**64:016x}"

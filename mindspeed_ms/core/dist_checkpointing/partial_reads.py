@@ -1,4 +1,5 @@
 """Check sums of stored pieces that no rank reads as a whole: what each rank read of them adds up to the sum of the piece."""
+
 from mindspeed_ms.core import comm
 from mindspeed_ms.core.dist_checkpointing.agreement import on_all_ranks
 from mindspeed_ms.core.dist_checkpointing.errors import CheckpointError
@@ -48,18 +49,29 @@ class PartialReads:
                 before = sums.get(place, (0, 0))
                 sums[place] = before[0] + elements, before[1] + total
         unread = [place for place in sorted(sums) if sums[place][0] < _elements(reader, place)]
-        for rest in on_all_ranks(doing, self._sums_of_rest, reader, unread[comm.get_rank()::comm.get_world_size()]):
+        for rest in on_all_ranks(doing, self._sums_of_rest, reader, unread[comm.get_rank() :: comm.get_world_size()]):
             for place, total in rest:
                 sums[place] = _elements(reader, place), sums[place][1] + total
-        damaged = sorted({reader.damaged(key, number) for (_, key, number), (_, total) in sums.items()
-                          if reader.tensor(key).pieces[number].multilinear not in ("", to_text(total))})
+        damaged = sorted(
+            {
+                reader.damaged(key, number)
+                for (_, key, number), (_, total) in sums.items()
+                if reader.tensor(key).pieces[number].multilinear not in ("", to_text(total))
+            }
+        )
         if damaged:
             raise CheckpointError(f"{doing}: {' '.join(damaged[:5])}{' ...' if len(damaged) > 5 else ''}")
 
     def _sums_of_rest(self, reader, places):
-        return [((wanted, key, number), reader.sum_of_runs(
-            key, number, remainder(reader.tensor(key).pieces[number].slice, list(self._holders[wanted]))))
-            for wanted, key, number in places]
+        return [
+            (
+                (wanted, key, number),
+                reader.sum_of_runs(
+                    key, number, remainder(reader.tensor(key).pieces[number].slice, list(self._holders[wanted]))
+                ),
+            )
+            for wanted, key, number in places
+        ]
 
 
 def _elements(reader, place):

@@ -1,9 +1,10 @@
 """Reading a checkpoint without MindSpore: any slice of any tensor, only the bytes that it needs.
 
-    reader = CheckpointReader("output/iter_0000100")
-    for key, tensor in reader.manifest.tensors.items():
-        array = reader.read_whole(key)  # numpy; bfloat16 as uint16 bits
+reader = CheckpointReader("output/iter_0000100")
+for key, tensor in reader.manifest.tensors.items():
+    array = reader.read_whole(key)  # numpy; bfloat16 as uint16 bits
 """
+
 import json
 import os
 
@@ -104,7 +105,7 @@ class CheckpointReader:
             if count == piece.slice.stop - piece.slice.start:
                 hashed = xxhash.xxh3_64()
                 for _, target, nbytes in in_bytes:
-                    hashed.update(memory[target:target + nbytes])
+                    hashed.update(memory[target : target + nbytes])
                 if piece.xxhash and hashed.hexdigest() != piece.xxhash:
                     raise CheckpointError(self.damaged(key, number))
             elif count and on_part is not None:
@@ -132,7 +133,7 @@ class CheckpointReader:
             start, end, views = parts[position][0], parts[position][0], []
             while position < len(parts) and parts[position][0] == end and len(views) < _MOST_BUFFERS:
                 _, target, count = parts[position]
-                views.append(memory[target:target + count])
+                views.append(memory[target : target + count])
                 end, position = end + count, position + 1
             self._read_exactly(key, piece.file, piece.start + start, views)
 
@@ -158,8 +159,10 @@ class CheckpointReader:
     def damaged(self, key, number):
         """Message: the check sum of piece `number` of a tensor is wrong."""
         path = os.path.join(self.folder, self.tensor(key).pieces[number].file)
-        return (f"{path} is damaged: the check sum of tensor {key} is wrong. With crc_check "
-                "(--crc-check) a resuming run finds that first and takes the checkpoint before.")
+        return (
+            f"{path} is damaged: the check sum of tensor {key} is wrong. With crc_check "
+            "(--crc-check) a resuming run finds that first and takes the checkpoint before."
+        )
 
     def rank_states(self, number):
         """What rank `number` of the saving run saved for itself: dict with rng and data_position.

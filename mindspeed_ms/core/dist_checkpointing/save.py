@@ -3,6 +3,7 @@
 An asynchronous save copies this rank's share and writes it in a thread; the training calls `poll` between steps, and the
 checkpoint is published when all ranks have written theirs.
 """
+
 import json
 import os
 import shutil
@@ -33,8 +34,7 @@ class CheckpointSaver:
         prefix (str): of upstream's files.
     """
 
-    def __init__(self, folder, keep_checkpoint_max=None, async_save=False, crc_check=False, ckpt_format=None,
-                 prefix="network"):
+    def __init__(self, folder, keep_checkpoint_max=None, async_save=False, crc_check=False, ckpt_format=None, prefix="network"):
         self.folder = os.fspath(folder)
         self.keep_checkpoint_max = keep_checkpoint_max
         self.async_save = async_save
@@ -96,9 +96,14 @@ class CheckpointSaver:
             raise
         on_rank_zero(_DOING, self._publish, manifest, write.folder, parts)
         if comm.get_rank() == 0:
-            logger.info("saved checkpoint of iteration %d to %s: %.1f MB in %.2f s%s", manifest.iteration,
-                        folders.checkpoint_folder(self.folder, manifest.iteration), sum(manifest.files.values()) / 1e6,
-                        time.monotonic() - started, " beside the training" if self.async_save else "")
+            logger.info(
+                "saved checkpoint of iteration %d to %s: %.1f MB in %.2f s%s",
+                manifest.iteration,
+                folders.checkpoint_folder(self.folder, manifest.iteration),
+                sum(manifest.files.values()) / 1e6,
+                time.monotonic() - started,
+                " beside the training" if self.async_save else "",
+            )
 
     def _publish(self, manifest, temporary, parts):
         for tensors, file, rank in parts:
@@ -181,8 +186,12 @@ class _Write:
             tensors.append((tensor.key, stored))
         rank_name = f"rank_{self._rank:05d}.json"
         durable.write_file(os.path.join(self.folder, rank_name), self._rank_states)
-        rank = {"file": rank_name, "bytes": len(self._rank_states), "xxhash": digest(self._rank_states),
-                "coordinates": self._coordinates}
+        rank = {
+            "file": rank_name,
+            "bytes": len(self._rank_states),
+            "xxhash": digest(self._rank_states),
+            "coordinates": self._coordinates,
+        }
         return tensors, files, rank
 
 
@@ -193,8 +202,10 @@ class _UpstreamWrite(_Write):
         """Before `start`: what the files are called; `train_state` has `epoch` and `step_in_epoch`."""
         self._moment = train_state.get("epoch", 0), train_state.get("step_in_epoch", 0)
         self._path = upstream_format.file_name(ckpt_format, prefix, self._rank, *self._moment)
-        self._counters = [Entry(name, "int64", (), 8, np.array([value], np.int64).view(np.uint8))
-                          for name, value in zip(("epoch_num", "step_num"), self._moment)]
+        self._counters = [
+            Entry(name, "int64", (), 8, np.array([value], np.int64).view(np.uint8))
+            for name, value in zip(("epoch_num", "step_num"), self._moment)
+        ]
 
     @staticmethod
     def _name_of(tensor):

@@ -3,6 +3,7 @@
 By default in the safetensors format (source: its documentation): 8 bytes with the length of a JSON header (little endian),
 the header, the values one after another. A name that ends in `.ckpt` makes MindSpore's format, see `ckpt_file`.
 """
+
 import json
 import os
 from concurrent.futures import ThreadPoolExecutor
@@ -15,8 +16,18 @@ from mindspeed_ms.core.dist_checkpointing.errors import CheckpointError
 from mindspeed_ms.core.dist_checkpointing.manifest import DTYPE_BYTES, StoredPiece
 from mindspeed_ms.core.dist_checkpointing.multilinear import sum_of_runs, to_text
 
-SAFETENSORS_DTYPES = {"float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16", "int64": "I64", "int32": "I32",
-                      "int16": "I16", "int8": "I8", "uint8": "U8", "bool": "BOOL"}
+SAFETENSORS_DTYPES = {
+    "float64": "F64",
+    "float32": "F32",
+    "float16": "F16",
+    "bfloat16": "BF16",
+    "int64": "I64",
+    "int32": "I32",
+    "int16": "I16",
+    "int8": "I8",
+    "uint8": "U8",
+    "bool": "BOOL",
+}
 _BLOCK_BYTES = 8 << 20
 
 
@@ -31,6 +42,7 @@ class Entry:
         data: contiguous bytes (1-D uint8 array), or a function without arguments that gives them.
         start, stop (int), xxhash, multilinear (str): where it stands in the file and its check sums, once written.
     """
+
     name: str
     dtype: str
     shape: tuple
@@ -81,8 +93,11 @@ def _safetensors_prefixes(entries):
     """Bytes before the values of each entry: the header stands before the first."""
     header, offset = {"__metadata__": {"format": "mindspeed_ms"}}, 0
     for entry in entries:
-        header[entry.name] = {"dtype": SAFETENSORS_DTYPES[entry.dtype], "shape": list(entry.shape),
-                              "data_offsets": [offset, offset + entry.nbytes]}
+        header[entry.name] = {
+            "dtype": SAFETENSORS_DTYPES[entry.dtype],
+            "shape": list(entry.shape),
+            "data_offsets": [offset, offset + entry.nbytes],
+        }
         offset += entry.nbytes
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-(len(text) + 8) % 64)
@@ -121,7 +136,7 @@ def _write_entry(file, entry, writer):
         raise CheckpointError(f"{entry.name} has {data.nbytes} bytes: expected {entry.nbytes}.")
     hashed, total, itemsize = xxhash.xxh3_64(), 0, DTYPE_BYTES[entry.dtype]
     for start in range(0, entry.nbytes, _BLOCK_BYTES):
-        block = data[start:start + _BLOCK_BYTES]
+        block = data[start : start + _BLOCK_BYTES]
         written = writer.submit(_write_all, file, block)  # while its check sums are counted
         hashed.update(block)
         total += sum_of_runs(block, itemsize, [(start // itemsize, 0, block.nbytes // itemsize)])
@@ -132,7 +147,7 @@ def _write_entry(file, entry, writer):
 def _write_all(file, data):
     view = memoryview(data)
     while view.nbytes:
-        view = view[file.write(view):]
+        view = view[file.write(view) :]
 
 
 def hash_of_range(path, start, stop):

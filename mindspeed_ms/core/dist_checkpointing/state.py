@@ -4,6 +4,7 @@ Read from the parameters themselves (`Parameter.sharding`, names with the global
 pieces, so every layout and any new kind of parallelism is described without a word here. A parameter whose name inside
 the rank's model is not global says so in an attribute `global_name`.
 """
+
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +24,7 @@ class ShardedTensor:
         grouping (Optional[str]): see `layout.ParameterDescription`.
         local_name (str): in this rank's model; another one for the copy of a tied embedding.
     """
+
     key: str
     slice: FlatSlice
     tensor: Any

@@ -11,6 +11,7 @@ check sums.
 
 Imports no MindSpore: both kinds of file are parsed here (`ckpt_file`, `shard_file`), so that the manifest can point at bytes.
 """
+
 import json
 import os
 import re
@@ -42,6 +43,7 @@ class UpstreamManifest(Manifest):
     Attributes:
         not_resumable (str): why a training cannot go on from it; "" if it can.
     """
+
     not_resumable: str = ""
 
 
@@ -102,8 +104,9 @@ def _newest(folder, step):
         if set(moments[moment]) == ranks and step in (None, moment[1]):
             return *moment, moments[moment]
     wanted = "" if step is None else f" of step {step}"
-    raise CheckpointError(f"{folder} holds no checkpoint{wanted} of all ranks {sorted(ranks)}: there are (epoch, step) "
-                          f"{sorted(moments)}.")
+    raise CheckpointError(
+        f"{folder} holds no checkpoint{wanted} of all ranks {sorted(ranks)}: there are (epoch, step) {sorted(moments)}."
+    )
 
 
 def read_upstream_manifest(folder, config, step=None):
@@ -122,8 +125,11 @@ def read_upstream_manifest(folder, config, step=None):
     headers = {rank: tensors_in_file(os.path.join(folder, name)) for rank, name in sorted(files.items())}
     found = {rank: {name: tensor for name, tensor in tensors.items() if name in described} for rank, tensors in headers.items()}
     parts = _tensor_parallel_size(folder, described, found)
-    manifest = UpstreamManifest(max(step, 0), states={"train_state": {"iteration": max(step, 0), "epoch": max(epoch, 0)}},
-                        saved_at=max(os.path.getmtime(os.path.join(folder, name)) for name in files.values()))
+    manifest = UpstreamManifest(
+        max(step, 0),
+        states={"train_state": {"iteration": max(step, 0), "epoch": max(epoch, 0)}},
+        saved_at=max(os.path.getmtime(os.path.join(folder, name)) for name in files.values()),
+    )
     for rank, tensors in found.items():
         name = files[rank]
         manifest.files[name] = os.path.getsize(os.path.join(folder, name))
@@ -143,27 +149,32 @@ def _tensor_parallel_size(folder, described, found):
         for key, tensor in tensors.items():
             sharding, shape = described[key].sharding, tensor.shape
             if len(shape) != len(sharding.global_shape) or 0 in shape:
-                raise CheckpointError(f"{folder} does not hold this model: {key} has shape {list(shape)}, expected parts of "
-                                      f"{list(sharding.global_shape)}.")
+                raise CheckpointError(
+                    f"{folder} does not hold this model: {key} has shape {list(shape)}, expected parts of "
+                    f"{list(sharding.global_shape)}."
+                )
             if sharding.axis is not None and described[key].grouping != "vocab":
                 sizes.setdefault(sharding.global_shape[sharding.axis] / shape[sharding.axis], key)
     if len(sizes) != 1 or not next(iter(sizes)).is_integer():
-        raise CheckpointError(f"{folder} does not hold this model: its tensors are cut into "
-                              f"{', '.join(f'{size:g} parts ({key})' for size, key in sizes.items()) or 'nothing known'}.")
+        raise CheckpointError(
+            f"{folder} does not hold this model: its tensors are cut into "
+            f"{', '.join(f'{size:g} parts ({key})' for size, key in sizes.items()) or 'nothing known'}."
+        )
     return int(next(iter(sizes)))
 
 
 def _add(manifest, key, described, tensor, file, index, parts):
     sharding = _sharding(described, tensor, index, parts)
     if tensor.shape != sharding.local_shape or tensor.dtype not in DTYPE_BYTES:
-        raise CheckpointError(f"{file}: {key} is {tensor.dtype} {list(tensor.shape)}, expected "
-                              f"{list(sharding.local_shape)}.")
+        raise CheckpointError(f"{file}: {key} is {tensor.dtype} {list(tensor.shape)}, expected {list(sharding.local_shape)}.")
     stored = manifest.tensors.setdefault(key, StoredTensor(sharding.global_shape, tensor.dtype, described.grouping))
     if any(piece.slice.sharding == sharding for piece in stored.pieces):
         return  # a data-parallel copy
     if stored.dtype != tensor.dtype or stored.shape != sharding.global_shape:
-        raise CheckpointError(f"{file}: {key} is {tensor.dtype} of {list(sharding.global_shape)}, but "
-                              f"{stored.dtype} of {list(stored.shape)} in another rank's file.")
+        raise CheckpointError(
+            f"{file}: {key} is {tensor.dtype} of {list(sharding.global_shape)}, but "
+            f"{stored.dtype} of {list(stored.shape)} in another rank's file."
+        )
     position = 0
     for start, stop in tensor.ranges:
         count = (stop - start) // stored.itemsize

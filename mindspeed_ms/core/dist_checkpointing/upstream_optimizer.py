@@ -5,6 +5,7 @@ weight is, and scalars: `state_step` (Adam's), `epoch_num` and `step_num` (in th
 `num_steps` (samples). The loss scale and the number of a run's iteration are not there. A distributed optimizer stores its
 buffers instead (`exp_avg.buffer_0_bucket_0`), ZeRO parts of tensors: those cannot be told apart here.
 """
+
 import numpy as np
 
 from mindspeed_ms.core.dist_checkpointing.manifest import OPTIMIZER_PREFIX, optimizer_key
@@ -13,8 +14,10 @@ MOMENTS = ("exp_avg", "exp_avg_sq")
 _NUMBERS = ("lr_warmup_steps", "num_steps", "lr_decay_steps", "wd_incr_steps")
 _RATES = ("max_lr", "min_lr", "start_wd", "end_wd")
 # upstream stores the place in these lists
-_STYLES = {"lr_decay_style": ("constant", "WSD", "linear", "cosine", "inverse-square-root"),
-           "wd_incr_style": ("constant", "linear", "cosine")}
+_STYLES = {
+    "lr_decay_style": ("constant", "WSD", "linear", "cosine", "inverse-square-root"),
+    "wd_incr_style": ("constant", "linear", "cosine"),
+}
 _MOST_SCALAR_BYTES = 8
 
 
@@ -61,8 +64,11 @@ def set_states(manifest, scalars, names):
         # how many steps an epoch has is not stored
         manifest.iteration = train_state["iteration"] = int(scalars["state_step"])
     train_state["skipped_iterations"] = max(0, train_state["iteration"] - int(scalars["state_step"]))
-    schedule = {**{name: int(scalars[name]) for name in _NUMBERS}, **{name: float(scalars[name]) for name in _RATES},
-                **{name: styles[int(scalars[name])] for name, styles in _STYLES.items()}}
+    schedule = {
+        **{name: int(scalars[name]) for name in _NUMBERS},
+        **{name: float(scalars[name]) for name in _RATES},
+        **{name: styles[int(scalars[name])] for name, styles in _STYLES.items()},
+    }
     manifest.states["optimizer"] = {"step": int(scalars["state_step"]), "grad_scaler": {}}
     manifest.states["opt_param_scheduler"] = schedule
     return ""
@@ -90,4 +96,3 @@ def moments_of(key, tensors, local_shape):
         tensor = tensors.get(f"{state}.{key}")
         if tensor is not None and tensor.shape == tuple(local_shape):
             yield state, tensor
-

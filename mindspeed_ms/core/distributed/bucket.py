@@ -1,4 +1,5 @@
 """A range of a buffer that is communicated as one."""
+
 import math
 from contextlib import contextmanager
 
@@ -74,7 +75,8 @@ class Bucket:
         elif buffer.data_parallel_group.size > 1:
             with self._explained("reduced the gradients"):
                 self._handle = buffer.data_parallel_group.all_reduce_in_place(
-                    self.grad_data, op="sum", async_op=config.overlap_grad_reduce)
+                    self.grad_data, op="sum", async_op=config.overlap_grad_reduce
+                )
 
     def finish_grad_sync(self):
         """Wait until the reduced gradients are there; starts the reduction if nothing did."""
@@ -92,7 +94,8 @@ class Bucket:
             return None
         with self._explained("reduced the gradients"):
             return self.buffer.sharding.group.reduce_scatter_into(
-                part, whole, op="sum", async_op=self.buffer.ddp_config.overlap_grad_reduce)
+                part, whole, op="sum", async_op=self.buffer.ddp_config.overlap_grad_reduce
+            )
 
     def _finish_reduction(self, reduced):
         """What comes after the reduction inside the shards' group: replicas, average."""
@@ -106,8 +109,11 @@ class Bucket:
     def _check_finite(self, grads, whole):
         """Note the parameters whose local gradients hold NaN or infinity; raising here would leave the peers waiting."""
         if not math.isfinite(ops.sum_of_squares(whole)):
-            self.non_finite += [name for name, param in zip(self.buffer.names_of(self.params), self.params)
-                                if id(param) in grads and not math.isfinite(ops.sum_of_squares(grads[id(param)]))]
+            self.non_finite += [
+                name
+                for name, param in zip(self.buffer.names_of(self.params), self.params)
+                if id(param) in grads and not math.isfinite(ops.sum_of_squares(grads[id(param)]))
+            ]
 
     # ---- parameters ---------------------------------------------------------------------------------------------------
 
@@ -145,4 +151,5 @@ class Bucket:
             raise type(error)(
                 f"{error} Here this rank {action} of bucket {self.index} ({', '.join(names[:_NAMES])}{more}). If the ranks' "
                 "models and options are the same, they may have used different parameters in this step: all data-parallel "
-                "ranks must use the same, multiplied by zero where they do not count.") from error
+                "ranks must use the same, multiplied by zero where they do not count."
+            ) from error

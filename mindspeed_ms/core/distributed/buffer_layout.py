@@ -3,6 +3,7 @@
 Source: Megatron core's `_ParamAndGradBuffer`: parameters in reverse order, so that the first gradients of a backward
 fill the first bucket; a bucket ends when it has reached its size.
 """
+
 import math
 from dataclasses import dataclass
 
@@ -10,6 +11,7 @@ from dataclasses import dataclass
 @dataclass(frozen=True)
 class ParameterRange:
     """Elements `start` to `stop` of the buffer hold parameter number `index` (in module order), in bucket `bucket`."""
+
     index: int
     start: int
     stop: int
@@ -26,6 +28,7 @@ class BufferLayout:
         numel (int): elements with padding.
         numel_unpadded (int): elements of the parameters.
     """
+
     parameters: tuple
     buckets: tuple
     numel: int

@@ -1,4 +1,5 @@
 """DistributedDataParallel: gradients of several micro-batches gather in flat buffers and are reduced once."""
+
 from contextlib import contextmanager
 
 import mindspore as ms
@@ -42,8 +43,9 @@ class DistributedDataParallel(nn.Cell):
         self.bucket_size = self._resolved_bucket_size(disable_bucketing)
         self._units = ShardedUnits(module, ddp_config) if ddp_config.shards_params else None
         # before the buffers may release the parameters
-        self._hooks = [autograd.post_accumulate_hook(param, self._accumulate) for param in module.get_parameters()
-                       if param.requires_grad]
+        self._hooks = [
+            autograd.post_accumulate_hook(param, self._accumulate) for param in module.get_parameters() if param.requires_grad
+        ]
         self.buffers = self._make_buffers()
         self._buffer_of = {id(param): buffer for buffer in self.buffers for param in buffer.params}
         self._param_gather = None
@@ -53,8 +55,7 @@ class DistributedDataParallel(nn.Cell):
             self._param_gather = OverlappedParamGather(module, self.buffers)
         # gradients fused into the backward add to main_grad by themselves and need zeros there; where gradients are
         # sharded there is no main_grad then, and nothing is fused
-        self._zero_eagerly = (bool(getattr(config, "gradient_accumulation_fusion", False))
-                              and not ddp_config.shards_grads)
+        self._zero_eagerly = bool(getattr(config, "gradient_accumulation_fusion", False)) and not ddp_config.shards_grads
         self._unwritten = set(self._buffer_of)
 
     def _resolved_bucket_size(self, disable_bucketing):
@@ -70,17 +71,29 @@ class DistributedDataParallel(nn.Cell):
                 kinds.setdefault((param.dtype, self._grad_dtype(param), is_expert(param)), []).append((name, param))
         # a pipeline stage may hold nothing but no-op layers
         if not kinds and parallel_state.get_pipeline_model_parallel_world_size() == 1:
-            raise ValueError(f"{type(self.module).__name__} has no parameter that requires a gradient: nothing to "
-                             "train.")
+            raise ValueError(f"{type(self.module).__name__} has no parameter that requires a gradient: nothing to train.")
         sums = getattr(self.config, "calculate_per_token_loss", False) or self.ddp_config.sum_gradients
         factor = 1.0 if sums else 1.0 / self._data_group.size
-        groups = {expert: parallel_state.get_expert_data_parallel_group() if expert else self._data_group
-                  for expert in sorted({expert for _, _, expert in kinds})}
+        groups = {
+            expert: parallel_state.get_expert_data_parallel_group() if expert else self._data_group
+            for expert in sorted({expert for _, _, expert in kinds})
+        }
         shardings = {expert: make_sharding(self.ddp_config, group) for expert, group in groups.items()}
-        return [ParamAndGradBuffer(self.ddp_config, param_dtype, grad_dtype, named_params, groups[expert],
-                                   self.bucket_size, factor, expert, shardings[expert],
-                                   self._units.unit_of if self._units is not None else None)
-                for (param_dtype, grad_dtype, expert), named_params in kinds.items()]
+        return [
+            ParamAndGradBuffer(
+                self.ddp_config,
+                param_dtype,
+                grad_dtype,
+                named_params,
+                groups[expert],
+                self.bucket_size,
+                factor,
+                expert,
+                shardings[expert],
+                self._units.unit_of if self._units is not None else None,
+            )
+            for (param_dtype, grad_dtype, expert), named_params in kinds.items()
+        ]
 
     def _grad_dtype(self, param):
         return ms.float32 if self.ddp_config.grad_reduce_in_fp32 else param.dtype
@@ -244,8 +257,11 @@ class DistributedDataParallel(nn.Cell):
     @property
     def whole_nbytes(self):
         """Bytes of sharded parameters and gradients that exist in full just now."""
-        return sum(getattr(bucket, "param_bytes", 0) + getattr(bucket, "grad_bytes", 0)
-                   for buffer in self.buffers for bucket in buffer.buckets)
+        return sum(
+            getattr(bucket, "param_bytes", 0) + getattr(bucket, "grad_bytes", 0)
+            for buffer in self.buffers
+            for bucket in buffer.buckets
+        )
 
     @property
     def nbytes(self):

@@ -1,4 +1,5 @@
 """Options of data parallelism."""
+
 from dataclasses import dataclass
 
 ZERO_LEVELS = ("z1", "z2", "z3")
@@ -28,6 +29,7 @@ class DistributedDataParallelConfig:
         param_resident (bool): with z3 keep parameters in full from the forward to the last backward of the step.
         sum_gradients (bool): sum the gradients of the data-parallel ranks instead of averaging them.
     """
+
     grad_reduce_in_fp32: bool = False
     overlap_grad_reduce: bool = False
     use_distributed_optimizer: bool = False
@@ -50,11 +52,14 @@ class DistributedDataParallelConfig:
         if not self.shards_optimizer:
             for name in ("overlap_param_gather", "zero_shard_size"):
                 if getattr(self, name):
-                    raise ValueError(f"{name} is {getattr(self, name)}, but nothing is sharded: set "
-                                     "use_distributed_optimizer or zero_level.")
+                    raise ValueError(
+                        f"{name} is {getattr(self, name)}, but nothing is sharded: set use_distributed_optimizer or zero_level."
+                    )
         if self.allreduce_after_grad_accumulation and not self.shards_grads:
-            raise ValueError("allreduce_after_grad_accumulation is set: without zero_level z2 or z3 the reduction always "
-                             "comes after the accumulation; leave it out.")
+            raise ValueError(
+                "allreduce_after_grad_accumulation is set: without zero_level z2 or z3 the reduction always "
+                "comes after the accumulation; leave it out."
+            )
         if self.param_resident and not self.shards_params:
             raise ValueError("param_resident is set: parameters are always resident without zero_level z3; leave it out.")
 

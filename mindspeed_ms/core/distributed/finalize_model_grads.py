@@ -3,6 +3,7 @@
 Source: Megatron core, `finalize_model_grads.py`, in the same order: data-parallel reduction, sums over tensor-parallel
 ranks that saw different tokens, tied embeddings, division by the number of tokens.
 """
+
 import numpy as np
 
 from mindspeed_ms.core import parallel_state, storage
@@ -78,8 +79,10 @@ def _total_tokens(num_tokens):
     """Tokens of the global batch: only the last stage counts them; context-parallel ranks hold parts of a sequence."""
     counted = num_tokens if parallel_state.is_pipeline_last_stage(ignore_virtual=True) else 0.0
     total = np.array([counted], np.float64)
-    for group in (parallel_state.get_data_parallel_group(with_context_parallel=True),
-                  parallel_state.get_pipeline_model_parallel_group()):
+    for group in (
+        parallel_state.get_data_parallel_group(with_context_parallel=True),
+        parallel_state.get_pipeline_model_parallel_group(),
+    ):
         if group.size > 1:
             total = group.all_gather(total).sum(keepdims=True)
     return float(total[0])

@@ -38,8 +38,19 @@ class ParamAndGradBuffer:
         shapes (list[tuple[int]]): of the parameters in full.
     """
 
-    def __init__(self, ddp_config, param_dtype, grad_dtype, named_params, data_parallel_group, bucket_size,
-                 gradient_scaling_factor, is_expert=False, sharding=None, unit_of=None):
+    def __init__(
+        self,
+        ddp_config,
+        param_dtype,
+        grad_dtype,
+        named_params,
+        data_parallel_group,
+        bucket_size,
+        gradient_scaling_factor,
+        is_expert=False,
+        sharding=None,
+        unit_of=None,
+    ):
         self.ddp_config = ddp_config
         self.param_dtype, self.grad_dtype = param_dtype, grad_dtype
         self.names = [name for name, _ in named_params]
@@ -59,20 +70,30 @@ class ParamAndGradBuffer:
             self._move_parameters()
         self.buckets = [self._make_bucket(index) for index in range(len(self.layout.buckets))]
         self._bucket_of = {id(param): bucket for bucket in self.buckets for param in bucket.params}
-        logger.debug("buffer of %d %s parameters with %s gradients: %d elements (%d padding) in %d buckets",
-                     len(self.params), dtype_name(param_dtype), dtype_name(grad_dtype), self.layout.numel,
-                     self.layout.numel - self.layout.numel_unpadded, len(self.buckets))
+        logger.debug(
+            "buffer of %d %s parameters with %s gradients: %d elements (%d padding) in %d buckets",
+            len(self.params),
+            dtype_name(param_dtype),
+            dtype_name(grad_dtype),
+            self.layout.numel,
+            self.layout.numel - self.layout.numel_unpadded,
+            len(self.buckets),
+        )
 
     def _plan(self, bucket_size, unit_of):
         config = self.ddp_config
-        alone = [index for index, param in enumerate(self.params)
-                 if config.shards_optimizer and getattr(param, "shared_embedding", False)]
+        alone = [
+            index
+            for index, param in enumerate(self.params)
+            if config.shards_optimizer and getattr(param, "shared_embedding", False)
+        ]
         parameter_alignment, bucket_alignment = alignments(
-            self.data_parallel_group.size, dtype_size(self.param_dtype), config.shards_optimizer,
-            config.enable_mem_align)
+            self.data_parallel_group.size, dtype_size(self.param_dtype), config.shards_optimizer, config.enable_mem_align
+        )
         units = [unit_of(param) for param in self.params] if unit_of is not None else None
-        return plan_buffer([param.size for param in self.params], bucket_size, parameter_alignment, bucket_alignment,
-                           alone, units)
+        return plan_buffer(
+            [param.size for param in self.params], bucket_size, parameter_alignment, bucket_alignment, alone, units
+        )
 
     def _move_parameters(self):
         for placed in self.layout.parameters:
@@ -92,8 +113,9 @@ class ParamAndGradBuffer:
     def _make_bucket(self, index):
         config = self.ddp_config
         kind = ShardedParamBucket if config.shards_params else ShardedGradBucket if config.shards_grads else Bucket
-        return kind(self, index, [placed for placed in self.layout.parameters if placed.bucket == index],
-                    *self.layout.buckets[index])
+        return kind(
+            self, index, [placed for placed in self.layout.parameters if placed.bucket == index], *self.layout.buckets[index]
+        )
 
     def bucket_of(self, param):
         """The bucket that holds this parameter."""

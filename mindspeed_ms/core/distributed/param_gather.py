@@ -1,4 +1,5 @@
 """Gathering updated parameters while the next forward already runs (`overlap_param_gather`)."""
+
 from mindspore import Parameter
 
 
@@ -14,8 +15,9 @@ class OverlappedParamGather:
     """
 
     def __init__(self, module, buffers):
-        self._bucket_of = {id(param): bucket for buffer in buffers for param in buffer.params
-                           for bucket in (buffer.bucket_of(param),)}
+        self._bucket_of = {
+            id(param): bucket for buffer in buffers for param in buffer.params for bucket in (buffer.bucket_of(param),)
+        }
         # later buckets hold the parameters that the forward needs first
         self._buckets = [bucket for buffer in buffers for bucket in reversed(buffer.buckets)]
         self._announced, self._at_once = set(), None

@@ -1,4 +1,5 @@
 """Buckets whose gradients, or gradients and parameters, a rank holds only its part of (ZeRO levels z2 and z3)."""
+
 from mindspeed_ms import ops
 from mindspeed_ms.core import storage
 from mindspeed_ms.core.distributed.bucket import Bucket
@@ -132,8 +133,10 @@ class ShardedParamBucket(ShardedGradBucket):
     def _views(self):
         """(parameter, its part of the memory in full) of all parameters."""
         for param, placed in zip(self.params, self.places):
-            yield param, self._whole_params.slice(placed.start - self.start, placed.stop - self.start,
-                                                  self.buffer.shapes[placed.index])
+            yield (
+                param,
+                self._whole_params.slice(placed.start - self.start, placed.stop - self.start, self.buffer.shapes[placed.index]),
+            )
 
     @property
     def param_bytes(self):
@@ -179,4 +182,3 @@ class ShardedParamBucket(ShardedGradBucket):
         for param in self.params:
             storage.release(param)
         self._whole_params, self._is_placed = None, False
-

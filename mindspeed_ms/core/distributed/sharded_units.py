@@ -5,6 +5,7 @@ in full from the forward to the last backward of a step. The others are gathered
 it, gathered again when the gradient of their output arrives, and given up when all their gradients have been taken or
 the backward has come to the next unit. A parameter of several units, or of a unit and a cell outside, belongs to the root.
 """
+
 from mindspore import Tensor
 
 from mindspeed_ms.core import autograd

@@ -1,4 +1,5 @@
 """Which ranks share a buffer's shards."""
+
 from dataclasses import dataclass
 
 from mindspeed_ms.core import comm
@@ -13,6 +14,7 @@ class Sharding:
         group (ProcessGroup): each rank of it owns one of `group.size` equal parts of every bucket.
         replicas (ProcessGroup): ranks of the data-parallel group that own the same part.
     """
+
     group: ProcessGroup
     replicas: ProcessGroup
 
@@ -27,13 +29,12 @@ def make_sharding(ddp_config, data_parallel_group):
         return None
     size = ddp_config.zero_shard_size or data_parallel_group.size
     if data_parallel_group.size % size:
-        raise ValueError(f"zero_shard_size is {size}: expected a divisor of the data-parallel size "
-                         f"{data_parallel_group.size}.")
+        raise ValueError(f"zero_shard_size is {size}: expected a divisor of the data-parallel size {data_parallel_group.size}.")
     ranks, own = data_parallel_group.ranks, data_parallel_group.rank
     if size == len(ranks):
         return Sharding(data_parallel_group, _group("zero-replicas", [ranks[own]]))
     first = own // size * size
-    return Sharding(_group("zero-shards", ranks[first:first + size]), _group("zero-replicas", ranks[own % size::size]))
+    return Sharding(_group("zero-shards", ranks[first : first + size]), _group("zero-replicas", ranks[own % size :: size]))
 
 
 def _group(name, ranks):

@@ -1,12 +1,19 @@
 """Optimizers over flat buffers, gradient clipping, loss scales and schedules."""
+
 from mindspeed_ms.core import storage
 from mindspeed_ms.core.optimizer.mixed_precision import Float16OptimizerWithFloat16Params
 from mindspeed_ms.core.optimizer.optimizer import FP32Optimizer, MegatronOptimizer
 from mindspeed_ms.core.optimizer.optimizer_config import OptimizerConfig
 from mindspeed_ms.core.optimizer.optimizer_param_scheduler import OptimizerParamScheduler
 
-__all__ = ["FP32Optimizer", "Float16OptimizerWithFloat16Params", "MegatronOptimizer", "OptimizerConfig",
-           "OptimizerParamScheduler", "get_megatron_optimizer"]
+__all__ = [
+    "FP32Optimizer",
+    "Float16OptimizerWithFloat16Params",
+    "MegatronOptimizer",
+    "OptimizerConfig",
+    "OptimizerParamScheduler",
+    "get_megatron_optimizer",
+]
 
 
 def get_megatron_optimizer(config, model_chunks, no_weight_decay_cond=None, scale_lr_cond=None, lr_mult=1.0):
@@ -27,8 +34,9 @@ def get_megatron_optimizer(config, model_chunks, no_weight_decay_cond=None, scal
         ValueError: `cpu_offload` where gradients are not in the host's memory.
     """
     if config.cpu_offload and not storage.is_in_host_memory():
-        raise ValueError("cpu_offload (optimizer_cpu_offload) has no form for this device: updates run on the "
-                         "device that holds the gradients. Leave it off; zero_level shards the state instead.")
+        raise ValueError(
+            "cpu_offload (optimizer_cpu_offload) has no form for this device: updates run on the "
+            "device that holds the gradients. Leave it off; zero_level shards the state instead."
+        )
     kind = Float16OptimizerWithFloat16Params if config.fp16 or config.bf16 else FP32Optimizer
-    return kind(config, model_chunks, no_weight_decay_cond=no_weight_decay_cond, scale_lr_cond=scale_lr_cond,
-                lr_mult=lr_mult)
+    return kind(config, model_chunks, no_weight_decay_cond=no_weight_decay_cond, scale_lr_cond=scale_lr_cond, lr_mult=lr_mult)

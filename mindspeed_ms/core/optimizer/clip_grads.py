@@ -3,6 +3,7 @@
 Source: Megatron core, `clip_grads.py`. A parameter that is copied over tensor-parallel ranks counts on the first of
 them, a tied embedding on the first pipeline stage. Squares are summed in float64, over ranks in rank order.
 """
+
 import math
 
 import mindspore as ms
@@ -16,8 +17,7 @@ from mindspeed_ms.layout.parameters import counts_once
 def counts_in_norm(param, is_expert=False):
     """Whether this rank's copy of a parameter is the one that counts in norms."""
     is_copy = getattr(param, "shared_embedding", False) and not parallel_state.is_pipeline_first_stage(ignore_virtual=True)
-    rank = (parallel_state.get_expert_tensor_parallel_rank() if is_expert
-            else parallel_state.get_tensor_model_parallel_rank())
+    rank = parallel_state.get_expert_tensor_parallel_rank() if is_expert else parallel_state.get_tensor_model_parallel_rank()
     return counts_once(getattr(param, "tensor_model_parallel", False), is_copy, rank)
 
 
@@ -42,7 +42,8 @@ class ModelStatistics:
         runs = shard.runs_by(lambda piece: True if counts_in_norm(piece.param, expert) else None)
         self._local[expert] += [slice_of(shard, run.start, run.stop) for run in runs]
         self._padding[expert] += sum(run.stop - run.start for run in runs) - sum(
-            piece.stop - piece.start for piece in shard.pieces if counts_in_norm(piece.param, expert))
+            piece.stop - piece.start for piece in shard.pieces if counts_in_norm(piece.param, expert)
+        )
         sharding = shard.buffer.sharding
         if sharding is not None and sharding.group not in self._groups[expert]:
             # the ranks' parts first: all of them have buffers of this kind or none has

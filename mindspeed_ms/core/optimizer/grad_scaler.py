@@ -42,11 +42,13 @@ class DynamicGradScaler(ConstantGradScaler):
 
     def __init__(self, initial_scale, min_scale, growth_factor, backoff_factor, growth_interval, hysteresis):
         super().__init__(initial_scale)
-        checks = {"min_scale": (min_scale, 0.0 < min_scale <= initial_scale, f"above 0, at most {initial_scale}"),
-                  "growth_factor": (growth_factor, growth_factor > 1.0, "above 1"),
-                  "backoff_factor": (backoff_factor, 0.0 < backoff_factor < 1.0, "between 0 and 1"),
-                  "growth_interval": (growth_interval, growth_interval > 0, "positive"),
-                  "hysteresis": (hysteresis, hysteresis > 0, "positive")}
+        checks = {
+            "min_scale": (min_scale, 0.0 < min_scale <= initial_scale, f"above 0, at most {initial_scale}"),
+            "growth_factor": (growth_factor, growth_factor > 1.0, "above 1"),
+            "backoff_factor": (backoff_factor, 0.0 < backoff_factor < 1.0, "between 0 and 1"),
+            "growth_interval": (growth_interval, growth_interval > 0, "positive"),
+            "hysteresis": (hysteresis, hysteresis > 0, "positive"),
+        }
         for name, (value, holds, expectation) in checks.items():
             if not holds:
                 raise ValueError(f"{name} of the loss scale is {value}: expected {expectation}.")
@@ -74,8 +76,7 @@ class DynamicGradScaler(ConstantGradScaler):
 
     def state_dict(self):
         """Scale and counters."""
-        return {"scale": self.scale, "growth_tracker": self._growth_tracker,
-                "hysteresis_tracker": self._hysteresis_tracker}
+        return {"scale": self.scale, "growth_tracker": self._growth_tracker, "hysteresis_tracker": self._hysteresis_tracker}
 
     def load_state_dict(self, state_dict):
         """Restore `state_dict()`."""

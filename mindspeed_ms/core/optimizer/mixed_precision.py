@@ -1,4 +1,5 @@
 """Half-precision parameters with float32 masters. Source: Megatron core, `Float16OptimizerWithFloat16Params`."""
+
 from mindspeed_ms.core.optimizer.grad_scaler import ConstantGradScaler, DynamicGradScaler
 from mindspeed_ms.core.optimizer.optimizer import MegatronOptimizer
 
@@ -13,8 +14,14 @@ def get_grad_scaler(config):
         return ConstantGradScaler(config.loss_scale)
     if not config.fp16:
         return None
-    return DynamicGradScaler(config.initial_loss_scale, config.min_loss_scale, config.loss_scale_factor,
-                             1.0 / config.loss_scale_factor, config.loss_scale_window, config.hysteresis)
+    return DynamicGradScaler(
+        config.initial_loss_scale,
+        config.min_loss_scale,
+        config.loss_scale_factor,
+        1.0 / config.loss_scale_factor,
+        config.loss_scale_window,
+        config.hysteresis,
+    )
 
 
 class Float16OptimizerWithFloat16Params(MegatronOptimizer):

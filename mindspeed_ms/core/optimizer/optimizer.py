@@ -3,6 +3,7 @@
 Source: Megatron core, `optimizer.py`: names and order of a step (unscale, look for infinities, norm, clip, update,
 round the masters). Unscaling and clipping are one factor inside the update, the norm is one pass.
 """
+
 import math
 from contextlib import ExitStack
 
@@ -29,15 +30,17 @@ class MegatronOptimizer:
         found_inf (bool): the last step met an infinite or NaN gradient and changed nothing.
     """
 
-    def __init__(self, config, model_chunks, no_weight_decay_cond=None, scale_lr_cond=None, lr_mult=1.0,
-                 grad_scaler=None):
+    def __init__(self, config, model_chunks, no_weight_decay_cond=None, scale_lr_cond=None, lr_mult=1.0, grad_scaler=None):
         self.config = config
         self.model_chunks = list(model_chunks)
         self.grad_scaler = grad_scaler
         self.found_inf = False
-        named_params = [(name, param) for chunk in self.model_chunks for name,
-                        param in chunk.module.parameters_and_names()
-                        if param.requires_grad]
+        named_params = [
+            (name, param)
+            for chunk in self.model_chunks
+            for name, param in chunk.module.parameters_and_names()
+            if param.requires_grad
+        ]
         with ExitStack() as stack:
             for chunk in self.model_chunks:
                 stack.enter_context(chunk.whole_parameters())
@@ -48,8 +51,12 @@ class MegatronOptimizer:
         self.statistics = ModelStatistics(self.shards)
 
     def _make_shards(self, group_of):
-        return [OptimizerShard(buffer, start, stop, group_of)
-                for chunk in self.model_chunks for buffer in chunk.buffers for start, stop in buffer.shard_ranges()]
+        return [
+            OptimizerShard(buffer, start, stop, group_of)
+            for chunk in self.model_chunks
+            for buffer in chunk.buffers
+            for start, stop in buffer.shard_ranges()
+        ]
 
     def _make_update(self):
         if self.config.kind() == "sgd":
@@ -121,16 +128,19 @@ class MegatronOptimizer:
         for index, shard in enumerate(self.shards):
             for piece in shard.pieces:
                 shape = piece.shape if piece.is_whole else None
-                state = {name: buffers[index].slice(piece.start, piece.stop, shape)
-                         for name, buffers in self.update.state.items()}
+                state = {
+                    name: buffers[index].slice(piece.start, piece.stop, shape) for name, buffers in self.update.state.items()
+                }
                 if shard.has_masters:
                     state["fp32_param"] = shard.slice_main(piece.start, piece.stop, shape)
                 yield piece, state
 
     def counters(self):
         """What a checkpoint needs beside the tensors: step (int) and grad_scaler (dict)."""
-        return {"step": self.update.step_count,
-                "grad_scaler": self.grad_scaler.state_dict() if self.grad_scaler is not None else {}}
+        return {
+            "step": self.update.step_count,
+            "grad_scaler": self.grad_scaler.state_dict() if self.grad_scaler is not None else {},
+        }
 
     def load_counters(self, counters):
         """Restore `counters()`, and round masters that were loaded before into the parameters."""

@@ -1,4 +1,5 @@
 """Options of the optimizer, under Megatron core's names."""
+
 from dataclasses import dataclass, field
 
 from mindspeed_ms.config.sections.optimizer import ADAM, CLIP_TYPES, SGD
@@ -25,6 +26,7 @@ class OptimizerConfig:
         log_num_zeros_in_grad (bool): count the zero gradients of each step.
         cpu_offload (bool): keep the optimizer's state in the host's memory; on CPU it is there in any case.
     """
+
     optimizer: str = "adam"
     lr: float | None = None
     min_lr: float | None = None
@@ -35,7 +37,7 @@ class OptimizerConfig:
     fp16: bool = False
     bf16: bool = False
     loss_scale: float | None = None
-    initial_loss_scale: float = 2.0 ** 32
+    initial_loss_scale: float = 2.0**32
     min_loss_scale: float = 1.0
     loss_scale_factor: float = 2.0
     loss_scale_window: int = 1000
@@ -51,14 +53,14 @@ class OptimizerConfig:
 
     def __post_init__(self):
         if self.kind() is None:
-            raise ValueError(f"optimizer is {self.optimizer!r}: expected adam (also AdamWeightDecay, mint.AdamW, "
-                             "SpeedAdamW, AdamWZeRO) or sgd.")
+            raise ValueError(
+                f"optimizer is {self.optimizer!r}: expected adam (also AdamWeightDecay, mint.AdamW, "
+                "SpeedAdamW, AdamWZeRO) or sgd."
+            )
         if self.grad_clip_type not in CLIP_TYPES:
-            raise ValueError(f"grad_clip_type is {self.grad_clip_type!r}: expected one of "
-                             f"{', '.join(CLIP_TYPES)}.")
+            raise ValueError(f"grad_clip_type is {self.grad_clip_type!r}: expected one of {', '.join(CLIP_TYPES)}.")
         if self.clip_grad < 0.0:
-            raise ValueError(f"clip_grad is {self.clip_grad}: expected a number that is not negative; 0 switches it "
-                             "off.")
+            raise ValueError(f"clip_grad is {self.clip_grad}: expected a number that is not negative; 0 switches it off.")
 
     def kind(self):
         """ "adam", "sgd", or None for an unknown name."""

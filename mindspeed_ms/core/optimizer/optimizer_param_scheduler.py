@@ -3,6 +3,7 @@
 Source: Megatron core, `optimizer_param_scheduler.py`: the same arithmetic, so that rates are bit-equal. The rate used
 by the first step is the one at 0 samples: with a warm-up from 0 it is 0.
 """
+
 import math
 
 from mindspeed_ms.core.logging import logger
@@ -35,9 +36,24 @@ class OptimizerParamScheduler:
         ValueError: settings that contradict each other, named with their values.
     """
 
-    def __init__(self, optimizer, init_lr, max_lr, min_lr, lr_warmup_steps, lr_decay_steps, lr_decay_style, start_wd,
-                 end_wd, wd_incr_steps, wd_incr_style, use_checkpoint_opt_param_scheduler=True,
-                 override_opt_param_scheduler=False, wsd_decay_steps=None, lr_wsd_decay_style=None):
+    def __init__(
+        self,
+        optimizer,
+        init_lr,
+        max_lr,
+        min_lr,
+        lr_warmup_steps,
+        lr_decay_steps,
+        lr_decay_style,
+        start_wd,
+        end_wd,
+        wd_incr_steps,
+        wd_incr_style,
+        use_checkpoint_opt_param_scheduler=True,
+        override_opt_param_scheduler=False,
+        wsd_decay_steps=None,
+        lr_wsd_decay_style=None,
+    ):
         self.optimizer = optimizer
         self.init_lr, self.max_lr, self.min_lr = init_lr, float(max_lr), min_lr
         self.lr_warmup_steps, self.lr_decay_steps = lr_warmup_steps, lr_decay_steps
@@ -52,36 +68,56 @@ class OptimizerParamScheduler:
         self.step(0)
 
     def _check(self):
-        _expect(0 <= self.min_lr <= self.max_lr, f"min_lr is {self.min_lr} and the learning rate {self.max_lr}: "
-                                                 "expected "
-                "0 <= min_lr <= learning rate.")
-        _expect(self.init_lr <= self.max_lr, f"lr_warmup_init is {self.init_lr}, above the learning rate "
-                                             f"{self.max_lr}.")
-        _expect(self.lr_decay_steps > 0, f"lr_decay_steps is {self.lr_decay_steps}: expected a positive number. Set "
-                "training_iters, train_samples, lr_decay_iters or lr_decay_samples.")
-        _expect(0 <= self.lr_warmup_steps < self.lr_decay_steps, f"the warm-up takes {self.lr_warmup_steps} samples "
-                                                                 "and the "
-                f"decay ends at {self.lr_decay_steps}: expected a shorter warm-up. Lower lr_warmup_iters or raise "
-                "lr_decay_iters.")
-        _expect(self.lr_decay_style in LR_DECAY_STYLES,
-                f"lr_decay_style is {self.lr_decay_style!r}: expected one of {', '.join(LR_DECAY_STYLES)}.")
+        _expect(
+            0 <= self.min_lr <= self.max_lr,
+            f"min_lr is {self.min_lr} and the learning rate {self.max_lr}: expected 0 <= min_lr <= learning rate.",
+        )
+        _expect(self.init_lr <= self.max_lr, f"lr_warmup_init is {self.init_lr}, above the learning rate {self.max_lr}.")
+        _expect(
+            self.lr_decay_steps > 0,
+            f"lr_decay_steps is {self.lr_decay_steps}: expected a positive number. Set "
+            "training_iters, train_samples, lr_decay_iters or lr_decay_samples.",
+        )
+        _expect(
+            0 <= self.lr_warmup_steps < self.lr_decay_steps,
+            f"the warm-up takes {self.lr_warmup_steps} samples "
+            "and the "
+            f"decay ends at {self.lr_decay_steps}: expected a shorter warm-up. Lower lr_warmup_iters or raise "
+            "lr_decay_iters.",
+        )
+        _expect(
+            self.lr_decay_style in LR_DECAY_STYLES,
+            f"lr_decay_style is {self.lr_decay_style!r}: expected one of {', '.join(LR_DECAY_STYLES)}.",
+        )
         if self.lr_decay_style == "WSD":
-            _expect(self.wsd_decay_steps is not None, "lr_decay_style WSD needs lr_wsd_decay_iters or "
-                                                      "lr_wsd_decay_samples.")
-            _expect(self.wsd_decay_steps <= self.lr_decay_steps, f"the last part of WSD takes {self.wsd_decay_steps} "
-                    f"samples, but the decay ends at {self.lr_decay_steps}: expected a shorter last part.")
-            _expect(self.lr_wsd_decay_style in WSD_DECAY_STYLES,
-                    f"lr_wsd_decay_style is {self.lr_wsd_decay_style!r}: expected one of "
-                    f"{', '.join(WSD_DECAY_STYLES)}.")
-        _expect(self.wd_incr_style in WEIGHT_DECAY_STYLES,
-                f"weight_decay_incr_style is {self.wd_incr_style!r}: expected one of {', '.join(WEIGHT_DECAY_STYLES)}.")
-        _expect(0 <= self.start_wd <= self.end_wd, f"start_weight_decay is {self.start_wd} and end_weight_decay "
-                f"{self.end_wd}: expected 0 <= start <= end.")
-        _expect(self.wd_incr_style != "constant" or self.start_wd == self.end_wd, "weight_decay_incr_style is "
-                                                                                  "constant but "
-                f"start_weight_decay {self.start_wd} differs from end_weight_decay {self.end_wd}.")
-        _expect(not (self.override_opt_param_scheduler and self.use_checkpoint_opt_param_scheduler),
-                "override_opt_param_scheduler and use_checkpoint_opt_param_scheduler are both set: keep one of them.")
+            _expect(self.wsd_decay_steps is not None, "lr_decay_style WSD needs lr_wsd_decay_iters or lr_wsd_decay_samples.")
+            _expect(
+                self.wsd_decay_steps <= self.lr_decay_steps,
+                f"the last part of WSD takes {self.wsd_decay_steps} "
+                f"samples, but the decay ends at {self.lr_decay_steps}: expected a shorter last part.",
+            )
+            _expect(
+                self.lr_wsd_decay_style in WSD_DECAY_STYLES,
+                f"lr_wsd_decay_style is {self.lr_wsd_decay_style!r}: expected one of {', '.join(WSD_DECAY_STYLES)}.",
+            )
+        _expect(
+            self.wd_incr_style in WEIGHT_DECAY_STYLES,
+            f"weight_decay_incr_style is {self.wd_incr_style!r}: expected one of {', '.join(WEIGHT_DECAY_STYLES)}.",
+        )
+        _expect(
+            0 <= self.start_wd <= self.end_wd,
+            f"start_weight_decay is {self.start_wd} and end_weight_decay {self.end_wd}: expected 0 <= start <= end.",
+        )
+        _expect(
+            self.wd_incr_style != "constant" or self.start_wd == self.end_wd,
+            "weight_decay_incr_style is "
+            "constant but "
+            f"start_weight_decay {self.start_wd} differs from end_weight_decay {self.end_wd}.",
+        )
+        _expect(
+            not (self.override_opt_param_scheduler and self.use_checkpoint_opt_param_scheduler),
+            "override_opt_param_scheduler and use_checkpoint_opt_param_scheduler are both set: keep one of them.",
+        )
 
     def get_wd(self):
         """Weight decay now, before the group's `wd_mult`."""
@@ -103,7 +139,7 @@ class OptimizerParamScheduler:
             return min_lr
         if self.lr_decay_style == "inverse-square-root":
             warmup_steps, num_steps = max(self.lr_warmup_steps, 1), max(self.num_steps, 1)
-            return max(min_lr, max_lr * warmup_steps ** 0.5 / (num_steps ** 0.5))
+            return max(min_lr, max_lr * warmup_steps**0.5 / (num_steps**0.5))
         return min_lr + self._decay_coefficient() * (max_lr - min_lr)
 
     def _decay_coefficient(self):
@@ -123,10 +159,18 @@ class OptimizerParamScheduler:
 
     def state_dict(self):
         """Settings and position, under Megatron's keys."""
-        return {"max_lr": self.max_lr, "lr_warmup_steps": self.lr_warmup_steps, "num_steps": self.num_steps,
-                "lr_decay_style": self.lr_decay_style, "lr_decay_steps": self.lr_decay_steps, "min_lr": self.min_lr,
-                "start_wd": self.start_wd, "end_wd": self.end_wd, "wd_incr_style": self.wd_incr_style,
-                "wd_incr_steps": self.wd_incr_steps}
+        return {
+            "max_lr": self.max_lr,
+            "lr_warmup_steps": self.lr_warmup_steps,
+            "num_steps": self.num_steps,
+            "lr_decay_style": self.lr_decay_style,
+            "lr_decay_steps": self.lr_decay_steps,
+            "min_lr": self.min_lr,
+            "start_wd": self.start_wd,
+            "end_wd": self.end_wd,
+            "wd_incr_style": self.wd_incr_style,
+            "wd_incr_steps": self.wd_incr_steps,
+        }
 
     def load_state_dict(self, state_dict):
         """Restore the position; settings by the two switches of the constructor.
@@ -149,12 +193,17 @@ class OptimizerParamScheduler:
         if self.override_opt_param_scheduler or own == saved:
             return own
         if self.use_checkpoint_opt_param_scheduler:
-            logger.info("%s: the checkpoint's %s replaces this run's %s (override_opt_param_scheduler keeps this "
-                        "run's)",
-                        name, saved, own)
+            logger.info(
+                "%s: the checkpoint's %s replaces this run's %s (override_opt_param_scheduler keeps this run's)",
+                name,
+                saved,
+                own,
+            )
             return saved
-        raise ValueError(f"{name} is {own} but the checkpoint has {saved}: set use_checkpoint_opt_param_scheduler to "
-                         "take the checkpoint's, or override_opt_param_scheduler to keep this run's.")
+        raise ValueError(
+            f"{name} is {own} but the checkpoint has {saved}: set use_checkpoint_opt_param_scheduler to "
+            "take the checkpoint's, or override_opt_param_scheduler to keep this run's."
+        )
 
 
 def _expect(condition, message):

@@ -1,4 +1,5 @@
 """Which parameters share learning rate and weight decay. Source: Megatron core, `_get_param_groups`."""
+
 import math
 
 from mindspeed_ms.core import parallel_state
@@ -26,8 +27,7 @@ def get_param_groups(named_params, config, no_weight_decay_cond=None, scale_lr_c
     _check_endings(named_params, config.no_weight_decay_params)
     groups = {}
     for name, param in named_params:
-        no_decay = no_weight_decay_cond(name, param) if no_weight_decay_cond else has_no_weight_decay(name, param,
-                                                                                                      config)
+        no_decay = no_weight_decay_cond(name, param) if no_weight_decay_cond else has_no_weight_decay(name, param, config)
         scaled = bool(scale_lr_cond(name, param)) if scale_lr_cond else False
         decoupled = config.decoupled_lr is not None and is_embedding_or_output(param)
         key = (0.0 if no_decay else 1.0, lr_mult if scaled else 1.0, is_expert(param), decoupled)
@@ -54,15 +54,15 @@ def _check_endings(named_params, endings):
     names = _names_of_all_stages([name for name, _ in named_params])
     for ending in endings:
         if not any(name.endswith(ending) for name in names):
-            raise ValueError(f"no_weight_decay_params has {ending!r}, but no parameter's name ends so; names are like "
-                             f"{names[0]!r}.")
+            raise ValueError(
+                f"no_weight_decay_params has {ending!r}, but no parameter's name ends so; names are like {names[0]!r}."
+            )
 
 
 def _names_of_all_stages(names):
     if not parallel_state.is_initialized() or parallel_state.get_pipeline_model_parallel_world_size() == 1:
         return names
-    return [name for stage in parallel_state.get_pipeline_model_parallel_group().all_gather_object(names)
-            for name in stage]
+    return [name for stage in parallel_state.get_pipeline_model_parallel_group().all_gather_object(names) for name in stage]
 
 
 def _make_group(key, members, config):
@@ -71,7 +71,15 @@ def _make_group(key, members, config):
     min_lr = config.min_lr
     if decoupled and config.decoupled_min_lr is not None:
         min_lr = config.decoupled_min_lr
-    return {"params": [param for _, param in members], "names": [name for name, _ in members], "wd_mult": wd_mult,
-            "lr_mult": lr_mult, "is_expert_parallel": expert, "is_decoupled_lr": decoupled, "max_lr": max_lr,
-            "min_lr": min_lr, "lr": (max_lr if max_lr is not None else math.nan) * lr_mult,
-            "weight_decay": config.weight_decay * wd_mult}
+    return {
+        "params": [param for _, param in members],
+        "names": [name for name, _ in members],
+        "wd_mult": wd_mult,
+        "lr_mult": lr_mult,
+        "is_expert_parallel": expert,
+        "is_decoupled_lr": decoupled,
+        "max_lr": max_lr,
+        "min_lr": min_lr,
+        "lr": (max_lr if max_lr is not None else math.nan) * lr_mult,
+        "weight_decay": config.weight_decay * wd_mult,
+    }

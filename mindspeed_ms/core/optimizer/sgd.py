@@ -1,4 +1,5 @@
 """SGD with momentum and L2 decay over shards."""
+
 import mindspore as ms
 
 from mindspeed_ms import ops
@@ -23,11 +24,17 @@ class SGD:
         self.momentum = momentum
         self.step_count = 0
         self.STATE_NAMES = ("momentum_buffer",) if momentum else ()
-        self.state = {name: [storage.FlatBuffer(shard.numel,
-                                                ms.float32) for shard in shards] for name in self.STATE_NAMES}
-        self._runs = [(run.key, shard.slice_main(run.start, run.stop), self._momentum_slice(index, run),
-                       shard.slice_grad(run.start, run.stop))
-                      for index, shard in enumerate(shards) for run in shard.runs]
+        self.state = {name: [storage.FlatBuffer(shard.numel, ms.float32) for shard in shards] for name in self.STATE_NAMES}
+        self._runs = [
+            (
+                run.key,
+                shard.slice_main(run.start, run.stop),
+                self._momentum_slice(index, run),
+                shard.slice_grad(run.start, run.stop),
+            )
+            for index, shard in enumerate(shards)
+            for run in shard.runs
+        ]
 
     def _momentum_slice(self, index, run):
         return self.state["momentum_buffer"][index].slice(run.start, run.stop) if self.momentum else None
@@ -37,8 +44,16 @@ class SGD:
         self.step_count += 1
         for group, param, momentum_buffer, grad in self._runs:
             settings = param_groups[group]
-            ops.sgd_step(param, momentum_buffer, grad, learning_rate=settings["lr"], momentum=self.momentum,
-                         weight_decay=settings["weight_decay"], first_step=self.step_count == 1, grad_scale=grad_scale)
+            ops.sgd_step(
+                param,
+                momentum_buffer,
+                grad,
+                learning_rate=settings["lr"],
+                momentum=self.momentum,
+                weight_decay=settings["weight_decay"],
+                first_step=self.step_count == 1,
+                grad_scale=grad_scale,
+            )
 
     @property
     def nbytes(self):

@@ -1,4 +1,5 @@
 """The part of a buffer that this rank's optimizer updates, cut into runs that one operator call can update."""
+
 import math
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +21,7 @@ class Piece:
         shape (tuple[int]): of the whole parameter.
         group (int): number of its parameter group.
     """
+
     name: str
     param: Any
     start: int
@@ -37,6 +39,7 @@ class Piece:
 @dataclass(frozen=True)
 class Run:
     """Neighbouring elements of a shard that are treated alike; `key` says how."""
+
     start: int
     stop: int
     key: Any
@@ -78,8 +81,17 @@ class OptimizerShard:
             start, stop = max(placed.start, self.start), min(placed.stop, self.stop)
             if start < stop:
                 param = self.buffer.params[placed.index]
-                pieces.append(Piece(self.buffer.names[placed.index], param, start - self.start, stop - self.start,
-                                    start - placed.start, self.buffer.shapes[placed.index], group_of[id(param)]))
+                pieces.append(
+                    Piece(
+                        self.buffer.names[placed.index],
+                        param,
+                        start - self.start,
+                        stop - self.start,
+                        start - placed.start,
+                        self.buffer.shapes[placed.index],
+                        group_of[id(param)],
+                    )
+                )
         return pieces
 
     def runs_by(self, key_of):

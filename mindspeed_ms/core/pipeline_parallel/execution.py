@@ -1,4 +1,5 @@
 """Executes one stage's part of a pipeline plan: the only place where a plan meets tensors."""
+
 from contextlib import nullcontext
 
 import numpy as np
@@ -28,8 +29,18 @@ class PlanExecution:
         total_tokens (float): tokens that the loss functions counted.
     """
 
-    def __init__(self, plan, stage, models, iterators, forward_step_func, seed, communicator=None, settings=None,
-                 collect_non_loss_data=False):
+    def __init__(
+        self,
+        plan,
+        stage,
+        models,
+        iterators,
+        forward_step_func,
+        seed,
+        communicator=None,
+        settings=None,
+        collect_non_loss_data=False,
+    ):
         self.plan, self.stage = plan, stage
         self.models, self.iterators = models, iterators
         self.forward_step_func, self.seed = forward_step_func, seed
@@ -37,7 +48,7 @@ class PlanExecution:
         self.collect_non_loss_data = collect_non_loss_data
         self.collected, self.total_tokens = [], 0.0
         self._last_backwards = set(plan.last_backwards(stage).values())
-        self._live = {}      # (micro-batch, chunk) -> (input, output, gradient to start with)
+        self._live = {}  # (micro-batch, chunk) -> (input, output, gradient to start with)
         self._outgoing = {}  # (kind, micro-batch, chunk) -> tensor to send
         self._incoming = {}  # (kind, micro-batch, chunk) -> transfer under way
         self._sending = []
@@ -89,8 +100,10 @@ class PlanExecution:
             return None, None
         result = loss_func(output)
         if not isinstance(result, tuple) or len(result) not in (2, 3):
-            raise ValueError(f"the loss function returned {type(result).__name__}: expected (loss, reported) or (loss, "
-                             "number of tokens, reported).")
+            raise ValueError(
+                f"the loss function returned {type(result).__name__}: expected (loss, reported) or (loss, "
+                "number of tokens, reported)."
+            )
         self.collected.append(result[-1])
         tokens = _as_float(result[1]) if len(result) == 3 else None
         self.total_tokens += tokens or 0.0
@@ -118,8 +131,11 @@ class PlanExecution:
         return tensor if tensor.dtype == dtype else autograd.detach(tensor.astype(dtype))
 
     def _communicate(self, step):
-        tensors = {transfer: self._outgoing.pop((transfer.kind, transfer.micro_batch, transfer.chunk))
-                   for transfer in step.transfers if transfer.action == "send"}
+        tensors = {
+            transfer: self._outgoing.pop((transfer.kind, transfer.micro_batch, transfer.chunk))
+            for transfer in step.transfers
+            if transfer.action == "send"
+        }
         for started in self.communicator.start(step.transfers, tensors):
             if not self.plan.overlap:
                 started.wait()
@@ -149,16 +165,20 @@ def _enter_chunk(chunk):
 def _set_input_tensor(model, tensor):
     module = getattr(model, "module", model)
     if not hasattr(module, "set_input_tensor"):
-        raise ValueError(f"{type(module).__name__} has no set_input_tensor: a model on several pipeline stages must take "
-                         "its input that way on all stages but the first.")
+        raise ValueError(
+            f"{type(module).__name__} has no set_input_tensor: a model on several pipeline stages must take "
+            "its input that way on all stages but the first."
+        )
     module.set_input_tensor(tensor)
 
 
 def _checked_output(output, model):
     if not isinstance(output, Tensor):
         module = getattr(model, "module", model)
-        raise ValueError(f"{type(module).__name__} returned {type(output).__name__}: on all pipeline stages but the last "
-                         "the model must return its hidden states, one Tensor.")
+        raise ValueError(
+            f"{type(module).__name__} returned {type(output).__name__}: on all pipeline stages but the last "
+            "the model must return its hidden states, one Tensor."
+        )
     return output
 
 
@@ -172,8 +192,10 @@ def _backward_through(input_tensor, output, grad):
         return None
     input_grad = autograd.tensor_grad(input_tensor)
     if input_grad is None:
-        raise ValueError("the output of a pipeline stage does not depend on its input: the model must work on the tensor "
-                         "that set_input_tensor() gives it.")
+        raise ValueError(
+            "the output of a pipeline stage does not depend on its input: the model must work on the tensor "
+            "that set_input_tensor() gives it."
+        )
     autograd.set_grad(input_tensor, None)
     return input_grad
 

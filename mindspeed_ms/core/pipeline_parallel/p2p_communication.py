@@ -3,6 +3,7 @@
 The order of transfers comes from a plan of `layout.pipeline_plan`, which puts all of them into one order over all stages:
 nothing here can wait in a circle, whatever the backend buffers.
 """
+
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -38,6 +39,7 @@ class PipelineSettings:
         deallocate_pipeline_outputs (bool): a sent output keeps its graph but not its memory.
         microbatch_group_size (Optional[int]): micro-batches that one chunk runs in a row; None: number of stages.
     """
+
     hidden_size: int
     seq_length: int
     micro_batch_size: int
@@ -63,13 +65,23 @@ class PipelineSettings:
         parallel = getattr(config, "parallel_config", None) or getattr(model, "parallel_config", None)
         dataset = getattr(config, "dataset_config", None) or getattr(model, "dataset_config", None)
         if parallel is None or dataset is None or not hasattr(model, "hidden_size"):
-            raise ValueError(f"a model chunk has a {type(config).__name__} as its config: a pipeline needs an AllConfig "
-                             "or TransformerConfig, from which it knows the shape of the hidden states.")
+            raise ValueError(
+                f"a model chunk has a {type(config).__name__} as its config: a pipeline needs an AllConfig "
+                "or TransformerConfig, from which it knows the shape of the hidden states."
+            )
         hidden_dtype = model.residual_connection_dtype or model.compute_dtype
         return cls(
-            model.hidden_size, model.seq_length, dataset.batch_size, hidden_dtype, parallel.recv_dtype or hidden_dtype,
-            sequence_ranks(Options(config)), parallel.variable_seq_lengths, parallel.overlap_p2p_comm,
-            parallel.deallocate_pipeline_outputs, parallel.microbatch_group_size_per_virtual_pipeline_stage)
+            model.hidden_size,
+            model.seq_length,
+            dataset.batch_size,
+            hidden_dtype,
+            parallel.recv_dtype or hidden_dtype,
+            sequence_ranks(Options(config)),
+            parallel.variable_seq_lengths,
+            parallel.overlap_p2p_comm,
+            parallel.deallocate_pipeline_outputs,
+            parallel.microbatch_group_size_per_virtual_pipeline_stage,
+        )
 
     def tensor_shape(self, seq_length=None, micro_batch_size=None):
         """Shape `[s, b, h]` of the hidden states of one rank; Megatron's `get_tensor_shapes`."""
@@ -181,7 +193,8 @@ class PipelineCommunicator:
             f"pipeline stage {group.rank} (rank {group.ranks[group.rank]}) has a tensor of shape {tuple(tensor.shape)} to "
             f"send ({transfer}), but stage {transfer.peer} (rank {self._rank(transfer)}) expects {expected}. Give batches "
             "of seq_length tokens and batch_size rows, or set variable_seq_lengths (--variable-seq-lengths) for batches "
-            "of different length.")
+            "of different length."
+        )
 
     @contextmanager
     def naming_stages(self, *transfers):
@@ -192,10 +205,12 @@ class PipelineCommunicator:
             raise
         except MismatchError as error:
             group = self.group
-            peers = ", ".join(f"stage {peer} (rank {group.ranks[peer]})"
-                              for peer in sorted({transfer.peer for transfer in transfers}))
+            peers = ", ".join(
+                f"stage {peer} (rank {group.ranks[peer]})" for peer in sorted({transfer.peer for transfer in transfers})
+            )
             raise PipelineMismatchError(
                 f"pipeline stage {group.rank} (rank {group.ranks[group.rank]}) and {peers} do not agree on a tensor "
                 f"({'; '.join(map(str, transfers))}): {error}. All stages must have the same seq_length, batch_size, "
                 "hidden_size and recv_dtype; for batches of different length set variable_seq_lengths "
-                "(--variable-seq-lengths).") from error
+                "(--variable-seq-lengths)."
+            ) from error

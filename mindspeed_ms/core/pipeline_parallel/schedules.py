@@ -3,6 +3,7 @@
 The order of work is a plan of `layout.pipeline_plan`; `execution` runs it. The loss is never multiplied on the tape: loss
 scale and 1/micro-batches go into the gradient that starts the backward.
 """
+
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
@@ -25,6 +26,7 @@ class ScheduleOptions:
         finalize_model_grads_func (Optional[Callable]): called with (model chunks, number of tokens or None) after the
             last backward.
     """
+
     calculate_per_token_loss: bool = False
     grad_scale_func: Callable[[], float] | None = None
     finalize_model_grads_func: Callable | None = None
@@ -39,9 +41,20 @@ def get_forward_backward_func():
     return forward_backward_pipelining_without_interleaving
 
 
-def forward_backward_no_pipelining(*, forward_step_func, data_iterator, model, num_microbatches, seq_length=None,
-                                   micro_batch_size=None, decoder_seq_length=None, forward_only=False,
-                                   collect_non_loss_data=False, first_val_step=None, options=None):
+def forward_backward_no_pipelining(
+    *,
+    forward_step_func,
+    data_iterator,
+    model,
+    num_microbatches,
+    seq_length=None,
+    micro_batch_size=None,
+    decoder_seq_length=None,
+    forward_only=False,
+    collect_non_loss_data=False,
+    first_val_step=None,
+    options=None,
+):
     """Run every micro-batch forward and backward, one after the other.
 
     Args:
@@ -68,34 +81,86 @@ def forward_backward_no_pipelining(*, forward_step_func, data_iterator, model, n
         PipelineMismatchError: a stage sends another shape than the next one expects.
     """
     _only_decoders(decoder_seq_length, first_val_step)
-    return _forward_backward(1, forward_step_func, data_iterator, model, num_microbatches, seq_length, micro_batch_size,
-                             forward_only, collect_non_loss_data, options)
+    return _forward_backward(
+        1,
+        forward_step_func,
+        data_iterator,
+        model,
+        num_microbatches,
+        seq_length,
+        micro_batch_size,
+        forward_only,
+        collect_non_loss_data,
+        options,
+    )
 
 
-def forward_backward_pipelining_without_interleaving(*, forward_step_func, data_iterator, model, num_microbatches,
-                                                     seq_length=None, micro_batch_size=None, decoder_seq_length=None,
-                                                     forward_only=False, collect_non_loss_data=False,
-                                                     first_val_step=None, options=None):
+def forward_backward_pipelining_without_interleaving(
+    *,
+    forward_step_func,
+    data_iterator,
+    model,
+    num_microbatches,
+    seq_length=None,
+    micro_batch_size=None,
+    decoder_seq_length=None,
+    forward_only=False,
+    collect_non_loss_data=False,
+    first_val_step=None,
+    options=None,
+):
     """1F1B: stage r of pp has at most pp - r micro-batches in flight. See `forward_backward_no_pipelining`."""
     _only_decoders(decoder_seq_length, first_val_step)
-    return _forward_backward(1, forward_step_func, data_iterator, model, num_microbatches, seq_length, micro_batch_size,
-                             forward_only, collect_non_loss_data, options)
+    return _forward_backward(
+        1,
+        forward_step_func,
+        data_iterator,
+        model,
+        num_microbatches,
+        seq_length,
+        micro_batch_size,
+        forward_only,
+        collect_non_loss_data,
+        options,
+    )
 
 
-def forward_backward_pipelining_with_interleaving(*, forward_step_func, data_iterator, model, num_microbatches,
-                                                  seq_length=None, micro_batch_size=None, decoder_seq_length=None,
-                                                  forward_only=False, collect_non_loss_data=False,
-                                                  first_val_step=None, options=None):
+def forward_backward_pipelining_with_interleaving(
+    *,
+    forward_step_func,
+    data_iterator,
+    model,
+    num_microbatches,
+    seq_length=None,
+    micro_batch_size=None,
+    decoder_seq_length=None,
+    forward_only=False,
+    collect_non_loss_data=False,
+    first_val_step=None,
+    options=None,
+):
     """1F1B over several chunks per stage. See `forward_backward_no_pipelining`."""
     _only_decoders(decoder_seq_length, first_val_step)
     chunks = parallel_state.get_virtual_pipeline_model_parallel_world_size()
-    return _forward_backward(chunks, forward_step_func, data_iterator, model, num_microbatches, seq_length,
-                             micro_batch_size, forward_only, collect_non_loss_data, options)
+    return _forward_backward(
+        chunks,
+        forward_step_func,
+        data_iterator,
+        model,
+        num_microbatches,
+        seq_length,
+        micro_batch_size,
+        forward_only,
+        collect_non_loss_data,
+        options,
+    )
 
 
 def _only_decoders(decoder_seq_length, first_val_step):
-    for name, value, use in (("decoder_seq_length", decoder_seq_length, "models with encoder and decoder"),
-                             ("first_val_step", first_val_step, "fp8 weights, which validation quantises once")):
+    for name, value, use in (
+        ("decoder_seq_length", decoder_seq_length, "models with encoder and decoder"),
+        ("first_val_step", first_val_step, "fp8 weights, which validation quantises once"),
+    ):
         if value is not None:
             raise ValueError(f"{name} {value!r} is for {use}, which do not exist here: leave it out.")
 
@@ -103,8 +168,18 @@ def _only_decoders(decoder_seq_length, first_val_step):
 _plan = lru_cache(maxsize=32)(build_plan)
 
 
-def _forward_backward(chunks, forward_step_func, data_iterator, model, num_microbatches, seq_length, micro_batch_size,
-                      forward_only, collect_non_loss_data, options):
+def _forward_backward(
+    chunks,
+    forward_step_func,
+    data_iterator,
+    model,
+    num_microbatches,
+    seq_length,
+    micro_batch_size,
+    forward_only,
+    collect_non_loss_data,
+    options,
+):
     if collect_non_loss_data and not forward_only:
         raise ValueError("collect_non_loss_data gives no loss to go backward from: it needs forward_only=True.")
     options = options or ScheduleOptions()
@@ -120,9 +195,16 @@ def _forward_backward(chunks, forward_step_func, data_iterator, model, num_micro
         overlap = chunks > 1 and settings.overlap_p2p_comm and not settings.variable_seq_lengths
     plan = _plan(stages, num_microbatches, chunks, group_size, forward_only, overlap)
     execution = PlanExecution(
-        plan, parallel_state.get_pipeline_model_parallel_rank(), models, _iterators(data_iterator, chunks),
-        forward_step_func, lambda tokens: _seed(options, tokens, num_microbatches), communicator, settings,
-        collect_non_loss_data)
+        plan,
+        parallel_state.get_pipeline_model_parallel_rank(),
+        models,
+        _iterators(data_iterator, chunks),
+        forward_step_func,
+        lambda tokens: _seed(options, tokens, num_microbatches),
+        communicator,
+        settings,
+        collect_non_loss_data,
+    )
     execution.run()
     if not forward_only and options.finalize_model_grads_func is not None:
         options.finalize_model_grads_func(models, execution.total_tokens if options.calculate_per_token_loss else None)
@@ -134,8 +216,9 @@ def _seed(options, tokens, num_microbatches):
     scale = options.grad_scale_func() if options.grad_scale_func is not None else 1.0
     if options.calculate_per_token_loss:
         if tokens is None:
-            raise ValueError("calculate_per_token_loss is set: the loss function must return (sum of losses, number "
-                             "of tokens, reported).")
+            raise ValueError(
+                "calculate_per_token_loss is set: the loss function must return (sum of losses, number of tokens, reported)."
+            )
         return scale
     # three values mean a sum over tokens: the mean over the micro-batch is what is differentiated
     return scale / ((tokens or 1.0) if tokens is not None else 1.0) / num_microbatches
@@ -145,8 +228,10 @@ def _per_chunk(model, chunks, name):
     """`model` as a list of one entry per chunk."""
     models = list(model) if isinstance(model, (list, tuple)) else [model]
     if len(models) != chunks:
-        raise ValueError(f"{name} has {len(models)} entries: expected {chunks}, one for each chunk of this pipeline stage "
-                         "(virtual_pipeline_model_parallel_size).")
+        raise ValueError(
+            f"{name} has {len(models)} entries: expected {chunks}, one for each chunk of this pipeline stage "
+            "(virtual_pipeline_model_parallel_size)."
+        )
     return models
 
 

@@ -33,13 +33,20 @@ class _VocabParallelCrossEntropy(Function):
     @staticmethod
     def backward(ctx, grad_output):
         if ctx.is_overwritten:
-            raise RuntimeError(
-                "the logits were overwritten by the first backward: a second one needs overwrite_logits=False."
-            )
+            raise RuntimeError("the logits were overwritten by the first backward: a second one needs overwrite_logits=False.")
         ctx.is_overwritten = ctx.overwrite_logits
         logits, maximum, sum_exp, target = ctx.saved_tensors
-        grad = ops.cross_entropy_gradient(logits, maximum, sum_exp, target, *ctx.span, grad_output,
-                                          ctx.label_smoothing, ctx.global_vocab, in_place=ctx.overwrite_logits)
+        grad = ops.cross_entropy_gradient(
+            logits,
+            maximum,
+            sum_exp,
+            target,
+            *ctx.span,
+            grad_output,
+            ctx.label_smoothing,
+            ctx.global_vocab,
+            in_place=ctx.overwrite_logits,
+        )
         return grad, None, None, None, None
 
 
@@ -52,9 +59,7 @@ def _sum_over_group(sums, group):
     return tuple(totals[index] for index in range(len(present))) + (None,) * (len(sums) - len(present))
 
 
-def vocab_parallel_cross_entropy(
-    vocab_parallel_logits, target, label_smoothing=0.0, group=None, overwrite_logits=False
-):
+def vocab_parallel_cross_entropy(vocab_parallel_logits, target, label_smoothing=0.0, group=None, overwrite_logits=False):
     """Cross entropy of each token.
 
     Args:

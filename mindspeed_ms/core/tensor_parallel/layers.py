@@ -7,10 +7,7 @@ from mindspeed_ms.core import parallel_state
 from mindspeed_ms.core.device import to_dtype
 from mindspeed_ms.core.tensor_parallel.cell import ParallelCell, create_parameter
 from mindspeed_ms.core.tensor_parallel.initialization import to_initializer
-from mindspeed_ms.core.tensor_parallel.linear import (
-    cast,
-    linear_with_grad_accumulation_and_async_allreduce,
-)
+from mindspeed_ms.core.tensor_parallel.linear import cast, linear_with_grad_accumulation_and_async_allreduce
 from mindspeed_ms.core.tensor_parallel.mappings import (
     gather_from_tensor_model_parallel_region,
     reduce_from_tensor_model_parallel_region,
@@ -46,8 +43,19 @@ class _ParallelLinear(ParallelCell):
 
     names_are_global = False
 
-    def __init__(self, input_size, output_size, config, is_expert, stride, tp_comm_buffer_name, param_init_dtype,
-                 compute_dtype, transpose_b, axis):
+    def __init__(
+        self,
+        input_size,
+        output_size,
+        config,
+        is_expert,
+        stride,
+        tp_comm_buffer_name,
+        param_init_dtype,
+        compute_dtype,
+        transpose_b,
+        axis,
+    ):
         super().__init__()
         self.config = config
         self.input_size, self.output_size = input_size, output_size
@@ -145,15 +153,46 @@ class ColumnParallelLinear(_ParallelLinear):
         ValueError: sizes that do not divide, arguments that cannot take effect, a weight given or missing in a call.
     """
 
-    def __init__(self, input_size, output_size, *, config, init_method, bias=True, gather_output=False, stride=1,
-                 keep_master_weight_for_test=False, skip_bias_add=False, skip_weight_param_allocation=False,
-                 embedding_activation_buffer=None, grad_output_buffer=None, is_expert=False, tp_comm_buffer_name=None,
-                 disable_grad_reduce=False, bias_init=_ZERO, param_init_dtype=None, compute_dtype=None,
-                 transpose_b=True, grouping=None):
-        super().__init__(input_size, output_size, config, is_expert, stride, tp_comm_buffer_name, param_init_dtype,
-                         compute_dtype, transpose_b, axis=0)
-        for name, value in (("embedding_activation_buffer", embedding_activation_buffer),
-                            ("grad_output_buffer", grad_output_buffer)):
+    def __init__(
+        self,
+        input_size,
+        output_size,
+        *,
+        config,
+        init_method,
+        bias=True,
+        gather_output=False,
+        stride=1,
+        keep_master_weight_for_test=False,
+        skip_bias_add=False,
+        skip_weight_param_allocation=False,
+        embedding_activation_buffer=None,
+        grad_output_buffer=None,
+        is_expert=False,
+        tp_comm_buffer_name=None,
+        disable_grad_reduce=False,
+        bias_init=_ZERO,
+        param_init_dtype=None,
+        compute_dtype=None,
+        transpose_b=True,
+        grouping=None,
+    ):
+        super().__init__(
+            input_size,
+            output_size,
+            config,
+            is_expert,
+            stride,
+            tp_comm_buffer_name,
+            param_init_dtype,
+            compute_dtype,
+            transpose_b,
+            axis=0,
+        )
+        for name, value in (
+            ("embedding_activation_buffer", embedding_activation_buffer),
+            ("grad_output_buffer", grad_output_buffer),
+        ):
             if value is not None:
                 raise ValueError(
                     f"ColumnParallelLinear: {name} defers the weight gradient to the pipeline flush, but here it is "
@@ -162,20 +201,26 @@ class ColumnParallelLinear(_ParallelLinear):
         self.gather_output, self.skip_bias_add = gather_output, skip_bias_add
         self.allreduce_dgrad = self.world_size > 1 and not self.sequence_parallel and not disable_grad_reduce
         self.disable_grad_reduce = disable_grad_reduce
-        self.output_size_per_partition = divide(output_size, self.world_size, "ColumnParallelLinear: output_size",
-                                                "tensor_model_parallel_size")
+        self.output_size_per_partition = divide(
+            output_size, self.world_size, "ColumnParallelLinear: output_size", "tensor_model_parallel_size"
+        )
         if gather_output and self.sequence_parallel and not self.explicit_expert_comm:
             raise ValueError("ColumnParallelLinear: gather_output cannot be combined with sequence_parallel.")
         self.weight = self.bias = None
         if not skip_weight_param_allocation:
             self._create_weight(init_method, keep_master_weight_for_test, grouping)
         elif keep_master_weight_for_test:
-            raise ValueError("ColumnParallelLinear: keep_master_weight_for_test needs a weight of its own, but "
-                             "skip_weight_param_allocation is True.")
+            raise ValueError(
+                "ColumnParallelLinear: keep_master_weight_for_test needs a weight of its own, but "
+                "skip_weight_param_allocation is True."
+            )
         if bias:
             self.bias = create_parameter(
                 _strided_sharding((output_size,), 0, self.rank, self.world_size, stride, "output_size"),
-                self.param_dtype, to_initializer(bias_init), tensor_model_parallel=True, is_expert=is_expert,
+                self.param_dtype,
+                to_initializer(bias_init),
+                tensor_model_parallel=True,
+                is_expert=is_expert,
                 grouping=grouping,
             )
 
@@ -183,8 +228,13 @@ class ColumnParallelLinear(_ParallelLinear):
         """See the class."""
         weight = self._checked_weight(weight)
         bias = None if self.skip_bias_add else self.bias
-        output = self._matmul(input_, weight, bias, self.allreduce_dgrad and not self.explicit_expert_comm,
-                              self.sequence_parallel and not self.explicit_expert_comm)
+        output = self._matmul(
+            input_,
+            weight,
+            bias,
+            self.allreduce_dgrad and not self.explicit_expert_comm,
+            self.sequence_parallel and not self.explicit_expert_comm,
+        )
         if self.gather_output:
             output = gather_from_tensor_model_parallel_region(output, self.group)
         return output, self.bias if self.skip_bias_add else None
@@ -216,23 +266,53 @@ class RowParallelLinear(_ParallelLinear):
         ValueError: sizes that do not divide, arguments without effect, sequence parallelism with a whole input.
     """
 
-    def __init__(self, input_size, output_size, *, config, init_method, bias, input_is_parallel, skip_bias_add=True,
-                 stride=1, keep_master_weight_for_test=False, is_expert=False, tp_comm_buffer_name=None,
-                 bias_init=_ZERO, param_init_dtype=None, compute_dtype=None, transpose_b=True):
-        super().__init__(input_size, output_size, config, is_expert, stride, tp_comm_buffer_name, param_init_dtype,
-                         compute_dtype, transpose_b, axis=1)
+    def __init__(
+        self,
+        input_size,
+        output_size,
+        *,
+        config,
+        init_method,
+        bias,
+        input_is_parallel,
+        skip_bias_add=True,
+        stride=1,
+        keep_master_weight_for_test=False,
+        is_expert=False,
+        tp_comm_buffer_name=None,
+        bias_init=_ZERO,
+        param_init_dtype=None,
+        compute_dtype=None,
+        transpose_b=True,
+    ):
+        super().__init__(
+            input_size,
+            output_size,
+            config,
+            is_expert,
+            stride,
+            tp_comm_buffer_name,
+            param_init_dtype,
+            compute_dtype,
+            transpose_b,
+            axis=1,
+        )
         if self.sequence_parallel and not input_is_parallel:
             raise ValueError("RowParallelLinear: sequence_parallel needs input_is_parallel=True.")
         self.input_is_parallel, self.skip_bias_add = input_is_parallel, skip_bias_add
-        self.input_size_per_partition = divide(input_size, self.world_size, "RowParallelLinear: input_size",
-                                               "tensor_model_parallel_size")
+        self.input_size_per_partition = divide(
+            input_size, self.world_size, "RowParallelLinear: input_size", "tensor_model_parallel_size"
+        )
         self._create_weight(init_method, keep_master_weight_for_test)
         self.bias = None
         if bias:
             # Every rank adds the whole bias to its part of the sequence: its gradient is a partial sum then.
             self.bias = create_parameter(
-                ParameterSharding.replicated((output_size,)), self.param_dtype, to_initializer(bias_init),
-                sequence_parallel=self.sequence_parallel, is_expert=is_expert,
+                ParameterSharding.replicated((output_size,)),
+                self.param_dtype,
+                to_initializer(bias_init),
+                sequence_parallel=self.sequence_parallel,
+                is_expert=is_expert,
             )
 
     def construct(self, input_):
@@ -272,21 +352,25 @@ class VocabParallelEmbedding(ParallelCell):
 
     names_are_global = False
 
-    def __init__(self, num_embeddings, embedding_dim, *, init_method, reduce_scatter_embeddings=False, config,
-                 param_init_dtype=None):
+    def __init__(
+        self, num_embeddings, embedding_dim, *, init_method, reduce_scatter_embeddings=False, config, param_init_dtype=None
+    ):
         super().__init__()
         world_size = parallel_state.get_tensor_model_parallel_world_size()
         rank = parallel_state.get_tensor_model_parallel_rank()
         self.num_embeddings, self.embedding_dim = num_embeddings, embedding_dim
         self.reduce_scatter_embeddings = reduce_scatter_embeddings
         self.vocab_start_index, self.vocab_end_index = VocabUtility.vocab_range_from_global_vocab_size(
-            num_embeddings, rank, world_size)
+            num_embeddings, rank, world_size
+        )
         self.num_embeddings_per_partition = self.vocab_end_index - self.vocab_start_index
         self.weight = create_parameter(
             ParameterSharding.contiguous((num_embeddings, embedding_dim), 0, rank, world_size),
             param_init_dtype or getattr(config, "params_dtype", "float32"),
             to_initializer(init_method, getattr(config, "embedding_init_std", None)),
-            tensor_model_parallel=True, grouping="vocab", draw_dtype=getattr(config, "embedding_init_dtype", None),
+            tensor_model_parallel=True,
+            grouping="vocab",
+            draw_dtype=getattr(config, "embedding_init_dtype", None),
         )
 
     def construct(self, input_):
@@ -294,8 +378,7 @@ class VocabParallelEmbedding(ParallelCell):
         check_integer("token ids", input_)
         if self.reduce_scatter_embeddings:
             input_ = input_.swapaxes(0, 1).contiguous()
-        output = ops.embedding_lookup(self.weight, input_, self.vocab_start_index, self.vocab_end_index,
-                                      self.num_embeddings)
+        output = ops.embedding_lookup(self.weight, input_, self.vocab_start_index, self.vocab_end_index, self.num_embeddings)
         if self.reduce_scatter_embeddings:
             return reduce_scatter_to_sequence_parallel_region(output)
         return reduce_from_tensor_model_parallel_region(output)

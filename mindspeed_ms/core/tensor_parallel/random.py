@@ -121,7 +121,7 @@ def _with_one_leaf(args):
     """`args` whose first floating Tensor asks for a gradient: without one the parameters inside would get none."""
     for place, arg in enumerate(args):
         if isinstance(arg, Tensor) and arg.is_floating_point():
-            return (*args[:place], set_requires_grad(detach(arg)), *args[place + 1:])
+            return (*args[:place], set_requires_grad(detach(arg)), *args[place + 1 :])
     raise ValueError("checkpoint needs a floating-point Tensor among the arguments: the backward starts from its gradient.")
 
 

@@ -235,9 +235,7 @@ class ParallelAttention(Module):
             skip_bias_add=True,
         )
 
-    def construct(
-        self, hidden_states, attention_mask=None, encoder_output=None, inference_params=None, rotary_pos_emb=None
-    ):
+    def construct(self, hidden_states, attention_mask=None, encoder_output=None, inference_params=None, rotary_pos_emb=None):
         """See the class."""
         if inference_params is not None:
             raise ValueError("inference_params must be None: this framework trains, it holds no key-value cache.")

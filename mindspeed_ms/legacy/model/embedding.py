@@ -49,9 +49,7 @@ class Embedding(Module):
         ValueError: ids, positions or token types outside their tables, tokentype_ids without a table or the reverse.
     """
 
-    def __init__(
-        self, hidden_size, vocab_size, max_sequence_length, embedding_dropout_prob, config, num_tokentypes=0
-    ):
+    def __init__(self, hidden_size, vocab_size, max_sequence_length, embedding_dropout_prob, config, num_tokentypes=0):
         super().__init__(config)
         std = model_initializers(config).embedding
         self.embedding_dropout = embedding_dropout_prob
@@ -62,11 +60,7 @@ class Embedding(Module):
         # Alone, the sum over the ranks can already leave each its part of the sequence.
         self.reduce_scatter = self.sequence_parallel and not self.has_positions and num_tokentypes == 0
         self.word_embeddings = VocabParallelEmbedding(
-            vocab_size,
-            hidden_size,
-            init_method=std,
-            reduce_scatter_embeddings=self.reduce_scatter,
-            config=config,
+            vocab_size, hidden_size, init_method=std, reduce_scatter_embeddings=self.reduce_scatter, config=config
         )
         if self.has_positions:
             if getattr(config, "parallel_position_embedding", False):

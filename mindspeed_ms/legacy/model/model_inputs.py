@@ -30,8 +30,10 @@ def check_inputs(config, tokens, position_ids, loss_mask, labels):
         _check_kind(name, value, integer=name != "loss_mask")
         expected = (shape, (1, shape[1])) if name == "position_ids" else (shape,)
         if tuple(value.shape) not in expected:
-            raise ValueError(f"{name} of shape {tuple(value.shape)} do not fit tokens of shape {shape}: expected the same "
-                             "shape, [batch, sequence].")
+            raise ValueError(
+                f"{name} of shape {tuple(value.shape)} do not fit tokens of shape {shape}: expected the same "
+                "shape, [batch, sequence]."
+            )
     if labels is not None:
         _check_labels(config, labels, loss_mask)
     if position_ids is not None and config.position_embedding_type in LEARNED_POSITIONS:
@@ -53,14 +55,18 @@ def _check_labels(config, labels, loss_mask):
         outside &= loss_mask.asnumpy() != 0
     if outside.any():
         row, column = (int(index[0]) for index in np.nonzero(outside))
-        raise ValueError(f"label {int(ids[row, column])} (sample {row}, position {column}) is outside the vocabulary of "
-                         f"{config.vocab_size} ids, and its loss_mask is not 0: mask what must not count, or raise "
-                         "vocab_size.")
+        raise ValueError(
+            f"label {int(ids[row, column])} (sample {row}, position {column}) is outside the vocabulary of "
+            f"{config.vocab_size} ids, and its loss_mask is not 0: mask what must not count, or raise "
+            "vocab_size."
+        )
 
 
 def _check_positions(config, positions):
     count = getattr(config, "max_position_embeddings", None) or config.seq_length
     smallest, largest = int(positions.min()), int(positions.max())
     if smallest < 0 or largest >= count:
-        raise ValueError(f"position id {smallest if smallest < 0 else largest} is outside the table of {count} learned "
-                         "positions: correct position_ids, or raise max_position_embeddings.")
+        raise ValueError(
+            f"position id {smallest if smallest < 0 else largest} is outside the table of {count} learned "
+            "positions: correct position_ids, or raise max_position_embeddings."
+        )

@@ -87,8 +87,7 @@ class RotaryEmbedding(nn.Cell):
             cos, sin = (ops.embedding_lookup(part, ids).reshape(shape) for part in self._cached(bound))
         except ValueError as error:
             raise ValueError(
-                f"position_ids must lie in [0, {bound}), the larger of max_position_embeddings and the sequence "
-                f"length: {error}"
+                f"position_ids must lie in [0, {bound}), the larger of max_position_embeddings and the sequence length: {error}"
             ) from error
         return RotaryTable(cos, sin, self.rotary_interleaved)
 

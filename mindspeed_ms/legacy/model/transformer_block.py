@@ -76,9 +76,7 @@ class ParallelTransformer(Module):
         numbers = stages.layers(stage, chunk)
         self.layers = LayerList(
             {
-                number: ParallelTransformerLayer(
-                    config, number + 1, layer_type, self.self_attn_mask_type, drop_path_rate
-                )
+                number: ParallelTransformerLayer(config, number + 1, layer_type, self.self_attn_mask_type, drop_path_rate)
                 for number in numbers
             }
         )
@@ -104,8 +102,17 @@ class ParallelTransformer(Module):
         rotary_pos_emb=None,
     ):
         """See the class."""
-        if any(value is not None for value in (encoder_output, enc_dec_attn_mask, retriever_input, retriever_output,
-                                               retriever_attn_mask, inference_params)):
+        if any(
+            value is not None
+            for value in (
+                encoder_output,
+                enc_dec_attn_mask,
+                retriever_input,
+                retriever_output,
+                retriever_attn_mask,
+                inference_params,
+            )
+        ):
             raise ValueError("encoder, retriever and inference inputs must be None: this is a decoder-only model.")
         if not self.pre_process and self.input_tensor is not None:
             hidden_states = self.input_tensor

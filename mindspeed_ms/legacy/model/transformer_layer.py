@@ -47,12 +47,7 @@ class ParallelTransformerLayer(Module):
     names_are_global = False
 
     def __init__(
-        self,
-        config,
-        layer_number,
-        layer_type=LayerType.encoder,
-        self_attn_mask_type=AttnMaskType.padding,
-        drop_path_rate=0.0,
+        self, config, layer_number, layer_type=LayerType.encoder, self_attn_mask_type=AttnMaskType.padding, drop_path_rate=0.0
     ):
         super().__init__(config)
         if to_enum(LayerType, layer_type) != LayerType.encoder:
@@ -85,12 +80,13 @@ class ParallelTransformerLayer(Module):
         rotary_pos_emb=None,
     ):
         """See the class."""
-        if any(value is not None for value in (encoder_output, enc_dec_attn_mask, retriever_input, retriever_output,
-                                               retriever_attn_mask)):
+        if any(
+            value is not None
+            for value in (encoder_output, enc_dec_attn_mask, retriever_input, retriever_output, retriever_attn_mask)
+        ):
             raise ValueError("encoder and retriever inputs must be None: this layer attends to itself only.")
         normed = self.input_norm(hidden_states)
-        output, bias = self.attention(normed, attention_mask, inference_params=inference_params,
-                                      rotary_pos_emb=rotary_pos_emb)
+        output, bias = self.attention(normed, attention_mask, inference_params=inference_params, rotary_pos_emb=rotary_pos_emb)
         residual = normed if self.residual_post_norm else hidden_states
         hidden_states = self._add(output, bias, residual, self.attn_post_norm if self.sandwich else None)
         normed = self.post_attention_norm(hidden_states)

@@ -5,6 +5,7 @@ tests.
 dtypes, shapes and layouts of its documentation. Operators are looked up at the call (`mint.matmul`), never copied into
 names.
 """
+
 from mindspeed_ms.ops.ascend.activation import bias_activation
 from mindspeed_ms.ops.ascend.attention import (
     apply_rotary,
@@ -32,14 +33,7 @@ from mindspeed_ms.ops.ascend.loss import (
     cross_entropy_loss,
 )
 from mindspeed_ms.ops.ascend.normalization import layer_norm, rms_norm, rms_norm_with_inverse
-from mindspeed_ms.ops.ascend.optimizer import (
-    adamw_step,
-    add_into,
-    count_zeros,
-    scale_in_place,
-    sgd_step,
-    sum_of_squares,
-)
+from mindspeed_ms.ops.ascend.optimizer import adamw_step, add_into, count_zeros, scale_in_place, sgd_step, sum_of_squares
 
 __all__ = [
     "adamw_step",
@@ -52,7 +46,8 @@ __all__ = [
     "count_zeros",
     "cross_entropy_gradient",
     "cross_entropy_local_max",
-    "cross_entropy_local_sums", "cross_entropy_loss",
+    "cross_entropy_local_sums",
+    "cross_entropy_loss",
     "dropout",
     "embedding_lookup",
     "flash_attention",

@@ -1,4 +1,5 @@
 """Activations."""
+
 from mindspore import mint, ops
 
 _ACTIVATIONS = {

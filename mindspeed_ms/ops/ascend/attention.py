@@ -1,4 +1,5 @@
 """Attention, rotary embedding and the layout changes around them."""
+
 import functools
 
 import mindspore as ms
@@ -74,8 +75,20 @@ def scaled_masked_softmax(scores, mask=None, scale=1.0, causal=False, pre_tokens
     return _softmax(scores.astype(ms.float32) * scale, blocked).astype(scores.dtype)
 
 
-def core_attention(query, key, value, mask=None, scale=None, causal=False, dropout_p=0.0, dropout_mask=None,
-                   softmax_in_fp32=True, softmax_scale=1.0, pre_tokens=None, next_tokens=None):
+def core_attention(
+    query,
+    key,
+    value,
+    mask=None,
+    scale=None,
+    causal=False,
+    dropout_p=0.0,
+    dropout_mask=None,
+    softmax_in_fp32=True,
+    softmax_scale=1.0,
+    pre_tokens=None,
+    next_tokens=None,
+):
     """See `ops.core_attention`."""
     checks.check_heads(query, key, value)
     queries, batch, heads, size = query.shape
@@ -177,9 +190,19 @@ def flash_attention(
         mask = mask.reshape(queries, keys) if mask.size == queries * keys else mask
     drop_mask = _drop_mask((batch, heads, queries, keys), keep_prob, dropout_seed) if keep_prob < 1 else None
     output = ops.flash_attention_score(
-        _to_layout(query, input_layout), _to_layout(key, input_layout), _to_layout(value, input_layout), heads,
-        drop_mask=drop_mask, attn_mask=mask, keep_prob=float(keep_prob), scalar_value=checks.default_scale(scale, size),
-        pre_tokens=int(pre_tokens), next_tokens=int(next_tokens), input_layout=input_layout, sparse_mode=sparse_mode)
+        _to_layout(query, input_layout),
+        _to_layout(key, input_layout),
+        _to_layout(value, input_layout),
+        heads,
+        drop_mask=drop_mask,
+        attn_mask=mask,
+        keep_prob=float(keep_prob),
+        scalar_value=checks.default_scale(scale, size),
+        pre_tokens=int(pre_tokens),
+        next_tokens=int(next_tokens),
+        input_layout=input_layout,
+        sparse_mode=sparse_mode,
+    )
     return _from_layout(output, input_layout)
 
 
@@ -208,6 +231,15 @@ def fusion_attention(query, key, value, head_num, input_layout, arguments, dropo
         sparse_mode=arguments["sparse_mode"],
     )
     maximum, total, _, output = operator(
-        query, key, value, arguments["pse"], drop_mask, arguments["padding_mask"], arguments["atten_mask"],
-        arguments["prefix"], arguments["actual_seq_qlen"], arguments["actual_seq_kvlen"])
+        query,
+        key,
+        value,
+        arguments["pse"],
+        drop_mask,
+        arguments["padding_mask"],
+        arguments["atten_mask"],
+        arguments["prefix"],
+        arguments["actual_seq_qlen"],
+        arguments["actual_seq_kvlen"],
+    )
     return output, maximum, total

@@ -1,4 +1,5 @@
 """Matrix products and embedding lookup."""
+
 import mindspore as ms
 from mindspore import mint
 

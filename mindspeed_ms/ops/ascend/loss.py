@@ -1,4 +1,5 @@
 """Pieces of the cross entropy over a split vocabulary, in float32."""
+
 import mindspore as ms
 from mindspore import mint
 
@@ -36,8 +37,11 @@ def cross_entropy_local_sums(logits, maximum, target, vocab_start, vocab_end, la
     shifted = _shifted(logits, maximum)
     columns, outside = _columns(target, vocab_start, vocab_end)
     picked = mint.squeeze(mint.gather(shifted, -1, columns.astype(ms.int64)), -1)
-    return (mint.sum(mint.exp(shifted), dim=-1), mint.where(outside, mint.zeros_like(picked), picked),
-            mint.sum(shifted, dim=-1) if label_smoothing > 0 else None)
+    return (
+        mint.sum(mint.exp(shifted), dim=-1),
+        mint.where(outside, mint.zeros_like(picked), picked),
+        mint.sum(shifted, dim=-1) if label_smoothing > 0 else None,
+    )
 
 
 @autograd.no_grad()
@@ -52,8 +56,9 @@ def cross_entropy_loss(sum_exp, target_logit, logit_sum=None, label_smoothing=0.
 
 
 @autograd.no_grad()
-def cross_entropy_gradient(logits, maximum, sum_exp, target, vocab_start, vocab_end, grad_output, label_smoothing=0.0,
-                           vocab_size=None, in_place=False):
+def cross_entropy_gradient(
+    logits, maximum, sum_exp, target, vocab_start, vocab_end, grad_output, label_smoothing=0.0, vocab_size=None, in_place=False
+):
     """See `ops.cross_entropy_gradient`; `in_place` is a permission that is not used here."""
     _check_vocabulary(logits, vocab_start, vocab_end)
     if label_smoothing and not vocab_size:

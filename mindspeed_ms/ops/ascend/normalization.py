@@ -1,4 +1,5 @@
 """LayerNorm and RMSNorm; the operators keep their statistics in float32."""
+
 import mindspore as ms
 from mindspore import mint, ops
 

@@ -1,4 +1,5 @@
 """Optimizer steps and gradient handling on storage tensors."""
+
 import math
 
 import mindspore as ms
@@ -13,9 +14,7 @@ def _like(grad, parameter, grad_scale):
 
 
 @autograd.no_grad()
-def adamw_step(
-    parameter, exp_avg, exp_avg_sq, grad, *, learning_rate, beta1, beta2, eps, weight_decay, step, grad_scale=1.0
-):
+def adamw_step(parameter, exp_avg, exp_avg_sq, grad, *, learning_rate, beta1, beta2, eps, weight_decay, step, grad_scale=1.0):
     """See `ops.adamw_step`."""
     if step < 1:
         raise ValueError(f"adamw_step got step={step}: steps count from 1.")
@@ -23,16 +22,17 @@ def adamw_step(
     first = exp_avg.reshape(parameter.shape)
     first = first + (g - first) * (1.0 - beta1)
     second = exp_avg_sq.reshape(parameter.shape) * beta2 + mint.square(g) * (1.0 - beta2)
-    denominator = mint.sqrt(second) / math.sqrt(1.0 - beta2 ** step) + eps
+    denominator = mint.sqrt(second) / math.sqrt(1.0 - beta2**step) + eps
     kept = parameter * (1.0 - learning_rate * weight_decay)
     storage.write(exp_avg, first)
     storage.write(exp_avg_sq, second)
-    storage.write(parameter, kept - first / denominator * (learning_rate / (1.0 - beta1 ** step)))
+    storage.write(parameter, kept - first / denominator * (learning_rate / (1.0 - beta1**step)))
 
 
 @autograd.no_grad()
-def sgd_step(parameter, momentum_buffer, grad, *, learning_rate, momentum=0.0, weight_decay=0.0, first_step=False,
-             grad_scale=1.0):
+def sgd_step(
+    parameter, momentum_buffer, grad, *, learning_rate, momentum=0.0, weight_decay=0.0, first_step=False, grad_scale=1.0
+):
     """See `ops.sgd_step`."""
     if momentum and momentum_buffer is None:
         raise ValueError(f"sgd_step got momentum={momentum} without a momentum buffer.")

@@ -1,4 +1,5 @@
 """CPU forms: autograd Functions around numba kernels on the tensors' own memory, and MindSpore's matrix product."""
+
 from mindspeed_ms.ops.cpu.activation import bias_activation
 from mindspeed_ms.ops.cpu.attention import (
     apply_rotary,
@@ -18,14 +19,7 @@ from mindspeed_ms.ops.cpu.loss import (
 )
 from mindspeed_ms.ops.cpu.normalization import layer_norm, rms_norm, rms_norm_with_inverse
 from mindspeed_ms.ops.cpu.npu import fusion_attention, rotary_position_embedding
-from mindspeed_ms.ops.cpu.optimizer import (
-    adamw_step,
-    add_into,
-    count_zeros,
-    scale_in_place,
-    sgd_step,
-    sum_of_squares,
-)
+from mindspeed_ms.ops.cpu.optimizer import adamw_step, add_into, count_zeros, scale_in_place, sgd_step, sum_of_squares
 
 __all__ = [
     "adamw_step",
@@ -38,7 +32,8 @@ __all__ = [
     "count_zeros",
     "cross_entropy_gradient",
     "cross_entropy_local_max",
-    "cross_entropy_local_sums", "cross_entropy_loss",
+    "cross_entropy_local_sums",
+    "cross_entropy_loss",
     "dropout",
     "embedding_lookup",
     "flash_attention",

@@ -1,4 +1,5 @@
 """Activations with the bias before them, as one autograd Function."""
+
 from mindspeed_ms.core.autograd import Function
 from mindspeed_ms.ops.cpu import threads
 from mindspeed_ms.ops.cpu.arrays import empty, float32_of, rows_of, tensor_of, zeros_vector
@@ -22,9 +23,7 @@ class _BiasActivation(Function):
         values = rows_of(float32_of(x))
         width = x.shape[-1] // 2 if name == "swiglu" else x.shape[-1]
         y = empty((*x.shape[:-1], width))
-        threads.run(
-            _KERNELS[name][0], len(values), _WORK_PER_ELEMENT * values.size, values, _bias_values(bias, x), rows_of(y)
-        )
+        threads.run(_KERNELS[name][0], len(values), _WORK_PER_ELEMENT * values.size, values, _bias_values(bias, x), rows_of(y))
         ctx.save_for_backward(x, bias) if bias is not None else ctx.save_for_backward(x)
         ctx.name = name
         return tensor_of(y, x.dtype)
@@ -57,8 +56,9 @@ def bias_activation(x, bias, name, fused=True):
     """See `ops.bias_activation`."""
     del fused
     if bias is not None and bias.shape != (x.shape[-1],):
-        raise ValueError(f"bias_activation got an input of shape {x.shape} and a bias of shape {bias.shape}: "
-                         f"expected ({x.shape[-1]},).")
+        raise ValueError(
+            f"bias_activation got an input of shape {x.shape} and a bias of shape {bias.shape}: expected ({x.shape[-1]},)."
+        )
     if name == "swiglu" and x.shape[-1] % 2:
         raise ValueError(f"swiglu halves the last dimension, which is {x.shape[-1]}: expected an even size.")
     return _BiasActivation.apply(x, bias, name)

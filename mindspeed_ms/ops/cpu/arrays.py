@@ -1,4 +1,5 @@
 """Between Tensors and the float32 arrays that kernels work on."""
+
 import ctypes
 import functools
 
@@ -26,9 +27,7 @@ def float32_of(tensor):
         return wide
     if tensor.dtype == ms.float16:
         return np.ascontiguousarray(array, np.float32)
-    raise ValueError(
-        f"operators work on float32, float16 and bfloat16 tensors, got {tensor.dtype} of shape {tensor.shape}."
-    )
+    raise ValueError(f"operators work on float32, float16 and bfloat16 tensors, got {tensor.dtype} of shape {tensor.shape}.")
 
 
 def tensor_of(array, dtype):

@@ -1,4 +1,5 @@
 """Attention, rotary embedding and the layout changes around them."""
+
 import numpy as np
 
 from mindspeed_ms.core import storage
@@ -43,8 +44,16 @@ def _rotate(t, cos, sin, interleaved, backward):
 def apply_rotary(t, cos, sin, interleaved=False, fused=True):
     """See `ops.apply_rotary`."""
     del fused
-    if t.ndim != 4 or cos.ndim != 4 or cos.shape != sin.shape or cos.shape[0] != t.shape[0] or cos.shape[2] != 1 \
-            or cos.shape[1] not in (1, t.shape[1]) or cos.shape[3] > t.shape[3] or cos.shape[3] % 2:
+    if (
+        t.ndim != 4
+        or cos.ndim != 4
+        or cos.shape != sin.shape
+        or cos.shape[0] != t.shape[0]
+        or cos.shape[2] != 1
+        or cos.shape[1] not in (1, t.shape[1])
+        or cos.shape[3] > t.shape[3]
+        or cos.shape[3] % 2
+    ):
         raise ValueError(
             f"apply_rotary got t {t.shape}, cos {cos.shape}, sin {sin.shape}: expected [s, b, n, d] and twice "
             "[s, b or 1, 1, rot] with an even rot of at most d."
@@ -57,10 +66,12 @@ class _SplitQueryKeyValue(Function):
     def forward(ctx, mixed, groups, queries_per_group, head_size):
         source = bits_of(mixed)
         s, b = mixed.shape[:2]
-        parts = [new_like(source, (s * b, groups, queries_per_group * head_size)),
-                 new_like(source, (s * b, groups, head_size)), new_like(source, (s * b, groups, head_size))]
-        threads.run(movement.split_query_key_value, s * b, source.size,
-                    source.reshape(s * b, groups, -1), *parts)
+        parts = [
+            new_like(source, (s * b, groups, queries_per_group * head_size)),
+            new_like(source, (s * b, groups, head_size)),
+            new_like(source, (s * b, groups, head_size)),
+        ]
+        threads.run(movement.split_query_key_value, s * b, source.size, source.reshape(s * b, groups, -1), *parts)
         ctx.shape = mixed.shape
         return tuple(tensor_of_bits(part.reshape(s, b, -1, head_size), mixed.dtype) for part in parts)
 
@@ -85,8 +96,10 @@ def split_query_key_value(mixed, groups, queries_per_group, head_size):
     """See `ops.split_query_key_value`."""
     width = groups * (queries_per_group + 2) * head_size
     if mixed.ndim != 3 or mixed.shape[2] != width:
-        raise ValueError(f"split_query_key_value got {mixed.shape}: expected [s, b, {width}] for {groups} groups of "
-                         f"{queries_per_group} queries, a key and a value of size {head_size}.")
+        raise ValueError(
+            f"split_query_key_value got {mixed.shape}: expected [s, b, {width}] for {groups} groups of "
+            f"{queries_per_group} queries, a key and a value of size {head_size}."
+        )
     return _SplitQueryKeyValue.apply(mixed, groups, queries_per_group, head_size)
 
 
@@ -120,9 +133,16 @@ class _ScaledMaskedSoftmax(Function):
         (probabilities,) = ctx.saved_tensors
         queries, keys = probabilities.shape[-2:]
         result = empty(probabilities.shape)
-        threads.run(softmax_kernels.softmax_backward, result.size // keys, 2 * result.size,
-                    float32_of(output_grad).reshape(-1, keys), float32_of(probabilities).reshape(-1, keys), queries,
-                    *ctx.arguments, result.reshape(-1, keys))
+        threads.run(
+            softmax_kernels.softmax_backward,
+            result.size // keys,
+            2 * result.size,
+            float32_of(output_grad).reshape(-1, keys),
+            float32_of(probabilities).reshape(-1, keys),
+            queries,
+            *ctx.arguments,
+            result.reshape(-1, keys),
+        )
         return tensor_of(result, probabilities.dtype), None, None, None, None
 
 
@@ -137,9 +157,7 @@ def scaled_masked_softmax(scores, mask=None, scale=1.0, causal=False, pre_tokens
     """See `ops.scaled_masked_softmax`."""
     batch, _, queries, keys = scores.shape
     checks.check_mask(mask, batch, queries, keys)
-    return _ScaledMaskedSoftmax.apply(
-        scores, mask, scale, *checks.visible_band(queries, keys, causal, pre_tokens, next_tokens)
-    )
+    return _ScaledMaskedSoftmax.apply(scores, mask, scale, *checks.visible_band(queries, keys, causal, pre_tokens, next_tokens))
 
 
 class _Attention(Function):
@@ -156,8 +174,9 @@ class _Attention(Function):
         output = empty(q.shape)
         statistics = empty((batch, heads, queries)), empty((batch, heads, queries))
         tasks = batch * heads * -(-queries // kernels.QUERY_BLOCK)
-        threads.run(kernels.attention_forward, tasks, _attention_work(q, k), sgemm_address(), q, k, v, *options, output,
-                    *statistics)
+        threads.run(
+            kernels.attention_forward, tasks, _attention_work(q, k), sgemm_address(), q, k, v, *options, output, *statistics
+        )
         result = tensor_of(output.reshape(queries, batch, heads * size), query.dtype)
         ctx.save_for_backward(query, key, value, result)
         ctx.statistics, ctx.options = statistics, options
@@ -192,8 +211,20 @@ def _attention_work(q, k):
     return q.shape[1] * q.shape[2] * q.shape[0] * k.shape[0] * 4
 
 
-def core_attention(query, key, value, mask=None, scale=None, causal=False, dropout_p=0.0, dropout_mask=None,
-                   softmax_in_fp32=True, softmax_scale=1.0, pre_tokens=None, next_tokens=None):
+def core_attention(
+    query,
+    key,
+    value,
+    mask=None,
+    scale=None,
+    causal=False,
+    dropout_p=0.0,
+    dropout_mask=None,
+    softmax_in_fp32=True,
+    softmax_scale=1.0,
+    pre_tokens=None,
+    next_tokens=None,
+):
     """See `ops.core_attention`; the softmax is always float32 here."""
     checks.check_heads(query, key, value)
     queries, batch, heads, size = query.shape
@@ -207,8 +238,9 @@ def core_attention(query, key, value, mask=None, scale=None, causal=False, dropo
     keep, mode = _NO_KEEP, kernels.DROPOUT_NONE
     if dropout_p > 0:
         if dropout_mask.shape != (batch, heads, queries, keys):
-            raise ValueError(f"core_attention got a dropout mask of shape {dropout_mask.shape}: expected "
-                             f"{(batch, heads, queries, keys)}.")
+            raise ValueError(
+                f"core_attention got a dropout mask of shape {dropout_mask.shape}: expected {(batch, heads, queries, keys)}."
+            )
         keep, mode = bytes_of(dropout_mask), kernels.DROPOUT_MASK
     lower, upper = checks.visible_band(queries, keys, causal, pre_tokens, next_tokens)
     options = (
@@ -240,19 +272,13 @@ def flash_attention(
 ):
     """See `ops.flash_attention`."""
     checks.check_flash_arguments(mask, sparse_mode, input_layout, keep_prob, dropout_seed)
-    options = _flash_options(
-        query, key, value, mask, scale, pre_tokens, next_tokens, sparse_mode, keep_prob, dropout_seed
-    )
+    options = _flash_options(query, key, value, mask, scale, pre_tokens, next_tokens, sparse_mode, keep_prob, dropout_seed)
     return _Attention.apply(query, key, value, options, False)
 
 
-def attention_with_statistics(
-    query, key, value, mask, scale, pre_tokens, next_tokens, sparse_mode, keep_prob, dropout_seed
-):
+def attention_with_statistics(query, key, value, mask, scale, pre_tokens, next_tokens, sparse_mode, keep_prob, dropout_seed):
     """`flash_attention`, and the maximum and the sum of exponentials of each query's softmax, float32 [b, n, sq, 8]."""
-    options = _flash_options(
-        query, key, value, mask, scale, pre_tokens, next_tokens, sparse_mode, keep_prob, dropout_seed
-    )
+    options = _flash_options(query, key, value, mask, scale, pre_tokens, next_tokens, sparse_mode, keep_prob, dropout_seed)
     output, maximum, inverse_sum = _Attention.apply(query, key, value, options, True)
     with np.errstate(divide="ignore"):
         total = 1 / storage.read_array(inverse_sum)

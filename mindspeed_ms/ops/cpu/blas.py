@@ -1,4 +1,5 @@
 """Where SciPy's BLAS is, and that it runs on the calling thread only: kernels are spread by `threads`, not inside BLAS."""
+
 import ctypes
 import functools
 import pathlib
@@ -7,8 +8,12 @@ from numba.extending import get_cython_function_address
 
 from mindspeed_ms.core.logging import logger
 
-_SET_THREADS = ("scipy_openblas_set_num_threads", "scipy_openblas_set_num_threads64_", "openblas_set_num_threads",
-                "MKL_Set_Num_Threads")
+_SET_THREADS = (
+    "scipy_openblas_set_num_threads",
+    "scipy_openblas_set_num_threads64_",
+    "openblas_set_num_threads",
+    "MKL_Set_Num_Threads",
+)
 
 
 @functools.cache

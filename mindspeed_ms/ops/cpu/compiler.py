@@ -4,6 +4,7 @@ A kernel works on the rows (columns, elements) `start` to `stop` of its arrays; 
 float32 unless a kernel says otherwise: half precisions are widened and narrowed outside, so each kernel has one
 specialisation. Compilation happens at the first call, never at import, so a process may fork after importing this.
 """
+
 import functools
 import hashlib
 import pathlib
@@ -59,7 +60,7 @@ class Kernel:
 def _entry_of(function):
     """The loop around `function`, in its file and at its line, so that numba can keep the machine code on disk."""
     code = function.__code__
-    arguments = ", ".join(code.co_varnames[2:code.co_argcount])
+    arguments = ", ".join(code.co_varnames[2 : code.co_argcount])
     body = numba.njit(inline="always")(function)  # merged before compilation, which would otherwise happen twice
     namespace = {"body": body, "add_atomically": add_atomically, "NEXT": NEXT, "FINISHED": FINISHED}
     exec(compile(_ENTRY.format(name=function.__name__, arguments=arguments), code.co_filename, "exec"), namespace)

@@ -1,4 +1,5 @@
 """Dropout and residual additions."""
+
 import numpy as np
 
 from mindspeed_ms.core.autograd import Function
@@ -21,8 +22,9 @@ def _check(p, keep_mask, x):
 
 def _masked(values, keep, p):
     result = empty(values.shape)
-    threads.run(movement.masked_scale, values.size, values.size, values.reshape(-1), keep.reshape(-1), _gain(p),
-                result.reshape(-1))
+    threads.run(
+        movement.masked_scale, values.size, values.size, values.reshape(-1), keep.reshape(-1), _gain(p), result.reshape(-1)
+    )
     return result
 
 
@@ -57,8 +59,17 @@ class _BiasDropoutAdd(Function):
         shift = zeros_vector(x.shape[-1]) if bias is None else float32_of(bias)
         output = empty(x.shape)
         if p > 0:
-            threads.run(movement.bias_dropout_add_residual, len(values), values.size, values, shift, base,
-                        rows_of(ctx.keep), _gain(p), rows_of(output))
+            threads.run(
+                movement.bias_dropout_add_residual,
+                len(values),
+                values.size,
+                values,
+                shift,
+                base,
+                rows_of(ctx.keep),
+                _gain(p),
+                rows_of(output),
+            )
         else:
             threads.run(movement.bias_add_residual, len(values), values.size, values, shift, base, rows_of(output))
         return tensor_of(output, residual.dtype)
@@ -79,6 +90,7 @@ def bias_dropout_add(x, bias, residual, p=0.0, keep_mask=None):
     """See `ops.bias_dropout_add`."""
     _check(p, keep_mask, x)
     if residual.shape != x.shape:
-        raise ValueError(f"bias_dropout_add got an input of shape {x.shape} and a residual of shape {residual.shape}: "
-                         "expected equal shapes.")
+        raise ValueError(
+            f"bias_dropout_add got an input of shape {x.shape} and a residual of shape {residual.shape}: expected equal shapes."
+        )
     return _BiasDropoutAdd.apply(x, bias, residual, float(p), keep_mask)

@@ -1,18 +1,10 @@
 """Embedding lookup."""
+
 import numpy as np
 
 from mindspeed_ms.core.autograd import Function
 from mindspeed_ms.ops.cpu import threads
-from mindspeed_ms.ops.cpu.arrays import (
-    bits_of,
-    empty,
-    float32_of,
-    integers_of,
-    new_like,
-    rows_of,
-    tensor_of,
-    tensor_of_bits,
-)
+from mindspeed_ms.ops.cpu.arrays import bits_of, empty, float32_of, integers_of, new_like, rows_of, tensor_of, tensor_of_bits
 from mindspeed_ms.ops.cpu.kernels import movement
 
 
@@ -57,5 +49,7 @@ def embedding_lookup(weight, ids, vocab_start=0, vocab_end=None, vocab_size=None
 def _check_ids(ids, vocab_size):
     if ids.size and (ids.min() < 0 or ids.max() >= vocab_size):
         position = int(np.flatnonzero((ids < 0) | (ids >= vocab_size))[0])
-        raise ValueError(f"token id {int(ids[position])} (at flat position {position}) is outside the vocabulary of "
-                         f"{vocab_size} ids: the data was made with another tokenizer, or vocab_size is too small.")
+        raise ValueError(
+            f"token id {int(ids[position])} (at flat position {position}) is outside the vocabulary of "
+            f"{vocab_size} ids: the data was made with another tokenizer, or vocab_size is too small."
+        )

@@ -4,6 +4,7 @@ The forward and the weight gradient use BLAS, which is as fast as MindSpore's ke
 processes when spread by `threads`, and can add to its result. The input gradient and batches use MindSpore's kernel,
 which is faster there and reads transposed operands in place.
 """
+
 import functools
 
 import mindspore as ms
@@ -35,8 +36,10 @@ def _product(a, b, transpose_a, transpose_b):
 
 def _check_linear(x, weight):
     if weight.ndim != 2 or x.shape[-1] != weight.shape[1]:
-        raise ValueError(f"linear got an input of shape {x.shape} and a weight of shape {weight.shape}: "
-                         "expected [..., input_size] and [output_size, input_size].")
+        raise ValueError(
+            f"linear got an input of shape {x.shape} and a weight of shape {weight.shape}: "
+            "expected [..., input_size] and [output_size, input_size]."
+        )
     if x.dtype != weight.dtype:
         raise ValueError(f"linear got an input of {x.dtype} and a weight of {weight.dtype}: expected one dtype.")
 
@@ -94,9 +97,7 @@ def linear_weight_grad(output_grad, x, accumulate_into=None, overwrite=False):
 
 
 def _weight_grad(g, values, keep, target):
-    _run_product(
-        products.weight_grad_rows, g.shape[1], g.size * values.shape[1], g, values, keep, storage.as_array(target)
-    )
+    _run_product(products.weight_grad_rows, g.shape[1], g.size * values.shape[1], g, values, keep, storage.as_array(target))
     return target
 
 
@@ -123,9 +124,11 @@ class _Linear(Function):
     def backward(ctx, output_grad):
         x, weight = ctx.saved_tensors
         needs_input, needs_weight, needs_bias = ctx.needs_input_grad[:3]
-        return (linear_input_grad(output_grad, weight) if needs_input else None,
-                linear_weight_grad(output_grad, x) if needs_weight else None,
-                bias_grad(output_grad) if ctx.bias_dtype is not None and needs_bias else None)
+        return (
+            linear_input_grad(output_grad, weight) if needs_input else None,
+            linear_weight_grad(output_grad, x) if needs_weight else None,
+            bias_grad(output_grad) if ctx.bias_dtype is not None and needs_bias else None,
+        )
 
 
 def linear(x, weight, bias=None):
@@ -153,14 +156,10 @@ class _MatMul(Function):
         left, right, g = _batches_of(a), _batches_of(b), _batches_of(output_grad)
         left_grad = right_grad = None
         if ctx.needs_input_grad[0]:
-            left_grad = (
-                _product(right, g, transpose_b, True) if transpose_a else _product(g, right, False, not transpose_b)
-            )
+            left_grad = _product(right, g, transpose_b, True) if transpose_a else _product(g, right, False, not transpose_b)
             left_grad = tensor_of(left_grad.reshape(a.shape), a.dtype)
         if ctx.needs_input_grad[1]:
-            right_grad = (
-                _product(g, left, True, transpose_a) if transpose_b else _product(left, g, not transpose_a, False)
-            )
+            right_grad = _product(g, left, True, transpose_a) if transpose_b else _product(left, g, not transpose_a, False)
             right_grad = tensor_of(right_grad.reshape(b.shape), b.dtype)
         return left_grad, right_grad, None, None
 

@@ -1,4 +1,5 @@
 """Pieces of the cross entropy over a split vocabulary."""
+
 import mindspore as ms
 import numpy as np
 
@@ -40,8 +41,7 @@ def cross_entropy_local_sums(logits, maximum, target, vocab_start, vocab_end, la
         target_logit.reshape(-1),
         logit_sum.reshape(-1),
     )
-    return (storage.from_array(sum_exp), storage.from_array(target_logit),
-            storage.from_array(logit_sum) if smoothing else None)
+    return (storage.from_array(sum_exp), storage.from_array(target_logit), storage.from_array(logit_sum) if smoothing else None)
 
 
 def cross_entropy_loss(sum_exp, target_logit, logit_sum=None, label_smoothing=0.0, vocab_size=None):
@@ -55,8 +55,9 @@ def cross_entropy_loss(sum_exp, target_logit, logit_sum=None, label_smoothing=0.
 
 
 @autograd.no_grad()
-def cross_entropy_gradient(logits, maximum, sum_exp, target, vocab_start, vocab_end, grad_output, label_smoothing=0.0,
-                           vocab_size=None, in_place=False):
+def cross_entropy_gradient(
+    logits, maximum, sum_exp, target, vocab_start, vocab_end, grad_output, label_smoothing=0.0, vocab_size=None, in_place=False
+):
     """See `ops.cross_entropy_gradient`."""
     _check_vocabulary(logits, vocab_start, vocab_end)
     if label_smoothing and not vocab_size:

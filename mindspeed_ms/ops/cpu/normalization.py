@@ -1,4 +1,5 @@
 """LayerNorm and RMSNorm as autograd Functions."""
+
 from mindspeed_ms.core import storage
 from mindspeed_ms.core.autograd import Function
 from mindspeed_ms.ops.cpu import threads
@@ -12,14 +13,7 @@ class _RMSNorm(Function):
         values = rows_of(float32_of(x))
         y, inverse_rms = empty(x.shape), empty(len(values))
         threads.run(
-            kernels.rms_norm_forward,
-            len(values),
-            values.size,
-            values,
-            float32_of(weight),
-            float(eps),
-            rows_of(y),
-            inverse_rms,
+            kernels.rms_norm_forward, len(values), values.size, values, float32_of(weight), float(eps), rows_of(y), inverse_rms
         )
         ctx.save_for_backward(x, weight)
         ctx.inverse_rms = inverse_rms
@@ -36,8 +30,9 @@ class _RMSNorm(Function):
         input_grad = weight_grad = None
         if ctx.needs_input_grad[0]:
             result = empty(x.shape)
-            threads.run(kernels.rms_norm_input_grad, len(g), 2 * g.size, g, values, float32_of(weight), ctx.inverse_rms,
-                        rows_of(result))
+            threads.run(
+                kernels.rms_norm_input_grad, len(g), 2 * g.size, g, values, float32_of(weight), ctx.inverse_rms, rows_of(result)
+            )
             input_grad = tensor_of(result, x.dtype)
         if ctx.needs_input_grad[1]:
             result = empty(weight.shape)
@@ -88,8 +83,16 @@ class _LayerNorm(Function):
             input_grad = tensor_of(result, x.dtype)
         if ctx.needs_input_grad[1] or ctx.needs_input_grad[2]:
             gamma_result, beta_result = empty(gamma.shape), empty(gamma.shape)
-            threads.run(kernels.layer_norm_parameter_grads, gamma_result.size, 2 * g.size, g, values, *ctx.statistics,
-                        gamma_result, beta_result)
+            threads.run(
+                kernels.layer_norm_parameter_grads,
+                gamma_result.size,
+                2 * g.size,
+                g,
+                values,
+                *ctx.statistics,
+                gamma_result,
+                beta_result,
+            )
             gamma_grad = tensor_of(gamma_result, gamma.dtype)
             beta_grad = tensor_of(beta_result, ctx.beta_dtype)
         return input_grad, gamma_grad, beta_grad, None
@@ -116,5 +119,7 @@ def layer_norm(x, gamma, beta, eps):
 
 def _check_size(x, parameter):
     if parameter.shape != (x.shape[-1],):
-        raise ValueError(f"a normalisation got an input of shape {x.shape} and a parameter of shape {parameter.shape}: "
-                         f"expected ({x.shape[-1]},).")
+        raise ValueError(
+            f"a normalisation got an input of shape {x.shape} and a parameter of shape {parameter.shape}: "
+            f"expected ({x.shape[-1]},)."
+        )

@@ -1,4 +1,5 @@
 """CPU forms of upstream's public operators: fused attention in any layout, rotary embedding of any layout."""
+
 import numpy as np
 
 from mindspeed_ms.core import storage
@@ -52,6 +53,13 @@ def fusion_attention(query, key, value, head_num, input_layout, arguments, dropo
         groups = key.shape[1 if input_layout == "BNSD" else 2]
     heads = [_to_heads(t, input_layout, n) for t, n in ((query, head_num), (key, groups), (value, groups))]
     output, maximum, total = attention_with_statistics(
-        *heads, mask, arguments["scale"], arguments["pre_tokens"], arguments["next_tokens"], sparse_mode, keep_prob,
-        dropout_seed)
+        *heads,
+        mask,
+        arguments["scale"],
+        arguments["pre_tokens"],
+        arguments["next_tokens"],
+        sparse_mode,
+        keep_prob,
+        dropout_seed,
+    )
     return _from_heads(output, input_layout, head_num), maximum, total

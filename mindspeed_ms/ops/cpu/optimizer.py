@@ -1,4 +1,5 @@
 """Optimizer steps and gradient handling on storage tensors."""
+
 import math
 
 import mindspore as ms
@@ -25,14 +26,11 @@ def _check_sizes(parameter, *others):
     for other in others:
         if other.size != parameter.size:
             raise ValueError(
-                f"an optimizer step got a parameter of {parameter.size} elements and a state or gradient of "
-                f"{other.size}."
+                f"an optimizer step got a parameter of {parameter.size} elements and a state or gradient of {other.size}."
             )
 
 
-def adamw_step(
-    parameter, exp_avg, exp_avg_sq, grad, *, learning_rate, beta1, beta2, eps, weight_decay, step, grad_scale=1.0
-):
+def adamw_step(parameter, exp_avg, exp_avg_sq, grad, *, learning_rate, beta1, beta2, eps, weight_decay, step, grad_scale=1.0):
     """See `ops.adamw_step`."""
     if step < 1:
         raise ValueError(f"adamw_step got step={step}: steps count from 1.")
@@ -55,15 +53,27 @@ def adamw_step(
     )
 
 
-def sgd_step(parameter, momentum_buffer, grad, *, learning_rate, momentum=0.0, weight_decay=0.0, first_step=False,
-             grad_scale=1.0):
+def sgd_step(
+    parameter, momentum_buffer, grad, *, learning_rate, momentum=0.0, weight_decay=0.0, first_step=False, grad_scale=1.0
+):
     """See `ops.sgd_step`."""
     if momentum and momentum_buffer is None:
         raise ValueError(f"sgd_step got momentum={momentum} without a momentum buffer.")
     _check_sizes(parameter, grad, *([momentum_buffer] if momentum else []))
     buffer = _flat_storage(momentum_buffer) if momentum else zeros_vector(1)
-    threads.run(kernels.sgd, parameter.size, parameter.size, _flat_storage(parameter), buffer, _flat_values(grad),
-                float(grad_scale), float(learning_rate), float(momentum), float(weight_decay), bool(first_step))
+    threads.run(
+        kernels.sgd,
+        parameter.size,
+        parameter.size,
+        _flat_storage(parameter),
+        buffer,
+        _flat_values(grad),
+        float(grad_scale),
+        float(learning_rate),
+        float(momentum),
+        float(weight_decay),
+        bool(first_step),
+    )
 
 
 def sum_of_squares(tensor):

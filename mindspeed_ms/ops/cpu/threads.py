@@ -5,6 +5,7 @@ that another thread has begun: static shares with barriers, as OpenMP has them, 
 process uses a core. Helpers are ordinary threads; between kernels they watch a counter for a moment, because waking a
 sleeping thread takes longer than many kernels, then sleep. They start at the first use, hence after any fork.
 """
+
 import os
 import threading
 

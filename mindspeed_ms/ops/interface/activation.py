@@ -1,4 +1,5 @@
 """Activations, alone and fused with the bias before them."""
+
 from mindspeed_ms.ops.forms import current_forms
 
 ACTIVATION_NAMES = ("gelu_tanh", "gelu_erf", "silu", "relu", "squared_relu", "swiglu")

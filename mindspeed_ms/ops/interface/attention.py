@@ -1,4 +1,5 @@
 """Attention and what prepares its inputs."""
+
 from mindspeed_ms.ops.forms import current_forms
 
 UNLIMITED_TOKENS = 2147483647
@@ -49,8 +50,20 @@ def scaled_masked_softmax(scores, mask=None, scale=1.0, causal=False, pre_tokens
     return current_forms().scaled_masked_softmax(scores, mask, scale, causal, pre_tokens, next_tokens)
 
 
-def core_attention(query, key, value, mask=None, scale=None, causal=False, dropout_p=0.0, dropout_mask=None,
-                   softmax_in_fp32=True, softmax_scale=1.0, pre_tokens=None, next_tokens=None):
+def core_attention(
+    query,
+    key,
+    value,
+    mask=None,
+    scale=None,
+    causal=False,
+    dropout_p=0.0,
+    dropout_mask=None,
+    softmax_in_fp32=True,
+    softmax_scale=1.0,
+    pre_tokens=None,
+    next_tokens=None,
+):
     """Plain attention; differentiable in query, key and value.
 
     scores = query . key * scale; probabilities = softmax(scores * softmax_scale) with masks;
@@ -73,12 +86,24 @@ def core_attention(query, key, value, mask=None, scale=None, causal=False, dropo
     Raises:
         ValueError: shapes that do not fit, or `dropout_p` > 0 without a mask.
     """
-    return current_forms().core_attention(query, key, value, mask, scale, causal, dropout_p, dropout_mask,
-                                          softmax_in_fp32, softmax_scale, pre_tokens, next_tokens)
+    return current_forms().core_attention(
+        query, key, value, mask, scale, causal, dropout_p, dropout_mask, softmax_in_fp32, softmax_scale, pre_tokens, next_tokens
+    )
 
 
-def flash_attention(query, key, value, mask=None, scale=None, pre_tokens=UNLIMITED_TOKENS, next_tokens=UNLIMITED_TOKENS,
-                    sparse_mode=0, input_layout="SBH", keep_prob=1.0, dropout_seed=None):
+def flash_attention(
+    query,
+    key,
+    value,
+    mask=None,
+    scale=None,
+    pre_tokens=UNLIMITED_TOKENS,
+    next_tokens=UNLIMITED_TOKENS,
+    sparse_mode=0,
+    input_layout="SBH",
+    keep_prob=1.0,
+    dropout_seed=None,
+):
     """Attention that never holds an [sq, sk] matrix per head; differentiable in query, key and value.
 
     CPU: blocks with an online softmax, recomputed in the backward. Ascend: `flash_attention_score` (half precisions).
@@ -102,5 +127,6 @@ def flash_attention(query, key, value, mask=None, scale=None, pre_tokens=UNLIMIT
         ValueError: unknown layout or sparse mode, shapes that do not fit, mode 1 without a mask, dropout without a
             seed.
     """
-    return current_forms().flash_attention(query, key, value, mask, scale, pre_tokens, next_tokens, sparse_mode,
-                                           input_layout, keep_prob, dropout_seed)
+    return current_forms().flash_attention(
+        query, key, value, mask, scale, pre_tokens, next_tokens, sparse_mode, input_layout, keep_prob, dropout_seed
+    )

@@ -2,6 +2,7 @@
 
 Keep masks come from `core.rng`, so that every layout and recomputation draws alike.
 """
+
 from mindspeed_ms.ops.forms import current_forms
 
 

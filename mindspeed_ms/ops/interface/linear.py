@@ -1,4 +1,5 @@
 """Matrix products and embedding lookup."""
+
 from mindspeed_ms.ops.forms import current_forms
 
 

@@ -1,6 +1,7 @@
 """Local pieces of the cross entropy over a split vocabulary; reductions between ranks are the caller's. Not
 differentiable.
 """
+
 from mindspeed_ms.ops.forms import current_forms
 
 
@@ -40,8 +41,9 @@ def cross_entropy_loss(sum_exp, target_logit, logit_sum=None, label_smoothing=0.
     return current_forms().cross_entropy_loss(sum_exp, target_logit, logit_sum, label_smoothing, vocab_size)
 
 
-def cross_entropy_gradient(logits, maximum, sum_exp, target, vocab_start, vocab_end, grad_output, label_smoothing=0.0,
-                           vocab_size=None, in_place=False):
+def cross_entropy_gradient(
+    logits, maximum, sum_exp, target, vocab_start, vocab_end, grad_output, label_smoothing=0.0, vocab_size=None, in_place=False
+):
     """Gradient of the loss with respect to the local logits.
 
     (softmax - (1 - a) * onehot(target) - a / vocab_size) * grad_output, with softmax = exp(logits - maximum) / sum_exp
@@ -56,5 +58,6 @@ def cross_entropy_gradient(logits, maximum, sum_exp, target, vocab_start, vocab_
     Returns:
         Tensor [..., v] in the dtype of `logits`.
     """
-    return current_forms().cross_entropy_gradient(logits, maximum, sum_exp, target, vocab_start, vocab_end, grad_output,
-                                                  label_smoothing, vocab_size, in_place)
+    return current_forms().cross_entropy_gradient(
+        logits, maximum, sum_exp, target, vocab_start, vocab_end, grad_output, label_smoothing, vocab_size, in_place
+    )

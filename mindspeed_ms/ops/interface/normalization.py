@@ -1,4 +1,5 @@
 """Normalisations over the last dimension; statistics are never below float32."""
+
 from mindspeed_ms.ops.forms import current_forms
 
 

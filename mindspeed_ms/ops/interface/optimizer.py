@@ -1,10 +1,9 @@
 """Kernels of optimizers and gradient handling: on storage tensors (`core.storage`), in place, never recorded."""
+
 from mindspeed_ms.ops.forms import current_forms
 
 
-def adamw_step(
-    parameter, exp_avg, exp_avg_sq, grad, *, learning_rate, beta1, beta2, eps, weight_decay, step, grad_scale=1.0
-):
+def adamw_step(parameter, exp_avg, exp_avg_sq, grad, *, learning_rate, beta1, beta2, eps, weight_decay, step, grad_scale=1.0):
     """One AdamW step as Megatron takes it: bias-corrected, decoupled decay, eps outside the root.
 
     p *= 1 - lr * weight_decay;  m = b1 m + (1 - b1) g;  v = b2 v + (1 - b2) g^2;
@@ -41,8 +40,16 @@ def sgd_step(
         parameter (Tensor): float32; momentum_buffer (Tensor): float32 or None if `momentum` is 0; grad as in
             `adamw_step`.
     """
-    current_forms().sgd_step(parameter, momentum_buffer, grad, learning_rate=learning_rate, momentum=momentum,
-                             weight_decay=weight_decay, first_step=first_step, grad_scale=grad_scale)
+    current_forms().sgd_step(
+        parameter,
+        momentum_buffer,
+        grad,
+        learning_rate=learning_rate,
+        momentum=momentum,
+        weight_decay=weight_decay,
+        first_step=first_step,
+        grad_scale=grad_scale,
+    )
 
 
 def sum_of_squares(tensor):

@@ -34,8 +34,11 @@ def main(words=None):
         print(f"preprocess_data.py: {error}", file=sys.stderr)
         return 1
     except OSError as error:
-        print(f"preprocess_data.py: {error.strerror or error}: {error.filename or 'while writing the output'}. No output file "
-              "was given its name; make room and repeat the command to continue.", file=sys.stderr)
+        print(
+            f"preprocess_data.py: {error.strerror or error}: {error.filename or 'while writing the output'}. No output file "
+            "was given its name; make room and repeat the command to continue.",
+            file=sys.stderr,
+        )
         return 1
     except KeyboardInterrupt:
         print("preprocess_data.py: interrupted. What was done is kept: repeat the command to continue.", file=sys.stderr)

@@ -55,38 +55,64 @@ def argument_parser():
 
 
 def _add_input(group):
-    group.add_argument("--input", nargs="+", required=True, metavar="PATH",
-                       help="files, folders or patterns: jsonl json parquet arrow csv txt; text formats also .gz .zst .bz2")
+    group.add_argument(
+        "--input",
+        nargs="+",
+        required=True,
+        metavar="PATH",
+        help="files, folders or patterns: jsonl json parquet arrow csv txt; text formats also .gz .zst .bz2",
+    )
     group.add_argument("--handler-name", default="", metavar="NAME", help=f"what the records are (default {PRETRAIN})")
     group.add_argument("--json-keys", nargs="+", default=["text"], metavar="KEY", help="columns of a pretraining corpus")
-    group.add_argument("--map-keys", metavar="JSON",
-                       help=f"names of the columns, as '{_MAP_KEYS_EXAMPLE}'; \"\" switches a column off")
+    group.add_argument(
+        "--map-keys", metavar="JSON", help=f"names of the columns, as '{_MAP_KEYS_EXAMPLE}'; \"\" switches a column off"
+    )
     group.add_argument("--max-samples", type=_positive, metavar="N", help="read only the first N records")
-    group.add_argument("--on-invalid", choices=("error", "skip"), default="error",
-                       help="a record that is broken or lacks a key: end the run (default), or leave it out and count it")
-    group.add_argument("--merge-group-keys", nargs="+", metavar="KEY",
-                       help="tokenize nothing: join the .bin/.idx pairs in the folder --input whose names contain KEY")
+    group.add_argument(
+        "--on-invalid",
+        choices=("error", "skip"),
+        default="error",
+        help="a record that is broken or lacks a key: end the run (default), or leave it out and count it",
+    )
+    group.add_argument(
+        "--merge-group-keys",
+        nargs="+",
+        metavar="KEY",
+        help="tokenize nothing: join the .bin/.idx pairs in the folder --input whose names contain KEY",
+    )
 
 
 def _add_conversations(group):
     group.add_argument("--prompt-type", metavar="TEMPLATE", help="chat template, see configs/finetune/templates.json")
-    group.add_argument("--prompt-type-path", metavar="FILE",
-                       help="file of the templates (default: the package's)")
-    group.add_argument("--enable-thinking", nargs="?", const="true", choices=("true", "false", "none"), default="none",
-                       help="thinking in templates that know it")
+    group.add_argument("--prompt-type-path", metavar="FILE", help="file of the templates (default: the package's)")
+    group.add_argument(
+        "--enable-thinking",
+        nargs="?",
+        const="true",
+        choices=("true", "false", "none"),
+        default="none",
+        help="thinking in templates that know it",
+    )
     group.add_argument("--seq-length", type=_positive, metavar="N", help="longest sample in tokens")
     group.add_argument("--pack", action="store_true", help="fill sequences of --seq-length tokens with several samples")
     group.add_argument("--neat-pack", action="store_true", help="with --pack: samples in a sequence do not see each other")
-    group.add_argument("--truncation", choices=TRUNCATIONS, default="keep-last",
-                       help="longer conversations: cut from the front so that the last answer stays (default), cut turn by "
-                            "turn from the oldest as upstream does, or leave them out")
+    group.add_argument(
+        "--truncation",
+        choices=TRUNCATIONS,
+        default="keep-last",
+        help="longer conversations: cut from the front so that the last answer stays (default), cut turn by "
+        "turn from the oldest as upstream does, or leave them out",
+    )
     group.add_argument("--placeholder-token", default="ки", help="process reward: stands where a step ends")
     group.add_argument("--reward-tokens", nargs="*", default=[], help="process reward: the labels, one token each")
 
 
 def _add_tokenizer(group):
-    group.add_argument("--tokenizer-type", metavar="TYPE", help="PretrainedFromHF, GPTSentencePieceTokenizer, Llama2Tokenizer, "
-                       "GPT2BPETokenizer, NullTokenizer, ...")
+    group.add_argument(
+        "--tokenizer-type",
+        metavar="TYPE",
+        help="PretrainedFromHF, GPTSentencePieceTokenizer, Llama2Tokenizer, GPT2BPETokenizer, NullTokenizer, ...",
+    )
     group.add_argument("--tokenizer-name-or-path", metavar="FOLDER", help="folder of a Hugging Face tokenizer")
     group.add_argument("--tokenizer-model", metavar="FILE", help="sentencepiece model, or tokenizer.json")
     group.add_argument("--tokenizer-not-use-fast", action="store_true", help="prefer a sentencepiece model to tokenizer.json")
@@ -94,17 +120,28 @@ def _add_tokenizer(group):
     group.add_argument("--merge-file", metavar="FILE", help="merges.txt of a GPT2 tokenizer")
     group.add_argument("--vocab-size", type=_positive, metavar="N", help="of the NullTokenizer")
     group.add_argument("--append-eod", action="store_true", help="end each document with the end-of-document token")
-    group.add_argument("--make-vocab-size-divisible-by", type=_positive, default=128, metavar="N",
-                       help="only for the padded vocabulary size that is reported")
-    group.add_argument("--pad-vocab-size-to", type=_positive, metavar="N",
-                       help="rows of the model's embedding: ids must be below")
+    group.add_argument(
+        "--make-vocab-size-divisible-by",
+        type=_positive,
+        default=128,
+        metavar="N",
+        help="only for the padded vocabulary size that is reported",
+    )
+    group.add_argument(
+        "--pad-vocab-size-to", type=_positive, metavar="N", help="rows of the model's embedding: ids must be below"
+    )
 
 
 def _add_output(group):
     group.add_argument("--output-prefix", required=True, metavar="PREFIX", help="beginning of the output files' names")
     group.add_argument("--workers", type=_positive, default=1, metavar="N", help="processes that tokenize")
-    group.add_argument("--n-subs", type=_positive, default=1, metavar="N",
-                       help="upstream's other name for parallel parts: the larger of the two counts; the output is the same")
+    group.add_argument(
+        "--n-subs",
+        type=_positive,
+        default=1,
+        metavar="N",
+        help="upstream's other name for parallel parts: the larger of the two counts; the output is the same",
+    )
     group.add_argument("--cache-dir", metavar="FOLDER", help="folder of unfinished files (default: beside the output)")
     group.add_argument("--overwrite-cache", action="store_true", help="start over instead of continuing an unfinished run")
     group.add_argument("--overwrite-output", action="store_true", help="replace output files that exist")
@@ -137,14 +174,22 @@ def parse(words):
     _refuse(words)
     args, unknown = parser.parse_known_args(words)
     if unknown:
-        raise PreprocessError(f"{unknown[0]} is not an option of preprocess_data.py."
-                              f"{did_you_mean(unknown[0], parser._option_string_actions)}")
+        raise PreprocessError(
+            f"{unknown[0]} is not an option of preprocess_data.py.{did_you_mean(unknown[0], parser._option_string_actions)}"
+        )
     notes = [f"{flag} is ignored: {reason}" for flag, reason in _IGNORED.items() if getattr(args, _attribute(flag)) is not None]
     _check_prefix(args.output_prefix)
     settings = _settings(args)
-    run = Run(inputs=tuple(args.input), output_prefix=args.output_prefix, workers=max(args.workers, args.n_subs),
-              max_samples=args.max_samples, model_vocab_size=args.pad_vocab_size_to, restart=args.overwrite_cache,
-              overwrite=args.overwrite_output, cache_dir=args.cache_dir and os.path.expanduser(args.cache_dir))
+    run = Run(
+        inputs=tuple(args.input),
+        output_prefix=args.output_prefix,
+        workers=max(args.workers, args.n_subs),
+        max_samples=args.max_samples,
+        model_vocab_size=args.pad_vocab_size_to,
+        restart=args.overwrite_cache,
+        overwrite=args.overwrite_output,
+        cache_dir=args.cache_dir and os.path.expanduser(args.cache_dir),
+    )
     return args, settings, run, notes
 
 
@@ -171,11 +216,19 @@ def _settings(args):
 
 
 def _tokenizer_settings(args):
-    settings = TokenizerSettings(args.tokenizer_type, args.tokenizer_name_or_path, args.tokenizer_model, args.vocab_file,
-                                 args.merge_file, args.vocab_size, use_fast=not args.tokenizer_not_use_fast)
+    settings = TokenizerSettings(
+        args.tokenizer_type,
+        args.tokenizer_name_or_path,
+        args.tokenizer_model,
+        args.vocab_file,
+        args.merge_file,
+        args.vocab_size,
+        use_fast=not args.tokenizer_not_use_fast,
+    )
     if not settings.is_given and not args.merge_group_keys:
-        raise PreprocessError("no tokenizer is given: name the folder of one with --tokenizer-name-or-path, or see "
-                              "--tokenizer-type.")
+        raise PreprocessError(
+            "no tokenizer is given: name the folder of one with --tokenizer-name-or-path, or see --tokenizer-type."
+        )
     return settings
 
 
@@ -183,8 +236,10 @@ def _json_object(text):
     try:
         value = json.loads(text)
     except json.JSONDecodeError as error:
-        raise PreprocessError(f"--map-keys: broken JSON, {error.msg} at character {error.pos}: {text!r}. Expected an object, "
-                              f"in quotes for the shell: '{_MAP_KEYS_EXAMPLE}'.") from error
+        raise PreprocessError(
+            f"--map-keys: broken JSON, {error.msg} at character {error.pos}: {text!r}. Expected an object, "
+            f"in quotes for the shell: '{_MAP_KEYS_EXAMPLE}'."
+        ) from error
     if not isinstance(value, dict):
         raise PreprocessError(f"--map-keys: expected a JSON object, found {text!r}.")
     return value
@@ -211,5 +266,7 @@ def _refuse(words):
 
 def _check_prefix(prefix):
     if not os.path.basename(prefix) or os.path.isdir(prefix):
-        raise PreprocessError(f"--output-prefix {prefix} is a folder: give the beginning of the output files' names, as "
-                              f"{os.path.join(prefix, 'corpus')}.")
+        raise PreprocessError(
+            f"--output-prefix {prefix} is a folder: give the beginning of the output files' names, as "
+            f"{os.path.join(prefix, 'corpus')}."
+        )

@@ -50,8 +50,12 @@ def _json_lines(batch):
             try:
                 text = line.decode("utf-8-sig" if number == 1 else "utf-8")
             except UnicodeDecodeError as error:
-                yield place, Unreadable(RecordError(place, f"not UTF-8 text ({error.reason} at byte {error.start} of the line)",
-                                                    "not UTF-8"))
+                yield (
+                    place,
+                    Unreadable(
+                        RecordError(place, f"not UTF-8 text ({error.reason} at byte {error.start} of the line)", "not UTF-8")
+                    ),
+                )
                 continue
             if text.strip():
                 yield place, _parsed(place, text)
@@ -68,11 +72,22 @@ def _parsed(place, text):
         record = json.loads(text)
     except (json.JSONDecodeError, RecursionError) as error:
         detail = f"{error.msg} at column {error.colno}" if isinstance(error, json.JSONDecodeError) else "nested too deeply"
-        return Unreadable(RecordError(place, f"broken JSON: {detail}; the line begins with {text[:60]!r}.{_advice(text)} "
-                                      "Repair or delete it, or leave such records out with --on-invalid skip.", "broken JSON"))
+        return Unreadable(
+            RecordError(
+                place,
+                f"broken JSON: {detail}; the line begins with {text[:60]!r}.{_advice(text)} "
+                "Repair or delete it, or leave such records out with --on-invalid skip.",
+                "broken JSON",
+            )
+        )
     if not isinstance(record, dict):
-        return Unreadable(RecordError(place, f"expected a JSON object with keys, found {type(record).__name__}: {text[:60]!r}."
-                                      f"{_advice(text)}", "not an object"))
+        return Unreadable(
+            RecordError(
+                place,
+                f"expected a JSON object with keys, found {type(record).__name__}: {text[:60]!r}.{_advice(text)}",
+                "not an object",
+            )
+        )
     return record
 
 
@@ -89,8 +104,12 @@ def _text_lines(batch):
         try:
             text = line.removesuffix(b"\r").decode("utf-8-sig" if number == 1 else "utf-8")
         except UnicodeDecodeError as error:
-            yield place, Unreadable(RecordError(place, f"not UTF-8 text ({error.reason} at byte {error.start} of the line)",
-                                                "not UTF-8"))
+            yield (
+                place,
+                Unreadable(
+                    RecordError(place, f"not UTF-8 text ({error.reason} at byte {error.start} of the line)", "not UTF-8")
+                ),
+            )
             continue
         yield place, {"text": text}
 
@@ -102,9 +121,18 @@ def _csv_rows(batch):
         if len(cells) == len(names):
             yield place, dict(zip(names, cells))
         else:
-            yield place, Unreadable(RecordError(place, f"expected a cell for each of the {len(names)} columns that the first "
-                                                f"line names, found {len(cells)}. Put cells that have commas or line ends in "
-                                                "double quotes.", "another number of cells"))
+            yield (
+                place,
+                Unreadable(
+                    RecordError(
+                        place,
+                        f"expected a cell for each of the {len(names)} columns that the first "
+                        f"line names, found {len(cells)}. Put cells that have commas or line ends in "
+                        "double quotes.",
+                        "another number of cells",
+                    )
+                ),
+            )
 
 
 def _rows(batch):

@@ -36,8 +36,10 @@ class ChatTemplate:
     def __init__(self, tokenizer, enable_thinking=None):
         if tokenizer is None or not tokenizer.chat_template:
             place = "there is no tokenizer" if tokenizer is None else f"{tokenizer.name} has none"
-            raise TemplateError(f"--prompt-type {FROM_TOKENIZER} needs a chat template in the tokenizer's folder, but {place}: "
-                                "name a template of templates.json instead.")
+            raise TemplateError(
+                f"--prompt-type {FROM_TOKENIZER} needs a chat template in the tokenizer's folder, but {place}: "
+                "name a template of templates.json instead."
+            )
         self.enable_thinking = enable_thinking
         inverse = tokenizer.inv_vocab
         self._tokens = {f"{role}_token": inverse.get(getattr(tokenizer, role), "") for role in ("bos", "eos", "pad")}
@@ -52,8 +54,9 @@ class ChatTemplate:
         Raises:
             TemplateError: the template refuses them.
         """
-        variables = dict(self._tokens, messages=messages, tools=tools, documents=None,
-                         add_generation_prompt=add_generation_prompt)
+        variables = dict(
+            self._tokens, messages=messages, tools=tools, documents=None, add_generation_prompt=add_generation_prompt
+        )
         if self.enable_thinking is not None:
             variables["enable_thinking"] = self.enable_thinking
         try:
@@ -81,11 +84,16 @@ class ChatTemplate:
                 continue
             whole = self.render(spoken, tools)
             if not (prompt.startswith(done) and whole.startswith(prompt)):
-                raise TemplateError(f"the tokenizer's chat template changes what stands before message {number + 1} once it is "
-                                    "there, so no part can be learnt by itself: use single-turn data, or a template of "
-                                    "templates.json.")
-            pairs.append(tuple(tokenizer.tokenize(text, add_special_tokens=False)
-                               for text in (prompt[len(done):], whole[len(prompt):])))
+                raise TemplateError(
+                    f"the tokenizer's chat template changes what stands before message {number + 1} once it is "
+                    "there, so no part can be learnt by itself: use single-turn data, or a template of "
+                    "templates.json."
+                )
+            pairs.append(
+                tuple(
+                    tokenizer.tokenize(text, add_special_tokens=False) for text in (prompt[len(done) :], whole[len(prompt) :])
+                )
+            )
             done = whole
         return pairs
 
@@ -95,8 +103,10 @@ class ChatTemplate:
 def _message(message):
     role = message["role"]
     if role == "function":
-        calls = [{"type": "function", "function": {"name": name, "arguments": arguments}}
-                 for name, arguments in parse_calls(message["content"])]
+        calls = [
+            {"type": "function", "function": {"name": name, "arguments": arguments}}
+            for name, arguments in parse_calls(message["content"])
+        ]
         return {"role": "assistant", "content": "", "tool_calls": calls}
     return {**message, "role": _ROLES.get(role, role)}
 

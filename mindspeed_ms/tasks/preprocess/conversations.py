@@ -47,8 +47,11 @@ class RecordReader:
         if missing and records:
             key, name = missing
             found = ", ".join(map(repr, records[0]))
-            raise BadRecord(f"--map-keys asks for the key {name!r} as {key}, but none of the first {len(records)} records has "
-                            f"it; found {found}.", f"key {name!r} is missing")
+            raise BadRecord(
+                f"--map-keys asks for the key {name!r} as {key}, but none of the first {len(records)} records has "
+                f"it; found {found}.",
+                f"key {name!r} is missing",
+            )
 
     def conversation(self, record):
         """Conversation of a record that ends with its answer.
@@ -146,14 +149,20 @@ class RecordReader:
             if str(beside).strip():
                 notes.append(BESIDE_CALLS)
             return _message(FUNCTION, _calls_text(calls))
-        content = column(message, tags["content_tag"], "the text of a message",
-                         """--map-keys '{"tags":{"content_tag":"KEY"}}'""")
+        content = column(
+            message, tags["content_tag"], "the text of a message", """--map-keys '{"tags":{"content_tag":"KEY"}}'"""
+        )
         return _message(self._canonical(role), _with_reasoning(message, text_of(content, "a message")))
 
     def _canonical(self, role):
         tags = self.columns.tags
-        names = {tags["user_tag"]: USER, tags["assistant_tag"]: ASSISTANT, tags["observation_tag"]: OBSERVATION,
-                 tags["function_tag"]: FUNCTION, tags["system_tag"]: SYSTEM}
+        names = {
+            tags["user_tag"]: USER,
+            tags["assistant_tag"]: ASSISTANT,
+            tags["observation_tag"]: OBSERVATION,
+            tags["function_tag"]: FUNCTION,
+            tags["system_tag"]: SYSTEM,
+        }
         names.pop("", None)  # a tag that is switched off
         if role not in names:
             raise Unusable(f"unknown role {role!r}, known: {', '.join(names)}")
@@ -212,8 +221,10 @@ def _calls_text(calls):
             try:
                 arguments = json.loads(arguments)
             except json.JSONDecodeError as error:
-                raise BadRecord(f"the arguments of the call of {function['name']} are broken JSON: {arguments!r:.80}",
-                                "tool call of another form") from error
+                raise BadRecord(
+                    f"the arguments of the call of {function['name']} are broken JSON: {arguments!r:.80}",
+                    "tool call of another form",
+                ) from error
         found.append({"name": function["name"], "arguments": arguments})
     return json.dumps(found[0] if len(found) == 1 else found, ensure_ascii=False)
 

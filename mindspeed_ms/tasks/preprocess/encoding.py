@@ -74,10 +74,12 @@ class Encoder:
         tokens = np.frombuffer(flat, np.int32) if flat else np.empty(0, np.int32)
         if tokens.size and int(tokens.max()) >= self.vocab_size:
             sample = int(np.searchsorted(np.cumsum(lengths), int(tokens.argmax()), "right"))
-            raise RecordError(samples[sample][0],
-                              f"the id {tokens.max()} is not below the vocabulary size {self.vocab_size} of "
-                              f"{self.tokenizer.name}: the tokenizer's files do not fit each other",
-                              "id outside the vocabulary")
+            raise RecordError(
+                samples[sample][0],
+                f"the id {tokens.max()} is not below the vocabulary size {self.vocab_size} of "
+                f"{self.tokenizer.name}: the tokenizer's files do not fit each other",
+                "id outside the vocabulary",
+            )
         tally.samples[key], tally.tokens[key] = len(lists), len(tokens)
         return tokens.astype(self.handler.dtype, copy=False).tobytes(), lengths.tobytes()
 

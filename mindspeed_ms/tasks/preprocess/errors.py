@@ -54,5 +54,7 @@ def column(record, name, purpose, option):
         return record[name]
     except KeyError:
         found = ", ".join(map(repr, record)) or "none"
-        raise BadRecord(f"asked for the key {name!r} ({purpose}), found {found}. Name the right one with {option}.",
-                        f"key {name!r} is missing") from None
+        raise BadRecord(
+            f"asked for the key {name!r} ({purpose}), found {found}. Name the right one with {option}.",
+            f"key {name!r} is missing",
+        ) from None

@@ -58,8 +58,9 @@ def expand_inputs(words):
             raise PreprocessError(f"--input names {file.path} twice: each file is read once.")
         seen.add(os.path.realpath(file.path))
     if not any(file.size for file in files):
-        raise PreprocessError(f"--input: {', '.join(file.path for file in files[:5])}: empty file (0 bytes), there is nothing "
-                              "to preprocess.")
+        raise PreprocessError(
+            f"--input: {', '.join(file.path for file in files[:5])}: empty file (0 bytes), there is nothing to preprocess."
+        )
     return files, ignored
 
 
@@ -72,8 +73,9 @@ def _in_folder(folder):
                 (found if _format(name) else ignored).append(os.path.join(parent, name))
     if not found:
         seen = ", ".join(sorted(os.path.basename(path) for path in ignored)[:10]) or "nothing"
-        raise PreprocessError(f"--input: the folder {folder} holds no data file: expected names that end in {_endings()}, "
-                              f"found {seen}.")
+        raise PreprocessError(
+            f"--input: the folder {folder} holds no data file: expected names that end in {_endings()}, found {seen}."
+        )
     return [_input_file(path) for path in sorted(found)], sorted(ignored)
 
 

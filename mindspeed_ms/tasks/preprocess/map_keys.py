@@ -5,17 +5,39 @@ from mindspeed_ms.tasks.preprocess.errors import PreprocessError
 from mindspeed_ms.tasks.preprocess.registry import HANDLER_KINDS
 
 DEFAULT_COLUMNS = {
-    "alpaca": {"prompt": "instruction", "query": "input", "response": "output", "history": "history", "system": "system",
-               "tools": "tools", "chosen": "chosen", "rejected": "rejected"},
+    "alpaca": {
+        "prompt": "instruction",
+        "query": "input",
+        "response": "output",
+        "history": "history",
+        "system": "system",
+        "tools": "tools",
+        "chosen": "chosen",
+        "rejected": "rejected",
+    },
     "sharegpt": {"messages": "conversations", "system": "system", "tools": "tools", "chosen": "chosen", "rejected": "rejected"},
     "openai": {"messages": "messages", "system": "system", "tools": "tools"},
     "process_reward": {"input": "input", "value": "value"},
 }
 DEFAULT_TAGS = {
-    "sharegpt": {"role_tag": "from", "content_tag": "value", "user_tag": "human", "assistant_tag": "gpt",
-                 "observation_tag": "observation", "function_tag": "function_call", "system_tag": "system"},
-    "openai": {"role_tag": "role", "content_tag": "content", "user_tag": "user", "assistant_tag": "assistant",
-               "observation_tag": "tool", "function_tag": "function_call", "system_tag": "system"},
+    "sharegpt": {
+        "role_tag": "from",
+        "content_tag": "value",
+        "user_tag": "human",
+        "assistant_tag": "gpt",
+        "observation_tag": "observation",
+        "function_tag": "function_call",
+        "system_tag": "system",
+    },
+    "openai": {
+        "role_tag": "role",
+        "content_tag": "content",
+        "user_tag": "user",
+        "assistant_tag": "assistant",
+        "observation_tag": "tool",
+        "function_tag": "function_call",
+        "system_tag": "system",
+    },
 }
 _TAGS = "tags"
 

@@ -36,8 +36,13 @@ def merge_groups(inputs, keys, run):
 
 def _pairs(folder, key, target):
     """Prefixes of the pairs; not the target's, which an earlier join may have left in the folder."""
-    names = {name for name in os.listdir(folder) if key in name and name.endswith((".bin", ".idx"))
-             and os.path.realpath(os.path.join(folder, os.path.splitext(name)[0])) != os.path.realpath(target)}
+    names = {
+        name
+        for name in os.listdir(folder)
+        if key in name
+        and name.endswith((".bin", ".idx"))
+        and os.path.realpath(os.path.join(folder, os.path.splitext(name)[0])) != os.path.realpath(target)
+    }
     stems = sorted({os.path.splitext(name)[0] for name in names})
     if not stems:
         raise PreprocessError(f"--merge-group-keys {key}: no .bin and .idx files in {folder} have it in their names.")

@@ -106,8 +106,13 @@ def _tokenize(run, encoder, files, unfinished):
     unfinished.record({"files": done + 1, "tokenized": True})
     unfinished.save()
     seconds = time.monotonic() - start
-    logger.info("%s tokens in %.1f s (%s tokens/s, %d processes)", f"{tally.tokens.get(first, 0) - before:,}", seconds,
-                f"{(tally.tokens.get(first, 0) - before) / max(seconds, 1e-9):,.0f}", _processes(run))
+    logger.info(
+        "%s tokens in %.1f s (%s tokens/s, %d processes)",
+        f"{tally.tokens.get(first, 0) - before:,}",
+        seconds,
+        f"{(tally.tokens.get(first, 0) - before) / max(seconds, 1e-9):,.0f}",
+        _processes(run),
+    )
 
 
 def _batches(files, encoder, position, max_samples, records):
@@ -135,24 +140,37 @@ def _processes(run):
 def _check_unchanged(files, unfinished):
     for file, begun in zip(files, unfinished.position.get("begun", [])):
         if [file.size, file.modified] != begun:
-            raise PreprocessError(f"{file.path} was changed since the unfinished run in {unfinished.folder} read it: start "
-                                  "over with --overwrite-cache.")
+            raise PreprocessError(
+                f"{file.path} was changed since the unfinished run in {unfinished.folder} read it: start "
+                "over with --overwrite-cache."
+            )
 
 
 def _pack(settings, encoder, unfinished):
-    sequences, tokens = pack(unfinished.path, lambda name: unfinished.path(f"packed-{name}"), settings.seq_length,
-                             encoder.handler.pad, settings.neat_pack)
-    logger.info("packed %d samples into %d sequences of %d tokens, %.1f %% of them padding",
-                unfinished.tally.samples["input_ids"], sequences, settings.seq_length,
-                100 - 100 * tokens / (sequences * settings.seq_length))
+    sequences, tokens = pack(
+        unfinished.path,
+        lambda name: unfinished.path(f"packed-{name}"),
+        settings.seq_length,
+        encoder.handler.pad,
+        settings.neat_pack,
+    )
+    logger.info(
+        "packed %d samples into %d sequences of %d tokens, %.1f %% of them padding",
+        unfinished.tally.samples["input_ids"],
+        sequences,
+        settings.seq_length,
+        100 - 100 * tokens / (sequences * settings.seq_length),
+    )
 
 
 def _check_vocabulary(encoder, run, divisible_by):
     size = encoder.vocab_size
     if run.model_vocab_size is not None and size > run.model_vocab_size:
-        raise PreprocessError(f"--pad-vocab-size-to is {run.model_vocab_size}, but {encoder.tokenizer.name} has {size} ids, "
-                              "added tokens included: ids from there on would have no row in the model's embedding. Give at "
-                              f"least {size}, or another tokenizer.")
+        raise PreprocessError(
+            f"--pad-vocab-size-to is {run.model_vocab_size}, but {encoder.tokenizer.name} has {size} ids, "
+            "added tokens included: ids from there on would have no row in the model's embedding. Give at "
+            f"least {size}, or another tokenizer."
+        )
     if run.model_vocab_size is None:
         model_vocab_size(encoder.tokenizer, divisible_by)  # says it in the log
     logger.info("ids are stored as %s", np.dtype(encoder.handler.dtype).name)
@@ -174,8 +192,10 @@ def _remarks(encoder, files, ignored, run):
     if empty:
         remarks.append(f"{len(empty)} of {len(files)} input files are empty: {', '.join(empty[:5])}")
     if run.workers > most_processes():
-        remarks.append(f"{run.workers} processes are asked for (--workers, --n-subs), but there are {cores()} cores: "
-                       f"{most_processes()} tokenize; the output is the same")
+        remarks.append(
+            f"{run.workers} processes are asked for (--workers, --n-subs), but there are {cores()} cores: "
+            f"{most_processes()} tokenize; the output is the same"
+        )
     if run.workers == 1 and cores() > 1 and count_bytes(files) > 1 << 27:
         remarks.append(f"one process tokenizes, but there are {cores()} cores: --workers {cores()} is faster")
     return remarks

@@ -31,8 +31,10 @@ def read_batches(file, columns=None):
     try:
         yield from _READERS[file.format](file, columns)
     except (pyarrow.ArrowException, OSError) as error:
-        raise PreprocessError(f"{file.path} cannot be read as {file.format[1:]}: {str(error).rstrip('.')}. Is it complete, and "
-                              "of the format that its name says?") from error
+        raise PreprocessError(
+            f"{file.path} cannot be read as {file.format[1:]}: {str(error).rstrip('.')}. Is it complete, and "
+            "of the format that its name says?"
+        ) from error
 
 
 @contextlib.contextmanager
@@ -79,8 +81,11 @@ def _json(file, columns):
                     yield Batch(file.path, "json", values, values[0][0], begins, position())
                     values, size, begins = [], 0, False
         except JsonStreamError as error:
-            raise RecordError(f"{file.path}, line {error.line}", f"{error} A .json file is one array of objects, or objects "
-                              "one after the other.", "broken JSON") from error
+            raise RecordError(
+                f"{file.path}, line {error.line}",
+                f"{error} A .json file is one array of objects, or objects one after the other.",
+                "broken JSON",
+            ) from error
         if values:
             yield Batch(file.path, "json", values, values[0][0], begins, position())
 
@@ -137,8 +142,9 @@ def _csv(file, columns):
 def _check_twice(file, names):
     twice = {name for name in names if names.count(name) > 1}
     if twice:
-        raise PreprocessError(f"{file.path}: the first line of a csv file names its columns, but {sorted(twice)[0]!r} stands "
-                              "there twice.")
+        raise PreprocessError(
+            f"{file.path}: the first line of a csv file names its columns, but {sorted(twice)[0]!r} stands there twice."
+        )
 
 
 def _row_batches(file, batches, consumed):
@@ -159,8 +165,10 @@ def _row_batches(file, batches, consumed):
 def _check_columns(file, columns, names):
     missing = [name for name in columns or () if names is not None and name not in names]
     if missing:
-        raise PreprocessError(f"{file.path}: asked for the key {missing[0]!r}, found {', '.join(map(repr, names)) or 'none'}. "
-                              "Name the right one with --json-keys KEY...")
+        raise PreprocessError(
+            f"{file.path}: asked for the key {missing[0]!r}, found {', '.join(map(repr, names)) or 'none'}. "
+            "Name the right one with --json-keys KEY..."
+        )
 
 
 def count_bytes(files):

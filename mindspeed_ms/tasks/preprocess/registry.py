@@ -41,7 +41,7 @@ _ELSEWHERE = {
     "AlpacaPretrainHandler": "write the text that is to be learnt into one column and use GeneralPretrainHandler",
     "SharegptPretrainHandler": "use SharegptStyleInstructionHandler with --prompt-type empty",
     "LlamaFactoryInstructionHandler": "name the files with --input and the columns with --map-keys, and use "
-                                      "AlpacaStyleInstructionHandler or SharegptStyleInstructionHandler",
+    "AlpacaStyleInstructionHandler or SharegptStyleInstructionHandler",
     "GeneralInstructionHandler": "use AlpacaStyleInstructionHandler with --prompt-type alpaca",
     "HunyuanInstructionHandler": "use OpenAIInstructionHandler",
     "R1AlpacaStyleInstructionHandler": "use PPOAlpacaStyleInstructionHandler, or AlpacaStyleInstructionHandler with the answer",
@@ -62,15 +62,20 @@ def check_handler(name, args):
     if name not in HANDLER_KINDS:
         if name in _ELSEWHERE:
             raise PreprocessError(f"--handler-name {name} is not offered: {_ELSEWHERE[name]}.")
-        raise PreprocessError(f"--handler-name {name}: unknown handler.{did_you_mean(name, HANDLER_KINDS)} Known: "
-                              f"{', '.join(HANDLER_KINDS)}.")
+        raise PreprocessError(
+            f"--handler-name {name}: unknown handler.{did_you_mean(name, HANDLER_KINDS)} Known: {', '.join(HANDLER_KINDS)}."
+        )
     kind = HANDLER_KINDS[name]
     if kind.has_template and not args.prompt_type:
-        raise PreprocessError(f"--handler-name {name} needs a template: add --prompt-type NAME (empty: the records' text as it "
-                              "is; chat_template: the one in the tokenizer's folder).")
+        raise PreprocessError(
+            f"--handler-name {name} needs a template: add --prompt-type NAME (empty: the records' text as it "
+            "is; chat_template: the one in the tokenizer's folder)."
+        )
     if args.prompt_type and not kind.has_template:
-        raise PreprocessError(f"--prompt-type {args.prompt_type} has no meaning for {name}: leave it out, or name a handler of "
-                              "conversations, as AlpacaStyleInstructionHandler, with --handler-name.")
+        raise PreprocessError(
+            f"--prompt-type {args.prompt_type} has no meaning for {name}: leave it out, or name a handler of "
+            "conversations, as AlpacaStyleInstructionHandler, with --handler-name."
+        )
     if args.neat_pack and not args.pack:
         raise PreprocessError("--neat-pack separates the samples of a packed sequence: add --pack.")
     if args.pack and kind.task != "instruction":

@@ -31,8 +31,9 @@ class Slots:
             raise TemplateError(f"{where}: slots is {slots!r:.60}, expected a list.")
         for slot in slots:
             if not (isinstance(slot, str) or _is_token(slot) or _is_role(slot)):
-                raise TemplateError(f"{where}: slot {slot!r:.60} is no string, no {{\"token\": ...}} and no [\"bos_token\"] or "
-                                    "[\"eos_token\"].")
+                raise TemplateError(
+                    f'{where}: slot {slot!r:.60} is no string, no {{"token": ...}} and no ["bos_token"] or ["eos_token"].'
+                )
         found = {name for slot in slots if isinstance(slot, str) for name in PLACEHOLDER.findall(slot)}
         if not found <= set(allowed):
             raise TemplateError(f"{where}: nothing is put in for {{{{{min(found - set(allowed))}}}}} here.")
@@ -41,8 +42,7 @@ class Slots:
 
     def fill(self, **values):
         """The slots with placeholders replaced (str values by name)."""
-        return [PLACEHOLDER.sub(lambda match: values[match[1]], slot) if isinstance(slot, str) else slot
-                for slot in self.slots]
+        return [PLACEHOLDER.sub(lambda match: values[match[1]], slot) if isinstance(slot, str) else slot for slot in self.slots]
 
     @property
     def ends_with_text(self):
@@ -94,8 +94,11 @@ def encode_slots(tokenizer, turns):
     Raises:
         TemplateError: a single token that the tokenizer lacks.
     """
-    texts = iter(tokenizer.encode_batch([slot for turn in turns for slot in turn if isinstance(slot, str) and slot],
-                                        add_special_tokens=False))
+    texts = iter(
+        tokenizer.encode_batch(
+            [slot for turn in turns for slot in turn if isinstance(slot, str) and slot], add_special_tokens=False
+        )
+    )
     return [[number for slot in turn if slot for number in _ids(tokenizer, slot, texts)] for turn in turns]
 
 
@@ -116,8 +119,10 @@ def single_token(tokenizer, token):
     """
     number = tokenizer.token_to_id(token)
     if number is None:
-        raise TemplateError(f"the template needs the token {token!r}, which {tokenizer.name} does not have: use the tokenizer "
-                            "of the model that the template is for, or another --prompt-type.")
+        raise TemplateError(
+            f"the template needs the token {token!r}, which {tokenizer.name} does not have: use the tokenizer "
+            "of the model that the template is for, or another --prompt-type."
+        )
     return number
 
 

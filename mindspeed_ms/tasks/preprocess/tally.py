@@ -36,8 +36,12 @@ class Tally:
     def add(self, other):
         """Add the counts of a part that follows."""
         self.records += other.records
-        for mine, theirs in ((self.samples, other.samples), (self.tokens, other.tokens), (self.dropped, other.dropped),
-                             (self.notes, other.notes)):
+        for mine, theirs in (
+            (self.samples, other.samples),
+            (self.tokens, other.tokens),
+            (self.dropped, other.dropped),
+            (self.notes, other.notes),
+        ):
             for key, count in theirs.items():
                 mine[key] = mine.get(key, 0) + count
         for key, place in other.first.items():

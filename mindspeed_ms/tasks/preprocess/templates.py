@@ -25,8 +25,19 @@ END_OF_TEXT = "<|endoftext|>"
 _CLASSES = ("Template", "Llama2Template", "LFDefaultTemplate", "ReasoningTemplate")
 _ASKS, _ANSWERS = ("user", "observation"), ("assistant", "function")
 _FORMATS = ("user", "assistant", "system", "function", "observation", "tools", "separator", "prefix")
-_KEYS = (*(f"format_{name}" for name in _FORMATS), "name", "default_system", "stop_words", "thought_words", "efficient_eos",
-         "replace_eos", "force_system", "template_class", "no_thought", "enable_thinking")
+_KEYS = (
+    *(f"format_{name}" for name in _FORMATS),
+    "name",
+    "default_system",
+    "stop_words",
+    "thought_words",
+    "efficient_eos",
+    "replace_eos",
+    "force_system",
+    "template_class",
+    "no_thought",
+    "enable_thinking",
+)
 _MARKER = re.compile(r"<\|[^|<>\s]+\|>|<｜[^｜<>]+｜>")
 
 
@@ -95,8 +106,13 @@ class Template:
         contents = [message["content"] for message in messages]
         if self._has_thoughts and self.enable_thinking is False:
             contents[1::2] = [self._without_thought(content) for content in contents[1::2]]
-        encoded = encode_slots(tokenizer, [self._turn(number, message["role"], content, system, tools)
-                                           for number, (message, content) in enumerate(zip(messages, contents))])
+        encoded = encode_slots(
+            tokenizer,
+            [
+                self._turn(number, message["role"], content, system, tools)
+                for number, (message, content) in enumerate(zip(messages, contents))
+            ],
+        )
         pairs = list(zip(encoded[::2], encoded[1::2]))
         if self._has_thoughts:
             pairs = [self._with_thought(tokenizer, pair, content) for pair, content in zip(pairs, contents[1::2])]
@@ -157,8 +173,9 @@ class Template:
 def check_roles(messages):
     """Raise TemplateError unless questions and answers alternate and an answer is last."""
     if not messages or len(messages) % 2:
-        raise TemplateError(f"a conversation has {len(messages)} messages, expected questions and answers in turn, and an "
-                            "answer last.")
+        raise TemplateError(
+            f"a conversation has {len(messages)} messages, expected questions and answers in turn, and an answer last."
+        )
     for number, message in enumerate(messages):
         expected = _ANSWERS if number % 2 else _ASKS
         if message["role"] not in expected:
@@ -248,8 +265,11 @@ def _template(entry, where):
         user=user,
         assistant=slots("assistant", ["{{content}}", *end], "content"),
         system=slots("system", ["{{content}}"], "content"),
-        function=FunctionSlots(function.get("slots", ["Action: {{name}}\nAction Input: {{arguments}}", *end]),
-                               f"{where}: format_function", function.get("tool_format", "default")),
+        function=FunctionSlots(
+            function.get("slots", ["Action: {{name}}\nAction Input: {{arguments}}", *end]),
+            f"{where}: format_function",
+            function.get("tool_format", "default"),
+        ),
         observation=slots("observation", user.slots, "content", "idx"),
         tools=tool_format_of(tool_format, f"{where}: format_tools"),
         separator=slots("separator", []),
@@ -290,8 +310,14 @@ def fix_tokenizer(tokenizer, template):
     if isinstance(template, Template):
         _check_tokens(tokenizer, template)
     if added:
-        logger.warning("the template %s adds %s behind the vocabulary of %s, which now has %d ids: the model needs as many "
-                       "rows of word embeddings", template.name, ", ".join(added), tokenizer.name, tokenizer.vocab_size)
+        logger.warning(
+            "the template %s adds %s behind the vocabulary of %s, which now has %d ids: the model needs as many "
+            "rows of word embeddings",
+            template.name,
+            ", ".join(added),
+            tokenizer.name,
+            tokenizer.vocab_size,
+        )
     return added
 
 
@@ -302,5 +328,10 @@ def _check_tokens(tokenizer, template):
     markers = {marker for slots in formats for slot in slots.slots if isinstance(slot, str) for marker in _MARKER.findall(slot)}
     unknown = sorted(marker for marker in markers if tokenizer.token_to_id(marker) is None)
     if unknown:
-        logger.warning("the template %s has %s, which %s does not know as single tokens: they are encoded letter by letter. Is "
-                       "it the template of this model?", template.name, ", ".join(unknown), tokenizer.name)
+        logger.warning(
+            "the template %s has %s, which %s does not know as single tokens: they are encoded letter by letter. Is "
+            "it the template of this model?",
+            template.name,
+            ", ".join(unknown),
+            tokenizer.name,
+        )

@@ -45,9 +45,14 @@ def _default_tools(tools):
     for tool in tools:
         parameters = tool.get("parameters") or {}
         required = parameters.get("required") or ()
-        texts.append(f"> Tool Name: {tool['name']}\nTool Description: {tool.get('description', '')}\nTool Args:\n" + "".join(
-            _default_argument(name, argument, name in required)
-            for name, argument in (parameters.get("properties") or {}).items()) + "\n")
+        texts.append(
+            f"> Tool Name: {tool['name']}\nTool Description: {tool.get('description', '')}\nTool Args:\n"
+            + "".join(
+                _default_argument(name, argument, name in required)
+                for name, argument in (parameters.get("properties") or {}).items()
+            )
+            + "\n"
+        )
     return _DEFAULT_SYSTEM.format(tools="".join(texts), names=", ".join(tool["name"] for tool in tools))
 
 
@@ -68,13 +73,13 @@ def _xml_tools(call):
 
 
 def _glm4_tools(tools):
-    return _GLM4_SYSTEM.format(tools="".join(_GLM4_TOOL.format(name=tool["name"], text=_json(tool, indent=4))
-                                             for tool in tools))
+    return _GLM4_SYSTEM.format(
+        tools="".join(_GLM4_TOOL.format(name=tool["name"], text=_json(tool, indent=4)) for tool in tools)
+    )
 
 
 def _qwen_calls(calls):
-    return "\n".join(f"<tool_call>\n{_json({'name': name, 'arguments': arguments})}\n</tool_call>"
-                     for name, arguments in calls)
+    return "\n".join(f"<tool_call>\n{_json({'name': name, 'arguments': arguments})}\n</tool_call>" for name, arguments in calls)
 
 
 def _glm4_moe_calls(calls):
@@ -101,8 +106,10 @@ class ToolFormat:
 
 
 def _refuse(_):
-    raise TemplateError("this template has no format for tools: switch the column off (--map-keys '{\"tools\": \"\"}'), or use "
-                        "chat_template, if the tokenizer's folder has one.")
+    raise TemplateError(
+        'this template has no format for tools: switch the column off (--map-keys \'{"tools": ""}\'), or use '
+        "chat_template, if the tokenizer's folder has one."
+    )
 
 
 _QWEN = ToolFormat(_xml_tools(_QWEN_CALL), _qwen_calls)
@@ -158,6 +165,8 @@ def parse_calls(content):
             arguments = call["arguments"]
             parsed.append((call["name"], json.loads(arguments) if isinstance(arguments, str) else arguments))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise TemplateError("a function turn must be json of a call, {\"name\": ..., \"arguments\": {...}}, or a list of them, "
-                            f"but it is {content!r:.80}.") from error
+        raise TemplateError(
+            'a function turn must be json of a call, {"name": ..., "arguments": {...}}, or a list of them, '
+            f"but it is {content!r:.80}."
+        ) from error
     return parsed

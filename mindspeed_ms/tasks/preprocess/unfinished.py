@@ -68,8 +68,10 @@ class Unfinished:
         path = os.path.join(self.folder, name)
         file = open(path, "ab")  # noqa: SIM115  closed by close
         if file.tell() < size:
-            raise PreprocessError(f"{path} is shorter than its journal says: delete the folder {self.folder}, or start over "
-                                  "with --overwrite-cache.")
+            raise PreprocessError(
+                f"{path} is shorter than its journal says: delete the folder {self.folder}, or start over "
+                "with --overwrite-cache."
+            )
         file.truncate(size)
         return file
 
@@ -143,8 +145,10 @@ class Unfinished:
             raise PreprocessError(f"{path} is damaged ({error}): start over with --overwrite-cache.") from error
         if journal["description"] != self._description:
             other = [key for key in self._description if journal["description"].get(key) != self._description[key]]
-            raise PreprocessError(f"{self.folder} holds an unfinished run with other settings or other input (different: "
-                                  f"{', '.join(other)}). Repeat its command, or start over with --overwrite-cache.")
+            raise PreprocessError(
+                f"{self.folder} holds an unfinished run with other settings or other input (different: "
+                f"{', '.join(other)}). Repeat its command, or start over with --overwrite-cache."
+            )
         return journal
 
 
@@ -221,9 +225,11 @@ def make_writable(folder):
             pass
         os.remove(probe)
     except OSError as error:
-        raise PreprocessError(f"the output cannot be written: {error.strerror}: {error.filename or folder}. Name another "
-                              "place with --output-prefix (unfinished files: --cache-dir), or make the folder "
-                              "writable.") from error
+        raise PreprocessError(
+            f"the output cannot be written: {error.strerror}: {error.filename or folder}. Name another "
+            "place with --output-prefix (unfinished files: --cache-dir), or make the folder "
+            "writable."
+        ) from error
 
 
 def _lock(folder):
@@ -232,6 +238,7 @@ def _lock(folder):
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         file.close()
-        raise PreprocessError(f"another run is writing the same output now ({folder}): wait for it, or give another "
-                              "--output-prefix.") from None
+        raise PreprocessError(
+            f"another run is writing the same output now ({folder}): wait for it, or give another --output-prefix."
+        ) from None
     return file

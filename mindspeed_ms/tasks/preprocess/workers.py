@@ -48,7 +48,8 @@ def encode_all(batches, encoder, workers):
         _let_go(pool)
         raise PreprocessError(
             f"one of the {workers} tokenizing processes was killed, often because memory ran out (dmesg tells). What was done "
-            "so far is kept: repeat the command to continue, with fewer --workers if memory is short.") from error
+            "so far is kept: repeat the command to continue, with fewer --workers if memory is short."
+        ) from error
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
 

@@ -1,4 +1,5 @@
 """`python -m mindspeed_ms.tools.checkpoint COMMAND PATH ...`; 0: done, 1: different or damaged, 2: impossible."""
+
 import argparse
 import json
 import logging
@@ -15,8 +16,13 @@ from mindspeed_ms.tools.checkpoint.source import all_checkpoints, open_checkpoin
 from mindspeed_ms.tools.checkpoint.target_layout import layout_cut
 
 _MODEL_SECTIONS = ("model_config", "parallel_config", "moe_config")
-_CUTS_OF_LAYERS = ("num_layer_list", "num_layers_per_virtual_pipeline_stage", "virtual_pipeline_model_parallel_size",
-                   "num_layers_in_first_pipeline_stage", "num_layers_in_last_pipeline_stage")
+_CUTS_OF_LAYERS = (
+    "num_layer_list",
+    "num_layers_per_virtual_pipeline_stage",
+    "virtual_pipeline_model_parallel_size",
+    "num_layers_in_first_pipeline_stage",
+    "num_layers_in_last_pipeline_stage",
+)
 _SIZES = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "virtual_pipeline_model_parallel_size")
 
 
@@ -36,8 +42,10 @@ def _positive(text):
 
 def parser():
     """The command line: argparse.ArgumentParser."""
-    result = argparse.ArgumentParser(prog="python -m mindspeed_ms.tools.checkpoint",
-                                     description="Look at checkpoints, compare and rewrite them; needs no device.")
+    result = argparse.ArgumentParser(
+        prog="python -m mindspeed_ms.tools.checkpoint",
+        description="Look at checkpoints, compare and rewrite them; needs no device.",
+    )
     commands = result.add_subparsers(dest="command", required=True)
     make = _command(commands, "inspect", "show iteration, layout, tensors, counters and who saved what")
     make.add_argument("--json", action="store_true", help="print one JSON object")
@@ -95,11 +103,14 @@ def _verify(arguments):
 
 
 def _diff(arguments):
-    with open_checkpoint(arguments.first, arguments.iteration, arguments.config) as first, \
-            open_checkpoint(arguments.second, arguments.iteration, arguments.config) as second:
+    with (
+        open_checkpoint(arguments.first, arguments.iteration, arguments.config) as first,
+        open_checkpoint(arguments.second, arguments.iteration, arguments.config) as second,
+    ):
         count = 0
-        for difference in diff.differences(first, second, arguments.rtol, arguments.atol, arguments.weights_only,
-                                           arguments.ignore_dtype):
+        for difference in diff.differences(
+            first, second, arguments.rtol, arguments.atol, arguments.weights_only, arguments.ignore_dtype
+        ):
             print(f"{difference.key}: {difference.text}")
             count += 1
         print(f"{first.folder} and {second.folder}: {count or 'no'} difference{'' if count == 1 else 's'}")

@@ -1,4 +1,5 @@
 """Two checkpoints compared tensor by tensor, whatever layouts they were saved in."""
+
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,6 +19,7 @@ class Difference:
         key (str): of the tensor.
         text (str): what is different, or damaged in which file.
     """
+
     key: str
     text: str
 
@@ -80,7 +82,7 @@ def _compare_values(left, left_dtype, right, right_dtype, rtol, atol):
     """Text about elements that differ by more than is allowed, or None."""
     count, largest, relative, worst = 0, 0.0, 0.0, 0
     for start in range(0, left.size, _BLOCK):
-        a, b = left[start:start + _BLOCK], right[start:start + _BLOCK]
+        a, b = left[start : start + _BLOCK], right[start : start + _BLOCK]
         if left_dtype == right_dtype and a.tobytes() == b.tobytes():
             continue
         a, b = _float64(a, left_dtype), _float64(b, right_dtype)
@@ -98,8 +100,10 @@ def _compare_values(left, left_dtype, right, right_dtype, rtol, atol):
             largest, worst = float(distance.max()), start + int(distance.argmax())
     if not count:
         return None
-    return (f"{count} of {left.size} elements differ, by {largest:.6g} at most (element {worst}), relatively by "
-            f"{relative:.6g} at most")
+    return (
+        f"{count} of {left.size} elements differ, by {largest:.6g} at most (element {worst}), relatively by "
+        f"{relative:.6g} at most"
+    )
 
 
 def _float64(array, dtype):

@@ -1,4 +1,5 @@
 """What a checkpoint holds: iteration, layout, tensors and their parts, counters, who wrote what."""
+
 import time
 from math import prod
 
@@ -19,20 +20,36 @@ def describe(reader, with_slices=False):
     tensors = {key: _tensor(stored, with_slices) for key, stored in manifest.tensors.items()}
     totals = {}
     for key, tensor in tensors.items():
-        kind = totals.setdefault("optimizer" if key.startswith(OPTIMIZER_PREFIX) else "weights",
-                                 {"tensors": 0, "elements": 0, "bytes": 0})
+        kind = totals.setdefault(
+            "optimizer" if key.startswith(OPTIMIZER_PREFIX) else "weights", {"tensors": 0, "elements": 0, "bytes": 0}
+        )
         kind["tensors"] += 1
         kind["elements"] += prod(tensor["shape"])
         kind["bytes"] += tensor["bytes"]
-    return {"folder": reader.folder, "iteration": manifest.iteration, "saved_at": manifest.saved_at, "layout": manifest.layout,
-            "vocab_size": manifest.vocab_size, "states": manifest.states, "files": manifest.files, "ranks": manifest.ranks,
-            "tensors": tensors, "totals": totals, "args": manifest.args}
+    return {
+        "folder": reader.folder,
+        "iteration": manifest.iteration,
+        "saved_at": manifest.saved_at,
+        "layout": manifest.layout,
+        "vocab_size": manifest.vocab_size,
+        "states": manifest.states,
+        "files": manifest.files,
+        "ranks": manifest.ranks,
+        "tensors": tensors,
+        "totals": totals,
+        "args": manifest.args,
+    }
 
 
 def _tensor(stored, with_slices):
-    result = {"shape": list(stored.shape), "dtype": stored.dtype, "bytes": prod(stored.shape) * stored.itemsize,
-              "grouping": stored.grouping, "parts": len(stored.pieces),
-              "files": sorted({piece.file for piece in stored.pieces})}
+    result = {
+        "shape": list(stored.shape),
+        "dtype": stored.dtype,
+        "bytes": prod(stored.shape) * stored.itemsize,
+        "grouping": stored.grouping,
+        "parts": len(stored.pieces),
+        "files": sorted({piece.file for piece in stored.pieces}),
+    }
     if with_slices:
         result["slices"] = [piece.to_json() for piece in stored.pieces]
     return result
@@ -62,8 +79,10 @@ def lines(description):
     for key, tensor in description["tensors"].items():
         shape = "[" + ", ".join(map(str, tensor["shape"])) + "]"
         grouping = f"  {tensor['grouping']}" if tensor["grouping"] else ""
-        yield (f"  {key:{width}} {tensor['dtype']:8} {shape:16} {tensor['bytes']:>15,} bytes  {tensor['parts']} parts in "
-               f"{_named(tensor['files'])}{grouping}")
+        yield (
+            f"  {key:{width}} {tensor['dtype']:8} {shape:16} {tensor['bytes']:>15,} bytes  {tensor['parts']} parts in "
+            f"{_named(tensor['files'])}{grouping}"
+        )
         for piece in tensor.get("slices", ()):
             yield f"    {_slice(piece)} in bytes {piece['bytes'][0]:,} to {piece['bytes'][1]:,} of {piece['file']}"
     yield ""

@@ -5,6 +5,7 @@
 
 or one file `model.safetensors` without an index. They have no check sums, no counters and no layout.
 """
+
 import json
 import os
 from math import prod
@@ -65,10 +66,11 @@ def _read_index(folder):
 
 
 def _stored(place, name, key, tensor):
-    (start, stop), = tensor.ranges
+    ((start, stop),) = tensor.ranges
     if tensor.dtype not in DTYPE_BYTES or stop - start != prod(tensor.shape) * DTYPE_BYTES[tensor.dtype]:
-        raise DamagedCheckpointError(f"{place} is damaged: tensor {key} is {tensor.dtype} {list(tensor.shape)} in "
-                                     f"{stop - start} bytes.")
+        raise DamagedCheckpointError(
+            f"{place} is damaged: tensor {key} is {tensor.dtype} {list(tensor.shape)} in {stop - start} bytes."
+        )
     without_check_sums = {"file": name, "bytes": [start, stop], "xxhash": "", "multilinear": ""}
     piece = StoredPiece.from_json(tensor.shape, without_check_sums)
     return StoredTensor(tensor.shape, tensor.dtype, None, [piece])
@@ -78,5 +80,7 @@ def _compare(folder, weight_map, manifest):
     found = {key: stored.pieces[0].file for key, stored in manifest.tensors.items()}
     wrong = sorted(key for key in {*weight_map, *found} if weight_map.get(key) != found.get(key))
     if wrong:
-        raise DamagedCheckpointError(f"{os.path.join(folder, INDEX_FILE)} and the files do not agree on {', '.join(wrong[:5])}"
-                                     f"{' ...' if len(wrong) > 5 else ''}.")
+        raise DamagedCheckpointError(
+            f"{os.path.join(folder, INDEX_FILE)} and the files do not agree on {', '.join(wrong[:5])}"
+            f"{' ...' if len(wrong) > 5 else ''}."
+        )

@@ -4,6 +4,7 @@ A training loads a checkpoint of any layout as it is, each rank reading only its
 a job that starts often on a slow disk (each rank then reads one file from end to end instead of many short runs of
 bytes), and for other programs, which want whole tensors.
 """
+
 import json
 import os
 import shutil
@@ -15,20 +16,14 @@ from tqdm import tqdm
 
 from mindspeed_ms.core.dist_checkpointing import durable, folders, job_lock
 from mindspeed_ms.core.dist_checkpointing.errors import CheckpointError, DamagedCheckpointError
-from mindspeed_ms.core.dist_checkpointing.manifest import (
-    OPTIMIZER_PREFIX,
-    Manifest,
-    StoredTensor,
-    digest,
-    whole_slice,
-)
+from mindspeed_ms.core.dist_checkpointing.manifest import OPTIMIZER_PREFIX, Manifest, StoredTensor, digest, whole_slice
 from mindspeed_ms.core.dist_checkpointing.reader import numpy_dtype
 from mindspeed_ms.core.dist_checkpointing.shard_file import Entry, write_shard
 from mindspeed_ms.layout.sharding import ParameterSharding
 from mindspeed_ms.tools.checkpoint.plain_weights import INDEX_FILE
 from mindspeed_ms.tools.checkpoint.verify import problems_of
 
-GIGABYTE = 10 ** 9
+GIGABYTE = 10**9
 
 
 def check_source(reader):
@@ -82,8 +77,14 @@ def write_checkpoint(reader, folder, cut):
     if folders.has_checkpoints(folder):
         raise CheckpointError(f"{folder} holds checkpoints already: choose a folder that is new or empty.")
     _check_space(folder, reader, cut)
-    target = Manifest(source.iteration, states=source.states, layout=source.layout, vocab_size=source.vocab_size,
-                      args=source.args, saved_at=time.time())
+    target = Manifest(
+        source.iteration,
+        states=source.states,
+        layout=source.layout,
+        vocab_size=source.vocab_size,
+        args=source.args,
+        saved_at=time.time(),
+    )
     temporary = folders.prepare(folder, source.iteration)
     try:
         for number, parts in enumerate(_with_progress(cut)):

@@ -1,4 +1,5 @@
 """Finding the checkpoint that a path on the command line means."""
+
 import os
 
 from mindspeed_ms.config import init_configs_from_yaml
@@ -55,8 +56,11 @@ def all_checkpoints(path, iteration=None):
     named = path if plain_weights.is_plain(path) else folders.named_checkpoint(path, iteration)
     if named is not None:
         return [named]
-    found = [folders.checkpoint_folder(place, number) for place in (path, folders.spare_folder(path))
-             for number in sorted(folders.iterations_in(place))]
+    found = [
+        folders.checkpoint_folder(place, number)
+        for place in (path, folders.spare_folder(path))
+        for number in sorted(folders.iterations_in(place))
+    ]
     named = folders.read_tracker(path)
     if named is not None:
         tracked = os.path.join(path, named) if named == folders.RELEASE else folders.checkpoint_folder(path, named)
@@ -81,10 +85,15 @@ def folder_of(path):
     for folder in (parent, os.path.dirname(parent)):  # upstream's files stand one folder deeper
         if _is_known(folder):
             return folder
-    raise CheckpointError(f"{path} is a file that belongs to no checkpoint: expected the folder of a run or of a checkpoint, "
-                          "or a file in one.")
+    raise CheckpointError(
+        f"{path} is a file that belongs to no checkpoint: expected the folder of a run or of a checkpoint, or a file in one."
+    )
 
 
 def _is_known(folder):
-    return (folders.is_checkpoint_folder(folder) or os.path.isfile(os.path.join(folder, folders.TRACKER_FILE))
-            or is_upstream_folder(folder) or plain_weights.is_plain(folder))
+    return (
+        folders.is_checkpoint_folder(folder)
+        or os.path.isfile(os.path.join(folder, folders.TRACKER_FILE))
+        or is_upstream_folder(folder)
+        or plain_weights.is_plain(folder)
+    )

@@ -1,4 +1,5 @@
 """Which part of which tensor each rank of another layout holds."""
+
 from mindspeed_ms.core.dist_checkpointing.errors import CheckpointError
 from mindspeed_ms.core.dist_checkpointing.manifest import OPTIMIZER_PREFIX, whole_slice
 from mindspeed_ms.layout.parameters import describe_parameters
@@ -21,8 +22,13 @@ def layout_cut(manifest, all_config, data_parallel_size=1):
         LayoutError: impossible layout.
     """
     parallel = all_config.parallel_config
-    world = WorldLayout.from_config(all_config, parallel.tensor_model_parallel_size * parallel.context_parallel_size
-                                    * parallel.pipeline_model_parallel_size * data_parallel_size)
+    world = WorldLayout.from_config(
+        all_config,
+        parallel.tensor_model_parallel_size
+        * parallel.context_parallel_size
+        * parallel.pipeline_model_parallel_size
+        * data_parallel_size,
+    )
     files, held = [], set()
     states = _states_by_weight(manifest)
     for rank in range(world.world_size):
@@ -42,8 +48,10 @@ def layout_cut(manifest, all_config, data_parallel_size=1):
             files[-1] += [(key, part) for key in states.get(description.name, ()) if part.start < part.stop]
     left = sorted({key for key in manifest.tensors if not key.startswith(OPTIMIZER_PREFIX)} - held)
     if left:
-        raise CheckpointError(f"the configuration's model has no {', '.join(left[:5])}{' ...' if len(left) > 5 else ''}: give "
-                              "the one of the checkpoint's model with --config.")
+        raise CheckpointError(
+            f"the configuration's model has no {', '.join(left[:5])}{' ...' if len(left) > 5 else ''}: give "
+            "the one of the checkpoint's model with --config."
+        )
     return files
 
 
@@ -68,6 +76,8 @@ def _fitting(manifest, description, index, parts):
     if stored.shape == sharding.global_shape:
         return sharding
     if description.grouping != "vocab" or stored.shape[1:] != sharding.global_shape[1:] or stored.shape[0] < parts:
-        raise CheckpointError(f"{description.name} is {list(stored.shape)} in the checkpoint and {list(sharding.global_shape)} "
-                              "in the configuration: give the one of the checkpoint's model with --config.")
+        raise CheckpointError(
+            f"{description.name} is {list(stored.shape)} in the checkpoint and {list(sharding.global_shape)} "
+            "in the configuration: give the one of the checkpoint's model with --config."
+        )
     return ParameterSharding(stored.shape, 0, (_share(stored.shape[0], index, parts),))

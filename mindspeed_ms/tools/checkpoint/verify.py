@@ -1,4 +1,5 @@
 """Whether a checkpoint is whole: its files, its check sums, and that its parts make up each tensor exactly."""
+
 import itertools
 import os
 
@@ -64,6 +65,9 @@ def header_problems(reader):
             problems.append(f"{name}: its header is damaged")
             continue
         names = {place: known.partition("#")[0] for known, tensor in found.items() for place in tensor.ranges}
-        problems += [f"{name}: its header does not name the bytes of tensor {key}" for place, key in places.items()
-                     if names.get(place) not in names_in_files(key)]
+        problems += [
+            f"{name}: its header does not name the bytes of tensor {key}"
+            for place, key in places.items()
+            if names.get(place) not in names_in_files(key)
+        ]
     return problems

@@ -38,8 +38,10 @@ def build_tokenizer(settings):
         path = _file(_given(settings.tokenizer_model or settings.tokenizer_name_or_path, kind, option), option)
         return _NEEDS_MODEL[kind](path, settings.vocab_extra_ids)
     if kind == "GPT2BPETokenizer":
-        return gpt2_tokenizer(_file(_given(settings.vocab_file, kind, "--vocab-file"), "--vocab-file"),
-                              _file(_given(settings.merge_file, kind, "--merge-file"), "--merge-file"))
+        return gpt2_tokenizer(
+            _file(_given(settings.vocab_file, kind, "--vocab-file"), "--vocab-file"),
+            _file(_given(settings.merge_file, kind, "--merge-file"), "--merge-file"),
+        )
     if kind == "NullTokenizer":
         return NullTokenizer(_given(settings.vocab_size, kind, "--vocab-size"))
     known = ["PretrainedFromHF", "HuggingFaceTokenizer", *_NEEDS_MODEL, "GPT2BPETokenizer", "NullTokenizer"]
@@ -57,9 +59,15 @@ def model_vocab_size(tokenizer, make_vocab_size_divisible_by=128, tensor_model_p
         int: rows of the word embeddings.
     """
     padded = padded_vocab_size(tokenizer.vocab_size, make_vocab_size_divisible_by, tensor_model_parallel_size)
-    logger.info("vocabulary of %s: %d ids, padded to %d (%d unused; a multiple of make_vocab_size_divisible_by %d * tp %d)",
-                tokenizer.name, tokenizer.vocab_size, padded, padded - tokenizer.vocab_size, make_vocab_size_divisible_by,
-                tensor_model_parallel_size)
+    logger.info(
+        "vocabulary of %s: %d ids, padded to %d (%d unused; a multiple of make_vocab_size_divisible_by %d * tp %d)",
+        tokenizer.name,
+        tokenizer.vocab_size,
+        padded,
+        padded - tokenizer.vocab_size,
+        make_vocab_size_divisible_by,
+        tensor_model_parallel_size,
+    )
     return padded
 
 
@@ -69,8 +77,10 @@ def _told_from_files(settings):
         return "GPTSentencePieceTokenizer" if path.endswith(".model") else "PretrainedFromHF"
     if settings.vocab_file:
         return "GPT2BPETokenizer"
-    raise TokenizerError("no tokenizer is named: give --tokenizer-type and --tokenizer-name-or-path FOLDER (or "
-                         "--tokenizer-model FILE, or --vocab-file and --merge-file).")
+    raise TokenizerError(
+        "no tokenizer is named: give --tokenizer-type and --tokenizer-name-or-path FOLDER (or "
+        "--tokenizer-model FILE, or --vocab-file and --merge-file)."
+    )
 
 
 def _given(value, kind, option):

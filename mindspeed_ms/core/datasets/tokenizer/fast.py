@@ -35,8 +35,10 @@ class FastTokenizer(Tokenizer):
                 continue
             number = self.token_to_id(token)
             if number is None:
-                raise TokenizerError(f"{self.name}: {role}_token is {token!r}, which is not in the vocabulary of "
-                                     f"{self.vocab_size} ids. Correct tokenizer_config.json or add the token there.")
+                raise TokenizerError(
+                    f"{self.name}: {role}_token is {token!r}, which is not in the vocabulary of "
+                    f"{self.vocab_size} ids. Correct tokenizer_config.json or add the token there."
+                )
             setattr(self, role, number)
         if self._by_backend:
             around = self._backend.encode("a").ids
@@ -91,9 +93,11 @@ class FastTokenizer(Tokenizer):
         add([AddedToken(content, **flags)])
         self._size = None
         if self.token_to_id(content) != number:
-            raise TokenizerError(f"{self.name}: added token {content!r} should have id {number}, but the vocabulary gives it "
-                                 f"{self.token_to_id(content)}. tokenizer_config.json and tokenizer.json do not belong "
-                                 "together: copy both from one place.")
+            raise TokenizerError(
+                f"{self.name}: added token {content!r} should have id {number}, but the vocabulary gives it "
+                f"{self.token_to_id(content)}. tokenizer_config.json and tokenizer.json do not belong "
+                "together: copy both from one place."
+            )
 
 
 def read_backend(path):

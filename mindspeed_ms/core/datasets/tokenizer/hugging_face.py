@@ -34,8 +34,10 @@ def from_folder(path, use_fast=True):
         TokenizerError: no such folder, no tokenizer in it, damaged files, tokens whose ids disagree.
     """
     if not os.path.exists(path):
-        raise TokenizerError(f"--tokenizer-name-or-path is {path}: there is no such folder or file (looked for "
-                             f"{os.path.abspath(path)}; nothing is downloaded from a hub).")
+        raise TokenizerError(
+            f"--tokenizer-name-or-path is {path}: there is no such folder or file (looked for "
+            f"{os.path.abspath(path)}; nothing is downloaded from a hub)."
+        )
     folder = path if os.path.isdir(path) else os.path.dirname(path) or "."
     settings = _Settings(folder)
     fast = path if not os.path.isdir(path) else os.path.join(folder, "tokenizer.json")
@@ -63,14 +65,17 @@ def gpt2_tokenizer(vocab_file, merge_file, settings=None):
     try:
         backend = Backend(models.BPE.from_file(vocab_file, merge_file))
     except Exception as error:  # the library raises plain Exception
-        raise TokenizerError(f"{vocab_file} and {merge_file} are no GPT2 vocabulary and merges ({error}): expected a json "
-                             "object of tokens and ids, and a text file of pairs.") from error
+        raise TokenizerError(
+            f"{vocab_file} and {merge_file} are no GPT2 vocabulary and merges ({error}): expected a json "
+            "object of tokens and ids, and a text file of pairs."
+        ) from error
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
     missing = sorted(set(pre_tokenizers.ByteLevel.alphabet()) - set(backend.get_vocab()))
     if missing:
-        logger.warning("%s lacks %d of the 256 bytes: text that has them loses them (first: %r)", vocab_file, len(missing),
-                       missing[0])
+        logger.warning(
+            "%s lacks %d of the 256 bytes: text that has them loses them (first: %r)", vocab_file, len(missing), missing[0]
+        )
     if settings is not None:
         return _with_settings(backend, vocab_file, settings)
     tokenizer = FastTokenizer(backend, f"the GPT2 tokenizer {vocab_file}", adds_bos=False)
@@ -185,17 +190,22 @@ def _from_vocab_and_merges(folder, settings):
     vocab, merges = (os.path.join(folder, name) for name in ("vocab.json", "merges.txt"))
     found = ", ".join(sorted(os.listdir(folder))[:10]) or "nothing"
     if not (os.path.isfile(vocab) and os.path.isfile(merges)):
-        raise TokenizerError(f"--tokenizer-name-or-path is {folder}: it has no tokenizer.json, no tokenizer.model and no "
-                             f"vocab.json with merges.txt. Found there: {found}.")
+        raise TokenizerError(
+            f"--tokenizer-name-or-path is {folder}: it has no tokenizer.json, no tokenizer.model and no "
+            f"vocab.json with merges.txt. Found there: {found}."
+        )
     kind = settings.config.get("tokenizer_class", _BYTE_LEVEL[0])
     if kind not in _BYTE_LEVEL:
-        raise TokenizerError(f"{folder} has vocab.json and merges.txt of a {kind}, whose rules are in no file: add its "
-                             "tokenizer.json (transformers writes one with save_pretrained).")
+        raise TokenizerError(
+            f"{folder} has vocab.json and merges.txt of a {kind}, whose rules are in no file: add its "
+            "tokenizer.json (transformers writes one with save_pretrained)."
+        )
     return gpt2_tokenizer(vocab, merges, settings)
 
 
 def _check_around(tokenizer):
     for word, adds, number in (("bos", tokenizer.adds_bos, tokenizer.bos), ("eos", tokenizer.adds_eos, tokenizer.eos)):
         if adds and number is None:
-            raise TokenizerError(f"{tokenizer.name}: add_{word}_token is true, but there is no {word}_token. Name it in "
-                                 "tokenizer_config.json.")
+            raise TokenizerError(
+                f"{tokenizer.name}: add_{word}_token is true, but there is no {word}_token. Name it in tokenizer_config.json."
+            )

@@ -48,8 +48,10 @@ class Tokenizer(ABC):
             TokenizerError: the tokenizer has none.
         """
         if self.eos is None:
-            raise TokenizerError(f"{self.name} has no end-of-sequence token, so documents cannot be ended: name it as "
-                                 "eos_token in tokenizer_config.json beside the tokenizer.")
+            raise TokenizerError(
+                f"{self.name} has no end-of-sequence token, so documents cannot be ended: name it as "
+                "eos_token in tokenizer_config.json beside the tokenizer."
+            )
         return self.eos
 
     def tokenize(self, text, add_special_tokens=True):
@@ -94,8 +96,9 @@ class Tokenizer(ABC):
         """Raise TokenizerError if an id (iterable of int) is not in the vocabulary."""
         outside = [int(number) for number in ids if not 0 <= number < self.vocab_size]
         if outside:
-            raise TokenizerError(f"id {outside[0]} is outside the vocabulary of {self.name}, which has the ids 0 to "
-                                 f"{self.vocab_size - 1}.")
+            raise TokenizerError(
+                f"id {outside[0]} is outside the vocabulary of {self.name}, which has the ids 0 to {self.vocab_size - 1}."
+            )
 
 
 def wrap(ids, tokenizer):

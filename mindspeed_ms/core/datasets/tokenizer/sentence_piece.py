@@ -34,8 +34,9 @@ class SentencePieceTokenizer(Tokenizer):
         self._vocab = {self._model.id_to_piece(number): number for number in range(self._model.vocab_size())}
         self._inverse = {number: token for token, number in self._vocab.items()}
         self._added, self._pattern = {}, None
-        self.bos, self.eos, self.pad = (number if number >= 0 else None for number in (
-            self._model.bos_id(), self._model.eos_id(), self._model.pad_id()))
+        self.bos, self.eos, self.pad = (
+            number if number >= 0 else None for number in (self._model.bos_id(), self._model.eos_id(), self._model.pad_id())
+        )
         self.adds_bos, self.adds_eos = adds_bos, adds_eos
         self.named = {self._inverse[number] for number in (self.bos, self.eos, self._model.unk_id()) if number is not None}
 
@@ -168,8 +169,10 @@ def _load(path):
     try:
         return SentencePieceProcessor(model_file=path)
     except (RuntimeError, OSError) as error:
-        raise TokenizerError(f"{path} is no sentencepiece model, or damaged ({error}): copy it again, or name a "
-                             "tokenizer.json as --tokenizer-type PretrainedFromHF.") from error
+        raise TokenizerError(
+            f"{path} is no sentencepiece model, or damaged ({error}): copy it again, or name a "
+            "tokenizer.json as --tokenizer-type PretrainedFromHF."
+        ) from error
 
 
 def _without_leading_space(path):

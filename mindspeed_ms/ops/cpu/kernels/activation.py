@@ -1,4 +1,5 @@
 """Activations of rows x [rows, n] plus bias [n], forward and backward (`input_grad` from `output_grad`)."""
+
 import numpy as np
 
 from mindspeed_ms.ops.cpu.compiler import inline, kernel

@@ -1,4 +1,5 @@
 """Memory operations between threads: counters that several threads move, and waiting for another thread to move one."""
+
 import functools
 
 from llvmlite import ir
@@ -19,18 +20,22 @@ def _element(context, builder, array_type, array, index):
 @intrinsic
 def add_atomically(typing_context, array, index, number):
     """array[index] += number for an int64 array; returns the value before. All threads see it in one order."""
+
     def generate(context, builder, signature, arguments):
         place = _element(context, builder, signature.args[0], arguments[0], arguments[1])
         return builder.atomic_rmw("add", place, arguments[2], "seq_cst")
+
     return types.int64(array, types.int64, types.int64), generate
 
 
 @intrinsic
 def read_atomically(typing_context, array, index):
     """array[index] of an int64 array as the other threads left it."""
+
     def generate(context, builder, signature, arguments):
         place = _element(context, builder, signature.args[0], arguments[0], arguments[1])
         return builder.atomic_rmw("add", place, ir.Constant(ir.IntType(64), 0), "seq_cst")
+
     return types.int64(array, types.int64), generate
 
 

@@ -6,6 +6,7 @@ and `inverse_sum` [b, n, sq] keep each query's softmax for the backward, which r
 Key j is visible to query i if i + lower <= j <= i + upper and, with a mask, mask[b or 0, i, j] == 0. Dropout keeps what
 `keep` [b, n, sq, sk] says (mode 1) or what a hash of seed and position says (mode 2).
 """
+
 import numpy as np
 
 from mindspeed_ms.ops.cpu.compiler import inline, kernel, shared
@@ -32,11 +33,7 @@ def _fill_heads(array, first, last, b, head):
 @inline
 def _kept_by_hash(seed, row, column, threshold):
     """Whether (row, column) survives: a mixing function of 64 bits (constants of the public-domain splitmix64)."""
-    z = (
-        np.uint64(seed)
-        + np.uint64(row) * np.uint64(0x9E3779B97F4A7C15)
-        + np.uint64(column) * np.uint64(0xD1342543DE82EF95)
-    )
+    z = np.uint64(seed) + np.uint64(row) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(column) * np.uint64(0xD1342543DE82EF95)
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return ((z ^ (z >> np.uint64(31))) >> np.uint64(32)) < threshold
@@ -114,11 +111,23 @@ def attention_forward(
             _fill_heads(output, first, first + rows, b, head)
         for k0 in range(key_start, key_stop, KEY_BLOCK):
             columns = KEY_BLOCK if k0 + KEY_BLOCK < key_stop else key_stop - k0
-            multiply_transposed(sgemm, rows, columns, size, scale, _place(query, first, b, head), q_step,
-                                _place(key, k0, b, group), k_step, 0.0, address_of(scores), KEY_BLOCK)
+            multiply_transposed(
+                sgemm,
+                rows,
+                columns,
+                size,
+                scale,
+                _place(query, first, b, head),
+                q_step,
+                _place(key, k0, b, group),
+                k_step,
+                0.0,
+                address_of(scores),
+                KEY_BLOCK,
+            )
             for r in range(rows):
                 i = first + r
-                row = scores[r * KEY_BLOCK:r * KEY_BLOCK + columns]
+                row = scores[r * KEY_BLOCK : r * KEY_BLOCK + columns]
                 _hide(row, i, k0, keys, lower, upper, has_mask, mask[b % mask.shape[0], i % mask.shape[1]])
                 before, block_largest = largest[r], row_maximum(row)
                 if before >= block_largest:
@@ -131,12 +140,32 @@ def attention_forward(
                 sums[r] = np.float32(sums[r] * shrink + row_sum(row))
                 largest[r] = block_largest
                 if dropout != DROPOUT_NONE:
-                    _drop(row, dropout, keep[b % keep.shape[0], head % keep.shape[1], i % keep.shape[2]], seed,
-                          (b * heads + head) * queries + i, k0, keep_probability, gain)
+                    _drop(
+                        row,
+                        dropout,
+                        keep[b % keep.shape[0], head % keep.shape[1], i % keep.shape[2]],
+                        seed,
+                        (b * heads + head) * queries + i,
+                        k0,
+                        keep_probability,
+                        gain,
+                    )
                 if k0 > key_start and shrink != _ONE:
                     _multiply_row(output[i, b, head], shrink)
-            multiply(sgemm, rows, size, columns, 1.0, address_of(scores), KEY_BLOCK, _place(value, k0, b, group),
-                     k_step, 0.0 if k0 == key_start else 1.0, _place(output, first, b, head), q_step)
+            multiply(
+                sgemm,
+                rows,
+                size,
+                columns,
+                1.0,
+                address_of(scores),
+                KEY_BLOCK,
+                _place(value, k0, b, group),
+                k_step,
+                0.0 if k0 == key_start else 1.0,
+                _place(output, first, b, head),
+                q_step,
+            )
         for r in range(rows):
             inverse = _ONE / sums[r] if sums[r] > _ZERO else _ZERO
             inverse_sum[b, head, first + r] = inverse
@@ -179,8 +208,8 @@ def attention_backward(
                 multiply_transposed(sgemm, rows, columns, size, 1.0, do, q_step, v, k_step, 0.0, g, KEY_BLOCK)
                 for r in range(rows):
                     i = first + r
-                    row = probabilities[r * KEY_BLOCK:r * KEY_BLOCK + columns]
-                    grad = grads[r * KEY_BLOCK:r * KEY_BLOCK + columns]
+                    row = probabilities[r * KEY_BLOCK : r * KEY_BLOCK + columns]
+                    grad = grads[r * KEY_BLOCK : r * KEY_BLOCK + columns]
                     inverse = inverse_sum[b, head, i]
                     if inverse == _ZERO:
                         fill(row, _ZERO)
@@ -198,9 +227,23 @@ def attention_backward(
                         grad[j] = row[j] * (grad[j] - mean) * factor
                     if dropout != DROPOUT_NONE:
                         _drop(row, dropout, keep_row, seed, position, k0, keep_probability, gain)
-                transposed_multiply(sgemm, columns, size, rows, 1.0, p, KEY_BLOCK, do, q_step, 1.0,
-                                    _place(value_grad, k0, b, group), k_step)
-                transposed_multiply(sgemm, columns, size, rows, 1.0, g, KEY_BLOCK, q, q_step, 1.0,
-                                    _place(key_grad, k0, b, group), k_step)
-                multiply(sgemm, rows, size, columns, 1.0, g, KEY_BLOCK, k, k_step, 0.0 if k0 == key_start else 1.0,
-                         _place(query_grad, first, b, head), q_step)
+                transposed_multiply(
+                    sgemm, columns, size, rows, 1.0, p, KEY_BLOCK, do, q_step, 1.0, _place(value_grad, k0, b, group), k_step
+                )
+                transposed_multiply(
+                    sgemm, columns, size, rows, 1.0, g, KEY_BLOCK, q, q_step, 1.0, _place(key_grad, k0, b, group), k_step
+                )
+                multiply(
+                    sgemm,
+                    rows,
+                    size,
+                    columns,
+                    1.0,
+                    g,
+                    KEY_BLOCK,
+                    k,
+                    k_step,
+                    0.0 if k0 == key_start else 1.0,
+                    _place(query_grad, first, b, head),
+                    q_step,
+                )

@@ -3,6 +3,7 @@
 SciPy publishes its BLAS to compiled code (`scipy.linalg.cython_blas`), and MindSpore requires SciPy. The address is an
 argument of the kernel, because machine code kept on disk must not contain addresses of this process.
 """
+
 import numpy as np
 from llvmlite import ir
 from numba import types
@@ -20,17 +21,33 @@ ITEM = 4
 @intrinsic
 def address_of(typing_context, array):
     """Address of an array's first element."""
+
     def generate(context, builder, signature, arguments):
         structure = context.make_array(signature.args[0])(context, builder, arguments[0])
         return builder.ptrtoint(structure.data, ir.IntType(64))
+
     return types.int64(array), generate
 
 
 @intrinsic
 def _sgemm(typing_context, function, trans_a, trans_b, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc):
     """Fortran sgemm at the address `function`; matrices are addresses."""
-    signature = types.void(types.int64, types.int64, types.int64, types.int64, types.int64, types.int64, types.float32,
-                           types.int64, types.int64, types.int64, types.int64, types.float32, types.int64, types.int64)
+    signature = types.void(
+        types.int64,
+        types.int64,
+        types.int64,
+        types.int64,
+        types.int64,
+        types.int64,
+        types.float32,
+        types.int64,
+        types.int64,
+        types.int64,
+        types.int64,
+        types.float32,
+        types.int64,
+        types.int64,
+    )
 
     def generate(context, builder, signature, arguments):
         function, trans_a, trans_b, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc = arguments
@@ -44,16 +61,30 @@ def _sgemm(typing_context, function, trans_a, trans_b, m, n, k, alpha, a, lda, b
         def matrix(address):
             return builder.inttoptr(address, real.as_pointer())
 
-        values = [reference(trans_a, char), reference(trans_b, char), reference(m, integer), reference(n, integer),
-                  reference(k, integer), reference(alpha, real), matrix(a), reference(lda, integer), matrix(b),
-                  reference(ldb, integer), reference(beta, real), matrix(c), reference(ldc, integer)]
+        values = [
+            reference(trans_a, char),
+            reference(trans_b, char),
+            reference(m, integer),
+            reference(n, integer),
+            reference(k, integer),
+            reference(alpha, real),
+            matrix(a),
+            reference(lda, integer),
+            matrix(b),
+            reference(ldb, integer),
+            reference(beta, real),
+            matrix(c),
+            reference(ldc, integer),
+        ]
         kind = ir.FunctionType(ir.VoidType(), [value.type for value in values])
         builder.call(builder.inttoptr(function, kind.as_pointer()), values)
         return context.get_dummy_value()
+
     return signature, generate
 
 
 # Row-major C[m, n] is Fortran's C^T[n, m] = op(B)^T op(A)^T, so the operands change places.
+
 
 @inline
 def multiply(sgemm, m, n, k, alpha, a, a_step, b, b_step, beta, c, c_step):

@@ -1,4 +1,5 @@
 """bfloat16 bits to float32 and back."""
+
 import numpy as np
 from numba import types
 from numba.extending import intrinsic
@@ -10,6 +11,7 @@ from mindspeed_ms.ops.cpu.compiler import kernel
 def _bits_of_float(typing_context, value):
     def generate(context, builder, signature, arguments):
         return builder.bitcast(arguments[0], context.get_value_type(types.uint32))
+
     return types.uint32(types.float32), generate
 
 
@@ -17,6 +19,7 @@ def _bits_of_float(typing_context, value):
 def _float_of_bits(typing_context, bits):
     def generate(context, builder, signature, arguments):
         return builder.bitcast(arguments[0], context.get_value_type(types.float32))
+
     return types.float32(types.uint32), generate
 
 

@@ -1,4 +1,5 @@
 """Cross entropy over rows of logits [rows, v]."""
+
 import numpy as np
 
 from mindspeed_ms.ops.cpu.compiler import inline, kernel
@@ -32,9 +33,7 @@ def local_sums(start, stop, logits, maximum, target, vocab_start, smoothing, sum
 
 
 @kernel
-def gradient(
-    start, stop, logits, maximum, sum_exp, target, vocab_start, grad_output, target_share, other_share, output
-):
+def gradient(start, stop, logits, maximum, sum_exp, target, vocab_start, grad_output, target_share, other_share, output):
     """(softmax - target_share * onehot - other_share) * grad_output; output may be `logits`."""
     other = np.float32(other_share)
     for i in range(start, stop):

@@ -5,6 +5,7 @@ The polynomials are minimax fits of our own: exp(r) = 1 + r + r^2 q(r) on |r| <=
 distribution's tail Phi(-x) = exp(-x^2/2) t p(t) with t = 1 / (1 + 0.3 x) (relative error 4e-9 for 0 <= x <= 14) and its
 centre Phi(x) = 1/2 + x c(x^2) for |x| <= 1.5 (relative error 3e-9), where the tail would lose two bits.
 """
+
 import numpy as np
 from llvmlite import ir
 from numba import types
@@ -20,13 +21,26 @@ _EXP_UNDERFLOW = np.float32(-87.33)
 _ONE = np.float32(1)
 _HALF = np.float32(0.5)
 _ZERO = np.float32(0)
-_E0, _E1, _E2, _E3, _E4 = (np.float32(c) for c in (
-    0.4999999305, 0.1666651479, 0.04166845685, 0.008369419269, 0.001381314256))
-_P0, _P1, _P2, _P3, _P4, _P5, _P6, _P7, _P8, _P9 = (np.float32(c) for c in (
-    0.1196866345, 0.1195728336, 0.1102273869, 0.0784252891, 0.09605865879, -0.079248862, 0.1915834949, -0.22806884,
-    0.1123763318, -0.0206129293))
-_C0, _C1, _C2, _C3, _C4, _C5, _C6 = (np.float32(c) for c in (
-    0.3989422793, -0.06649033503, 0.009973241309, -0.001186488491, 0.0001143563885, -8.718302965e-06, 4.115557977e-07))
+_E0, _E1, _E2, _E3, _E4 = (np.float32(c) for c in (0.4999999305, 0.1666651479, 0.04166845685, 0.008369419269, 0.001381314256))
+_P0, _P1, _P2, _P3, _P4, _P5, _P6, _P7, _P8, _P9 = (
+    np.float32(c)
+    for c in (
+        0.1196866345,
+        0.1195728336,
+        0.1102273869,
+        0.0784252891,
+        0.09605865879,
+        -0.079248862,
+        0.1915834949,
+        -0.22806884,
+        0.1123763318,
+        -0.0206129293,
+    )
+)
+_C0, _C1, _C2, _C3, _C4, _C5, _C6 = (
+    np.float32(c)
+    for c in (0.3989422793, -0.06649033503, 0.009973241309, -0.001186488491, 0.0001143563885, -8.718302965e-06, 4.115557977e-07)
+)
 _CENTRE_END = np.float32(1.5)
 _TAIL_SLOPE = np.float32(0.3)
 _TAIL_END = np.float32(14.0)
@@ -37,6 +51,7 @@ _INVERSE_SQRT_2PI = np.float32(0.3989422804014327)
 def _float_of_bits(typing_context, bits):
     def generate(context, builder, signature, arguments):
         return builder.bitcast(arguments[0], ir.FloatType())
+
     return types.float32(types.int32), generate
 
 
@@ -49,8 +64,10 @@ def _flip_negative(builder, bits):
 @intrinsic
 def _ordered_bits(typing_context, value):
     """An integer that orders like the float; positive NaN comes out largest."""
+
     def generate(context, builder, signature, arguments):
         return _flip_negative(builder, builder.bitcast(arguments[0], ir.IntType(32)))
+
     return types.int32(types.float32), generate
 
 
@@ -58,6 +75,7 @@ def _ordered_bits(typing_context, value):
 def _float_of_ordered_bits(typing_context, bits):
     def generate(context, builder, signature, arguments):
         return builder.bitcast(_flip_negative(builder, arguments[0]), ir.FloatType())
+
     return types.float32(types.int32), generate
 
 

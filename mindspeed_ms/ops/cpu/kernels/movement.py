@@ -1,6 +1,7 @@
 """Kernels that move or combine elements: embedding, qkv split, rotary, dropout, residuals. Movers take any element
 type.
 """
+
 import numpy as np
 
 from mindspeed_ms.ops.cpu.compiler import inline, kernel
@@ -54,8 +55,8 @@ def split_query_key_value(start, stop, mixed, query, key, value):
         for group in range(mixed.shape[1]):
             source = mixed[token, group]
             _copy(source[:wide], query[token, group])
-            _copy(source[wide:wide + size], key[token, group])
-            _copy(source[wide + size:], value[token, group])
+            _copy(source[wide : wide + size], key[token, group])
+            _copy(source[wide + size :], value[token, group])
 
 
 @kernel
@@ -66,8 +67,8 @@ def join_query_key_value(start, stop, query, key, value, mixed):
         for group in range(mixed.shape[1]):
             target = mixed[token, group]
             _copy(query[token, group], target[:wide])
-            _copy(key[token, group], target[wide:wide + size])
-            _copy(value[token, group], target[wide + size:])
+            _copy(key[token, group], target[wide : wide + size])
+            _copy(value[token, group], target[wide + size :])
 
 
 @kernel

@@ -1,4 +1,5 @@
 """RMSNorm and LayerNorm over rows x [rows, hidden]; sums are accumulated in double precision."""
+
 import numpy as np
 
 from mindspeed_ms.ops.cpu.compiler import kernel, reduction

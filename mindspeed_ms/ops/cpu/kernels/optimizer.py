@@ -1,13 +1,12 @@
 """Optimizer steps over flat float32 arrays [n], in place."""
+
 import numpy as np
 
 from mindspeed_ms.ops.cpu.compiler import kernel
 
 
 @kernel
-def adamw(
-    start, stop, parameter, exp_avg, exp_avg_sq, grad, grad_scale, beta1, beta2, eps, decay, step_size, root_scale
-):
+def adamw(start, stop, parameter, exp_avg, exp_avg_sq, grad, grad_scale, beta1, beta2, eps, decay, step_size, root_scale):
     """decay = 1 - lr * weight_decay, step_size = lr / (1 - beta1^t), root_scale = sqrt(1 - beta2^t)."""
     gain = np.float32(grad_scale)
     rest1 = np.float32(1 - beta1)

@@ -1,4 +1,5 @@
 """Matrix products of one thread's share of a linear layer; matrices are C-contiguous float32."""
+
 from mindspeed_ms.ops.cpu.compiler import kernel
 from mindspeed_ms.ops.cpu.kernels.blas import address_of, multiply, multiply_transposed, transposed_multiply
 
@@ -6,15 +7,39 @@ from mindspeed_ms.ops.cpu.kernels.blas import address_of, multiply, multiply_tra
 @kernel
 def linear_columns(start, stop, sgemm, x, weight, y):
     """Columns `start` to `stop` of y [tokens, out] = x [tokens, in] weight [out, in]^T."""
-    multiply_transposed(sgemm, x.shape[0], stop - start, x.shape[1], 1.0, address_of(x), x.shape[1],
-                        address_of(weight[start:]), weight.shape[1], 0.0, address_of(y[:, start:]), y.shape[1])
+    multiply_transposed(
+        sgemm,
+        x.shape[0],
+        stop - start,
+        x.shape[1],
+        1.0,
+        address_of(x),
+        x.shape[1],
+        address_of(weight[start:]),
+        weight.shape[1],
+        0.0,
+        address_of(y[:, start:]),
+        y.shape[1],
+    )
 
 
 @kernel
 def linear_rows(start, stop, sgemm, x, weight, y):
     """Rows `start` to `stop` of the same product."""
-    multiply_transposed(sgemm, stop - start, weight.shape[0], x.shape[1], 1.0, address_of(x[start:]), x.shape[1],
-                        address_of(weight), weight.shape[1], 0.0, address_of(y[start:]), y.shape[1])
+    multiply_transposed(
+        sgemm,
+        stop - start,
+        weight.shape[0],
+        x.shape[1],
+        1.0,
+        address_of(x[start:]),
+        x.shape[1],
+        address_of(weight),
+        weight.shape[1],
+        0.0,
+        address_of(y[start:]),
+        y.shape[1],
+    )
 
 
 @kernel
@@ -22,22 +47,55 @@ def weight_grad_rows(start, stop, sgemm, output_grad, x, keep, weight_grad):
     """Rows `start` to `stop` of weight_grad [out, in] = keep * weight_grad + output_grad [tokens, out]^T x [tokens,
     in].
     """
-    transposed_multiply(sgemm, stop - start, x.shape[1], x.shape[0], 1.0, address_of(output_grad[:, start:]),
-                        output_grad.shape[1], address_of(x), x.shape[1], keep, address_of(weight_grad[start:]),
-                        weight_grad.shape[1])
+    transposed_multiply(
+        sgemm,
+        stop - start,
+        x.shape[1],
+        x.shape[0],
+        1.0,
+        address_of(output_grad[:, start:]),
+        output_grad.shape[1],
+        address_of(x),
+        x.shape[1],
+        keep,
+        address_of(weight_grad[start:]),
+        weight_grad.shape[1],
+    )
 
 
 @kernel
 def input_grad_columns(start, stop, sgemm, output_grad, weight, input_grad):
     """Columns `start` to `stop` of input_grad [tokens, in] = output_grad [tokens, out] weight [out, in]."""
-    multiply(sgemm, output_grad.shape[0], stop - start, weight.shape[0], 1.0, address_of(output_grad),
-             output_grad.shape[1], address_of(weight[:, start:]), weight.shape[1], 0.0,
-             address_of(input_grad[:, start:]), input_grad.shape[1])
+    multiply(
+        sgemm,
+        output_grad.shape[0],
+        stop - start,
+        weight.shape[0],
+        1.0,
+        address_of(output_grad),
+        output_grad.shape[1],
+        address_of(weight[:, start:]),
+        weight.shape[1],
+        0.0,
+        address_of(input_grad[:, start:]),
+        input_grad.shape[1],
+    )
 
 
 @kernel
 def input_grad_rows(start, stop, sgemm, output_grad, weight, input_grad):
     """Rows `start` to `stop` of the same product."""
-    multiply(sgemm, stop - start, weight.shape[1], weight.shape[0], 1.0, address_of(output_grad[start:]),
-             output_grad.shape[1], address_of(weight), weight.shape[1], 0.0, address_of(input_grad[start:]),
-             input_grad.shape[1])
+    multiply(
+        sgemm,
+        stop - start,
+        weight.shape[1],
+        weight.shape[0],
+        1.0,
+        address_of(output_grad[start:]),
+        output_grad.shape[1],
+        address_of(weight),
+        weight.shape[1],
+        0.0,
+        address_of(input_grad[start:]),
+        input_grad.shape[1],
+    )

@@ -1,4 +1,5 @@
 """Sums with double-precision accumulators, cut so that the result does not depend on the number of threads."""
+
 import numpy as np
 
 from mindspeed_ms.ops.cpu.compiler import kernel
@@ -25,5 +26,5 @@ def column_sums(start, stop, x, sums):
 def square_sums(start, stop, values, sums):
     """Sum of squares of each block of BLOCK elements of values [n]; sums [blocks] is float64."""
     for block in range(start, stop):
-        part = values[block * BLOCK:(block + 1) * BLOCK]
+        part = values[block * BLOCK : (block + 1) * BLOCK]
         sums[block] = row_dot(part, part)

@@ -3,6 +3,7 @@
 Row r belongs to query i = r % sq; its visible keys are i + lower <= j <= i + upper and, with a mask, mask[b or 0, i, j]
 == 0.
 """
+
 import numpy as np
 
 from mindspeed_ms.ops.cpu.compiler import inline, kernel

@@ -101,6 +101,7 @@ class RecordHandler(Handler):
         """See Handler."""
         samples = {key: [] for key in self.keys}
         for place, record in zip(places, records):
+
             def note(text, place=place):
                 judge.tally.note(text, place)
 

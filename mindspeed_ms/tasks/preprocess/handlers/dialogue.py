@@ -22,8 +22,10 @@ class DialogueHandler(RecordHandler):
         self.pad = tokenizer.pad
         self._ends = int(self.template.efficient_eos) + int(settings.append_eod)
         if not self.template.answers_end and not settings.append_eod:
-            self.remarks.append(f"the template {self.template.name} ends no answer, so a model would not learn to stop: add "
-                                "--append-eod unless the answers end with a token of their own")
+            self.remarks.append(
+                f"the template {self.template.name} ends no answer, so a model would not learn to stop: add "
+                "--append-eod unless the answers end with a token of their own"
+            )
 
     def check_first(self, records):
         """See Handler."""
@@ -31,6 +33,7 @@ class DialogueHandler(RecordHandler):
 
     def turns(self, conversation, messages=None, limit=None):
         """(turns as (source ids, target ids), what was cut) of a Conversation in at most `limit` tokens."""
+
         def render(part):
             try:
                 return self.template.encode_multiturn(self.tokenizer, part, conversation.system, conversation.tools)
@@ -135,5 +138,3 @@ def joined(turns):
     """(ids before the last answer, ids of the last answer)."""
     before = [number for source, target in turns[:-1] for number in (*source, *target)]
     return before + turns[-1][0], turns[-1][1]
-
-

@@ -22,8 +22,10 @@ class ProcessRewardHandler(RecordHandler):
     def _single(self, option, token):
         ids = self.tokenizer.tokenize(token, add_special_tokens=False)
         if len(ids) != 1:
-            raise PreprocessError(f"{option} {token!r} is {len(ids)} tokens ({ids}) of {self.tokenizer.name}: expected one "
-                                  "that is a single token.")
+            raise PreprocessError(
+                f"{option} {token!r} is {len(ids)} tokens ({ids}) of {self.tokenizer.name}: expected one "
+                "that is a single token."
+            )
         return ids[0]
 
     def sample(self, record, note):
@@ -34,8 +36,11 @@ class ProcessRewardHandler(RecordHandler):
         steps = [position for position, number in enumerate(ids) if number == self._placeholder]
         if not isinstance(values, list) or len(values) != len(steps):
             count = len(values) if isinstance(values, list) else type(values).__name__
-            raise BadRecord(f"expected a list of one label for each of the {len(steps)} placeholders "
-                            f"{self.settings.placeholder_token!r}, found {count}", "labels and placeholders differ")
+            raise BadRecord(
+                f"expected a list of one label for each of the {len(steps)} placeholders "
+                f"{self.settings.placeholder_token!r}, found {count}",
+                "labels and placeholders differ",
+            )
         if not steps:
             raise Unusable("no placeholder")
         if self.settings.seq_length and len(ids) > self.settings.seq_length:
@@ -49,8 +54,9 @@ class ProcessRewardHandler(RecordHandler):
         if value in self._rewards:
             return self._rewards[value]
         if self._rewards:
-            raise BadRecord(f"the label {value!r} is not among --reward-tokens: {', '.join(map(repr, self._rewards))}",
-                            "unknown label")
+            raise BadRecord(
+                f"the label {value!r} is not among --reward-tokens: {', '.join(map(repr, self._rewards))}", "unknown label"
+            )
         ids = self.tokenizer.tokenize(value, add_special_tokens=False)
         if len(ids) != 1:
             raise BadRecord(f"the label {value!r} is {len(ids)} tokens, expected one", "label of several tokens")

@@ -1,0 +1,98 @@
+"""Every shell command of README and docs, pasted page by page as it is printed; trainings are interrupted after some steps."""
+
+import pytest
+
+from tests.documented.pages import PAGES, ROOT, blocks
+from tests.documented.sandbox import Sandbox, write_conversations, write_indexed, write_records, write_texts, write_tokenizer
+
+pytestmark = [pytest.mark.documented, pytest.mark.slow]
+
+# what .ci/run runs itself, in its fresh environment
+ELSEWHERE = ("pip install -e", "python -m venv")
+
+
+def _readme(sandbox):
+    write_texts(sandbox, "my_texts")
+    write_records(sandbox, "my_texts.jsonl")
+    write_tokenizer(sandbox, "my_tokenizer")
+    write_indexed(sandbox, "other_text_document")
+    _own_configuration(sandbox)
+
+
+def _own_configuration(sandbox):
+    for name in ("model", "train"):
+        text = (ROOT / "configs" / "cpu_default" / f"{name}.yaml").read_text(encoding="utf-8")
+        sandbox.path(f"my/{name}.yaml").write_text(text, encoding="utf-8")
+
+
+def _getting_started(sandbox):
+    write_texts(sandbox, "books")
+    _own_configuration(sandbox)
+
+
+def _data(sandbox):
+    for name in ("books_text_document", "books", "web", "code", "held_out"):
+        write_indexed(sandbox, f"data/{name}")
+
+
+def _templates(sandbox):
+    write_tokenizer(sandbox, "Qwen3-0.6B")
+    write_conversations(sandbox, "PREFIX")
+
+
+def _profiling(sandbox):
+    settings = blocks("docs/profiling.md", "yaml")[0].text
+    sandbox.path("profile.yaml").write_text(settings, encoding="utf-8")
+    sizes = "--num-layers 1 --hidden-size 32 --ffn-hidden-size 64 --num-attention-heads 2 --seq-length 32 --train-iters 8"
+    done = sandbox.run(
+        "/bin/bash gpt/pretrain_gpt.sh --config configs/cpu_default/*.yaml profile.yaml --mock-data --eval-iters 0 "
+        f"--no-sample {sizes}"
+    )
+    assert done.returncode == 0, done.stdout
+
+
+PREPARATION = {
+    "README.md": _readme,
+    "docs/data.md": _data,
+    "docs/getting-started.md": _getting_started,
+    "docs/profiling.md": _profiling,
+    "docs/tokenizers-and-templates.md": _templates,
+}
+
+
+def _own_blocks(page):
+    return [block for block in blocks(page, "bash") if not block.text.startswith(ELSEWHERE)]
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if _own_blocks(page)])
+def test_commands_of_a_page(page, tmp_path):
+    """In order, in one folder, as a reader does it; each block ends with exit code 0."""
+    sandbox = Sandbox(tmp_path)
+    PREPARATION.get(page, lambda sandbox: None)(sandbox)
+    failed = []
+    for block in _own_blocks(page):
+        done = sandbox.run(block.text)
+        if done.returncode:
+            failed.append(f"{page}:{block.line} ended with exit code {done.returncode}:\n{block.text}\n{done.stdout[-3000:]}")
+    assert not failed, "\n\n".join(failed)
+
+
+def test_both_readmes_show_the_same_commands():
+    """The Chinese README differs in comments only."""
+
+    def commands(page):
+        return [line.partition("  #")[0].rstrip() for block in blocks(page, "bash") for line in block.text.splitlines()]
+
+    assert [line.partition("     #")[0].rstrip() for line in commands("README_zh.md")] == commands("README.md")
+
+
+def test_all_shell_blocks_are_marked():
+    """A fenced block with a command says `bash`, or it would not be run."""
+    unmarked = [
+        f"{page}: {line}"
+        for page in PAGES
+        for block in blocks(page, "")
+        for line in block.text.splitlines()
+        if line.startswith(("bash ", "python ", "pip ", "msrun "))
+    ]
+    assert not unmarked

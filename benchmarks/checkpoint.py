@@ -229,7 +229,7 @@ def main():
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--folder", help="on the disk to measure; by default the system's for temporary files")
     arguments = parser.parse_args()
-    from mindspeed_ms.core.comm.world import World, close_nursery
+    from mindspeed_ms.testing.worlds import World, close_nursery
 
     with tempfile.TemporaryDirectory(dir=arguments.folder) as folder, World(1) as world:
         (rows,) = world(measure, folder, arguments.tensors, arguments.mebibytes, arguments.repeats)

@@ -195,7 +195,7 @@ def main():
     parser.add_argument("--trials", type=int, default=50)
     parser.add_argument("--seed", type=int, default=1, help="of the first trial; the others count on")
     arguments = parser.parse_args()
-    from mindspeed_ms.core.comm.world import World, close_nursery
+    from mindspeed_ms.testing.worlds import World, close_nursery
 
     root = tempfile.mkdtemp(prefix="crash_loop.")
     world, failed, counts = World(2), [], {}

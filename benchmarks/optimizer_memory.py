@@ -142,7 +142,7 @@ def main():
     parser.add_argument("--precision", choices=("fp32", "bf16", "fp16"), default="bf16")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
-    from mindspeed_ms.core.comm.world import World, close_nursery
+    from mindspeed_ms.testing.worlds import World, close_nursery
 
     lines = []
     for size in options.ranks:

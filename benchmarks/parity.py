@@ -12,7 +12,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from mindspeed_ms.core.comm.world import World, close_nursery
+from mindspeed_ms.testing.worlds import World, close_nursery
 from tests.parity import recordings, runner
 from tests.parity.layouts import LAYOUTS, is_available, padded_vocabulary, tensor_parallel_limit
 

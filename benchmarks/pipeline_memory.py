@@ -16,7 +16,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from mindspeed_ms.core.comm.world import World, close_nursery
+from mindspeed_ms.testing.worlds import World, close_nursery
 from tests.pipeline_parallel import job
 from tests.pipeline_parallel.live_tensors import measure
 

@@ -17,7 +17,7 @@ import time
 import uuid
 from pathlib import Path
 
-from mindspeed_ms.core.comm import nursery, shm_files
+from mindspeed_ms.core.comm import forking, shm_files
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS")
 FAILURE_GRACE_SECONDS = 5.0  # for the ranks to notice by themselves that a peer is gone
@@ -30,7 +30,7 @@ def main(arguments=None):
     """Start the ranks and wait for them; returns the exit status. In a rank: run the script."""
     options = _parse(arguments)
     set_thread_variables(options.ranks)
-    nursery.preload()
+    forking.preload()
     launch = _Launch(options)
     rank = launch.start()
     if rank is not None:
@@ -108,7 +108,7 @@ class _Launch:
         return None
 
     def _become_rank(self, rank, write):
-        nursery.die_with_parent()
+        forking.die_with_parent()
         if self._options.log_dir is None:
             return
         if write is None:

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 import mindspore as ms
 from mindspore.common import dtype as mstype
 
+from mindspeed_ms.core.autograd import enable_tape
+
 DEVICE_ENVIRONMENT_VARIABLE = "MINDSPEED_MS_DEVICE"
 THREADS_ENVIRONMENT_VARIABLE = "MINDSPEED_MS_THREADS"
 DEVICE_TARGETS = ("CPU", "Ascend")
@@ -210,9 +212,7 @@ def initialize_device():
             # MindSpore's kernels search for the best number of threads during their first calls, so the order of their
             # sums, and with it the last bits, would change while they run; the kernels of ops/ have their own threads
             ms.device_context.cpu.op_tuning.threads_num(1)
-    from mindspeed_ms.core import autograd
-
-    autograd.enable_tape()
+    enable_tape()
     _initialized_target = target
     return target
 

@@ -16,6 +16,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 from mindspeed_ms.core.comm.errors import CommError
+from mindspeed_ms.core.comm.payload import copy_into
 
 REDUCTIONS = ("sum", "max", "min", "prod")
 
@@ -272,8 +273,6 @@ class ProcessGroup(ABC):
 
     def _copy_into(self, out, tensor):
         """Group of one: overwrite `out`."""
-        from mindspeed_ms.core.comm.payload import copy_into
-
         return copy_into(out, tensor, self)
 
     def close(self):  # noqa: B027 - most backends hold nothing

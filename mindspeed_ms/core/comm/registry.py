@@ -13,8 +13,6 @@ from dataclasses import dataclass, field
 from mindspeed_ms.core.comm.errors import CommError
 from mindspeed_ms.core.comm.single import SingleJob, SingleProcessGroup
 
-# core.device is imported where it is used: it imports MindSpore, which takes seconds that a process that only starts worlds
-# does not need to spend
 from mindspeed_ms.core.logging import logger
 
 BACKEND_ENVIRONMENT_VARIABLE = "MINDSPEED_MS_COMM_BACKEND"
@@ -62,7 +60,10 @@ def init(backend=None, timeout=None):
         CommTimeoutError: some rank did not come.
     """
     global _state
-    from mindspeed_ms.core.device import initialize_device, launch_environment
+    from mindspeed_ms.core.device import (
+        initialize_device,
+        launch_environment,
+    )  # here: it imports MindSpore, which takes seconds
 
     name = backend_name(backend)
     leave_if_scheduler(name)

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 
 from mindspeed_ms.core.comm.errors import CommError
 from mindspeed_ms.core.comm.single import SingleJob, SingleProcessGroup
-
 from mindspeed_ms.core.logging import logger
 
 BACKEND_ENVIRONMENT_VARIABLE = "MINDSPEED_MS_COMM_BACKEND"

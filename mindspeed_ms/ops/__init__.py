@@ -6,22 +6,15 @@ float16 and bfloat16 are storage dtypes: computed in float32, rounded once (to n
 dtype. The form is chosen by the device at the first call; `use_forms` overrides it.
 """
 
-from mindspeed_ms.ops.attention_checks import INPUT_LAYOUTS
+from mindspeed_ms.ops.checks import ACTIVATION_NAMES, INPUT_LAYOUTS
 from mindspeed_ms.ops.forms import current_forms, use_forms
-from mindspeed_ms.ops.interface.activation import ACTIVATION_NAMES, bias_activation, gelu, relu, silu, squared_relu, swiglu
-from mindspeed_ms.ops.interface.attention import (
-    UNLIMITED_TOKENS,
-    apply_rotary,
-    core_attention,
-    flash_attention,
-    scaled_masked_softmax,
-    split_query_key_value,
-)
+from mindspeed_ms.ops.interface.activation import bias_activation, gelu, relu, silu, squared_relu, swiglu
+from mindspeed_ms.ops.interface.attention import UNLIMITED_TOKENS, core_attention, flash_attention, scaled_masked_softmax
 from mindspeed_ms.ops.interface.dropout import bias_dropout_add, dropout, residual_add
+from mindspeed_ms.ops.interface.embedding import embedding_lookup
 from mindspeed_ms.ops.interface.linear import (
     batch_matmul,
     bias_grad,
-    embedding_lookup,
     linear,
     linear_forward,
     linear_input_grad,
@@ -36,6 +29,7 @@ from mindspeed_ms.ops.interface.loss import (
 )
 from mindspeed_ms.ops.interface.normalization import layer_norm, rms_norm
 from mindspeed_ms.ops.interface.optimizer import adamw_step, add_into, count_zeros, scale_in_place, sgd_step, sum_of_squares
+from mindspeed_ms.ops.interface.rotary import apply_rotary, split_query_key_value
 from mindspeed_ms.ops.npu import npu_fusion_attention, npu_rms_norm, npu_rotary_position_embedding
 
 __all__ = [

@@ -1,20 +1,19 @@
 """Largest relative difference from recorded Megatron-LM runs over all steps, per recording and layout.
 
-    python benchmarks/parity.py            # needs the recordings' folder or the committed figures, see tests/parity
+    python benchmarks/parity.py [--recordings single_llama ...] [--layouts tp1 tp2 ...]
 
-Prints loss and gradient-norm differences; exits 1 above 1e-5 (loss) or 2e-5 (gradient norm).
+Recordings are those of the folder MINDSPEED_MS_GOLDEN, or the figures in tests/parity/figures. Prints loss and gradient-norm
+differences; exits 1 above 1e-5 (loss) or 2e-5 (gradient norm).
 """
 
+import argparse
 import sys
-from pathlib import Path
 
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
+from mindspeed_ms.testing.parity import recordings, runner
+from mindspeed_ms.testing.parity.layouts import LAYOUTS, is_available, padded_vocabulary, tensor_parallel_limit
 from mindspeed_ms.testing.worlds import World, close_nursery
-from tests.parity import recordings, runner
-from tests.parity.layouts import LAYOUTS, is_available, padded_vocabulary, tensor_parallel_limit
 
 LIMITS = {"loss": 1e-5, "grad_norm": 2e-5}
 
@@ -30,15 +29,20 @@ def difference(world, recording, layout):
 
 def main():
     """Print the table; exit code 1 if a limit is missed."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--recordings", nargs="+", default=recordings.available("single_"), metavar="NAME", help="default: all")
+    parser.add_argument("--layouts", nargs="+", default=list(LAYOUTS), choices=list(LAYOUTS), help="default: all")
+    options = parser.parse_args()
+    layouts = [LAYOUTS[name] for name in options.layouts]
     missed = False
-    sys.stdout.write("| recording | " + " | ".join(LAYOUTS) + " |\n|---|" + "---|" * len(LAYOUTS) + "\n")
-    worlds = {layout.world: World(layout.world) for layout in LAYOUTS.values()}
-    for name in recordings.available("single_"):
+    sys.stdout.write("| recording | " + " | ".join(options.layouts) + " |\n|---|" + "---|" * len(layouts) + "\n")
+    worlds = {layout.world: World(layout.world) for layout in layouts}
+    for name in options.recordings:
         recording = recordings.load(name)
         if not is_available(recording):
             continue
         cells = []
-        for layout in LAYOUTS.values():
+        for layout in layouts:
             if layout.tensor_parallel_size > tensor_parallel_limit(recording):
                 cells.append("refused")
                 continue

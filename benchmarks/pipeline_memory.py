@@ -12,13 +12,10 @@ import argparse
 import logging
 import math
 import sys
-from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
+from mindspeed_ms.testing import small_trainings as job
+from mindspeed_ms.testing.live_tensors import measure
 from mindspeed_ms.testing.worlds import World, close_nursery
-from tests.pipeline_parallel import job
-from tests.pipeline_parallel.live_tensors import measure
 
 MIB = 1 << 20
 HEADER = (

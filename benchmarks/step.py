@@ -228,7 +228,7 @@ def main():
         cells = [row["shape"], f"{row['ms']:.0f}"] + [f"{row[k]:.0f}" if k in row else "-" for k in ("plain", "fused")]
         cells += [
             f"{row['ratio']:.2f}" if "ratio" in row else "-",
-            f"{row['loss']:.3f} / {row.get('peer_loss', 0):.3f}",
+            f"{row['loss']:.3f} / " + (f"{row['peer_loss']:.3f}" if "peer_loss" in row else "-"),
             str(row["operators"]),
         ]
         sys.stdout.write("| " + " | ".join(cells) + " |\n")

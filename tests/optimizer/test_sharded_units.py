@@ -5,8 +5,8 @@ import pytest
 
 from mindspeed_ms.core.comm.errors import MismatchError
 from mindspeed_ms.core.released_parameter import ReleasedParameterError
-from tests.parity.runner import local_batch, micro_batches, start
-from tests.pipeline_parallel import job
+from mindspeed_ms.testing import small_trainings as job
+from mindspeed_ms.testing.parity.runner import local_batch, micro_batches, start
 
 ALL_USED = [[1] * job.GLOBAL_BATCH] * 3
 

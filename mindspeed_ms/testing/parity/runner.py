@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from tests.parity.names import megatron_name, our_name
-from tests.parity.recordings import rule_weight
+from mindspeed_ms.testing.parity.names import megatron_name, our_name
+from mindspeed_ms.testing.parity.recordings import rule_weight
 
 
 def config_of(flags, extra):

@@ -16,6 +16,7 @@ import sys
 
 import numpy as np
 
+from mindspeed_ms.core.logging import logger
 from mindspeed_ms.testing.memory import resident_bytes
 from mindspeed_ms.testing.worlds import World, close_nursery
 
@@ -63,6 +64,7 @@ def measure(sizes, level, precision):
     from mindspeed_ms.core import comm
     from mindspeed_ms.training.utils import set_parallel_context, set_seed
 
+    logger.setLevel("ERROR")  # no log lines in the table
     flags = [
         *FLAGS,
         "--num-layers",

@@ -11,6 +11,7 @@ import sys
 
 import numpy as np
 
+from mindspeed_ms.core.logging import logger
 from mindspeed_ms.testing.parity import recordings, runner
 from mindspeed_ms.testing.parity.layouts import LAYOUTS, is_available, padded_vocabulary, tensor_parallel_limit
 from mindspeed_ms.testing.worlds import World, close_nursery
@@ -18,12 +19,18 @@ from mindspeed_ms.testing.worlds import World, close_nursery
 LIMITS = {"loss": 1e-5, "grad_norm": 2e-5}
 
 
+def quiet_run(*arguments):
+    """`runner.run` without log lines in the table."""
+    logger.setLevel("ERROR")
+    return runner.run(*arguments)
+
+
 def difference(world, recording, layout):
     """{"loss": ..., "grad_norm": ...}: the largest relative difference over the steps and ranks."""
     size = layout.tensor_parallel_size
     flags = [*layout.flags, "--padded-vocab-size", str(padded_vocabulary(recording, size))]
     weights = runner.our_arrays(recording.arrays("w0")) if recording.path is not None else None
-    results = world(runner.run, recording.flags, flags, recording.batches, weights)
+    results = world(quiet_run, recording.flags, flags, recording.batches, weights)
     return {key: max(np.abs(np.array(result[key]) / recording.figures[key] - 1).max() for result in results) for key in LIMITS}
 
 

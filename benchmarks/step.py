@@ -213,6 +213,9 @@ def main():
     parser.add_argument("--at-most", type=float, default=1.2, help="largest ratio ours / peer")
     parser.add_argument("--shapes", nargs="+", default=list(shapes.SHAPES), choices=list(shapes.SHAPES))
     options = parser.parse_args()
+    from mindspeed_ms.core.logging import logger
+
+    logger.setLevel("ERROR")  # no log lines in the table
     threads = str(min(2, os.cpu_count() or 1))
     os.environ.setdefault("MINDSPEED_MS_THREADS", threads)
     os.environ["OMP_NUM_THREADS"] = threads

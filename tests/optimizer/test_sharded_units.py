@@ -117,6 +117,33 @@ def test_use_outside_the_layer_names_the_parameter(world):
         world(2)(train, "outside", ALL_USED, "z3")
 
 
+def names_of_units(unit_modules):
+    """Names of the units; a class is given by the number of a layer that has it."""
+    from mindspeed_ms.core.distributed.sharded_units import find_units
+
+    model = make_model("plain")
+    if isinstance(unit_modules, int):
+        unit_modules = (type(model.layers[unit_modules]),)
+    names = {id(cell): name for name, cell in model.cells_and_names()}
+    return [names[id(cell)] for cell in find_units(model, unit_modules)]
+
+
+LAYERS = ["layers.0", "layers.1", "layers.2"]
+UNITS = [(None, LAYERS), (("layers.[02]",), ["layers.0", "layers.2"]), (("layers*",), ["layers"]), (0, LAYERS)]
+
+
+@pytest.mark.parametrize("unit_modules, expected", UNITS, ids=["lists", "names", "outermost", "class"])
+def test_units_are_chosen_by_name_or_class(world, unit_modules, expected):
+    assert world(1)(names_of_units, unit_modules) == [expected]
+
+
+def test_unit_modules_that_match_nothing_are_an_error(world):
+    with pytest.raises(
+        ValueError, match=r"unit_modules is \('blocks.\*',\), but no cell of Model .* names like layers, layers.0"
+    ):
+        world(1)(names_of_units, ("blocks.*",))
+
+
 def uses_of_released():
     """Names of the uses of a released parameter that did not raise, and the value it has when it is held again."""
     import mindspore as ms

@@ -3,7 +3,8 @@
 Units are the layers of lists of layers, or what `unit_modules` names; the rest (embedding, final norm, head) is one more, the
 root, which stays in full from the forward to the last backward of a step. The others are gathered before their forward,
 released after it, gathered again when the gradient of their output arrives, and released when all their gradients have been
-taken or the backward has come to the next unit. A parameter of several units, or of a unit and a cell outside, belongs to the root.
+taken or the backward has come to the next unit. A parameter of several units, or of a unit and a cell outside, belongs to
+the root.
 """
 
 from fnmatch import fnmatchcase
@@ -165,8 +166,8 @@ def find_units(module, unit_modules=None):
             inside.update(id(part) for _, part in cell.cells_and_names())
     if unit_modules is not None and not units:
         raise ValueError(
-            f"unit_modules is {unit_modules!r}, but no cell of {type(module).__name__} with parameters has such a name or class: "
-            f"expected names like {', '.join(name for name, _ in cells[1:4])}, or classes of cells."
+            f"unit_modules is {unit_modules!r}, but no cell of {type(module).__name__} with parameters has such a name or "
+            f"class: expected names like {', '.join(name for name, _ in cells[1:4])}, or classes of cells."
         )
     return units
 

@@ -1,4 +1,4 @@
-"""Run a script on several ranks of this machine, without a scheduler.
+"""Launcher: run a script on several ranks of this machine, without a scheduler.
 
     python -m mindspeed_ms.launch -n 4 script.py arguments...
 
@@ -144,14 +144,14 @@ class _Launch:
                 self._deadline = self._deadline or time.monotonic() + FAILURE_GRACE_SECONDS
 
     def _end_rest(self):
-        """First ask, then kill."""
+        """SIGTERM first, SIGKILL later."""
         for pid in self._ranks:
             os.kill(pid, signal.SIGTERM if self._signals == 0 else signal.SIGKILL)
         self._signals += 1
         self._deadline = time.monotonic() + _KILL_AFTER_SECONDS
 
     def _on_signal(self, number, frame):
-        """Ctrl-C reaches the ranks by itself (same terminal); SIGTERM is passed on. Asked again, kill."""
+        """Ctrl-C reaches the ranks by itself (same terminal); SIGTERM is passed on; the second signal kills."""
         if self._signals or number == signal.SIGTERM:
             for pid in self._ranks:
                 os.kill(pid, signal.SIGKILL if self._signals else signal.SIGTERM)

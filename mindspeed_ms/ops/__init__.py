@@ -1,8 +1,7 @@
 """Operators of the model: one function per kernel, with a CPU and an Ascend form.
 
 Tensors are MindSpore Tensors. Functions are differentiable unless they say otherwise. float32 is exact to float32
-rounding;
-float16 and bfloat16 are storage dtypes: computed in float32, rounded once (to nearest even), gradients in the input's
+rounding; float16 and bfloat16 are storage dtypes: computed in float32, rounded once (to nearest even), gradients in the input's
 dtype. The form is chosen by the device at the first call; `use_forms` overrides it.
 """
 

@@ -1,6 +1,4 @@
-"""The operators of upstream's public API under their names, on the forms of this package, so that they also run on
-CPU.
-"""
+"""Operators of upstream's public API (`npu_*`), on the forms of this package, so that they also run on CPU."""
 
 from mindspeed_ms.core.rng import get_rng_tracker
 from mindspeed_ms.ops.interface.attention import fusion_attention

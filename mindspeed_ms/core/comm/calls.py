@@ -1,4 +1,4 @@
-"""The header of a call: what a rank asks for, in whole numbers that peers compare and, if they differ, put into words."""
+"""Headers of collective calls and messages: integers that ranks compare, and the error texts where they differ."""
 
 import os
 import traceback

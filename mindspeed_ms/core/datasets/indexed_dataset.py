@@ -1,4 +1,4 @@
-"""Reading and writing Megatron's indexed token files, `prefix.bin` and `prefix.idx`; `indexed_format` describes them."""
+"""IndexedDataset and its builder: read and write Megatron's indexed token files; `indexed_format` describes the format."""
 
 import glob
 import operator

@@ -1,4 +1,4 @@
-"""Turns of a stored conversation, told from its labels, and how a conversation that is too long is cut."""
+"""Turns of a stored conversation, found by its labels, and truncation of conversations that are too long."""
 
 import numpy as np
 

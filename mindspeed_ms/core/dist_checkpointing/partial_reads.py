@@ -1,4 +1,4 @@
-"""Check sums of stored pieces that no rank reads as a whole: what each rank read of them adds up to the sum of the piece."""
+"""Verification of stored pieces that ranks read in parts: the additive check sums of the parts against the piece's."""
 
 from mindspeed_ms.core import comm
 from mindspeed_ms.core.dist_checkpointing.agreement import on_all_ranks

@@ -1,4 +1,4 @@
-"""Reading a checkpoint without MindSpore: any slice of any tensor, only the bytes that it needs.
+"""CheckpointReader: reads any slice of any tensor, and no other bytes, without MindSpore.
 
 reader = CheckpointReader("output/iter_0000100")
 for key, tensor in reader.manifest.tensors.items():

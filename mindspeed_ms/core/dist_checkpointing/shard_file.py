@@ -1,4 +1,4 @@
-"""Files of tensors, written as a stream: nothing is copied, whatever the size.
+"""Shard files (safetensors), written as a stream without copies of the tensors.
 
 By default in the safetensors format (source: its documentation): 8 bytes with the length of a JSON header (little endian),
 the header, the values one after another. A name that ends in `.ckpt` makes MindSpore's format, see `ckpt_file`.

@@ -1,4 +1,4 @@
-"""Which elements of stored pieces make up a wanted slice: intersections of flat ranges, in plain numbers."""
+"""Copy plans between slices of a tensor: intersections of flat element ranges."""
 
 
 def ordered_ranges(piece):
@@ -33,7 +33,7 @@ def copy_plan(wanted, pieces):
 
 
 def remainder(wanted, pieces):
-    """What of a slice no piece holds: list of (offset in wanted, elements)."""
+    """Part of a slice that no piece holds: list of (offset in wanted, elements)."""
     left = ordered_ranges(wanted)
     for piece in pieces:
         if left and _may_overlap(left, piece):

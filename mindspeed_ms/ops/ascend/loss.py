@@ -1,4 +1,4 @@
-"""Pieces of the cross entropy over a split vocabulary, in float32."""
+"""Vocabulary-parallel cross entropy: local pieces, in float32."""
 
 import mindspore as ms
 from mindspore import mint

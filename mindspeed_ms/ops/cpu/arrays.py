@@ -1,4 +1,4 @@
-"""Between Tensors and the float32 arrays that kernels work on."""
+"""Conversion between Tensors and the float32 arrays that kernels work on."""
 
 import ctypes
 import functools

@@ -1,4 +1,4 @@
-"""Pieces of the cross entropy over a split vocabulary."""
+"""Vocabulary-parallel cross entropy: local pieces."""
 
 import mindspore as ms
 import numpy as np

@@ -12,7 +12,7 @@ def embedding_lookup(weight, ids, vocab_start=0, vocab_end=None, vocab_size=None
     Args:
         weight (Tensor): [vocab_end - vocab_start, hidden].
         ids (Tensor): integers of any shape.
-        vocab_start, vocab_end: ids that the rows stand for; `vocab_end` None means `vocab_start + rows`.
+        vocab_start, vocab_end: range of ids of the rows; `vocab_end` None means `vocab_start + rows`.
         vocab_size: size of the whole vocabulary; None means `vocab_end`.
 
     Returns:

@@ -1,6 +1,4 @@
-"""Local pieces of the cross entropy over a split vocabulary; reductions between ranks are the caller's. Not
-differentiable.
-"""
+"""Vocabulary-parallel cross entropy: local pieces; the caller reduces between ranks. Not differentiable."""
 
 from mindspeed_ms.ops.forms import operator
 

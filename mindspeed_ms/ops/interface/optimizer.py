@@ -1,4 +1,4 @@
-"""Kernels of optimizers and gradient handling: on storage tensors (`core.storage`), in place, never recorded."""
+"""Optimizer steps and gradient kernels: in place on storage tensors (`core.storage`), never recorded."""
 
 from mindspeed_ms.ops.forms import operator
 

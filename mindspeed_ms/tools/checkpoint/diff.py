@@ -1,4 +1,4 @@
-"""Two checkpoints compared tensor by tensor, whatever layouts they were saved in."""
+"""Comparison of two checkpoints tensor by tensor, in any layouts."""
 
 from dataclasses import dataclass
 

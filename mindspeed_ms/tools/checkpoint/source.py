@@ -1,4 +1,4 @@
-"""Finding the checkpoint that a path on the command line means."""
+"""Checkpoint that a path on the command line means."""
 
 import os
 
@@ -71,7 +71,7 @@ def all_checkpoints(path, iteration=None):
 
 
 def folder_of(path):
-    """The folder that a path means: a file stands for the checkpoint, or the run, that it belongs to.
+    """The folder that a path means: a file means the checkpoint, or the run, that it belongs to.
 
     Raises:
         CheckpointError: the path does not exist, or the file belongs to none.

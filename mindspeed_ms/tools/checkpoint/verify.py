@@ -1,4 +1,4 @@
-"""Whether a checkpoint is whole: its files, its check sums, and that its parts make up each tensor exactly."""
+"""Verification of a checkpoint: files, check sums, and that its parts cover each tensor exactly."""
 
 import itertools
 import os
@@ -53,7 +53,7 @@ def coverage_problems(stored):
 
 
 def header_problems(reader):
-    """Whether the headers of the files, which other programs read, say the same as the manifest: list of texts."""
+    """Whether the headers of the files, which other programs read, agree with the manifest: list of texts."""
     wanted, problems = {}, []
     for key, stored in reader.manifest.tensors.items():
         for piece in stored.pieces:

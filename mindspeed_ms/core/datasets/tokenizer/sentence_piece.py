@@ -1,4 +1,4 @@
-"""Tokenizers on a sentencepiece model, by the `sentencepiece` library."""
+"""SentencePieceTokenizer: tokenizers of the `sentencepiece` library."""
 
 import os
 import re

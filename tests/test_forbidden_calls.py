@@ -1,4 +1,4 @@
-"""What may stand in which room: in-place operators and private MindSpore calls, devices, environment variables.
+"""Forbidden calls by package: in-place operators, private MindSpore names, device branches, loggers by name.
 
 In-place operators on views are silently wrong on CPU, so nothing reports a breach of the first rule.
 """

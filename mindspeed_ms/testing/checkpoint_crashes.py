@@ -1,4 +1,4 @@
-"""Trainings that end badly while they save: a rank killed at a chosen moment, a full disk; run in ranks of a forked world."""
+"""Training runs that fail while they save: a rank killed at a chosen moment, a full disk; run in ranks of a forked world."""
 
 import os
 import random

@@ -1,4 +1,4 @@
-"""Trainings of a very small GPT that are saved and continued; everything here runs in a rank of a forked world."""
+"""Training runs of a very small GPT that are saved and resumed; everything here runs in a rank of a forked world."""
 
 import json
 import logging

@@ -1,4 +1,4 @@
-"""Check the communication backends and print their latency and bandwidth.
+"""Self-test and benchmark of the communication backends: correctness, latency and bandwidth.
 
     python -m mindspeed_ms.testing.comm --ranks 8
     python -m mindspeed_ms.testing.comm --ranks 2 --backends mccl

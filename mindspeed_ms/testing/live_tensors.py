@@ -1,4 +1,4 @@
-"""Counts what a pipeline stage keeps for its backwards, from the live objects themselves.
+"""Counter of the activations that a pipeline stage keeps for its backwards, from the live objects themselves.
 
 Each tensor that an operator saves is packed into a `Saved`, which dies with the graph that needs it. So the live `Saved`
 objects are what is really kept, whatever the plan says.
@@ -22,7 +22,7 @@ class Saved:
 
 
 class LiveTensors:
-    """Follows saved tensors and stage outputs through a step.
+    """Counts saved tensors and stage outputs through a step.
 
     Args:
         resident_start (int): memory of the process that its growth is counted from.

@@ -1,4 +1,4 @@
-"""The clean process that forks the workers of worlds.
+"""Nursery: the clean process that forks the workers of worlds.
 
 It imports MindSpore and runs no operator, so it has no device, no threads and can be forked at any time; a fork costs
 milliseconds where a fresh start costs seconds per rank. `Nursery` is the asking side, `main` the process itself.

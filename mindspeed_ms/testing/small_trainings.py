@@ -1,4 +1,4 @@
-"""Small trainings in any pipeline layout; everything here runs in a rank of a forked world."""
+"""Training runs of a small GPT in any layout; everything here runs in a rank of a forked world."""
 
 import numpy as np
 

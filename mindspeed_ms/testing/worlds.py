@@ -1,4 +1,4 @@
-"""Worlds: ranks forked on this machine that run a function together and hand back its results.
+"""Worlds: ranks forked on this machine that run a function together and return its results.
 
     with World(4) as world:
         results = world(function, argument)      # function(argument) on 4 ranks; one result per rank

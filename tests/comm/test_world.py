@@ -1,4 +1,4 @@
-"""Worlds give results and errors of ranks back as if they were local."""
+"""Worlds return the results and raise the errors of their ranks."""
 
 import os
 import signal

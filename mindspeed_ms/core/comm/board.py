@@ -186,7 +186,7 @@ class Board:
         return self._read_text(self._entry_bytes[rank], _TEXTS["left"])
 
     def wait_text(self, rank):
-        """What a rank waits in; empty if it does not wait (or only since a moment)."""
+        """Call that a rank waits in; empty if it does not wait (or has just begun)."""
         return self._read_text(self._entry_bytes[rank], _TEXTS["wait"]) if self._entries[rank, _WAITING] else ""
 
     def snapshot(self, rank):

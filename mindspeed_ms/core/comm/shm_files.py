@@ -19,7 +19,7 @@ _OWNER = re.compile(r"mindspeed_ms\.u(\d+)\.p(\d+)\.s(\d+)\.n(\d+)\.")
 
 
 def directory():
-    """Where the files are: MINDSPEED_MS_SHM_DIR, else /dev/shm."""
+    """Directory of the files: MINDSPEED_MS_SHM_DIR, else /dev/shm."""
     return os.environ.get(DIRECTORY_ENVIRONMENT_VARIABLE) or "/dev/shm"
 
 

@@ -75,7 +75,7 @@ class Messages:
         return [message for queue in self._queues.values() for message in queue]
 
     def count(self):
-        """How many are under way."""
+        """Number of messages under way."""
         return sum(map(len, self._queues.values()))
 
     def clear(self):

@@ -51,7 +51,7 @@ def parse_and_normalize_split(split):
 
 
 def convert_split_vector_to_split_matrix(shares):
-    """Where each split begins and ends.
+    """Bounds of each split.
 
     Args:
         shares (list[float]): of training, validation and test.

@@ -38,7 +38,7 @@ def turns(labels):
 
 
 def kept_positions(labels, limit):
-    """Which tokens of a conversation remain in `limit` tokens: `[m]` indices.
+    """Indices `[m]` of the tokens of a conversation that remain in `limit` tokens.
 
     Source of the order: MindSpeed-LLM, which gives each turn from the first on what is left; question and answer are cut at
     their ends by `balanced_lengths`.

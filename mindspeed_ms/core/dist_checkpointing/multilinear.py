@@ -57,7 +57,7 @@ def _weights():
 
 
 def sum_of_runs(data, itemsize, runs):
-    """What runs of elements contribute to the check sum of a tensor; add up modulo 2**64.
+    """Contribution of runs of elements to the check sum of a tensor; contributions add up modulo 2**64.
 
     Args:
         data (bytes-like): contiguous, aligned to its words.

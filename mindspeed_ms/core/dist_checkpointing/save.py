@@ -158,7 +158,7 @@ class _Write:
 
     @property
     def is_done(self):
-        """Whether `outcome` is there."""
+        """Whether `outcome` is set."""
         return self.outcome is not None
 
     def join(self):

@@ -12,7 +12,7 @@ def ordered_ranges(piece):
 
 
 def copy_plan(wanted, pieces):
-    """How to fill a slice from pieces.
+    """Plan of copies that fill a slice from pieces.
 
     Args:
         wanted (FlatSlice): what to fill.
@@ -42,7 +42,7 @@ def remainder(wanted, pieces):
 
 
 def _may_overlap(left, piece):
-    """Whether a look at the whole piece is worth it."""
+    """Whether the piece may overlap the slice, by its bounds."""
     sharding = piece.sharding
     if sharding.axis not in (None, 0) and sharding.leading is None:
         return True

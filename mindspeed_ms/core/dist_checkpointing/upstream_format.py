@@ -185,7 +185,7 @@ def _add(manifest, key, described, tensor, file, index, parts):
 
 
 def _sharding(described, tensor, index, parts):
-    """What a rank's file holds of a parameter; the rows of a vocabulary are as many as were saved."""
+    """Slice of a parameter that a rank's file holds; the rows of a vocabulary are as many as were saved."""
     sharding = described.sharding
     if sharding.axis is None:
         return sharding

@@ -16,7 +16,7 @@ _LENGTHS_AT_ONCE = 1 << 20
 
 
 def plan(lengths, seq_length):
-    """Which samples share a sequence.
+    """Plan of the samples that share a sequence.
 
     Args:
         lengths (np.ndarray): of the samples, in [1, seq_length].

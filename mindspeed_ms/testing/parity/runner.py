@@ -1,4 +1,4 @@
-"""Runs this package on a recording's flags and batches in one layout; everything here runs in a rank of a forked world."""
+"""Runner of a recording's flags and batches on this package in one layout; everything here runs in a rank of a forked world."""
 
 import numpy as np
 

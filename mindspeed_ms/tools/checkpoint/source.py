@@ -82,7 +82,7 @@ def folder_of(path):
     if os.path.isdir(path):
         return path
     parent = os.path.dirname(os.path.abspath(path))
-    for folder in (parent, os.path.dirname(parent)):  # upstream's files stand one folder deeper
+    for folder in (parent, os.path.dirname(parent)):  # upstream's files are one folder deeper
         if _is_known(folder):
             return folder
     raise CheckpointError(

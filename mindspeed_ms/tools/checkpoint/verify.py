@@ -22,7 +22,7 @@ def problems_of(reader):
 
 
 def check_sums(reader):
-    """What the check sums of all tensors and files of ranks find, with a progress bar on a terminal: list of texts."""
+    """Damage that the check sums of all tensors and files of ranks show, with a progress bar on a terminal: list of texts."""
     pieces = sum(len(stored.pieces) for stored in reader.manifest.tensors.values())
     steps = max(1, min(_STEPS, max(pieces, len(reader.manifest.ranks))))
     problems = []

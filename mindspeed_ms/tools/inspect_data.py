@@ -280,7 +280,7 @@ def draw(bars, paths, title):
 
 
 def picture_paths(arguments, name):
-    """Candidate paths of the histogram of a field: beside the data, or if nothing can be written there, into the current folder."""
+    """Candidate paths of the histogram of a field: beside the data, or in the current folder."""
     beside = f"{arguments.prefix}_lengths.png"
     paths = [arguments.png] if arguments.png else dict.fromkeys((beside, os.path.basename(beside)))
     return [f"{path.removesuffix('.png')}{'_rejected' * (name == 'rejected')}.png" for path in paths]

@@ -22,8 +22,8 @@ class PartialReads:
         self._sums = {}
 
     def recorder(self, tensor, place, source):
-        """Callback (`on_part`) of `CheckpointReader.read` for what it reads of `source` for this rank's tensor at `place` of the
-        list; None if another rank's reading of the same counts."""
+        """`on_part` of `CheckpointReader.read`, for what it reads of `source` for this rank's tensor at `place` of the list;
+        None if another rank's reading of the same counts."""
         if self._holders[tensor.key][tensor.slice] != (comm.get_rank(), place):
             return None
 

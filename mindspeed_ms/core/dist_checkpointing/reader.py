@@ -79,7 +79,7 @@ class CheckpointReader:
     def read(self, key, wanted, out, on_part=None):
         """Fill a slice.
 
-        A stored piece that is read as a whole is compared with its check sum; of one that is read in part `on_part` is told
+        A stored piece that is read as a whole is compared with its check sum; a part of one is reported to `on_part`
         (`PartialReads` then compares what all ranks read).
 
         Args:
@@ -113,8 +113,8 @@ class CheckpointReader:
         return missing
 
     def sum_of_runs(self, key, number, runs):
-        """Contribution of the runs (offset in the piece, elements) of piece `number` of a tensor to its check sum; reads them, a block
-        at a time."""
+        """Contribution of the runs (offset in the piece, elements) of piece `number` of a tensor to its check sum; reads them,
+        a block at a time."""
         stored, total = self.tensor(key), 0
         size = stored.itemsize
         block = np.empty(min(_BLOCK_ELEMENTS, max((count for _, count in runs), default=0)) * size, np.uint8)

@@ -38,9 +38,11 @@ def use_forms(name):
     """
     if name not in FORM_NAMES:
         raise ValueError(f"ops.use_forms got {name!r}: expected one of {', '.join(FORM_NAMES)}.")
+    found = {}
     for operator_name, declaration in DECLARED.items():
         topic = declaration.__module__.rpartition(".")[2]
-        _forms[operator_name] = getattr(importlib.import_module(f"mindspeed_ms.ops.{name}.{topic}"), operator_name)
+        found[operator_name] = getattr(importlib.import_module(f"mindspeed_ms.ops.{name}.{topic}"), operator_name)
+    _forms.update(found)
 
 
 def current_forms():

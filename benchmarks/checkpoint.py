@@ -1,6 +1,6 @@
 """Speed and memory of saving and loading, beside MindSpore's own functions and a plain copy of bytes.
 
-    python -m benchmarks.checkpoint [--tensors 4] [--mebibytes 64] [--repeats 7] [--folder DIR]
+    python benchmarks/checkpoint.py [--tensors 4] [--mebibytes 64] [--repeats 7] [--folder DIR]
 
 One rank, float32 tensors. Every write ends with an fsync, and the files are dropped from the page cache before a load (where
 the system allows it), for all alike; the best of the repeats counts. "Blocked" is the time that the training loop spends in
@@ -18,7 +18,7 @@ import sys
 import tempfile
 import time
 
-from tests.checkpoint.test_options import peak_of
+from mindspeed_ms.testing.memory import peak_of
 
 PROMISES = (
     ("saving is as fast as MindSpore's .ckpt", lambda rows, size: rows["ours"]["save"] <= rows["mindspore .ckpt"]["save"]),
@@ -229,7 +229,7 @@ def main():
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--folder", help="on the disk to measure; by default the system's for temporary files")
     arguments = parser.parse_args()
-    from mindspeed_ms.core.comm.world import World, close_nursery
+    from mindspeed_ms.testing.worlds import World, close_nursery
 
     with tempfile.TemporaryDirectory(dir=arguments.folder) as folder, World(1) as world:
         (rows,) = world(measure, folder, arguments.tensors, arguments.mebibytes, arguments.repeats)

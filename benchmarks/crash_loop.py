@@ -1,6 +1,6 @@
-"""Crashes of a training on two ranks, drawn from seeds; after each it must go on as if nothing had happened.
+"""Crashes of a training on two ranks, drawn from seeds; the continued run must equal one that never crashed, bit for bit.
 
-    python -m benchmarks.crash_loop [--trials 50] [--seed 1]
+    python benchmarks/crash_loop.py [--trials 50] [--seed 1]
 
 A trial trains a very small GPT with a checkpoint after every step (asynchronous or not, in our format or upstream's), ends
 it in one of the ways of `KINDS`, and continues it. Checked: the newest complete checkpoint is not older than it may be and
@@ -20,8 +20,10 @@ import threading
 import time
 from pathlib import Path
 
+from mindspeed_ms.core.dist_checkpointing import folders
+from mindspeed_ms.core.dist_checkpointing.reader import CheckpointReader
+from mindspeed_ms.testing import checkpoint_crashes as crash
 from mindspeed_ms.tools.checkpoint.diff import differences
-from tests.checkpoint import test_crash as crash
 
 STEPS = crash.runs.STEPS
 FORMATS = (None, None, "ckpt", "safetensors")
@@ -151,8 +153,8 @@ class Trial:
         """AssertionError if a step's loss or norm, or a tensor of the last checkpoint, is another one."""
         for name in ("losses", "norms"):
             assert found[name] == self.expected[name], f"{name} {found[name]} instead of {self.expected[name]}"
-        paths = [crash.folders.checkpoint_folder(str(path), STEPS) for path in (folder, self.folder.parent / "whole")]
-        with crash.CheckpointReader(paths[0]) as last, crash.CheckpointReader(paths[1]) as whole:
+        paths = [folders.checkpoint_folder(str(path), STEPS) for path in (folder, self.folder.parent / "whole")]
+        with CheckpointReader(paths[0]) as last, CheckpointReader(paths[1]) as whole:
             assert last.verify() == [], f"{paths[0]} is damaged"
             wrong = next(differences(last, whole), None)
             assert wrong is None, f"{paths[0]} is not what it must be: {wrong.key}: {wrong.text}"
@@ -163,8 +165,8 @@ class Trial:
         happened, oldest = KINDS[self.kind](self, world)
         good = [
             path
-            for path in crash.folders.candidates(str(self.folder))
-            if crash.folders.problem_of(path) is None and crash.CheckpointReader(path).verify() == []
+            for path in folders.candidates(str(self.folder))
+            if folders.problem_of(path) is None and CheckpointReader(path).verify() == []
         ]
         newest = int(good[0].rpartition("_")[2]) if good else 0
         assert newest >= oldest, f"{happened}: the newest good checkpoint is of iteration {newest}, expected {oldest} or later"
@@ -195,7 +197,7 @@ def main():
     parser.add_argument("--trials", type=int, default=50)
     parser.add_argument("--seed", type=int, default=1, help="of the first trial; the others count on")
     arguments = parser.parse_args()
-    from mindspeed_ms.core.comm.world import World, close_nursery
+    from mindspeed_ms.testing.worlds import World, close_nursery
 
     root = tempfile.mkdtemp(prefix="crash_loop.")
     world, failed, counts = World(2), [], {}

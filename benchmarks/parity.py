@@ -1,22 +1,28 @@
 """Largest relative difference from recorded Megatron-LM runs over all steps, per recording and layout.
 
-    python benchmarks/parity.py            # needs the recordings' folder or the committed figures, see tests/parity
+    python benchmarks/parity.py [--recordings single_llama ...] [--layouts tp1 tp2 ...]
 
-Prints loss and gradient-norm differences; exits 1 above 1e-5 (loss) or 2e-5 (gradient norm).
+Recordings are those of the folder MINDSPEED_MS_GOLDEN, or the figures in tests/parity/figures. Prints loss and gradient-norm
+differences; exits 1 above 1e-5 (loss) or 2e-5 (gradient norm).
 """
 
+import argparse
 import sys
-from pathlib import Path
 
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-from mindspeed_ms.core.comm.world import World, close_nursery
-from tests.parity import recordings, runner
-from tests.parity.layouts import LAYOUTS, is_available, padded_vocabulary, tensor_parallel_limit
+from mindspeed_ms.core.logging import logger
+from mindspeed_ms.testing.parity import recordings, runner
+from mindspeed_ms.testing.parity.layouts import LAYOUTS, is_available, padded_vocabulary, tensor_parallel_limit
+from mindspeed_ms.testing.worlds import World, close_nursery
 
 LIMITS = {"loss": 1e-5, "grad_norm": 2e-5}
+
+
+def quiet_run(*arguments):
+    """`runner.run` without log lines in the table."""
+    logger.setLevel("ERROR")
+    return runner.run(*arguments)
 
 
 def difference(world, recording, layout):
@@ -24,21 +30,26 @@ def difference(world, recording, layout):
     size = layout.tensor_parallel_size
     flags = [*layout.flags, "--padded-vocab-size", str(padded_vocabulary(recording, size))]
     weights = runner.our_arrays(recording.arrays("w0")) if recording.path is not None else None
-    results = world(runner.run, recording.flags, flags, recording.batches, weights)
+    results = world(quiet_run, recording.flags, flags, recording.batches, weights)
     return {key: max(np.abs(np.array(result[key]) / recording.figures[key] - 1).max() for result in results) for key in LIMITS}
 
 
 def main():
     """Print the table; exit code 1 if a limit is missed."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--recordings", nargs="+", default=recordings.available("single_"), metavar="NAME", help="default: all")
+    parser.add_argument("--layouts", nargs="+", default=list(LAYOUTS), choices=list(LAYOUTS), help="default: all")
+    options = parser.parse_args()
+    layouts = [LAYOUTS[name] for name in options.layouts]
     missed = False
-    sys.stdout.write("| recording | " + " | ".join(LAYOUTS) + " |\n|---|" + "---|" * len(LAYOUTS) + "\n")
-    worlds = {layout.world: World(layout.world) for layout in LAYOUTS.values()}
-    for name in recordings.available("single_"):
+    sys.stdout.write("| recording | " + " | ".join(options.layouts) + " |\n|---|" + "---|" * len(layouts) + "\n")
+    worlds = {layout.world: World(layout.world) for layout in layouts}
+    for name in options.recordings:
         recording = recordings.load(name)
         if not is_available(recording):
             continue
         cells = []
-        for layout in LAYOUTS.values():
+        for layout in layouts:
             if layout.tensor_parallel_size > tensor_parallel_limit(recording):
                 cells.append("refused")
                 continue

@@ -2,9 +2,6 @@
 
 Run in an environment with the `[peer]` extra. Reads commands on standard input so that `step.py` can alternate with it in
 one run: `SHAPE REPEATS`, answered by one JSON line `{"plain": [ms...], "fused": [ms...], "loss": first loss}`.
-
-megatron-core expects a GPU in a few places; the redirections below answer them for one CPU rank and touch nothing that is
-timed.
 """
 
 import contextlib
@@ -12,26 +9,14 @@ import json
 import os
 import sys
 import time
+from pathlib import Path
 
 import shapes
 import torch
 
+sys.path.append(str(Path(__file__).resolve().parents[1]))  # the peer's environment needs no installed mindspeed_ms
 
-def redirect_cuda_to_cpu():
-    """Answer the questions that megatron-core asks about its GPU."""
-    torch.cuda.current_device = lambda: torch.device("cpu")
-    torch.cuda.synchronize = lambda *_: None
-    for name in ("empty", "zeros", "ones", "tensor", "arange"):
-        original = getattr(torch, name)
-
-        def on_cpu(*args, _original=original, **kwargs):
-            if str(kwargs.get("device", "")).startswith("cuda") or isinstance(kwargs.get("device"), int):
-                kwargs["device"] = "cpu"
-            return _original(*args, **kwargs)
-
-        setattr(torch, name, on_cpu)
-    torch.Tensor.cuda = lambda self, *_, **__: self
-    torch.nn.Module.cuda = lambda self, *_, **__: self
+from mindspeed_ms.testing.megatron import redirect_cuda_to_cpu
 
 
 def build_model(name):

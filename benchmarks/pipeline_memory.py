@@ -9,16 +9,13 @@ recomputation keeps another number of tensors than one per recomputed group of l
 """
 
 import argparse
-import logging
 import math
 import sys
-from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-from mindspeed_ms.core.comm.world import World, close_nursery
-from tests.pipeline_parallel import job
-from tests.pipeline_parallel.live_tensors import measure
+from mindspeed_ms.core.logging import logger
+from mindspeed_ms.testing import small_trainings as job
+from mindspeed_ms.testing.live_tensors import measure
+from mindspeed_ms.testing.worlds import World, close_nursery
 
 MIB = 1 << 20
 HEADER = (
@@ -38,7 +35,7 @@ HEADER = (
 
 def quietly_measure(fields, layout, micro_batches):
     """`measure` without log lines, after a step of a tiny model, so that VmRSS grows by the model and not by code."""
-    logging.getLogger("mindspeed_ms").handlers = [logging.NullHandler()]
+    logger.setLevel("ERROR")
     tiny = {"hidden_size": 32, "ffn_hidden_size": 64, "seq_length": 16}
     measure({**fields, **tiny}, layout, micro_batches)
     return measure(fields, layout, micro_batches)

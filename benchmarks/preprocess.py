@@ -1,6 +1,6 @@
 """Tokens/s and peak memory of preprocess_data.py beside a plain loop over `tokenizers`' batch encoding, on the same cores.
 
-    python -m benchmarks.preprocess [--megabytes 100] [--workers 2] [--record FILE.json]
+    python benchmarks/preprocess.py [--megabytes 100] [--workers 2] [--record FILE.json]
 
 The loop has all texts in memory and does nothing but encode, with the library's own threads on as many cores as there are
 workers: it is the ceiling. preprocess_data.py reads the same texts from a jsonl file and writes the token files; its time is
@@ -23,6 +23,7 @@ import numpy as np
 LEAST_SHARE, MOST_BYTES = 0.8, 1 << 30
 VOCABULARY = 16_384
 BATCH = 1000
+REPOSITORY = Path(__file__).resolve().parents[1]
 
 
 def write_texts(folder, size):
@@ -121,22 +122,32 @@ def main():
     with tempfile.TemporaryDirectory() as folder:
         figures = compare(Path(folder), args.megabytes, args.workers)
     figures["cores"] = len(cores)
-    print(json.dumps(figures, indent=1))
+    print_table(figures)
     if args.record:
         Path(args.record).write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
     return int(figures["share_of_ceiling"] < LEAST_SHARE or figures["peak_bytes"] >= MOST_BYTES)
+
+
+def print_table(figures):
+    """What was measured, and the two limits."""
+    share, peak = figures["share_of_ceiling"], figures["peak_bytes"]
+    print("| | tokens per second | share of the ceiling | peak MB |\n|---|---|---|---|")
+    print(f"| plain loop | {figures['ceiling_tokens_per_second']:.0f} | 1 | - |")
+    print(f"| preprocess_data.py | {figures['tokens_per_second']:.0f} | {share:.2f} | {peak / 1e6:.0f} |")
+    print(f"{'kept  ' if share >= LEAST_SHARE else 'MISSED'}  at least {LEAST_SHARE} of the ceiling")
+    print(f"{'kept  ' if peak < MOST_BYTES else 'MISSED'}  peak memory below {MOST_BYTES / 1e6:.0f} MB")
 
 
 def compare(folder, megabytes, workers):
     """Figures of both ways on the same texts."""
     write_texts(folder, megabytes * 10**6)
     threads = {**os.environ, "TOKENIZERS_PARALLELISM": "true", "RAYON_NUM_THREADS": str(workers)}
-    _, _, output = measured([sys.executable, "-m", "benchmarks.preprocess", "--ceiling", str(folder)], threads)
+    _, _, output = measured([sys.executable, __file__, "--ceiling", str(folder)], threads)
     plain = json.loads(output)
     seconds, peak, _ = measured(
         [
             sys.executable,
-            "preprocess_data.py",
+            str(REPOSITORY / "preprocess_data.py"),
             "--input",
             f"{folder}/texts.jsonl",
             "--tokenizer-name-or-path",

@@ -213,6 +213,9 @@ def main():
     parser.add_argument("--at-most", type=float, default=1.2, help="largest ratio ours / peer")
     parser.add_argument("--shapes", nargs="+", default=list(shapes.SHAPES), choices=list(shapes.SHAPES))
     options = parser.parse_args()
+    from mindspeed_ms.core.logging import logger
+
+    logger.setLevel("ERROR")  # no log lines in the table
     threads = str(min(2, os.cpu_count() or 1))
     os.environ.setdefault("MINDSPEED_MS_THREADS", threads)
     os.environ["OMP_NUM_THREADS"] = threads
@@ -228,7 +231,7 @@ def main():
         cells = [row["shape"], f"{row['ms']:.0f}"] + [f"{row[k]:.0f}" if k in row else "-" for k in ("plain", "fused")]
         cells += [
             f"{row['ratio']:.2f}" if "ratio" in row else "-",
-            f"{row['loss']:.3f} / {row.get('peer_loss', 0):.3f}",
+            f"{row['loss']:.3f} / " + (f"{row['peer_loss']:.3f}" if "peer_loss" in row else "-"),
             str(row["operators"]),
         ]
         sys.stdout.write("| " + " | ".join(cells) + " |\n")

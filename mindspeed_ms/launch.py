@@ -1,4 +1,4 @@
-"""Run a script on several ranks of this machine, without a scheduler.
+"""Launcher: run a script on several ranks of this machine, without a scheduler.
 
     python -m mindspeed_ms.launch -n 4 script.py arguments...
 
@@ -17,7 +17,7 @@ import time
 import uuid
 from pathlib import Path
 
-from mindspeed_ms.core.comm import nursery, shm_files
+from mindspeed_ms.core.comm import forking, shm_files
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS")
 FAILURE_GRACE_SECONDS = 5.0  # for the ranks to notice by themselves that a peer is gone
@@ -30,7 +30,7 @@ def main(arguments=None):
     """Start the ranks and wait for them; returns the exit status. In a rank: run the script."""
     options = _parse(arguments)
     set_thread_variables(options.ranks)
-    nursery.preload()
+    forking.preload()
     launch = _Launch(options)
     rank = launch.start()
     if rank is not None:
@@ -108,7 +108,7 @@ class _Launch:
         return None
 
     def _become_rank(self, rank, write):
-        nursery.die_with_parent()
+        forking.die_with_parent()
         if self._options.log_dir is None:
             return
         if write is None:
@@ -144,14 +144,14 @@ class _Launch:
                 self._deadline = self._deadline or time.monotonic() + FAILURE_GRACE_SECONDS
 
     def _end_rest(self):
-        """First ask, then kill."""
+        """SIGTERM first, SIGKILL later."""
         for pid in self._ranks:
             os.kill(pid, signal.SIGTERM if self._signals == 0 else signal.SIGKILL)
         self._signals += 1
         self._deadline = time.monotonic() + _KILL_AFTER_SECONDS
 
     def _on_signal(self, number, frame):
-        """Ctrl-C reaches the ranks by itself (same terminal); SIGTERM is passed on. Asked again, kill."""
+        """Ctrl-C reaches the ranks by itself (same terminal); SIGTERM is passed on; the second signal kills."""
         if self._signals or number == signal.SIGTERM:
             for pid in self._ranks:
                 os.kill(pid, signal.SIGKILL if self._signals else signal.SIGTERM)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from mindspeed_ms.core.comm.world import World, close_nursery
+from mindspeed_ms.testing.worlds import World, close_nursery
 
 
 class WorldFactory:

@@ -1,8 +1,9 @@
-"""Backward as the training needs it: forward and backward are separate calls, many graphs live, in any order.
+"""Autograd on MindSpore's PyNative tape: backward, gradients, hooks, differentiable functions, no_grad.
 
-MindSpore's `value_and_grad` and `vjp` tie the backward to one forward, which pipeline schedules, gradient hooks and
-recomputation cannot use. Its PyNative tape can do all of them; every private call of the tape lives in this module, and
-`python -m mindspeed_ms.core.autograd` checks each property that the rest of the package relies on.
+Forward and backward are separate calls, and several graphs may be alive and differentiated in any order: pipeline
+schedules, gradient hooks and recomputation need this, and MindSpore's `value_and_grad` and `vjp` do not offer it. All private
+calls of the tape are in this module; `python -m mindspeed_ms.testing.autograd` checks every property that the package relies
+on.
 
 Facts that shape the callers: a leaf's gradient accumulates out of place (never alias it to a buffer); it has the dtype and
 shape of the leaf; post-accumulate hooks run in the calling thread and may clear the gradient.
@@ -181,11 +182,3 @@ def deallocate_output(tensor):
 def synchronize():
     """Wait until everything that was issued has run."""
     _executor.sync()
-
-
-if __name__ == "__main__":
-    import sys
-
-    from mindspeed_ms.core.autograd_self_test import main
-
-    sys.exit(main())

@@ -1,4 +1,4 @@
-"""Functions that numba compiles: where their machine code is kept, and that one process compiles while others wait.
+"""Compilation by numba: the cache directory of machine code, and a lock so that one process compiles while others wait.
 
 Compilation happens at the first call, never at import, so a process may fork after importing what is compiled.
 """
@@ -21,7 +21,7 @@ def compiled(function, room, **options):
     """Compile at the first call, or take the machine code from the cache.
 
     Args:
-        function: what to compile.
+        function: the Python function.
         room (str): folder of the cache. numba sees changes of the function's own file: name a version where others matter.
         options: of `numba.njit`.
     """

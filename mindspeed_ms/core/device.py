@@ -1,4 +1,4 @@
-"""The device this process works on, its start-up, and its place in the launch.
+"""Device of this process: choice of CPU or Ascend, start-up, threads, dtypes, and its rank in the launch.
 
 Everything here happens once per process, before the first operator. CPU needs synchronous PyNative: the asynchronous
 pipeline hands work between spinning threads, which costs 20 to 60 times the operator itself on small machines and races
@@ -12,6 +12,8 @@ from dataclasses import dataclass
 
 import mindspore as ms
 from mindspore.common import dtype as mstype
+
+from mindspeed_ms.core.autograd import enable_tape
 
 DEVICE_ENVIRONMENT_VARIABLE = "MINDSPEED_MS_DEVICE"
 THREADS_ENVIRONMENT_VARIABLE = "MINDSPEED_MS_THREADS"
@@ -53,12 +55,12 @@ _DTYPE_SIZES = {
 
 
 class DeviceError(RuntimeError):
-    """A device was asked for that this process cannot work on."""
+    """The requested device cannot be used by this process."""
 
 
 @dataclass(frozen=True)
 class LaunchEnvironment:
-    """Where this process stands among the processes of its job.
+    """Rank of this process in its job.
 
     `unique_id` is equal on all ranks of one launch and differs between launches on the same machine.
     """
@@ -77,7 +79,7 @@ _initialized_target = None
 
 
 def set_launch_environment(environment):
-    """Place this process in a job by hand; used by launchers that fork instead of setting variables."""
+    """Set the rank of this process; for launchers that fork instead of setting environment variables."""
     global _launch_environment
     _launch_environment = environment
 
@@ -106,7 +108,7 @@ def _read_msrun_environment():
             f"RANK_ID is {rank} but MS_WORKER_NUM is {world_size}: expected 0 <= rank < workers. "
             "Start the script with msrun, or unset both variables for a single process."
         )
-    # msrun is the parent of all its workers: its pid tells two jobs on one port apart
+    # msrun is the parent of all its workers: its pid distinguishes two jobs on one port
     unique_id = f"{os.environ.get('MS_SCHED_HOST', 'local')}-{os.environ.get('MS_SCHED_PORT', '0')}-{os.getppid()}"
     return LaunchEnvironment(rank, world_size, local_rank, local_world_size, unique_id, "msrun")
 
@@ -124,7 +126,7 @@ def _environment_integer(name, default=None):
 
 
 def request_device(target):
-    """Ask for a device before it is started (`--device`, training_config.device_target); None leaves the choice open.
+    """Request a device before it is started (`--device`, training_config.device_target); None requests none.
 
     Raises:
         DeviceError: MINDSPEED_MS_DEVICE names the other one, or this process already works on it.
@@ -210,9 +212,7 @@ def initialize_device():
             # MindSpore's kernels search for the best number of threads during their first calls, so the order of their
             # sums, and with it the last bits, would change while they run; the kernels of ops/ have their own threads
             ms.device_context.cpu.op_tuning.threads_num(1)
-    from mindspeed_ms.core import autograd
-
-    autograd.enable_tape()
+    enable_tape()
     _initialized_target = target
     return target
 
@@ -236,7 +236,7 @@ def _set_device(target):
 
 @contextmanager
 def _quiet_mindspore():
-    """Keep back warnings: the synchronous option works but announces its deprecation on every start."""
+    """Suppress warnings: the synchronous option works but announces its deprecation on every start."""
     mindspore_logger = ms.log._get_logger()
     mindspore_logger.addFilter(_below_error)
     try:

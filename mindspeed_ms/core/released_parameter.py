@@ -1,4 +1,4 @@
-"""Parameters whose memory was given up: whatever would use their values raises an error that names them.
+"""Released (ZeRO-3) parameters: any use of their values raises an error that names the parameter.
 
 Operators accept tensors without elements, and a sum over nothing is 0: a use at the wrong time would give a wrong number
 and no error. So the parameter changes its class, MindSpore's operators ask the class (`__fallback__`) before they compute,
@@ -19,7 +19,7 @@ class ReleasedParameterError(RuntimeError):
 
 
 class ReleasedParameter:
-    """What a parameter is, besides a Parameter, while it has no values; see the module."""
+    """Mixin of a released parameter: refuses every use of its values; see the module."""
 
     def __fallback__(self, *_args, **_kwargs):
         self._refuse()
@@ -49,7 +49,7 @@ def _released_class(kind):
 
 
 def mark_released(parameter):
-    """Refuse every use of the parameter's values from here on."""
+    """Mark a parameter as released: every use of its values raises."""
     if not isinstance(parameter, Parameter):
         raise TypeError(f"expected a Parameter, got a {type(parameter).__name__}: only parameters can be released.")
     if not isinstance(parameter, ReleasedParameter):
@@ -57,6 +57,6 @@ def mark_released(parameter):
 
 
 def mark_held(parameter):
-    """Allow every use again."""
+    """Mark a parameter as held: its values may be used."""
     if isinstance(parameter, ReleasedParameter):
         parameter.__class__ = parameter.held_class

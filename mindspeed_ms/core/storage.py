@@ -1,4 +1,4 @@
-"""Flat buffers and in-place writes: the one place that knows how a tensor's memory can be changed.
+"""Tensor storage: flat buffers, in-place writes, numpy access to a tensor's memory, release of parameters.
 
 On CPU a buffer is a numpy array and its slices are tensors made from it: MindSpore then sees independent base tensors, so
 every kernel and every write works, and memory is shared. In-place tensor methods (`add_`, `+=`, `copy_` on a view) are
@@ -41,7 +41,7 @@ def is_in_host_memory():
 
 
 class FlatBuffer:
-    """`numel` elements of one dtype in one piece of memory, zero at first, handed out in slices that share it."""
+    """`numel` elements of one dtype in contiguous memory, initially zero; slices are tensors that share it."""
 
     def __init__(self, numel, dtype):
         self.numel = int(numel)
@@ -145,7 +145,7 @@ def host_array(tensor):
 
 @contextmanager
 def filling(tensor):
-    """Gives `host_array` of a tensor; what is written into it is the tensor's when the block ends."""
+    """Context manager: yields `host_array` of a tensor and writes it back to the tensor at the end."""
     array = host_array(tensor)
     if is_in_host_memory():
         yield array
@@ -199,16 +199,16 @@ def zero(tensor):
 
 
 def set_data(parameter, tensor):
-    """Let a parameter live in the memory of `tensor`; its identity, name and hooks stay."""
+    """Replace the storage of a parameter by that of `tensor`; its identity, name and hooks stay."""
     mark_held(parameter)
     with autograd.no_grad():
         parameter.data = tensor
 
 
 def release(parameter):
-    """Drop the memory of a parameter until `set_data` gives it new; its identity, name and hooks stay.
+    """Free the storage of a parameter (ZeRO-3) until `set_data` replaces it; its identity, name and hooks stay.
 
-    A use of its values raises `ReleasedParameterError`; what gets past that finds one NaN.
+    A use of its values raises `ReleasedParameterError`; code that bypasses the check reads one NaN.
     """
     set_data(parameter, _nothing(parameter.dtype))
     mark_released(parameter)

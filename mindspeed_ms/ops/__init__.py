@@ -1,27 +1,19 @@
 """Operators of the model: one function per kernel, with a CPU and an Ascend form.
 
 Tensors are MindSpore Tensors. Functions are differentiable unless they say otherwise. float32 is exact to float32
-rounding;
-float16 and bfloat16 are storage dtypes: computed in float32, rounded once (to nearest even), gradients in the input's
+rounding; float16 and bfloat16 are storage dtypes: computed in float32, rounded once (to nearest even), gradients in the input's
 dtype. The form is chosen by the device at the first call; `use_forms` overrides it.
 """
 
-from mindspeed_ms.ops.attention_checks import INPUT_LAYOUTS
+from mindspeed_ms.ops.checks import ACTIVATION_NAMES, INPUT_LAYOUTS
 from mindspeed_ms.ops.forms import current_forms, use_forms
-from mindspeed_ms.ops.interface.activation import ACTIVATION_NAMES, bias_activation, gelu, relu, silu, squared_relu, swiglu
-from mindspeed_ms.ops.interface.attention import (
-    UNLIMITED_TOKENS,
-    apply_rotary,
-    core_attention,
-    flash_attention,
-    scaled_masked_softmax,
-    split_query_key_value,
-)
+from mindspeed_ms.ops.interface.activation import bias_activation, gelu, relu, silu, squared_relu, swiglu
+from mindspeed_ms.ops.interface.attention import UNLIMITED_TOKENS, core_attention, flash_attention, scaled_masked_softmax
 from mindspeed_ms.ops.interface.dropout import bias_dropout_add, dropout, residual_add
+from mindspeed_ms.ops.interface.embedding import embedding_lookup
 from mindspeed_ms.ops.interface.linear import (
     batch_matmul,
     bias_grad,
-    embedding_lookup,
     linear,
     linear_forward,
     linear_input_grad,
@@ -36,49 +28,5 @@ from mindspeed_ms.ops.interface.loss import (
 )
 from mindspeed_ms.ops.interface.normalization import layer_norm, rms_norm
 from mindspeed_ms.ops.interface.optimizer import adamw_step, add_into, count_zeros, scale_in_place, sgd_step, sum_of_squares
+from mindspeed_ms.ops.interface.rotary import apply_rotary, split_query_key_value
 from mindspeed_ms.ops.npu import npu_fusion_attention, npu_rms_norm, npu_rotary_position_embedding
-
-__all__ = [
-    "ACTIVATION_NAMES",
-    "INPUT_LAYOUTS",
-    "UNLIMITED_TOKENS",
-    "adamw_step",
-    "add_into",
-    "apply_rotary",
-    "batch_matmul",
-    "bias_activation",
-    "bias_dropout_add",
-    "bias_grad",
-    "core_attention",
-    "count_zeros",
-    "cross_entropy_gradient",
-    "cross_entropy_local_max",
-    "cross_entropy_local_sums",
-    "cross_entropy_loss",
-    "current_forms",
-    "dropout",
-    "embedding_lookup",
-    "flash_attention",
-    "gelu",
-    "layer_norm",
-    "linear",
-    "linear_forward",
-    "linear_input_grad",
-    "linear_weight_grad",
-    "matmul",
-    "npu_fusion_attention",
-    "npu_rms_norm",
-    "npu_rotary_position_embedding",
-    "relu",
-    "residual_add",
-    "rms_norm",
-    "scale_in_place",
-    "scaled_masked_softmax",
-    "sgd_step",
-    "silu",
-    "split_query_key_value",
-    "squared_relu",
-    "sum_of_squares",
-    "swiglu",
-    "use_forms",
-]

@@ -1,8 +1,9 @@
-"""The operators of upstream's public API under their names, on the forms of this package, so that they also run on
-CPU.
-"""
+"""Operators of upstream's public API (`npu_*`), on the forms of this package, so that they also run on CPU."""
 
-from mindspeed_ms.ops.forms import current_forms
+from mindspeed_ms.core.rng import get_rng_tracker
+from mindspeed_ms.ops.interface.attention import fusion_attention
+from mindspeed_ms.ops.interface.normalization import rms_norm_with_inverse
+from mindspeed_ms.ops.interface.rotary import rotary_position_embedding
 
 
 def npu_rms_norm(x, gamma, epsilon=1e-6):
@@ -14,7 +15,7 @@ def npu_rms_norm(x, gamma, epsilon=1e-6):
     Returns:
         y like `x`, and the inverse root mean square, float32 [..., 1].
     """
-    return current_forms().rms_norm_with_inverse(x, gamma, epsilon)
+    return rms_norm_with_inverse(x, gamma, epsilon)
 
 
 def npu_rotary_position_embedding(x, cos, sin, mode=0):
@@ -39,7 +40,7 @@ def npu_rotary_position_embedding(x, cos, sin, mode=0):
             f"npu_rotary_position_embedding got x {x.shape}, cos {cos.shape}, sin {sin.shape}: expected four "
             "dimensions, an even last one, and tables that broadcast to x."
         )
-    return current_forms().rotary_position_embedding(x, cos, sin, mode)
+    return rotary_position_embedding(x, cos, sin, mode)
 
 
 def npu_fusion_attention(
@@ -88,11 +89,7 @@ def npu_fusion_attention(
             f"npu_fusion_attention got pse_type={pse_type}, q_start_idx={q_start_idx}, kv_start_idx={kv_start_idx}: "
             "positions generated inside the operator are not supported; pass pse itself with pse_type=1."
         )
-    seed = None
-    if keep_prob < 1:
-        from mindspeed_ms.core.rng import get_rng_tracker
-
-        seed = get_rng_tracker().current.draw_seed()
+    seed = get_rng_tracker().current.draw_seed() if keep_prob < 1 else None
     arguments = {
         "pse": pse,
         "padding_mask": padding_mask,
@@ -107,4 +104,4 @@ def npu_fusion_attention(
         "actual_seq_kvlen": actual_seq_kvlen,
         "sparse_mode": sparse_mode,
     }
-    return current_forms().fusion_attention(query, key, value, head_num, input_layout, arguments, seed)
+    return fusion_attention(query, key, value, head_num, input_layout, arguments, seed)

@@ -1,7 +1,7 @@
 """Show a growing log file until a process has ended: `python -m mindspeed_ms.tools.follow_log FILE --process PID`.
 
 Of the lines of single steps (`Iteration: 10/300`) the first, the last and one every few seconds are shown; the file has all.
-On a terminal a progress bar stands below them.
+On a terminal a progress bar is below them.
 """
 
 import argparse
@@ -89,7 +89,7 @@ class Screen:
             self.close()
 
     def close(self):
-        """Leave the bar as it stands."""
+        """Leave the bar as it is."""
         if self.bar is not None:
             self.bar.close()
             self.bar = None

@@ -1,4 +1,4 @@
-"""What is in prepared data: `python -m mindspeed_ms.tools.inspect_data PREFIX [--tokenizer PATH]`.
+"""Inspection of prepared data: `python -m mindspeed_ms.tools.inspect_data PREFIX [--tokenizer PATH]`.
 
 PREFIX is what training gets as `--data-path`: a prefix of indexed files (`..._text_document`), or the output prefix of
 preprocessing for conversations or pairs. Reads everything once; writes nothing but the histogram.
@@ -53,7 +53,7 @@ def parse_arguments(arguments=None):
 
 
 def open_data(prefix):
-    """All indexed files that a prefix stands for: dict of field ("text" for plain ones) to IndexedDataset.
+    """All indexed files of a prefix: dict of field ("text" for plain ones) to IndexedDataset.
 
     Raises:
         FileNotFoundError, InstructionDataError: there are none.
@@ -225,7 +225,7 @@ def report_packing(masks):
 
 
 def inspect(arguments, write=print):
-    """Do what the command line asks for.
+    """Print the report that the command line asks for.
 
     Args:
         arguments (Namespace): of `parse_arguments`.
@@ -280,7 +280,7 @@ def draw(bars, paths, title):
 
 
 def picture_paths(arguments, name):
-    """Where the histogram of a field may go: beside the data, or if nothing can be written there, into the current folder."""
+    """Candidate paths of the histogram of a field: beside the data, or in the current folder."""
     beside = f"{arguments.prefix}_lengths.png"
     paths = [arguments.png] if arguments.png else dict.fromkeys((beside, os.path.basename(beside)))
     return [f"{path.removesuffix('.png')}{'_rejected' * (name == 'rejected')}.png" for path in paths]

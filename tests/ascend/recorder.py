@@ -2,7 +2,7 @@
 
 `recording()` puts namespaces in the place of `mint` and `ops` in every module of `mindspeed_ms.ops.ascend`. Each call
 must name an operator of the installed MindSpore and bind to its signature; `rules` then checks dtypes, shapes and
-layouts as documented, and `emulations` computes what has no CPU kernel. The other operators run as they are.
+layouts as documented, and `stand_ins` replaces what has no CPU kernel. The other operators run as they are.
 """
 
 import contextlib
@@ -14,7 +14,7 @@ import mindspore as ms
 
 import mindspeed_ms.ops
 import mindspeed_ms.ops.ascend
-from tests.ascend import emulations, rules
+from tests.ascend import rules, stand_ins
 
 
 class RecordingNamespace:
@@ -45,8 +45,8 @@ class RecordingOperator:
             return RecordingPrimitive(self._operator, bound, self._path, self._calls)
         self._calls.append((self._path, bound))
         rules.check(self._path, bound)
-        emulate = emulations.OPERATORS.get(self._path, self._operator)
-        return emulate(*args, **kwargs)
+        stand_in = stand_ins.COMPUTED.get(self._path) or stand_ins.SHAPED.get(self._path) or self._operator
+        return stand_in(*args, **kwargs)
 
 
 class RecordingPrimitive:
@@ -59,7 +59,7 @@ class RecordingPrimitive:
         bound = {**self._attributes, **_bind(self._operator.__call__, True, self._path, args, kwargs)}
         self._calls.append((self._path, bound))
         rules.check(self._path, bound)
-        return emulations.OPERATORS[self._path](**bound)
+        return stand_ins.SHAPED[self._path](**bound)
 
 
 def _bind(function, is_method, path, args, kwargs):

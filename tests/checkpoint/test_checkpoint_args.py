@@ -16,7 +16,7 @@ from mindspeed_ms.config import (
 )
 from mindspeed_ms.config.__main__ import main as config_command
 from mindspeed_ms.config.settings import WarningNotice
-from tests.checkpoint import runs
+from mindspeed_ms.testing import checkpoint_runs as runs
 from tests.checkpoint.test_format import damage
 from tests.tools.test_checkpoint import CONFIG, save
 

@@ -1,8 +1,6 @@
 """Whatever happens while a checkpoint is written or after, a run goes on from the newest good one, or says why not."""
 
 import os
-import random
-import resource
 import shutil
 import signal
 
@@ -10,91 +8,8 @@ import pytest
 
 from mindspeed_ms.core.dist_checkpointing import folders
 from mindspeed_ms.core.dist_checkpointing.reader import CheckpointReader
-from tests.checkpoint import runs
+from mindspeed_ms.testing.checkpoint_crashes import continued, dies, error_of, full_disk, train
 from tests.checkpoint.test_format import damage
-
-SAVES = {"save_interval": 1, "keep_checkpoint_max": 2, "resume_training": True, "use_distributed_optimizer": True}
-
-
-def train(folder, **training):
-    return runs.train(folder, training={**SAVES, **training}, dataset={"global_batch_size": 2})
-
-
-MOMENTS = {
-    "tensor": ("shard_file", "_write_all", 90),
-    "file": ("durable", "write_file", 6),
-    "rename": ("folders.os", "rename", 4),
-    "tracker": ("durable", "replace_file", 3),
-    "flush": ("durable", "sync_folder", 6),
-}
-
-
-class Kill:
-    """SIGKILL of this rank, or of all, at the `count`-th call of a function, before it or after it.
-
-    Args:
-        seed (int): of all choices; `pids` are those of all ranks.
-    """
-
-    def __init__(self, seed, pids):
-        choice = random.Random(seed)
-        self.moment = choice.choice(sorted(MOMENTS))
-        self.rank = choice.randrange(len(pids)) if self.moment in ("tensor", "file") else 0  # rank 0 publishes
-        self.victims = pids if choice.random() < 0.5 else [pids[self.rank]]
-        self.count = choice.randrange(MOMENTS[self.moment][2])
-        self.is_after = choice.random() < 0.5
-
-    def install(self):
-        from importlib import import_module
-
-        module, name, _ = MOMENTS[self.moment]
-        owner = os if module.endswith(".os") else import_module(f"mindspeed_ms.core.dist_checkpointing.{module}")
-        original = getattr(owner, name)
-
-        def counted(*arguments, **options):
-            self.count -= 1
-            if self.count < 0 and not self.is_after:
-                self.kill()
-            result = original(*arguments, **options)
-            if self.count < 0:
-                self.kill()
-            return result
-
-        setattr(owner, name, counted)
-
-    def kill(self):
-        for pid in self.victims:
-            if pid != os.getpid():
-                os.kill(pid, signal.SIGKILL)
-        if os.getpid() in self.victims:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-
-def dies(folder, seed, **training):
-    from mindspeed_ms.core import comm
-    from mindspeed_ms.training.utils import set_parallel_context
-
-    set_parallel_context(runs.make_config(folder).parallel_config)
-    kill = Kill(seed, comm.world_group().all_gather_object(os.getpid()))
-    if comm.get_rank() == kill.rank:
-        kill.install()
-    note_progress(folder)
-    return train(folder, **training)
-
-
-def note_progress(folder):
-    """From now on rank 0 writes the number of every step that is done to a file `progress`."""
-    from mindspeed_ms.core import comm
-    from mindspeed_ms.training import training as loop
-
-    count = loop._count
-
-    def noting(run, report):
-        count(run, report)
-        if comm.get_rank() == 0:
-            (folder / "progress").write_text(str(run.train_state.iteration))
-
-    loop._count = noting
 
 
 @pytest.fixture(scope="module")
@@ -141,10 +56,6 @@ DAMAGES = {
 }
 
 
-def continued(folder, **training):
-    return train(folder, training_iters=5, **training)
-
-
 @pytest.mark.parametrize("case", DAMAGES)
 def test_damaged_checkpoints_are_passed_over(world, tmp_path, two_checkpoints, case):
     name, kind, options, words = DAMAGES[case]
@@ -159,14 +70,6 @@ def test_damaged_checkpoints_are_passed_over(world, tmp_path, two_checkpoints, c
     log = world(2)(continued, folder, **options)[0]["log"]
     assert any("passed over" in text and words in text for text in log), log
     assert any(f"resumed from {folder}/iter_000000{expected} at iteration {expected}" in text for text in log)
-
-
-def error_of(folder, **training):
-    from mindspeed_ms.training.checkpointing import CheckpointError
-
-    with pytest.raises(CheckpointError) as caught:
-        continued(folder, **training)
-    return str(caught.value)
 
 
 def test_a_flipped_byte_stops_a_load_without_crc_check(world, tmp_path, two_checkpoints):
@@ -184,29 +87,6 @@ def test_no_good_checkpoint_left(world, tmp_path, two_checkpoints):
         (folder / f"iter_000000{number}" / "manifest.json").unlink()
     for text in world(2)(error_of, folder):
         assert "holds no checkpoint that can be loaded" in text and text.count("has no manifest.json") == 2
-
-
-def full_disk(folder, full_rank=1, limit=40_000, **training):
-    """Files of tensors may not grow beyond `limit` bytes on one rank: an error in the middle of one."""
-    from mindspeed_ms.core import comm
-    from mindspeed_ms.core.dist_checkpointing import save
-
-    write = save.write_shard
-
-    def limited(*arguments):
-        before = resource.getrlimit(resource.RLIMIT_FSIZE)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, before[1]))
-        try:
-            return write(*arguments)
-        finally:
-            resource.setrlimit(resource.RLIMIT_FSIZE, before)
-
-    if comm.get_rank() == full_rank:
-        save.write_shard = limited
-    try:
-        return error_of(folder, **training)
-    finally:
-        save.write_shard = write
 
 
 @pytest.mark.parametrize("async_save", [False, True], ids=["sync", "async"])

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from tests.checkpoint import runs
+from mindspeed_ms.testing import checkpoint_runs as runs
 
 
 class Signalling(runs.Rows):

@@ -13,7 +13,7 @@ import pytest
 
 from mindspeed_ms.core.dist_checkpointing import folders, job_lock
 from mindspeed_ms.core.dist_checkpointing.errors import CheckpointError
-from tests.checkpoint import runs
+from mindspeed_ms.testing import checkpoint_runs as runs
 
 # a job that saves into a folder: it tells what happened, and answers "check" lines
 JOB = """

@@ -7,7 +7,7 @@ import shutil
 import numpy as np
 import pytest
 
-from tests.checkpoint import runs
+from mindspeed_ms.testing import checkpoint_runs as runs
 
 TP2, TP4 = {"tensor_model_parallel_size": 2}, {"tensor_model_parallel_size": 4}
 PP2, PP4 = {"pipeline_model_parallel_size": 2}, {"pipeline_model_parallel_size": 4}

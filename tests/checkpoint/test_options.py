@@ -5,7 +5,8 @@ import os
 import numpy as np
 import pytest
 
-from tests.checkpoint import runs
+from mindspeed_ms.testing import checkpoint_runs as runs
+from mindspeed_ms.testing.memory import peak_of
 
 TP2 = {"tensor_model_parallel_size": 2}
 WORD_EMBEDDINGS = "language_model.embedding.word_embeddings.weight"
@@ -293,20 +294,6 @@ def bytes_read(folder, load, parallel, training):
 def test_a_rank_reads_its_own_bytes(world, tmp_path, saved, parallel, training):
     for read, needed in world(2)(bytes_read, tmp_path, str(saved[0]), parallel, training):
         assert needed <= read <= 1.1 * needed + 4096
-
-
-def peak_of(function):
-    """Bytes by which a call raises the largest memory of this process."""
-    with open("/proc/self/clear_refs", "w") as file:
-        file.write("5")  # the peak starts at what is used now
-    before = _resident("VmRSS")
-    function()
-    return _resident("VmHWM") - before
-
-
-def _resident(name):
-    with open("/proc/self/status") as file:
-        return next(int(line.split()[1]) * 1024 for line in file if line.startswith(name))
 
 
 def memory(folder, mebibytes):

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tests.checkpoint import runs
+from mindspeed_ms.testing import checkpoint_runs as runs
 from tests.datasets.test_indexed_dataset import write
 
 TP2, PP2 = {"tensor_model_parallel_size": 2}, {"pipeline_model_parallel_size": 2}

@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 
-from tests.checkpoint import runs
+from mindspeed_ms.testing import checkpoint_runs as runs
 from tests.checkpoint.test_options import fails, resume
 
 

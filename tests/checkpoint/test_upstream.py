@@ -13,8 +13,8 @@ from mindspeed_ms.core.dist_checkpointing.errors import CheckpointError
 from mindspeed_ms.core.dist_checkpointing.reader import CheckpointReader
 from mindspeed_ms.core.dist_checkpointing.shard_file import Entry, write_shard
 from mindspeed_ms.core.dist_checkpointing.upstream_format import is_upstream_folder, read_upstream_manifest
+from mindspeed_ms.testing import checkpoint_runs as runs
 from mindspeed_ms.tools.checkpoint.__main__ import main
-from tests.checkpoint import runs
 from tests.checkpoint.test_format import damage
 
 TP2PP2 = {"tensor_model_parallel_size": 2, "pipeline_model_parallel_size": 2}

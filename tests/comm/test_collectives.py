@@ -4,20 +4,20 @@ import numpy as np
 import pytest
 
 from mindspeed_ms.core import comm
-from mindspeed_ms.core.comm import self_test
+from mindspeed_ms.testing import comm_programs
 
 
 @pytest.mark.parametrize("size", [2, 3, 4])
 def test_random_programs(world, size):
-    assert sum(world(size)(self_test.run, size, 250)) > 250
+    assert sum(world(size)(comm_programs.run, size, 250)) > 250
 
 
 def test_random_program_on_tensors(world):
-    assert sum(world(2)(self_test.run, 1, 100, True)) > 100
+    assert sum(world(2)(comm_programs.run, 1, 100, True)) > 100
 
 
 def test_one_rank_needs_no_peers(world):
-    assert world(1)(self_test.run, 1, 30) == [30]
+    assert world(1)(comm_programs.run, 1, 30) == [30]
 
 
 def _strided_tensors():

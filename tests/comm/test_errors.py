@@ -9,7 +9,7 @@ import pytest
 
 from mindspeed_ms.core import comm
 from mindspeed_ms.core.comm import CommError, CommTimeoutError, DeadlockError, MismatchError, PeerDiedError, PeerLeftError
-from mindspeed_ms.core.comm.world import WorkerDied
+from mindspeed_ms.testing.worlds import WorkerDied
 
 VALUES = np.ones(4, np.float32)
 

@@ -21,7 +21,7 @@ def test_mccl_gives_the_same_bits():
     command = [
         sys.executable,
         "-m",
-        "mindspeed_ms.core.comm",
+        "mindspeed_ms.testing.comm",
         "--ranks",
         "2",
         "--backends",

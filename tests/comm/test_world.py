@@ -1,4 +1,4 @@
-"""Worlds give results and errors of ranks back as if they were local."""
+"""Worlds return the results and raise the errors of their ranks."""
 
 import os
 import signal
@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from mindspeed_ms.core import comm
-from mindspeed_ms.core.comm.world import World
+from mindspeed_ms.testing.worlds import World
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -65,7 +65,7 @@ def test_only_importable_functions_run_in_a_world(world):
 
 
 def test_the_calling_process_has_not_imported_mindspore_for_worlds():
-    code = "import sys, mindspeed_ms.core.comm.world; sys.exit('mindspore' in sys.modules)"
+    code = "import sys, mindspeed_ms.testing.worlds; sys.exit('mindspore' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
 
 

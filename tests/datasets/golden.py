@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.parity.recordings import golden_folder
+from mindspeed_ms.testing.parity.recordings import golden_folder
 
 
 def data_folder():

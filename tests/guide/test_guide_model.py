@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
+from mindspeed_ms.testing import small_trainings as job
 from tests.model import builders
 from tests.model.test_layouts import assert_equal_runs
-from tests.pipeline_parallel import job
 
 TP2_SP = {"tensor_model_parallel_size": 2, "sequence_parallel": True}
 STRONG = {"init_method_std": 0.2}
@@ -43,6 +43,13 @@ def test_guide_model_equals_packaged_model(world, model, eod):
         np.testing.assert_array_equal(one["logits"], other["logits"])
 
 
+def guide_model():
+    """The guide's own class; imported where the rank runs."""
+    from tests.guide.guide_model import GPTModel
+
+    return GPTModel
+
+
 @pytest.mark.parametrize(
     "parallel",
     [{"pipeline_model_parallel_size": 2}, {"pipeline_model_parallel_size": 2, "virtual_pipeline_model_parallel_size": 2}],
@@ -51,5 +58,5 @@ def test_guide_model_equals_packaged_model(world, model, eod):
 def test_guide_model_on_two_stages_with_tied_embeddings(world, parallel):
     """Trains like the packaged model on one rank; the copies of the tied weight stay equal."""
     reference = world(1)(job.train, job.TIED)
-    results = world(2)(job.train, job.TIED, parallel, model_class=job.guide_model)
+    results = world(2)(job.train, job.TIED, parallel, model_class=guide_model)
     job.assert_equal_trainings(results, reference, tied=True)

@@ -5,9 +5,9 @@ import json
 import numpy as np
 import pytest
 
+from mindspeed_ms.testing.parity.names import our_names
+from mindspeed_ms.testing.parity.recordings import golden_folder
 from tests.model import builders
-from tests.parity.names import our_names
-from tests.parity.recordings import golden_folder
 
 LAYOUTS = {
     "tp1": {},

@@ -5,9 +5,9 @@ import math
 import numpy as np
 import pytest
 
+from mindspeed_ms.testing.parity import recordings, runner
+from mindspeed_ms.testing.parity.layouts import padded_vocabulary
 from tests.optimizer.test_zero_levels import LEVELS, assert_bit_equal, assert_close, curves
-from tests.parity import recordings, runner
-from tests.parity.layouts import padded_vocabulary
 from tests.training import tiny
 from tests.training.test_pretrain import run_pretrain
 

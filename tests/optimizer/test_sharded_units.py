@@ -5,8 +5,8 @@ import pytest
 
 from mindspeed_ms.core.comm.errors import MismatchError
 from mindspeed_ms.core.released_parameter import ReleasedParameterError
-from tests.parity.runner import local_batch, micro_batches, start
-from tests.pipeline_parallel import job
+from mindspeed_ms.testing import small_trainings as job
+from mindspeed_ms.testing.parity.runner import local_batch, micro_batches, start
 
 ALL_USED = [[1] * job.GLOBAL_BATCH] * 3
 
@@ -115,6 +115,33 @@ def test_parameters_of_several_cells(world, kind):
 def test_use_outside_the_layer_names_the_parameter(world):
     with pytest.raises(ReleasedParameterError, match=r"parameter 'layers\.0\.first' was used where it is not held"):
         world(2)(train, "outside", ALL_USED, "z3")
+
+
+def names_of_units(unit_modules):
+    """Names of the units; a class is given by the number of a layer that has it."""
+    from mindspeed_ms.core.distributed.sharded_units import find_units
+
+    model = make_model("plain")
+    if isinstance(unit_modules, int):
+        unit_modules = (type(model.layers[unit_modules]),)
+    names = {id(cell): name for name, cell in model.cells_and_names()}
+    return [names[id(cell)] for cell in find_units(model, unit_modules)]
+
+
+LAYERS = ["layers.0", "layers.1", "layers.2"]
+UNITS = [(None, LAYERS), (("layers.[02]",), ["layers.0", "layers.2"]), (("layers*",), ["layers"]), (0, LAYERS)]
+
+
+@pytest.mark.parametrize("unit_modules, expected", UNITS, ids=["lists", "names", "outermost", "class"])
+def test_units_are_chosen_by_name_or_class(world, unit_modules, expected):
+    assert world(1)(names_of_units, unit_modules) == [expected]
+
+
+def test_unit_modules_that_match_nothing_are_an_error(world):
+    with pytest.raises(
+        ValueError, match=r"unit_modules is \('blocks.\*',\), but no cell of Model .* names like layers, layers.0"
+    ):
+        world(1)(names_of_units, ("blocks.*",))
 
 
 def uses_of_released():

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tests.parity import recordings, runner
+from mindspeed_ms.testing.parity import recordings, runner
 
 STEPS = 4
 

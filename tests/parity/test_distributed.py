@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from tests.parity import recordings, runner
-from tests.parity.layouts import is_available, padded_vocabulary
+from mindspeed_ms.testing.parity import recordings, runner
+from mindspeed_ms.testing.parity.layouts import is_available, padded_vocabulary
 
 DISTRIBUTED = [name for name in recordings.available("dist_") if is_available(recordings.load(name))]
 

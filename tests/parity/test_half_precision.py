@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from tests.parity import recordings, runner
-from tests.parity.layouts import padded_vocabulary
+from mindspeed_ms.testing.parity import recordings, runner
+from mindspeed_ms.testing.parity.layouts import padded_vocabulary
 
 NAME = "curve_llama_bf16_tp2dp2_distopt"
 

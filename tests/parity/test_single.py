@@ -8,8 +8,8 @@ gradient (softmax ignores a shift), so Adam turns its rounding noise into steps:
 import numpy as np
 import pytest
 
-from tests.parity import recordings, runner
-from tests.parity.layouts import LAYOUTS, is_available, padded_vocabulary, tensor_parallel_limit
+from mindspeed_ms.testing.parity import recordings, runner
+from mindspeed_ms.testing.parity.layouts import LAYOUTS, is_available, padded_vocabulary, tensor_parallel_limit
 
 SINGLE = [name for name in recordings.available("single_") if is_available(recordings.load(name))]
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(REPOSITORY), str(REPOSITORY / "benchmarks")]
+sys.path.insert(0, str(REPOSITORY))
 
 
 def _activation(name):
@@ -35,7 +35,7 @@ def build(case):
     from megatron.core.models.gpt.gpt_model import GPTModel
     from megatron.core.transformer.transformer_config import TransformerConfig
 
-    from tests.parity.recordings import rule_weight
+    from mindspeed_ms.testing.parity.recordings import rule_weight
 
     config = TransformerConfig(
         activation_func=_activation(case["activation"]),
@@ -70,7 +70,8 @@ def make_batch(case):
 def main():
     """Read the case, run it, write the result."""
     import torch
-    from peer_megatron import redirect_cuda_to_cpu
+
+    from mindspeed_ms.testing.megatron import redirect_cuda_to_cpu
 
     case = json.loads(Path(sys.argv[1]).read_text())
     torch._dynamo.config.disable = True

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.parity import runner
+from mindspeed_ms.testing.parity import runner
 
 pytestmark = pytest.mark.peer
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.pipeline_parallel import job
+from mindspeed_ms.testing import small_trainings as job
 
 EIGHT = {"num_layers": 8}
 PP = "pipeline_model_parallel_size"
@@ -88,7 +88,7 @@ def test_twice_is_bit_equal(world):
 def embeddings_of_stages(parallel):
     """Which embeddings and groups a stage has, and its tied gradient after one step."""
     from mindspeed_ms.core import parallel_state as state
-    from tests.parity.runner import local_batch, micro_batches
+    from mindspeed_ms.testing.parity.runner import local_batch, micro_batches
 
     model, _, step = job.build(job.make_config(job.TIED, parallel))
     step(micro_batches(local_batch(job.batches(1), 0, 1), 1), 1)

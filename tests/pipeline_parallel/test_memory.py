@@ -2,8 +2,8 @@
 
 import pytest
 
-from tests.pipeline_parallel import job
-from tests.pipeline_parallel.live_tensors import measure
+from mindspeed_ms.testing import small_trainings as job
+from mindspeed_ms.testing.live_tensors import measure
 
 # without the final norm nothing but layers saves tensors inside the block
 FIELDS = {**job.UNTIED, "num_layers": 8, "use_final_norm": False}

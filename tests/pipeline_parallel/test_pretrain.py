@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tests.pipeline_parallel import job
+from mindspeed_ms.testing import small_trainings as job
 from tests.training.test_pretrain import read_metrics
 
 PP2 = {"pipeline_model_parallel_size": 2}
@@ -125,8 +125,8 @@ def test_resuming_is_bit_equal(world, tmp_path, parallel):
 def stops_on_nan(folder):
     """A NaN in the weights of one stage ends the step on all ranks, before anything is updated."""
     from mindspeed_ms.core import comm
+    from mindspeed_ms.testing.parity.runner import local_batch, micro_batches
     from mindspeed_ms.training.train_step import NonFiniteLossError
-    from tests.parity.runner import local_batch, micro_batches
 
     model, _, step = job.build(job.make_config(job.TIED, PP2))
     if comm.get_rank() == 0:

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tests.pipeline_parallel import job
+from mindspeed_ms.testing import small_trainings as job
 
 DROPOUT = {"hidden_dropout": 0.2, "attention_dropout": 0.1}
 PP2 = {"pipeline_model_parallel_size": 2}
@@ -52,9 +52,9 @@ def test_lists(world, lists, flash):
 def count_checkpoints(parallel, fields):
     """How often an evaluation enters CheckpointFunction."""
     from mindspeed_ms.core.tensor_parallel import random
+    from mindspeed_ms.testing.parity.runner import local_batch, micro_batches
     from mindspeed_ms.training.evaluation import evaluate
     from mindspeed_ms.training.forward_step import make_forward_step
-    from tests.parity.runner import local_batch, micro_batches
 
     model, _, _ = job.build(job.make_config(fields, parallel))
     calls, original = [], random.CheckpointFunction.forward

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from mindspeed_ms.core.pipeline_parallel.p2p_communication import PipelineMismatchError
-from tests.pipeline_parallel import job
+from mindspeed_ms.testing import small_trainings as job
 
 PP2 = {"pipeline_model_parallel_size": 2}
 PP4 = {"pipeline_model_parallel_size": 4}
@@ -15,9 +15,9 @@ GROUP = "microbatch_group_size_per_virtual_pipeline_stage"
 def evaluate(parallel, with_data=False, dropout=0.5):
     """Loss of an evaluation over two global batches, and what the last rank got as non-loss data."""
     from mindspeed_ms.core import parallel_state
+    from mindspeed_ms.testing.parity.runner import local_batch, micro_batches
     from mindspeed_ms.training.evaluation import evaluate as run
     from mindspeed_ms.training.forward_step import make_forward_step
-    from tests.parity.runner import local_batch, micro_batches
 
     all_config = job.make_config({**job.TIED, "hidden_dropout": dropout}, parallel)
     model, _, _ = job.build(all_config)
@@ -114,7 +114,7 @@ def stages_that_disagree(wider_rank, what):
 
     fields = {**job.TIED, **(what if comm.get_rank() == wider_rank else {})}
     _, _, step = job.build(job.make_config(fields, PP2))
-    from tests.parity.runner import local_batch, micro_batches
+    from mindspeed_ms.testing.parity.runner import local_batch, micro_batches
 
     data = job.batches(1, fields["seq_length"])
     step(micro_batches(local_batch(data, 0, 1), 1), 1)

@@ -47,9 +47,8 @@ class Recorder:
         from mindspeed_ms.core.comm.interface import ProcessGroup
         from mindspeed_ms.training import metrics, training
 
-        forms = ops.current_forms()
-        for name in forms.__all__:
-            self._replace(forms, name, self._watch(name, getattr(forms, name)))
+        self._forms = dict(ops.current_forms())
+        ops.current_forms().update({name: self._watch(name, form) for name, form in self._forms.items()})
         for name in (
             "all_reduce",
             "all_reduce_in_place",
@@ -82,7 +81,10 @@ class Recorder:
         return self
 
     def __exit__(self, *exception):
+        from mindspeed_ms import ops
+
         logging.getLogger("mindspeed_ms").removeHandler(self._handler)
+        ops.current_forms().update(self._forms)
         for owner, name, value in reversed(self._undo):
             setattr(owner, name, value)
 

@@ -5,7 +5,7 @@
     group = comm.new_group([0, 1], "tp-0-1")
     total = group.all_reduce(tensor)
 
-`python -m mindspeed_ms.core.comm --ranks 8` checks the backends and prints their latency and bandwidth.
+`python -m mindspeed_ms.testing.comm --ranks 8` checks the backends and prints their latency and bandwidth.
 """
 
 from mindspeed_ms.core.comm.errors import (

@@ -1,8 +1,7 @@
-"""The board of a shared-memory job: one entry per rank, telling who it is, whether it left and why, and what it waits
-for.
+"""Status board of a shared-memory job: per rank its process, whether it left and why, and what it waits for.
 
-Peers read it while they wait. It is how a death, an early end or a circle of waiting ranks becomes one clear line on
-every rank that is concerned.
+Peers read it while they wait, so that a dead rank, an early end or a deadlock becomes one error message on every rank
+concerned.
 """
 
 import hashlib
@@ -108,7 +107,7 @@ class Board:
         self._own = self._entries[self.rank]
 
     def _find(self, deadline, timeout):
-        """Map the board that this job's rank 0 made; a stale one is passed over until it has been replaced."""
+        """Map the board that this job's rank 0 made; a stale one is skipped until it has been replaced."""
         while not self._try_map():
             if time.monotonic() > deadline:
                 raise CommTimeoutError(
@@ -187,11 +186,11 @@ class Board:
         return self._read_text(self._entry_bytes[rank], _TEXTS["left"])
 
     def wait_text(self, rank):
-        """What a rank waits in; empty if it does not wait (or only since a moment)."""
+        """Call that a rank waits in; empty if it does not wait (or has just begun)."""
         return self._read_text(self._entry_bytes[rank], _TEXTS["wait"]) if self._entries[rank, _WAITING] else ""
 
     def snapshot(self, rank):
-        """(number of its wait, how often it looked since, ranks waited for) of a waiting rank, None if it does not wait."""
+        """(number of its wait, how often it checked since, ranks waited for) of a waiting rank, None if it does not wait."""
         kernels.full_fence()
         entry = self._entries[rank]
         number, beat, count = int(entry[_WAITING]), int(entry[_BEAT]), int(entry[_TARGETS])
@@ -202,14 +201,14 @@ class Board:
         return number, beat, targets
 
     def verdict(self, rank):
-        """Text of the circle that a rank found itself in; empty if none."""
+        """Text of the deadlock that a rank found itself in; empty if none."""
         kernels.full_fence()
         return self._read_text(self._entry_bytes[rank], _TEXTS["verdict"]) if self._entries[rank, _VERDICT] else ""
 
-    # ---- what this rank tells -----------------------------------------------------------------------------------------
+    # ---- entries of this rank ------------------------------------------------------------------------------------------
 
     def publish_wait(self, number, text, targets):
-        """Tell what this rank waits in, and for which ranks; `number` counts its waits from 1."""
+        """Publish what this rank waits in, and for which ranks; `number` counts its waits from 1."""
         self.clear_wait()
         self._write_text(self._entry_bytes[self.rank], _TEXTS["wait"], text)
         targets = targets[:256]
@@ -221,26 +220,26 @@ class Board:
         kernels.full_fence()
 
     def beat(self):
-        """Tell that this rank has looked again and still has to wait."""
+        """Publish that this rank has checked again and still has to wait."""
         kernels.full_fence()
         self._own[_BEAT] += 1
         kernels.full_fence()
 
     def clear_wait(self):
-        """Tell that this rank waits no more."""
+        """Publish that this rank no longer waits."""
         kernels.full_fence()
         self._own[_WAITING] = 0
         kernels.full_fence()
 
     def publish_verdict(self, text):
-        """Tell that this rank is in a circle of waiting ranks."""
+        """Publish that this rank is in a deadlock."""
         self._write_text(self._entry_bytes[self.rank], _TEXTS["verdict"], text)
         kernels.full_fence()
         self._own[_VERDICT] = 1
         kernels.full_fence()
 
     def leave(self, exception=None):
-        """Tell that this rank makes no more calls, because of an exception or at its end; then let go."""
+        """Publish that this rank makes no more calls, because of an exception or at its end; then unmap the board."""
         if exception is not None:
             self._write_text(self._entry_bytes[self.rank], _TEXTS["left"], describe(exception))
         kernels.full_fence()

@@ -1,4 +1,4 @@
-"""The header of a call: what a rank asks for, in whole numbers that peers compare and, if they differ, put into words."""
+"""Headers of collective calls and messages: integers that ranks compare, and the error texts where they differ."""
 
 import os
 import traceback
@@ -166,7 +166,7 @@ def check_matching_splits(group, splits):
 
 
 def caller_stack(limit):
-    """Where this call comes from, innermost last, at most `limit` bytes, without the frames of this package's comm."""
+    """Stack of the caller, innermost frame last, at most `limit` bytes, without the frames of this package's comm."""
     here = os.path.dirname(os.path.abspath(__file__))
     frames = [frame for frame in traceback.extract_stack() if os.path.dirname(os.path.abspath(frame.filename)) != here]
     return "".join(traceback.format_list(frames)).encode()[-limit:]

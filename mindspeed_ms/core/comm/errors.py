@@ -1,4 +1,4 @@
-"""What can go wrong in communication. All are `CommError`."""
+"""Exceptions of communication; all are subclasses of `CommError`."""
 
 
 class CommError(RuntimeError):
@@ -10,7 +10,7 @@ class MismatchError(CommError):
 
 
 class DeadlockError(MismatchError):
-    """Ranks wait for each other in calls that can never meet; the text names every call of the circle."""
+    """Ranks wait for each other in calls that can never complete; the text names every call of the cycle."""
 
 
 class PeerError(CommError):
@@ -30,4 +30,4 @@ class CommTimeoutError(CommError):
 
 
 class SharedMemoryError(CommError):
-    """Shared memory could not be had: it is too small, or the ranks do not share a host."""
+    """Shared memory is missing or too small, or the ranks do not share a host."""

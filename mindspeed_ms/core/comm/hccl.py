@@ -1,4 +1,4 @@
-"""Backend `hccl`: Ascend, through the documented operators of `mindspore.mint.distributed`.
+"""Backend `hccl`: collectives on Ascend through the documented operators of `mindspore.mint.distributed`.
 
 Results are written in place by those operators, so forms that return a new tensor allocate it first. Every operator is
 looked up in the module when it is called. HCCL neither compares the calls of the ranks nor watches their processes;
@@ -69,12 +69,12 @@ class HcclHandle(Handle):
         return self._result
 
     def is_completed(self):
-        """True once waited for: HCCL does not tell."""
+        """True after `wait`: HCCL does not report completion."""
         return self._finish is None
 
 
 def _numpy_too(method):
-    """Let a call that takes a tensor take a numpy array, and then give one back."""
+    """Decorator: a method on tensors also accepts a numpy array and then returns one."""
 
     @functools.wraps(method)
     def call(self, tensor, *arguments):

@@ -1,4 +1,4 @@
-"""What host backends (shm, mccl) share: tensors become arrays, results become tensors, objects become bytes."""
+"""Base class of the groups of host backends (shm, mccl): conversion between tensors, arrays and pickled objects."""
 
 import pickle
 
@@ -141,7 +141,7 @@ class HostProcessGroup(ProcessGroup):
 
 
 def _result(tensor, out, array, dtype):
-    """Function that gives the caller's result."""
+    """Function that makes the caller's result."""
     if out is not None:
         return lambda: out
     as_numpy = isinstance(tensor, np.ndarray)

@@ -1,4 +1,4 @@
-"""The one interface of all communication backends: named groups, their collectives, messages and handles.
+"""Process groups: the interface of all communication backends, with collectives, messages and asynchronous handles.
 
 Tensors are MindSpore tensors, contiguous or not; numpy arrays are taken as well and then numpy arrays come back.
 Results are new tensors that own their memory. Collectives work along axis 0. Reductions run in rank order, so a result
@@ -9,13 +9,14 @@ HCCL_DETERMINISTIC=true.)
 
 An asynchronous call returns a `Handle` before it is complete. Its tensors must be left alone until `wait()` returned.
 Handles of one group complete in the order in which their calls were made; while a rank waits for one, those of all its
-other groups go on.
+other groups advance.
 """
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 from mindspeed_ms.core.comm.errors import CommError
+from mindspeed_ms.core.comm.payload import copy_into
 
 REDUCTIONS = ("sum", "max", "min", "prod")
 
@@ -29,7 +30,7 @@ class Handle(ABC):
 
     @abstractmethod
     def is_completed(self):
-        """True if `wait()` would return at once. Lets the call go on, without blocking."""
+        """True if `wait()` would return at once. Advances the call without blocking."""
 
     def wait_part(self, index):
         """Result of one message of `batch_isend_irecv`; where the backend can, without waiting for the others."""
@@ -206,7 +207,7 @@ class ProcessGroup(ABC):
         return self._irecv(shape, dtype, self.peer_index(source, "irecv"))
 
     def batch_isend_irecv(self, operations):
-        """Start several messages that go on together, in any order.
+        """Start several messages that advance together, in any order.
 
         Args:
             operations (list[P2P]): `P2P.send(tensor, rank)` and `P2P.recv(shape, dtype, rank)`.
@@ -272,12 +273,10 @@ class ProcessGroup(ABC):
 
     def _copy_into(self, out, tensor):
         """Group of one: overwrite `out`."""
-        from mindspeed_ms.core.comm.payload import copy_into
-
         return copy_into(out, tensor, self)
 
     def close(self):  # noqa: B027 - most backends hold nothing
-        """Give back what the group holds."""
+        """Release the resources of the group."""
 
     def index_of(self, rank, operation):
         """Place of a global rank in the group.

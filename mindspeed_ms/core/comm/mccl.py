@@ -1,4 +1,4 @@
-"""Backend `mccl`: ranks under msrun, through MindSpore's own CPU communication, composed from its send and receive.
+"""Backend `mccl`: collectives on CPU under msrun, composed from send and receive of MindSpore's own communication.
 
 MindSpore's native CPU collectives know few dtypes and no asynchronous form, so every call here is messages of bytes. In
 a collective each rank sends one message to every other: a header, and what the call gives to that rank. As all members
@@ -6,7 +6,7 @@ always exchange headers, a differing call is an error on all of them. Reductions
 shm's: the results are equal bit by bit.
 
 Everything is sent in one step, also by all_reduce: a second step could only be sent by a rank that waits, and ranks
-that wait for different calls would then stop each other. Asynchronous calls send when they are made and receive when
+that wait for different calls would then block each other. Asynchronous calls send when they are made and receive when
 they are waited for, in the order in which they were made. A lost peer is only noticed after the timeout
 (MS_CPU_COMM_OP_TIMEOUT, set from ours) or by msrun, which then ends the job.
 """
@@ -84,7 +84,7 @@ class _Collective(Handle):
             raise self.error
 
     def is_completed(self):
-        """True once waited for: nothing goes on by itself."""
+        """True after `wait`: nothing advances in the background."""
         return self.done
 
     def receive(self):
@@ -108,7 +108,7 @@ class _Receive(Handle):
             self._group.receive_next(self._peer)
 
     def is_completed(self):
-        """True once waited for: nothing goes on by itself."""
+        """True after `wait`: nothing advances in the background."""
         return self.done
 
     def take(self, letter):

@@ -1,4 +1,4 @@
-"""Messages of bytes through MindSpore's CPU communication.
+"""Byte messages through MindSpore's CPU communication (MCCL send and receive).
 
 MindSpore keeps one queue for each ordered pair of ranks, whatever group or tag is named; a receive must be at least as
 long as what was sent, and empty messages break the queue. So every message is an envelope, with its contents inside if
@@ -29,7 +29,7 @@ _FIXED_WORDS = 4 + WORDS
 
 @dataclass
 class Letter:
-    """What arrived: the call's header words, its splits and the sender's stack (empty if none), the contents."""
+    """A received message: the call's header words, its splits and the sender's stack (empty if none), the contents."""
 
     words: np.ndarray
     splits: np.ndarray

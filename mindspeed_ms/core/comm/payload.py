@@ -1,4 +1,4 @@
-"""Between tensors and the byte arrays that host backends move.
+"""Conversion between tensors and the numpy arrays that host backends move.
 
 A payload is a C-contiguous numpy array. bfloat16, which numpy lacks, travels as its 16 bits in an int16 array with the
 name "bfloat16" beside it.
@@ -90,7 +90,7 @@ def wrap(array, name, as_numpy):
 
 
 def requested_dtype(dtype):
-    """Name of the dtype given to `recv`, and whether it is numpy's, so that a numpy array is wanted."""
+    """Name of the dtype given to `recv`, and whether it is numpy's: then `recv` returns a numpy array."""
     if isinstance(dtype, np.dtype) or (isinstance(dtype, type) and issubclass(dtype, np.generic)):
         dtype = np.dtype(dtype)
         name = _names.get(dtype) or _name(dtype)
@@ -114,7 +114,7 @@ def copy_into(out, tensor, group):
 
 
 def address(array):
-    """Where an array's values begin."""
+    """Address of an array's first value."""
     return array.ctypes.data
 
 

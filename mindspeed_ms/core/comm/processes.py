@@ -1,4 +1,4 @@
-"""Is that process still the one it was? A pid alone does not tell: it is given again after its process ended."""
+"""Processes by pid and start time: whether one is alive, its parent, its command. A pid alone may belong to a later process."""
 
 import os
 

@@ -1,8 +1,8 @@
-"""Making calls go on: while a rank waits for one, those of all its groups advance.
+"""Progress engine of the shared-memory backend: while a rank waits for one call, the calls of all its groups advance.
 
 A call is a generator that yields whenever it must wait for a peer. Nothing runs in the background: calls advance when
 they are made, when any call is waited for and when a handle is asked for its state. As a rank that waits advances
-everything, ranks that wait for different calls never stop each other.
+everything, ranks that wait for different calls never block each other.
 """
 
 import os
@@ -21,7 +21,7 @@ class Operation(Handle):
     """One call on one group, as its handle.
 
     Attributes:
-        call (Call): what was asked for.
+        call (Call): the call itself.
         posted (bool): everything that this rank gives is published; the next call of the group may begin.
         waits (tuple): what the generator last waited for, for `group.awaited`.
     """
@@ -48,12 +48,12 @@ class Operation(Handle):
         return f"{self.call} on group {self.group.name}"
 
     def start(self, generator):
-        """Give it the generator that carries it out; returns itself."""
+        """Set the generator that executes it; returns itself."""
         self._generator = generator
         return self
 
     def step(self):
-        """Go on until it must wait or is done."""
+        """Advance until it must wait or is done."""
         try:
             next(self._generator)
         except StopIteration as stop:
@@ -148,7 +148,7 @@ class Engine:
             self.spins = 0
 
     def _spin(self, operation):
-        """Go on while steps succeed and a little longer; True if it is done."""
+        """Advance while steps succeed and a little longer; True if it is done."""
         idle = 0
         while idle < (2 if self.spins else SPINS):
             before = self.moves
@@ -163,7 +163,7 @@ class Engine:
         return False
 
     def _sleep(self, operation):
-        """Wait with the processor free, and look after the peers meanwhile."""
+        """Sleep between steps, and watch the peers meanwhile."""
         pause = _FIRST_SLEEP_SECONDS
         self.spins = 0
         with self._watch.over(operation) as watched:

@@ -1,4 +1,4 @@
-"""Combining the values of all ranks, in rank order, from one piece of memory. Every host backend uses these functions,
+"""Reductions in rank order over the values of all ranks in one piece of memory. All host backends use these functions,
 so their results are equal bit by bit."""
 
 import ctypes
@@ -56,6 +56,6 @@ def _combine_float16(out, op, source, stride, count):
 
 
 def array_at(address, length, dtype):
-    """Array over memory that somebody else keeps alive."""
+    """Array over memory that the caller keeps alive."""
     dtype = np.dtype(dtype)
     return np.frombuffer((ctypes.c_char * (length * dtype.itemsize)).from_address(address), dtype, length)

@@ -1,4 +1,4 @@
-"""Starting and ending communication, and making groups.
+"""Start and end of communication, the choice of the backend, and the process groups of this rank.
 
 The backend is, in this order: the argument of `init`, the environment variable MINDSPEED_MS_COMM_BACKEND, "hccl" on
 Ascend, "shm" on CPU. A world of one rank needs none.
@@ -12,9 +12,6 @@ from dataclasses import dataclass, field
 
 from mindspeed_ms.core.comm.errors import CommError
 from mindspeed_ms.core.comm.single import SingleJob, SingleProcessGroup
-
-# core.device is imported where it is used: it imports MindSpore, which takes seconds that a process that only starts worlds
-# does not need to spend
 from mindspeed_ms.core.logging import logger
 
 BACKEND_ENVIRONMENT_VARIABLE = "MINDSPEED_MS_COMM_BACKEND"
@@ -53,7 +50,7 @@ def init(backend=None, timeout=None):
     Under msrun the extra scheduler process ends in here. The device is started too (`initialize_device`).
 
     Args:
-        backend (str): "shm", "mccl" or "hccl"; None: as the module's text says.
+        backend (str): "shm", "mccl" or "hccl"; None: see the module.
         timeout (float): seconds that a call may wait for its peers; None: MINDSPEED_MS_COMM_TIMEOUT, else 600.
 
     Raises:
@@ -62,7 +59,10 @@ def init(backend=None, timeout=None):
         CommTimeoutError: some rank did not come.
     """
     global _state
-    from mindspeed_ms.core.device import initialize_device, launch_environment
+    from mindspeed_ms.core.device import (
+        initialize_device,
+        launch_environment,
+    )  # here: it imports MindSpore, which takes seconds
 
     name = backend_name(backend)
     leave_if_scheduler(name)
@@ -132,10 +132,10 @@ def is_initialized():
 
 
 def destroy(exception=None):
-    """End communication and forget all groups; nothing happens if it was not started.
+    """End communication and close all groups; does nothing if it was not started.
 
     Args:
-        exception (BaseException): why, if this rank failed. Peers that wait for it are told.
+        exception (BaseException): why, if this rank failed. Peers that wait for it get it in their error.
     """
     global _state
     if _state is None:
@@ -182,8 +182,8 @@ def world_group():
 def new_group(ranks, name=None, timeout=None):
     """Make a group. Only its members call this, each with the same ranks in the same order and the same name.
 
-    It does not wait for the other members. Two groups of the same name and ranks are two groups, told apart by the
-    order in which a rank makes them.
+    It does not wait for the other members. Two groups of the same name and ranks are different groups, numbered in
+    the order in which a rank makes them.
 
     Args:
         ranks (iterable[int]): global ranks; results are in their order.
@@ -244,7 +244,7 @@ def _timeout_seconds(timeout):
 
 
 def _install_hooks():
-    """At the end of the process tell peers that it ended, and an uncaught exception as the reason."""
+    """At the exit of the process, publish to peers that it ended, with an uncaught exception as the reason."""
     global _hooks_installed
     if _hooks_installed:
         return

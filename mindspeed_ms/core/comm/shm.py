@@ -1,4 +1,4 @@
-"""Backend `shm`: ranks on one host, through shared memory, under msrun or forked. The default on CPU."""
+"""Backend `shm`: collectives through shared memory for the ranks of one host, under msrun or forked. The default on CPU."""
 
 import hashlib
 import os
@@ -39,7 +39,7 @@ class SharedMemoryJob:
         self._debug = calls.debug_enabled()
 
     def new_group(self, name, ranks, timeout):
-        """Group of these ranks; waits for nobody."""
+        """Group of these ranks; does not wait for the other members."""
         key = (name, tuple(ranks))
         instance = self._groups_made[key] = self._groups_made.get(key, 0) + 1
         digest = hashlib.sha256(repr((key, instance)).encode()).hexdigest()[:16]
@@ -47,7 +47,7 @@ class SharedMemoryJob:
         return SharedMemoryGroup(name, ranks, self.rank, path, self._engine, timeout, self._debug)
 
     def close(self, exception=None):
-        """Complete what was started, then tell the peers that this rank left."""
+        """Complete the started calls, then publish that this rank left."""
         try:
             if exception is None:
                 self._complete_started()

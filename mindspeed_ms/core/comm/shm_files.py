@@ -1,7 +1,7 @@
-"""Files in shared memory: their names, their space, and clearing away what killed jobs left.
+"""Files in shared memory: names, reserved space, and removal of files that killed jobs left.
 
 A job's files are named after the process of its rank 0 (pid, start time, pid namespace) and a random word, so no job
-ever opens another's, and any later job can tell that their owner is gone. Files are unlinked as soon as all members
+ever opens another's, and any later job can detect that their owner is gone. Files are unlinked as soon as all members
 have mapped them; they then vanish with the last process, however it ends.
 """
 
@@ -19,7 +19,7 @@ _OWNER = re.compile(r"mindspeed_ms\.u(\d+)\.p(\d+)\.s(\d+)\.n(\d+)\.")
 
 
 def directory():
-    """Where the files are: MINDSPEED_MS_SHM_DIR, else /dev/shm."""
+    """Directory of the files: MINDSPEED_MS_SHM_DIR, else /dev/shm."""
     return os.environ.get(DIRECTORY_ENVIRONMENT_VARIABLE) or "/dev/shm"
 
 
@@ -58,7 +58,7 @@ def unlink(path):
 
 
 class SharedFile:
-    """A file mapped into memory. Made by whoever comes first, all zeros then; pages take space only when touched.
+    """A file mapped into memory. The first process creates it, all zeros; pages take space only when touched.
 
     Attributes:
         memory (mmap.mmap): its bytes.
@@ -124,12 +124,12 @@ class SharedFile:
             pass
 
     def close(self):
-        """Remove the name and let go of the descriptor; the memory goes with its last array."""
+        """Remove the name and close the descriptor; the memory is freed with its last array."""
         if self._descriptor >= 0:
             self.unlink()
             self.release()
 
     def release(self):
-        """Let go of the descriptor and leave the name: the file is somebody else's."""
+        """Close the descriptor and keep the name: the file belongs to another process."""
         os.close(self._descriptor)
         self._descriptor = -1

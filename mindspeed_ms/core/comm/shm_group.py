@@ -1,4 +1,4 @@
-"""A group of ranks that share memory: its calls, as generators that `progress` advances.
+"""Process group in shared memory: its collectives, as generators that `progress` advances.
 
 See `shm_region` for the rounds and rings that the data goes through.
 """
@@ -49,7 +49,7 @@ class SharedMemoryGroup(HostProcessGroup):
     # ---- what the engine needs ----------------------------------------------------------------------------------------
 
     def advance(self):
-        """Let the calls go as far as they can: the oldest may complete, later ones may publish."""
+        """Advance the calls as far as they can: the oldest may complete, later ones may publish."""
         while self._collectives:
             head = self._collectives[0]
             head.step()
@@ -83,7 +83,7 @@ class SharedMemoryGroup(HostProcessGroup):
         return len(self._collectives) + self.messages.count() == 1
 
     def fail(self, error):
-        """End all calls with an error; the group is of no more use."""
+        """End all calls with an error; the group cannot be used afterwards."""
         if self._error is None:
             self._error = error
         operations = self.pending()
@@ -94,7 +94,7 @@ class SharedMemoryGroup(HostProcessGroup):
                 operation.fail(error)
 
     def awaited(self, operation):
-        """Global ranks that must act before `operation` goes on."""
+        """Global ranks that must act before `operation` can advance."""
         if operation.waits is None or operation.done:
             return []
         kind, *values = operation.waits
@@ -121,7 +121,7 @@ class SharedMemoryGroup(HostProcessGroup):
             raise type(self._error)(f"group {self.name} is of no more use after an error: {self._error}")
 
     def close(self):
-        """Let go of the region."""
+        """Unmap the region."""
         self.region.close()
 
     # ---- starting calls -----------------------------------------------------------------------------------------------

@@ -1,10 +1,10 @@
-"""Compiled steps on shared memory: publish, wait, copy, combine.
+"""Compiled kernels on shared memory: publish, wait, copy, reduce.
 
 Everything is addressed by integers, so a call costs under a microsecond. Counters are read and written atomically with
-acquire and release, and full fences stand where data and counters must not pass each other: nothing relies on the store
+acquire and release, and full fences order data against counters: nothing relies on the store
 order of x86, so this holds on aarch64 as well. The compiled code is kept in the user's cache directory.
 
-A counter fills a line of `LINE` bytes of its own. Functions that look at all ranks return -1 if all are ready, else the
+A counter fills a line of `LINE` bytes of its own. Functions that check all ranks return -1 if all are ready, else the
 index of the first that is not.
 """
 

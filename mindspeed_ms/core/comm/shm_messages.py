@@ -1,7 +1,7 @@
-"""Messages between two ranks of a group that share memory: one ring of slots per direction.
+"""Point-to-point messages in shared memory: one ring of slots per ordered pair of ranks.
 
 A send is complete when all of it is in the ring. A blocking send that finds the ring full, and stays so, keeps a copy
-of the rest, which goes out while the rank waits for anything later; so ranks that all send first never stop each other.
+of the rest, which goes out while the rank waits for anything later; so ranks that all send first never block each other.
 """
 
 import time
@@ -55,7 +55,7 @@ class Messages:
     # ---- what the group's calls need ----------------------------------------------------------------------------------
 
     def advance(self):
-        """Let the oldest message of every direction go as far as it can."""
+        """Advance the oldest message of every direction as far as it can."""
         for key in list(self._queues):
             queue = self._queues.get(key)
             while queue:
@@ -75,11 +75,11 @@ class Messages:
         return [message for queue in self._queues.values() for message in queue]
 
     def count(self):
-        """How many are under way."""
+        """Number of messages under way."""
         return sum(map(len, self._queues.values()))
 
     def clear(self):
-        """Forget those under way."""
+        """Drop those under way."""
         for queue in self._queues.values():
             queue.clear()
         self._queues.clear()
@@ -181,7 +181,7 @@ class Messages:
             group.engine.moves += 1
 
     def _refuse(self, message, slot):
-        """Tell the sender that its message is another than expected; returns the error."""
+        """Report to the sender that its message differs from the expected one; returns the error."""
         group, region = self._group, self._region
         sent = region.ring_headers[message.peer, group.rank, slot]
         text = (

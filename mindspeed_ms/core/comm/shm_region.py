@@ -1,4 +1,4 @@
-"""The shared memory of one group: where everything is.
+"""Memory layout of one group's shared region: headers, counters, slots and rings.
 
 Collectives go through rounds, numbered from 1 per group. In a round each rank publishes a header (first round of a
 call) and up to a slot of data, raises its `arrived` counter to the round's number, reads what it needs from the others,
@@ -177,5 +177,5 @@ class Region:
             self._rings_reserved.add(destination)
 
     def close(self):
-        """Let go of the file; the memory goes with its last array."""
+        """Close the file; the memory is freed with its last array."""
         self._file.close()

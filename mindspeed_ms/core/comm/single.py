@@ -4,7 +4,7 @@ from mindspeed_ms.core.comm.interface import ProcessGroup
 
 
 class SingleProcessGroup(ProcessGroup):
-    """A group with this rank alone. Every collective returns its argument; there is nobody to send to."""
+    """A group with this rank alone. Every collective returns its argument; there is no peer."""
 
     def barrier(self):
         """Return."""
@@ -35,4 +35,4 @@ class SingleJob:
         return SingleProcessGroup(name, ranks, ranks[0])
 
     def close(self, exception=None):
-        """Nothing is held."""
+        """Nothing to release."""

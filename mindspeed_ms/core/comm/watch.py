@@ -1,4 +1,4 @@
-"""Looking after the peers while a rank waits: deaths, early ends, circles of waiting ranks, time."""
+"""Watchdog of waiting ranks: detects dead peers, early ends, deadlocks and timeouts."""
 
 import time
 from contextlib import contextmanager
@@ -14,7 +14,7 @@ _CONFIRMING_BEATS = 2
 
 
 class Watch:
-    """Looks after the peers of one rank by means of the job's board."""
+    """Watches the peers of one rank through the job's status board."""
 
     def __init__(self, board):
         self._board = board
@@ -22,7 +22,7 @@ class Watch:
 
     @contextmanager
     def over(self, operation):
-        """Watch while `operation` is waited for: gives an object whose `check()` is to be called now and then."""
+        """Watch while `operation` is waited for: yields an object whose `check()` is to be called regularly."""
         watched = _WatchedOperation(self._board, operation, self._next_number)
         try:
             yield watched
@@ -47,7 +47,7 @@ class _WatchedOperation:
         self._suspects = {}
 
     def check(self):
-        """Look at every rank that is waited for."""
+        """Check every rank that is waited for."""
         operation = self._operation
         targets = operation.group.awaited(operation)
         error = self._lost_peer(targets)
@@ -75,7 +75,7 @@ class _WatchedOperation:
         return None
 
     def _still_awaited(self, rank):
-        """The rank may have done its part just before it ended: look once more."""
+        """The rank may have done its part just before it ended: check once more."""
         operation = self._operation
         operation.group.engine.advance()
         return not operation.done and rank in operation.group.awaited(operation)
@@ -100,7 +100,7 @@ class _WatchedOperation:
         """Publish what this rank waits for; look for ranks that wait for each other.
 
         A rank needs every rank that it waits for, and a waiting rank advances all its calls: so a circle of waiting
-        ranks never resolves. What the board shows may be old; only when each rank of the circle has looked again
+        ranks never resolves. What the board shows may be old; only when each rank of the circle has checked again
         (beats) after all of them were seen waiting is it certain that none can go on.
         """
         now = time.monotonic()
@@ -131,7 +131,7 @@ class _WatchedOperation:
         return self._circle_error(text)
 
     def _circle_error(self, text):
-        """Tell the others that wait for this rank, then fail."""
+        """Publish the deadlock to the ranks that wait for this one, then fail."""
         self._board.publish_verdict(text)
         return DeadlockError(text)
 
@@ -159,7 +159,7 @@ class _WatchedOperation:
         return None if circle is None else {rank: snapshots[rank][:2] for rank in circle}
 
     def _confirmed(self, circle):
-        """True if the same waits were seen before and every rank has looked often enough since."""
+        """True if the same waits were seen before and every rank has checked often enough since."""
         same = set(circle) == set(self._suspects) and all(circle[rank][0] == self._suspects[rank][0] for rank in circle)
         if not same:
             self._suspects = circle

@@ -1,4 +1,4 @@
-"""Several datasets mixed in given shares; order and sizes: Megatron-LM core_v0.12.1."""
+"""BlendedDataset: several datasets mixed by weights; order and sizes: Megatron-LM core_v0.12.1."""
 
 import operator
 

@@ -1,4 +1,4 @@
-"""From the names of files to the datasets of training, validation and test; sizes and cases: Megatron-LM core_v0.12.1."""
+"""Builds the train, validation and test datasets of a configuration; sizes and cases: Megatron-LM core_v0.12.1."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Samples that hold several documents: positions and attention of each one for itself."""
+"""Position ids and attention masks of samples with several documents (reset at each end of a document)."""
 
 import numpy as np
 
@@ -18,7 +18,7 @@ def document_positions(length, ends=(), dtype=np.int32):
 
 
 def document_attention_mask(length, ends=()):
-    """Bool `[1, length, length]`, True where a query may not look: ahead of itself, and into other documents.
+    """Bool `[1, length, length]`, True = blocked: later positions, and other documents.
 
     Args:
         length (int): tokens of the sample.

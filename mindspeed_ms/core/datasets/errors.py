@@ -1,5 +1,5 @@
-"""What all datasets raise for data that they cannot use."""
+"""Exception of all datasets for unusable data."""
 
 
 class DatasetError(ValueError):
-    """Data that is damaged, too short, or asked for in a way that cannot be; the message says what to do."""
+    """The data is damaged, too short, or the request is impossible; the message says what to do."""

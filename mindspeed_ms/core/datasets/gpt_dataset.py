@@ -1,4 +1,4 @@
-"""Samples for GPT training from indexed files; source of names, order and values: Megatron-LM core_v0.12.1."""
+"""GPTDataset: shuffled samples for GPT training from indexed files; names, order and values: Megatron-LM core_v0.12.1."""
 
 import operator
 import os
@@ -19,7 +19,7 @@ _NO_PADDING = -1
 
 @dataclass(frozen=True)
 class GPTDatasetConfig:
-    """What the samples of a GPT dataset are like, and where they come from.
+    """Configuration of a GPT dataset: data, sequence length, masks, cache.
 
     Attributes:
         random_seed (int): of the order of documents and samples.
@@ -70,7 +70,7 @@ class GPTDataset:
         indexed_dataset (IndexedDataset): the files.
         dataset_path (Optional[str]): their prefix.
         indexed_indices (np.ndarray): int32, the documents (sequences of the files) that are used.
-        num_samples (Optional[int]): samples that are wanted at least, over as many epochs as needed; None: one epoch.
+        num_samples (Optional[int]): samples needed at least, over as many epochs as needed; None: one epoch.
         index_split (Split): which split this is.
         config (GPTDatasetConfig): what samples are like.
 
@@ -100,7 +100,7 @@ class GPTDataset:
         self._shared_mask = self._shared_positions = None
 
     def name(self):
-        """What messages call this dataset."""
+        """Name of this dataset in messages."""
         return f"{self.index_split.name} data of {self.dataset_path or 'the made-up documents'}"
 
     def _indices(self):

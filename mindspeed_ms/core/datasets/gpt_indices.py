@@ -1,4 +1,4 @@
-"""Which tokens make up each sample of a GPT dataset: the arrays that Megatron-LM core_v0.12.1 builds, bit by bit.
+"""Index arrays of a GPT dataset (document, sample and shuffle index), equal to Megatron-LM core_v0.12.1's bit by bit.
 
 Documents are shuffled over all epochs and form one stream of tokens; samples are cut from it one after the other; then the
 samples are shuffled. If less than 80 % of the last epoch is needed, it is shuffled apart from the others, so that no document
@@ -40,7 +40,7 @@ def build_gpt_indices(
     Args:
         sequence_lengths (np.ndarray): int32, tokens of every document of the files.
         documents (np.ndarray): int32, those that are used.
-        num_samples (Optional[int]): samples that are wanted at least; None: those of one epoch.
+        num_samples (Optional[int]): samples needed at least; None: those of one epoch.
         sequence_length (int): tokens of a sample.
         random_seed (int): of numpy's RandomState.
         add_extra_token_to_sequence (bool): a sample needs one token more, its last label.

@@ -37,7 +37,7 @@ def build_sample_idx(
     drop_last_partial_sequence=True,
     add_extra_token_to_sequence=True,
 ):
-    """Where each sample begins in the stream of documents.
+    """Sample index: the position in the stream of documents where each sample begins.
 
     Args:
         sizes (np.ndarray): int32, tokens of each document.
@@ -85,7 +85,7 @@ def _fill_sample_index(sizes, document_indices, sequence_length, extra, sample_i
 
 
 def build_blending_indices(weights, size):
-    """Which dataset gives each sample of a blend: always the one that lags furthest behind its share.
+    """Blending indices: each sample of a blend is from the dataset that lags furthest behind its share.
 
     Args:
         weights (Sequence[float]): shares of the datasets; their sum is 1.

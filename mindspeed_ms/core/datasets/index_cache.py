@@ -1,7 +1,7 @@
-"""Index arrays kept on disk: built once, by whichever process comes first, and mapped into memory by all.
+"""Cache of index arrays on disk: one process builds them, all map them into memory.
 
 An entry is a folder whose name is a hash of everything that decides its content. It appears whole, by a rename, so that
-processes on any number of nodes may look for it and build it at the same time; a lock keeps those of one host from doing the
+processes on any number of nodes may search for it and build it at the same time; a lock keeps those of one host from doing the
 same work twice.
 """
 
@@ -39,7 +39,7 @@ def cached_arrays(path_to_cache, name, description, build, must_be_written=True)
     Args:
         path_to_cache (Optional[str]): folder, made if it does not exist; None: build in memory, keep nothing.
         name (str): of the entry; must tell its content, see `content_hash`.
-        description (dict): written beside the arrays for people who look there.
+        description (dict): written beside the arrays, for human readers.
         build (Callable): `() -> dict` of numpy arrays.
         must_be_written (bool): what happens where the folder cannot be written: an error, or a warning and arrays in memory.
 

@@ -1,4 +1,4 @@
-"""Reading and writing Megatron's indexed token files, `prefix.bin` and `prefix.idx`; `indexed_format` describes them."""
+"""IndexedDataset and its builder: read and write Megatron's indexed token files; `indexed_format` describes the format."""
 
 import glob
 import operator
@@ -142,7 +142,7 @@ class IndexedDataset:
 
 
 def _advice(path_prefix):
-    """What may be wrong with a prefix that names no files."""
+    """Advice for a prefix that names no files."""
     stem, ending = os.path.splitext(path_prefix)
     if ending in (".bin", ".idx"):
         return f" Leave the ending out: {stem}." if IndexedDataset.exists(stem) else _advice(stem)

@@ -1,5 +1,4 @@
-"""The format of Megatron's indexed token files: `prefix.bin` holds the tokens of all sequences, `prefix.idx` says where each
-one lies.
+"""File format of Megatron's indexed datasets: `prefix.bin` holds the tokens of all sequences, `prefix.idx` their positions.
 
 Source of the format: Megatron-LM core_v0.12.1. `.idx`, little endian: the magic, uint64 version 1, uint8 code of the tokens'
 dtype, uint64 number of sequences, uint64 number of document indices (documents + 1), int32 lengths in tokens, int64 positions
@@ -67,7 +66,7 @@ class DType(Enum):
 
 
 def best_fitting_dtype(vocab_size=None):
-    """The dtype that Megatron keeps token ids in.
+    """The dtype in which Megatron stores token ids.
 
     Args:
         vocab_size (Optional[int]): number of ids, added tokens included; None: unknown.
@@ -105,7 +104,7 @@ def sequence_pointers(lengths, dtype):
 
 
 def read_index(idx_path):
-    """(dtype, lengths, pointers, document indices) of an `.idx` file, mapped; checks what the file alone can tell."""
+    """(dtype, lengths, pointers, document indices) of an `.idx` file, mapped; checks its own consistency."""
     size = os.path.getsize(idx_path)
     with open(idx_path, "rb") as file:
         header = file.read(HEADER.size)

@@ -1,4 +1,4 @@
-"""The instruction datasets of a run, from its configuration."""
+"""Builds the instruction datasets (SFT, pairwise) of a configuration."""
 
 from mindspeed_ms.core.datasets.instruction_files import InstructionDataError, InstructionFiles
 from mindspeed_ms.core.datasets.sft_dataset import SFTDataset
@@ -101,7 +101,7 @@ def _multiple(all_config):
 
 
 def pad_token_id(settings):
-    """What fills samples up: `pad_token_id`, else the tokenizer's padding or end token, else `eos_token_id`.
+    """Padding id of samples: `pad_token_id`, else the tokenizer's padding or end token, else `eos_token_id`.
 
     Args:
         settings (DatasetConfig): read: these and the tokenizer's options.

@@ -1,4 +1,4 @@
-"""The parallel indexed files that preprocessing writes for instruction data: one per field, a sequence per sample."""
+"""Indexed files of instruction data, as preprocessing writes them: one per field, one sequence per sample."""
 
 import glob
 import os

@@ -1,4 +1,4 @@
-"""Instruction data as samples: what preprocessing wrote, cut or filled up, shifted, with masks.
+"""SFTDataset and PairwiseDataset: samples of instruction data, truncated or padded, labels shifted, with masks.
 
 Stored labels are the ids themselves where they are learnt, and -100 elsewhere. Here position i is labelled with the stored
 label of position i + 1, so that a sample has as many positions as tokens and the last one counts nothing.
@@ -127,7 +127,7 @@ class InstructionDataset(ABC):
 
     @abstractmethod
     def _sample(self, index):
-        """What is stored as number `index`, cut."""
+        """The stored sample `index`, truncated."""
 
     @abstractmethod
     def _length_of(self, sample):
@@ -135,7 +135,7 @@ class InstructionDataset(ABC):
 
     @abstractmethod
     def _filled(self, sample, length):
-        """The dict of arrays `[length]` that training gets."""
+        """Padded sample: dict of arrays `[length]`."""
 
 
 class SFTDataset(InstructionDataset):

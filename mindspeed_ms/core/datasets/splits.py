@@ -1,4 +1,4 @@
-"""Which documents are for training, validation and test, and which files are blended. Rules: Megatron-LM core_v0.12.1."""
+"""Train, validation and test splits (`--split`) and blends (`--data-path`). Rules: Megatron-LM core_v0.12.1."""
 
 import enum
 import itertools
@@ -51,7 +51,7 @@ def parse_and_normalize_split(split):
 
 
 def convert_split_vector_to_split_matrix(shares):
-    """Where each split begins and ends.
+    """Bounds of each split.
 
     Args:
         shares (list[float]): of training, validation and test.
@@ -77,7 +77,7 @@ def split_documents(bookends, documents):
 
 
 def get_blend_from_list(words):
-    """What `--data-path` and its kin name.
+    """Prefixes and weights of `--data-path` and the like.
 
     Args:
         words (Optional[list[str]]): prefixes, or a weight before each prefix: `["0.3", "first", "0.7", "second"]`.

@@ -1,7 +1,7 @@
-"""Plain text as training data: documents, a byte-level BPE trained on them, and the encoded tokens on disk.
+"""Corpus of plain text: documents, a byte-level BPE trained on them, and the encoded tokens on disk.
 
 The default text is one that every machine has: the sources of Python's own standard library. Every tenth document is held
-out for validation. The result lies in a folder whose name is a hash of the text and of the settings; the folder appears
+out for validation. The result is a folder whose name is a hash of the text and of the settings; the folder appears
 whole or not at all, and only one process builds it while others wait.
 """
 
@@ -35,7 +35,7 @@ _FORMAT_VERSION = 1
 
 
 class CorpusError(DatasetError):
-    """Text that no corpus can be made of; the message says what to give instead."""
+    """The text cannot be made into a corpus; the message says what to give instead."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class TextCorpus:
     """An encoded corpus.
 
     Attributes:
-        folder (Path): where it lies.
+        folder (Path): its folder.
         train_tokens, valid_tokens (np.ndarray): ids, one-dimensional, uint16 or uint32, mapped from disk.
         vocab_size (int): ids are below it.
         end_of_document (int): the id after every document.
@@ -107,7 +107,7 @@ def standard_library_documents(size_limit=1_250_000):
 
 
 def text_documents(paths):
-    """Names and texts (list of (str, str)) of UTF-8 files; a folder stands for all files below it, in order of their names.
+    """Names and texts (list of (str, str)) of UTF-8 files; a folder means all files below it, in order of their names.
 
     Raises:
         FileNotFoundError: a path does not exist.

@@ -1,6 +1,6 @@
-"""Samples for language modelling cut from one array of tokens in memory or mapped from disk.
+"""TokenDataset: language-modelling samples cut from one array of tokens, in memory or mapped from disk.
 
-This is the small dataset of the first example. It knows neither Megatron's indexed files nor blending.
+This is the small dataset of the first example. It supports neither Megatron's indexed files nor blending.
 """
 
 import numpy as np

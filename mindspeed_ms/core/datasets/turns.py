@@ -1,4 +1,4 @@
-"""Turns of a stored conversation, told from its labels, and how a conversation that is too long is cut."""
+"""Turns of a stored conversation, found by its labels, and truncation of conversations that are too long."""
 
 import numpy as np
 
@@ -38,7 +38,7 @@ def turns(labels):
 
 
 def kept_positions(labels, limit):
-    """Which tokens of a conversation remain in `limit` tokens: `[m]` indices.
+    """Indices `[m]` of the tokens of a conversation that remain in `limit` tokens.
 
     Source of the order: MindSpeed-LLM, which gives each turn from the first on what is left; question and answer are cut at
     their ends by `balanced_lengths`.

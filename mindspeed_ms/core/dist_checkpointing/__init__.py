@@ -1,8 +1,8 @@
-"""Checkpoints that load in any layout.
+"""Distributed checkpoints, loadable in any layout.
 
     output_dir/latest_checkpointed_iteration.txt     number of the newest checkpoint, written last
-    output_dir/saving_job.json                       which job saves here now (`job_lock`)
-    output_dir/iter_0000100/manifest.json            what is stored where (`manifest`); its presence makes it complete
+    output_dir/saving_job.json                       the job that saves here now (`job_lock`)
+    output_dir/iter_0000100/manifest.json            index of stored tensors (`manifest`); its presence makes it complete
     output_dir/iter_0000100/state_00000.safetensors  tensors that rank 0 wrote (`shard_file`)
     output_dir/iter_0000100/rank_00000.json          random states and position in the data of rank 0
 

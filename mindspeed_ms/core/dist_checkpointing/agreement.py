@@ -1,4 +1,4 @@
-"""Errors of one rank become the same error on all ranks: nobody waits for a rank that has given up."""
+"""Agreement on errors: an error of one rank is raised on all ranks, so that no rank waits for one that failed."""
 
 from mindspeed_ms.core import comm
 from mindspeed_ms.core.dist_checkpointing.errors import CheckpointError

@@ -1,4 +1,4 @@
-"""MindSpore's `.ckpt` files, without MindSpore: where the values of each tensor stand, and the bytes between them.
+"""Reader and writer of MindSpore's `.ckpt` files, without MindSpore: byte ranges of each tensor's values.
 
 Source of the format: `checkpoint.proto` of MindSpore (protobuf): `Checkpoint {repeated Value value = 1}`,
 `Value {string tag = 1; TensorProto tensor = 2}`, `TensorProto {repeated int64 dims = 1; string tensor_type = 2;

@@ -1,4 +1,4 @@
-"""Small files and new names that are on the disk when the call returns."""
+"""Durable writes: small files and new names are on the disk (fsync) when the call returns."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""The errors of checkpoints."""
+"""Exceptions of checkpoints."""
 
 
 class CheckpointError(RuntimeError):

@@ -1,4 +1,4 @@
-"""Folders of a run's checkpoints: names, the tracker, publishing a new one, finding the one to start from."""
+"""Checkpoint folders of a run: names, the tracker file, publication of a new checkpoint, choice of the one to load."""
 
 import os
 import re
@@ -30,7 +30,7 @@ def is_checkpoint_folder(path):
 
 
 def spare_folder(folder):
-    """Where a run keeps the checkpoint that the next one replaces (non_persistent_save_interval)."""
+    """Folder of the checkpoint that the next one replaces (non_persistent_save_interval)."""
     return os.path.join(folder, "non_persistent")
 
 
@@ -51,7 +51,7 @@ def iterations_in(folder):
 
 
 def read_tracker(folder):
-    """What the tracker names: an iteration (int), "release", or None without a tracker.
+    """Content of the tracker: an iteration (int), "release", or None without a tracker.
 
     Raises:
         CheckpointError: it holds something else.
@@ -92,7 +92,7 @@ def check_writable(folder):
 
 
 def hold(folder):
-    """Before a run saves into a folder: nobody else may until `job_lock.release`; see `check_writable` and `job_lock.hold`."""
+    """Lock a folder for the saves of this run until `job_lock.release`; see `check_writable` and `job_lock.hold`."""
     check_writable(folder)
     job_lock.hold(folder)
 
@@ -139,7 +139,7 @@ def publish(folder, temporary, manifest, keep_checkpoint_max=None):
 def restore_replaced(folder):
     """A crash between the two renames of `publish` left the old checkpoint under another name: bring it back.
 
-    A job that is just between them is left alone.
+    A job that is between the two renames is left alone.
     """
     if not job_lock.is_free(folder):
         return
@@ -186,7 +186,7 @@ def candidates(folder):
     """Checkpoints to try in turn when a run continues: list of folders.
 
     First those that were saved after the tracker was written (a crash came between), then the tracker's, then the
-    others from the one saved last; those that the tracker has left behind (of an earlier run) stand last. A spare
+    others from the one saved last; those that the tracker has left behind (of an earlier run) come last. A spare
     checkpoint goes before them if it was saved after the first of them.
 
     Raises:
@@ -220,7 +220,7 @@ def _saved_at(path):
 
 
 def checkpoint_to_start_from(load, own, pretrained=None, resumes=False):
-    """Which checkpoint a run starts from: `load`; to resume, that of its own folder; else `pretrained` for its weights.
+    """Checkpoint that a run starts from: `load`; to resume, that of its own folder; else `pretrained` for its weights.
 
     `load` may be the run's own folder, so that every launch of a job has the same arguments: the first one finds nothing
     there and starts from the beginning.

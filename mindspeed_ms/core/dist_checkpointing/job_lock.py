@@ -1,12 +1,12 @@
-"""One job at a time saves into a folder: a file `saving_job.json` names it, as long as it lives.
+"""Lock of an output folder: the file `saving_job.json` names the one job that may save there while it lives.
 
 No flock, which shared disks may lack or grant to everybody. The holder is the process of rank 0: on the same machine (same
-boot, same process namespace) its number and start time say whether it lives. From elsewhere its heartbeat does: it touches
-the file every few seconds, and who wants the folder watches for a change. Both clocks stay out of it. A file that is left by
-a job that was killed is taken over. The new holder writes its own name, and who finds another name than its own before it
-changes something stops: so even a job that was taken for dead (suspended for a minute) destroys nothing.
+boot, same process namespace) its pid and start time show whether it lives. On other machines its heartbeat does: it touches
+the file every few seconds, and a job that waits for the folder watches for a change. No clocks are compared. A file that a
+killed job left is taken over. The new holder writes its own name, and a holder that finds another name before it changes
+something stops: so even a job that was taken for dead (suspended for a minute) destroys nothing.
 
-Readers never look at it.
+Readers ignore it.
 """
 
 import atexit
@@ -32,12 +32,12 @@ _held = {}  # real path: _Holding of this process
 
 @dataclass(frozen=True)
 class Job:
-    """Who saves into a folder.
+    """The job that saves into a folder.
 
     Attributes:
         host (str): name of the machine.
         pid (int): of rank 0.
-        machine (str): which boot and namespace the pid belongs to; "" if the system does not tell.
+        machine (str): boot and namespace of the pid; "" if unknown.
         process_start (str): when the process started, in the system's ticks: pids come again.
         since (str): local time, for people.
         token (str): another one for every job.
@@ -55,7 +55,7 @@ class Job:
 
 
 def hold(folder):
-    """Make this process the one that saves into a folder, until `release`; again and again is fine.
+    """Lock a folder for the saves of this process, until `release`; may be called again.
 
     Raises:
         CheckpointError: a living job saves there.
@@ -86,7 +86,7 @@ def hold(folder):
 
 
 def check(folder):
-    """Before something changes in a folder that this process holds.
+    """Check the lock before something changes in a folder that this process holds.
 
     Raises:
         CheckpointError: another job has taken it over meanwhile.
@@ -105,7 +105,7 @@ def check(folder):
 
 
 def is_free(folder):
-    """Whether nobody but this process can be saving there, as far as one look tells."""
+    """Whether no other process saves there, judged by one check."""
     path = os.path.realpath(folder)
     job = _read(os.path.join(path, LOCK_FILE))[0]
     holding = _held.get(path)
@@ -113,7 +113,7 @@ def is_free(folder):
 
 
 def release(folder=None):
-    """Let others save into a folder; None: into all that this process holds."""
+    """Unlock a folder; None: all that this process holds."""
     for path in list(_held) if folder is None else [os.path.realpath(folder)]:
         holding = _held.pop(path, None)
         if holding is not None and holding.process == os.getpid():
@@ -124,7 +124,7 @@ atexit.register(release)
 
 
 class _Holding:
-    """The lock of a folder in this process, with the thread that shows that it lives."""
+    """The lock of a folder in this process, with its heartbeat thread."""
 
     def __init__(self, lock, job):
         self.lock = lock
@@ -188,7 +188,7 @@ def _content(job):
 
 
 def _read(lock):
-    """(Job or None, what changes with every beat). Opening it makes a network disk look at it anew."""
+    """(Job or None, what changes with every beat). Opening it makes a network disk read it anew."""
     try:
         with open(lock, "rb") as file:
             state = os.fstat(file.fileno())
@@ -244,7 +244,7 @@ def _is_alive(job):
 
 
 def _machine():
-    """Where process numbers mean the same (str): boot and namespace; "" if the system does not tell."""
+    """Scope of pids (str): boot and namespace; "" if unknown."""
     try:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
             return f"{file.read().strip()} {os.readlink('/proc/self/ns/pid')}"

@@ -1,4 +1,4 @@
-"""Finding a checkpoint and putting it into a model and its optimizer, whatever layout either has.
+"""Load of a checkpoint into a model and its optimizer, in any layout of either.
 
 All ranks call everything together; each reads only the bytes of its own slices (and, with crc_check, its share of a check
 of all files).
@@ -26,7 +26,7 @@ def find_checkpoint(folder, iteration=None, crc_check=False):
 
     Args:
         folder (str): of one checkpoint, or of a run.
-        iteration (Optional[int]): which; None: the newest; damaged ones are named in a warning and passed over.
+        iteration (Optional[int]): which; None: the newest; damaged ones are named in a warning and skipped.
         crc_check (bool): read everything and compare the check sums.
 
     Returns:

@@ -1,4 +1,4 @@
-"""The manifest of a checkpoint: every stored tensor by global name, where its parts are, and all that is no tensor.
+"""Manifest of a checkpoint: stored tensors by global name with files and byte ranges, counters, configuration.
 
 One JSON object, protected by its own check sum:
 
@@ -17,7 +17,7 @@ exp_avg, exp_avg_sq, momentum_buffer and fp32_param (float32 masters of half-pre
 embedding are stored once, under the original's key. A piece holds, row-major, elements `flat` of the local tensor that
 `axis` and `ranges` cut out of the global one (`layout.sharding.FlatSlice`); left out, they mean everything. `leading` is
 the part of the first axis that is held where that is cut too (a tensor of all experts). A piece has two check sums: xxh3 for
-whoever reads all of it, and `multilinear` (see there), which ranks that read parts of it add up.
+a reader of the whole piece, and `multilinear` (see there), which ranks that read parts of it add up.
 """
 
 import json
@@ -139,7 +139,7 @@ class StoredTensor:
 
 @dataclass
 class Manifest:
-    """Everything about a checkpoint but the tensors' values.
+    """Content of a manifest: everything in a checkpoint but the tensors' values.
 
     Attributes:
         iteration (int): of the training.

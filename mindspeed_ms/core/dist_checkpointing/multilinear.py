@@ -1,4 +1,4 @@
-"""A check sum whose parts add up: ranks that each read a part of a stored tensor together know whether all of it is right.
+"""Additive check sum: the sums of the parts that ranks read of a stored tensor add up to the sum of the whole.
 
 Multilinear hashing (Lemire and Kaser, "Strongly universal string hashing is fast", 2014): with words x_i and odd 64-bit
 weights w_i, the sum of x_i * w_i modulo 2**64. Words are a tensor's elements, those of 8 bytes as two of 4. One wrong word
@@ -57,7 +57,7 @@ def _weights():
 
 
 def sum_of_runs(data, itemsize, runs):
-    """What runs of elements contribute to the check sum of a tensor; add up modulo 2**64.
+    """Contribution of runs of elements to the check sum of a tensor; contributions add up modulo 2**64.
 
     Args:
         data (bytes-like): contiguous, aligned to its words.

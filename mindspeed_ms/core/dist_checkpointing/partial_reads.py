@@ -1,4 +1,4 @@
-"""Check sums of stored pieces that no rank reads as a whole: what each rank read of them adds up to the sum of the piece."""
+"""Verification of stored pieces that ranks read in parts: the additive check sums of the parts against the piece's."""
 
 from mindspeed_ms.core import comm
 from mindspeed_ms.core.dist_checkpointing.agreement import on_all_ranks
@@ -8,7 +8,7 @@ from mindspeed_ms.core.dist_checkpointing.slices import remainder
 
 
 class PartialReads:
-    """What the ranks read in parts; made, and asked for `check`, by all ranks together.
+    """Check sums of pieces that the ranks read in parts; all ranks construct it and call `check` together.
 
     Args:
         tensors (list[ShardedTensor]): what this rank fills. Slices of one key are equal or have no element in common.
@@ -22,8 +22,8 @@ class PartialReads:
         self._sums = {}
 
     def recorder(self, tensor, place, source):
-        """Function that `CheckpointReader.read` tells what it reads of `source` for this rank's tensor at `place` of the
-        list; None if another rank's reading of the same counts."""
+        """`on_part` of `CheckpointReader.read`, for what it reads of `source` for this rank's tensor at `place` of the list;
+        None if another rank's reading of the same counts."""
         if self._holders[tensor.key][tensor.slice] != (comm.get_rank(), place):
             return None
 

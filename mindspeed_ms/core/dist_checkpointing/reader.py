@@ -1,4 +1,4 @@
-"""Reading a checkpoint without MindSpore: any slice of any tensor, only the bytes that it needs.
+"""CheckpointReader: reads any slice of any tensor, and no other bytes, without MindSpore.
 
 reader = CheckpointReader("output/iter_0000100")
 for key, tensor in reader.manifest.tensors.items():
@@ -79,7 +79,7 @@ class CheckpointReader:
     def read(self, key, wanted, out, on_part=None):
         """Fill a slice.
 
-        A stored piece that is read as a whole is compared with its check sum; of one that is read in part `on_part` is told
+        A stored piece that is read as a whole is compared with its check sum; a part of one is reported to `on_part`
         (`PartialReads` then compares what all ranks read).
 
         Args:
@@ -113,8 +113,8 @@ class CheckpointReader:
         return missing
 
     def sum_of_runs(self, key, number, runs):
-        """What (offset in the piece, elements) of piece `number` of a tensor contribute to its check sum; reads them, a block
-        at a time."""
+        """Contribution of the runs (offset in the piece, elements) of piece `number` of a tensor to its check sum; reads them,
+        a block at a time."""
         stored, total = self.tensor(key), 0
         size = stored.itemsize
         block = np.empty(min(_BLOCK_ELEMENTS, max((count for _, count in runs), default=0)) * size, np.uint8)
@@ -165,7 +165,7 @@ class CheckpointReader:
         )
 
     def rank_states(self, number):
-        """What rank `number` of the saving run saved for itself: dict with rng and data_position.
+        """Own states of rank `number` of the saving run: dict with rng and data_position.
 
         Raises:
             CheckpointError: missing or damaged.
@@ -182,7 +182,7 @@ class CheckpointReader:
         return json.loads(data)
 
     def incomplete(self):
-        """What is missing or too short or long, by the sizes of the files alone: list of texts, empty if complete."""
+        """Files that are missing, too short or too long, by the sizes of the files alone: list of texts, empty if complete."""
         sizes = {**self.manifest.files, **{entry["file"]: entry["bytes"] for entry in self.manifest.ranks}}
         problems = []
         for name, expected in sizes.items():
@@ -199,7 +199,7 @@ class CheckpointReader:
         """Compare every check sum, reading everything once.
 
         Args:
-            part, parts (int): look only at every `parts`-th piece, from `part`; so that ranks can share the work.
+            part, parts (int): read only every `parts`-th piece, from `part`; so that ranks can share the work.
 
         Returns:
             list[str]: what is damaged.

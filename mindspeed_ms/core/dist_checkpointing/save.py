@@ -1,4 +1,4 @@
-"""Saving: each part of the state is written once, ranks that hold the same share the work, nobody copies anything.
+"""Save of a checkpoint: each part of the state is written once, replicas share the work, no tensor is copied.
 
 An asynchronous save copies this rank's share and writes it in a thread; the training calls `poll` between steps, and the
 checkpoint is published when all ranks have written theirs.
@@ -158,7 +158,7 @@ class _Write:
 
     @property
     def is_done(self):
-        """Whether `outcome` is there."""
+        """Whether `outcome` is set."""
         return self.outcome is not None
 
     def join(self):

@@ -1,4 +1,4 @@
-"""Files of tensors, written as a stream: nothing is copied, whatever the size.
+"""Shard files (safetensors), written as a stream without copies of the tensors.
 
 By default in the safetensors format (source: its documentation): 8 bytes with the length of a JSON header (little endian),
 the header, the values one after another. A name that ends in `.ckpt` makes MindSpore's format, see `ckpt_file`.
@@ -59,7 +59,7 @@ class Entry:
 
 
 def write_shard(path, entries, verify=False):
-    """Write entries and wait until they are on the disk; fills in where each stands, and its check sums.
+    """Write entries and wait until they are on the disk; fills in their positions and check sums.
 
     Args:
         verify (bool): read the file again and compare check sums.
@@ -90,7 +90,7 @@ def write_shard(path, entries, verify=False):
 
 
 def _safetensors_prefixes(entries):
-    """Bytes before the values of each entry: the header stands before the first."""
+    """Bytes before the values of each entry: the header is before the first."""
     header, offset = {"__metadata__": {"format": "mindspeed_ms"}}, 0
     for entry in entries:
         header[entry.name] = {

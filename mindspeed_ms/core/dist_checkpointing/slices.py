@@ -1,4 +1,4 @@
-"""Which elements of stored pieces make up a wanted slice: intersections of flat ranges, in plain numbers."""
+"""Copy plans between slices of a tensor: intersections of flat element ranges."""
 
 
 def ordered_ranges(piece):
@@ -12,7 +12,7 @@ def ordered_ranges(piece):
 
 
 def copy_plan(wanted, pieces):
-    """How to fill a slice from pieces.
+    """Plan of copies that fill a slice from pieces.
 
     Args:
         wanted (FlatSlice): what to fill.
@@ -33,7 +33,7 @@ def copy_plan(wanted, pieces):
 
 
 def remainder(wanted, pieces):
-    """What of a slice no piece holds: list of (offset in wanted, elements)."""
+    """Part of a slice that no piece holds: list of (offset in wanted, elements)."""
     left = ordered_ranges(wanted)
     for piece in pieces:
         if left and _may_overlap(left, piece):
@@ -42,7 +42,7 @@ def remainder(wanted, pieces):
 
 
 def _may_overlap(left, piece):
-    """Whether a look at the whole piece is worth it."""
+    """Whether the piece may overlap the slice, by its bounds."""
     sharding = piece.sharding
     if sharding.axis not in (None, 0) and sharding.leading is None:
         return True

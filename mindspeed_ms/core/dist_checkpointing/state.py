@@ -1,8 +1,8 @@
-"""The tensors of a model and its optimizer as this rank holds them, under their global names.
+"""Sharded state of this rank: tensors of the model and its optimizer with their global names and slices.
 
 Read from the parameters themselves (`Parameter.sharding`, names with the global layer index) and from the optimizer's
-pieces, so every layout and any new kind of parallelism is described without a word here. A parameter whose name inside
-the rank's model is not global says so in an attribute `global_name`.
+pieces, so any layout and any new kind of parallelism needs no code here. A parameter whose name inside the
+rank's model is not global has an attribute `global_name`.
 """
 
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from mindspeed_ms.layout.sharding import FlatSlice, ParameterSharding
 
 @dataclass(frozen=True)
 class ShardedTensor:
-    """A local tensor and what it is of a global one.
+    """A local tensor and the slice of a global one that it holds.
 
     Attributes:
         key (str): global, see `manifest`.

@@ -1,12 +1,14 @@
-"""The layout of mindspeed_ms r0.1.0: `rank_{r}/{prefix}_rank_{r}-{epoch}_{step}.ckpt` (or .safetensors) and `meta.json`.
+"""Checkpoint format of upstream (mindspeed_ms r0.1.0).
 
-Written with `ckpt_format`, it stands in an `iter_...` folder beside a manifest: the folder is what upstream calls
+Files: `rank_{r}/{prefix}_rank_{r}-{epoch}_{step}.ckpt` (or .safetensors) and `meta.json`.
+
+Written with `ckpt_format`, it is in an `iter_...` folder beside a manifest: the folder is what upstream calls
 output_dir, and it loads in any layout as our own format does. Each rank's file holds all that this rank has, under
 upstream's names.
 
 Read without a manifest (written by upstream, or by its converter as `rank_{r}/network.ckpt`): the model's configuration says
 what is cut along which axis, the shapes say into how many parts, the rank says which part (ranks are ordered
-tp-cp-ep-dp-pp). The optimizer's state is read too where it stands beside each weight (`upstream_optimizer`). They have no
+tp-cp-ep-dp-pp). The optimizer's state is read too where it is stored beside each weight (`upstream_optimizer`). They have no
 check sums.
 
 Imports no MindSpore: both kinds of file are parsed here (`ckpt_file`, `shard_file`), so that the manifest can point at bytes.
@@ -38,7 +40,7 @@ FORMATS = ("ckpt", "safetensors")
 
 @dataclass
 class UpstreamManifest(Manifest):
-    """What a folder of upstream holds.
+    """Content of a folder of upstream.
 
     Attributes:
         not_resumable (str): why a training cannot go on from it; "" if it can.
@@ -183,7 +185,7 @@ def _add(manifest, key, described, tensor, file, index, parts):
 
 
 def _sharding(described, tensor, index, parts):
-    """What a rank's file holds of a parameter; the rows of a vocabulary are as many as were saved."""
+    """Slice of a parameter that a rank's file holds; the rows of a vocabulary are as many as were saved."""
     sharding = described.sharding
     if sharding.axis is None:
         return sharding

@@ -1,9 +1,9 @@
-"""The optimizer's state in files that upstream (mindspeed_ms r0.1.0) wrote without a distributed optimizer.
+"""Optimizer state in checkpoint files that upstream (mindspeed_ms r0.1.0) wrote without a distributed optimizer.
 
-Beside the weight NAME (of a half-precision run its float32 master) stand `exp_avg.NAME` and `exp_avg_sq.NAME`, cut as the
+Beside the weight NAME (of a half-precision run its float32 master) are `exp_avg.NAME` and `exp_avg_sq.NAME`, cut as the
 weight is, and scalars: `state_step` (Adam's), `epoch_num` and `step_num` (in the epoch), and the schedule's settings with
 `num_steps` (samples). The loss scale and the number of a run's iteration are not there. A distributed optimizer stores its
-buffers instead (`exp_avg.buffer_0_bucket_0`), ZeRO parts of tensors: those cannot be told apart here.
+buffers instead (`exp_avg.buffer_0_bucket_0`), ZeRO parts of tensors: those cannot be distinguished here.
 """
 
 import numpy as np

@@ -27,6 +27,8 @@ class DistributedDataParallelConfig:
         allreduce_after_grad_accumulation (bool): with z2 and z3 reduce once a step instead of after each micro-batch:
             one reduction and the same bits as z1, but gradients in full until then.
         param_resident (bool): with z3 keep parameters in full from the forward to the last backward of the step.
+        unit_modules (Optional[sequence]): with z3, the cells that are gathered and released as one: names with wildcards
+            ("*.layers.*") or classes; None: the layers of all lists of layers.
         sum_gradients (bool): sum the gradients of the data-parallel ranks instead of averaging them.
     """
 
@@ -42,6 +44,7 @@ class DistributedDataParallelConfig:
     zero_shard_size: int | None = None
     allreduce_after_grad_accumulation: bool = False
     param_resident: bool = False
+    unit_modules: tuple | None = None
     sum_gradients: bool = False
 
     def __post_init__(self):
@@ -62,6 +65,8 @@ class DistributedDataParallelConfig:
             )
         if self.param_resident and not self.shards_params:
             raise ValueError("param_resident is set: parameters are always resident without zero_level z3; leave it out.")
+        if self.unit_modules is not None and not self.shards_params:
+            raise ValueError(f"unit_modules is {self.unit_modules!r}: units exist with zero_level z3 only; leave it out.")
 
     @property
     def shards_optimizer(self):

@@ -1,10 +1,13 @@
-"""Units of a model whose parameters are gathered before they are used and given up after (ZeRO level z3).
+"""Fully sharded parameters (ZeRO-3): the units of a model that are all-gathered before use and released after it.
 
-Units are the layers of lists of layers; what is left (embedding, final norm, head) is one more, the root, which stays
-in full from the forward to the last backward of a step. The others are gathered before their forward, given up after
-it, gathered again when the gradient of their output arrives, and given up when all their gradients have been taken or
-the backward has come to the next unit. A parameter of several units, or of a unit and a cell outside, belongs to the root.
+Units are the layers of lists of layers, or what `unit_modules` names; the rest (embedding, final norm, head) is one more, the
+root, which stays in full from the forward to the last backward of a step. The others are gathered before their forward,
+released after it, gathered again when the gradient of their output arrives, and released when all their gradients have been
+taken or the backward has come to the next unit. A parameter of several units, or of a unit and a cell outside, belongs to
+the root.
 """
+
+from fnmatch import fnmatchcase
 
 from mindspore import Tensor
 
@@ -15,18 +18,18 @@ class ShardedUnits:
     """Gathers and releases the units of one model chunk.
 
     Args:
-        module (nn.Cell): the chunk; hooks are put on its layers.
-        ddp_config (DistributedDataParallelConfig): read: overlap_param_gather, param_resident.
+        module (nn.Cell): the chunk; hooks are installed on its units.
+        ddp_config (DistributedDataParallelConfig): read: overlap_param_gather, param_resident, unit_modules.
     """
 
     def __init__(self, module, ddp_config):
         self.prefetches = ddp_config.overlap_param_gather
         self.is_resident = ddp_config.param_resident
-        self.cells = find_units(module)
+        self.cells = find_units(module, ddp_config.unit_modules)
         self._unit_of = self._assign(module)
         self._buckets = [[] for _ in range(len(self.cells) + 1)]
         self._arrived = {}
-        self._in_work = set()  # units whose backward has begun and that were not given up since
+        self._in_work = set()  # units whose backward has begun and that were not released since
         self._in_backward = self._keeps = False
 
     def _assign(self, module):
@@ -46,7 +49,7 @@ class ShardedUnits:
         return self._unit_of[id(param)]
 
     def attach(self, buffers):
-        """Take over the buckets of these buffers and put the hooks on."""
+        """Assign the buckets of these buffers to units and install the forward hooks."""
         for buffer in buffers:
             for bucket in reversed(buffer.buckets):  # in the order of the forward
                 self._buckets[self.unit_of(bucket.params[0])].append(bucket)
@@ -75,12 +78,12 @@ class ShardedUnits:
         self._in_backward = True
 
     def gather_all(self):
-        """Bring all parameters of the chunk together."""
+        """All-gather all parameters of the chunk."""
         for number in range(len(self._buckets)):
             self._gather(number)
 
     def release_all(self):
-        """Give up all parameters in full."""
+        """Release all parameters."""
         self._arrived.clear()
         self._in_work.clear()
         for number in range(len(self._buckets)):
@@ -105,7 +108,7 @@ class ShardedUnits:
         self._prefetch(number - 1)
 
     def _release_worked(self, except_for=None):
-        """Give up the units that the backward has left: gradients that have not come by now never come.
+        """Release the units that the backward has left: gradients that have not come by now never come.
 
         The backward takes operations in the reverse order of the forward, those that depend on nothing but parameters
         too: when the gradient of an earlier unit's output arrives, nothing of the later one is left to do.
@@ -141,17 +144,41 @@ class ShardedUnits:
             bucket.release_params()
 
 
-def find_units(cell):
-    """The layers of all lists of layers (cells whose children are all called by numbers), outermost lists only."""
-    units = []
-    children = cell.name_cells()
-    is_list = bool(children) and all(name.isdigit() for name in children)
-    for child in children.values():
-        if is_list and any(True for _ in child.get_parameters()):
-            units.append(child)
-        elif not is_list:
-            units += find_units(child)
+def find_units(module, unit_modules=None):
+    """Cells of a model that are sharding units, outermost only, in the model's order.
+
+    Args:
+        module (nn.Cell): the model or a chunk of it.
+        unit_modules (Optional[sequence]): cell names with wildcards (`fnmatch`, "*.layers.*") or cell classes; None: the
+            layers of all lists of layers, cells whose children are all called by numbers.
+
+    Raises:
+        ValueError: no cell is one of `unit_modules`.
+    """
+    cells = list(module.cells_and_names())
+    if unit_modules is None:
+        in_lists = {id(child) for _, cell in cells for child in _listed_layers(cell)}
+    units, inside = [], set()
+    for name, cell in cells:
+        chosen = id(cell) in in_lists if unit_modules is None else _is_one_of(name, cell, unit_modules)
+        if chosen and id(cell) not in inside and any(True for _ in cell.get_parameters()):
+            units.append(cell)
+            inside.update(id(part) for _, part in cell.cells_and_names())
+    if unit_modules is not None and not units:
+        raise ValueError(
+            f"unit_modules is {unit_modules!r}, but no cell of {type(module).__name__} with parameters has such a name or "
+            f"class: expected names like {', '.join(name for name, _ in cells[1:4])}, or classes of cells."
+        )
     return units
+
+
+def _listed_layers(cell):
+    children = cell.name_cells()
+    return children.values() if children and all(name.isdigit() for name in children) else ()
+
+
+def _is_one_of(name, cell, unit_modules):
+    return any(isinstance(cell, one) if isinstance(one, type) else fnmatchcase(name, one) for one in unit_modules)
 
 
 def _differentiable(output):

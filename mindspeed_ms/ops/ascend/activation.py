@@ -2,6 +2,8 @@
 
 from mindspore import mint, ops
 
+from mindspeed_ms.ops import checks
+
 _ACTIVATIONS = {
     "gelu_tanh": lambda x: mint.nn.functional.gelu(x, approximate="tanh"),
     "gelu_erf": lambda x: mint.nn.functional.gelu(x, approximate="none"),
@@ -14,6 +16,7 @@ _ACTIVATIONS = {
 
 def bias_activation(x, bias, name, fused=True):
     """See `ops.bias_activation`."""
+    checks.check_bias_activation(x, bias, name)
     x = x if bias is None else x + bias
     if name == "swiglu" and not fused:
         gate, up = mint.split(x, x.shape[-1] // 2, dim=-1)

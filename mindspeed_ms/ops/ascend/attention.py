@@ -1,4 +1,4 @@
-"""Attention, rotary embedding and the layout changes around them."""
+"""Attention: the fused operator, core attention from products and a softmax."""
 
 import functools
 
@@ -6,45 +6,10 @@ import mindspore as ms
 from mindspore import mint, ops
 
 from mindspeed_ms.core import autograd
-from mindspeed_ms.ops import attention_checks as checks
+from mindspeed_ms.ops import checks
 
 _LOWEST = -3.0e38
 _COMPRESSED_MASK_SIZE = 2048
-
-
-def _turned(x, interleaved):
-    """(-x2, x1) of each pair (x1, x2)."""
-    if interleaved:
-        pairs = x.reshape(*x.shape[:-1], x.shape[-1] // 2, 2)
-        return mint.cat([-pairs[..., 1:], pairs[..., :1]], dim=-1).reshape(x.shape)
-    first, second = mint.split(x, x.shape[-1] // 2, dim=-1)
-    return mint.cat([-second, first], dim=-1)
-
-
-def apply_rotary(t, cos, sin, interleaved=False, fused=True):
-    """See `ops.apply_rotary`; cos and sin take the dtype of `t`, as the fused operator asks."""
-    rot = cos.shape[-1]
-    cos, sin = cos.astype(t.dtype), sin.astype(t.dtype)
-    if rot < t.shape[-1]:
-        rotated, rest = mint.split(t, [rot, t.shape[-1] - rot], dim=-1)
-        return mint.cat([apply_rotary(rotated, cos, sin, interleaved, fused), rest], dim=-1)
-    # the fused operator interleaves only angles shared by the batch
-    if not fused or (interleaved and cos.shape[1] > 1):
-        return t * cos + _turned(t, interleaved) * sin
-    return rotary_position_embedding(t, cos, sin, int(interleaved))
-
-
-def rotary_position_embedding(x, cos, sin, mode):
-    """The fused operator in any of its layouts."""
-    return ops.rotary_position_embedding(x, cos, sin, mode)
-
-
-def split_query_key_value(mixed, groups, queries_per_group, head_size):
-    """See `ops.split_query_key_value`."""
-    s, b = mixed.shape[:2]
-    sizes = [queries_per_group * head_size, head_size, head_size]
-    parts = mint.split(mixed.reshape(s, b, groups, sum(sizes)), sizes, dim=-1)
-    return tuple(part.reshape(s, b, -1, head_size) for part in parts)
 
 
 def _blocked(mask, queries, keys, lower, upper):
@@ -94,11 +59,7 @@ def core_attention(
     queries, batch, heads, size = query.shape
     keys, groups = key.shape[0], key.shape[2]
     checks.check_mask(mask, batch, queries, keys)
-    if not 0 <= dropout_p < 1 or (dropout_p > 0 and dropout_mask is None):
-        raise ValueError(
-            f"core_attention got dropout_p={dropout_p} and dropout_mask "
-            f"{'None' if dropout_mask is None else dropout_mask.shape}: expected 0 <= dropout_p < 1, with a mask."
-        )
+    checks.check_core_dropout(dropout_p, dropout_mask)
     # the query heads of a group become rows of one product, so keys and values are not repeated
     q = mint.permute(query, (1, 2, 0, 3)).reshape(batch, groups, -1, size)
     scores = mint.matmul(q, mint.permute(key, (1, 2, 3, 0))) * checks.default_scale(scale, size)

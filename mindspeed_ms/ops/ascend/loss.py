@@ -1,9 +1,10 @@
-"""Pieces of the cross entropy over a split vocabulary, in float32."""
+"""Vocabulary-parallel cross entropy: local pieces, in float32."""
 
 import mindspore as ms
 from mindspore import mint
 
 from mindspeed_ms.core import autograd
+from mindspeed_ms.ops import checks
 
 
 def _shifted(logits, maximum):
@@ -16,14 +17,6 @@ def _columns(target, vocab_start, vocab_end):
     return mint.unsqueeze(mint.where(outside, mint.zeros_like(target), target - vocab_start), -1), outside
 
 
-def _check_vocabulary(logits, vocab_start, vocab_end):
-    if logits.shape[-1] != vocab_end - vocab_start:
-        raise ValueError(
-            f"cross entropy got logits over {logits.shape[-1]} ids for the range {vocab_start} to {vocab_end}: "
-            f"expected {vocab_end - vocab_start}."
-        )
-
-
 @autograd.no_grad()
 def cross_entropy_local_max(logits):
     """See `ops.cross_entropy_local_max`."""
@@ -33,7 +26,7 @@ def cross_entropy_local_max(logits):
 @autograd.no_grad()
 def cross_entropy_local_sums(logits, maximum, target, vocab_start, vocab_end, label_smoothing=0.0):
     """See `ops.cross_entropy_local_sums`."""
-    _check_vocabulary(logits, vocab_start, vocab_end)
+    checks.check_vocabulary(logits, vocab_start, vocab_end)
     shifted = _shifted(logits, maximum)
     columns, outside = _columns(target, vocab_start, vocab_end)
     picked = mint.squeeze(mint.gather(shifted, -1, columns.astype(ms.int64)), -1)
@@ -60,9 +53,7 @@ def cross_entropy_gradient(
     logits, maximum, sum_exp, target, vocab_start, vocab_end, grad_output, label_smoothing=0.0, vocab_size=None, in_place=False
 ):
     """See `ops.cross_entropy_gradient`; `in_place` is a permission that is not used here."""
-    _check_vocabulary(logits, vocab_start, vocab_end)
-    if label_smoothing and not vocab_size:
-        raise ValueError(f"cross_entropy_gradient got label_smoothing={label_smoothing} without vocab_size.")
+    checks.check_vocabulary(logits, vocab_start, vocab_end, label_smoothing, vocab_size)
     spread = label_smoothing * vocab_size / (vocab_size - 1) if label_smoothing else 0.0
     softmax = mint.exp(_shifted(logits, maximum)) / mint.unsqueeze(sum_exp, -1)
     columns, outside = _columns(target, vocab_start, vocab_end)

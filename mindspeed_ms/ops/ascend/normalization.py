@@ -10,18 +10,18 @@ def _one_dtype(x, *parameters):
     return [t if t.dtype == dtype else t.astype(dtype) for t in (x, *parameters)]
 
 
-def layer_norm(x, gamma, beta, eps):
+def layer_norm(x, gamma, beta, eps=1e-5):
     """See `ops.layer_norm`."""
     values, scale, shift = _one_dtype(x, gamma, beta)
     return mint.nn.functional.layer_norm(values, (x.shape[-1],), scale, shift, float(eps)).astype(x.dtype)
 
 
-def rms_norm(x, weight, eps):
+def rms_norm(x, weight, eps=1e-6):
     """See `ops.rms_norm`."""
     return rms_norm_with_inverse(x, weight, eps)[0]
 
 
-def rms_norm_with_inverse(x, weight, eps):
+def rms_norm_with_inverse(x, weight, eps=1e-6):
     """`rms_norm` and the inverse root mean square [..., 1], float32."""
     values, scale = _one_dtype(x, weight)
     y, inverse = ops.rms_norm(values, scale, float(eps))

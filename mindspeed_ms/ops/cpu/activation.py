@@ -1,10 +1,10 @@
 """Activations with the bias before them, as one autograd Function."""
 
 from mindspeed_ms.core.autograd import Function
+from mindspeed_ms.ops import checks
 from mindspeed_ms.ops.cpu import threads
-from mindspeed_ms.ops.cpu.arrays import empty, float32_of, rows_of, tensor_of, zeros_vector
+from mindspeed_ms.ops.cpu.arrays import column_sums, empty, float32_of, rows_of, tensor_of, zeros_vector
 from mindspeed_ms.ops.cpu.kernels import activation as kernels
-from mindspeed_ms.ops.cpu.linear import column_sums
 
 _KERNELS = {
     "gelu_tanh": (kernels.gelu_tanh_forward, kernels.gelu_tanh_backward),
@@ -55,10 +55,5 @@ def _bias_values(bias, x):
 def bias_activation(x, bias, name, fused=True):
     """See `ops.bias_activation`."""
     del fused
-    if bias is not None and bias.shape != (x.shape[-1],):
-        raise ValueError(
-            f"bias_activation got an input of shape {x.shape} and a bias of shape {bias.shape}: expected ({x.shape[-1]},)."
-        )
-    if name == "swiglu" and x.shape[-1] % 2:
-        raise ValueError(f"swiglu halves the last dimension, which is {x.shape[-1]}: expected an even size.")
+    checks.check_bias_activation(x, bias, name)
     return _BiasActivation.apply(x, bias, name)

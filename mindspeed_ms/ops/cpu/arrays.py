@@ -1,4 +1,4 @@
-"""Between Tensors and the float32 arrays that kernels work on."""
+"""Conversion between Tensors and the float32 arrays that kernels work on."""
 
 import ctypes
 import functools
@@ -8,7 +8,7 @@ import numpy as np
 
 from mindspeed_ms.core import storage
 from mindspeed_ms.ops.cpu import threads
-from mindspeed_ms.ops.cpu.kernels import casts
+from mindspeed_ms.ops.cpu.kernels import casts, reductions
 
 
 def float32_of(tensor):
@@ -105,3 +105,10 @@ def zeros_vector(size):
 def tensor_of_bits(array, dtype):
     """Tensor of `dtype` from elements moved as `bits_of` gave them."""
     return storage.from_array(array.view(np.float16) if dtype == ms.float16 else array, dtype)
+
+
+def column_sums(values):
+    """Sums over the rows of a float32 array [rows, n]."""
+    sums = empty(values.shape[1])
+    threads.run(reductions.column_sums, values.shape[1], values.size, values, sums)
+    return sums

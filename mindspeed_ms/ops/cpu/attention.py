@@ -1,106 +1,19 @@
-"""Attention, rotary embedding and the layout changes around them."""
+"""Attention: one kernel for core and flash attention, and the masked softmax."""
 
 import numpy as np
 
 from mindspeed_ms.core import storage
 from mindspeed_ms.core.autograd import Function
-from mindspeed_ms.ops import attention_checks as checks
+from mindspeed_ms.ops import checks
 from mindspeed_ms.ops.cpu import threads
-from mindspeed_ms.ops.cpu.arrays import bits_of, bytes_of, empty, float32_of, new_like, tensor_of, tensor_of_bits
+from mindspeed_ms.ops.cpu.arrays import bytes_of, empty, float32_of, tensor_of
 from mindspeed_ms.ops.cpu.blas import sgemm_address
 from mindspeed_ms.ops.cpu.kernels import attention as kernels
-from mindspeed_ms.ops.cpu.kernels import movement
 from mindspeed_ms.ops.cpu.kernels import softmax as softmax_kernels
 
 _NO_MASK = np.zeros((1, 1, 1), np.uint8)
 _NO_KEEP = np.zeros((1, 1, 1, 1), np.uint8)
-
-
-class _Rotary(Function):
-    @staticmethod
-    def forward(ctx, t, cos, sin, interleaved):
-        ctx.angles, ctx.interleaved = (_angles_of(cos), _angles_of(sin)), interleaved
-        return _rotate(t, *ctx.angles, interleaved, False)
-
-    @staticmethod
-    def backward(ctx, output_grad):
-        return _rotate(output_grad, *ctx.angles, ctx.interleaved, True), None, None, None
-
-
-def _angles_of(table):
-    """[s, b or 1, rot] of cos or sin [s, b or 1, 1, rot]."""
-    array = float32_of(table)
-    return array.reshape(array.shape[0], array.shape[1], array.shape[3])
-
-
-def _rotate(t, cos, sin, interleaved, backward):
-    values = float32_of(t)
-    output = empty(values.shape)
-    kernel = movement.rotary_interleaved if interleaved else movement.rotary_halves
-    threads.run(kernel, values.shape[0] * values.shape[1], values.size, values, cos, sin, backward, output)
-    return tensor_of(output, t.dtype)
-
-
-def apply_rotary(t, cos, sin, interleaved=False, fused=True):
-    """See `ops.apply_rotary`."""
-    del fused
-    if (
-        t.ndim != 4
-        or cos.ndim != 4
-        or cos.shape != sin.shape
-        or cos.shape[0] != t.shape[0]
-        or cos.shape[2] != 1
-        or cos.shape[1] not in (1, t.shape[1])
-        or cos.shape[3] > t.shape[3]
-        or cos.shape[3] % 2
-    ):
-        raise ValueError(
-            f"apply_rotary got t {t.shape}, cos {cos.shape}, sin {sin.shape}: expected [s, b, n, d] and twice "
-            "[s, b or 1, 1, rot] with an even rot of at most d."
-        )
-    return _Rotary.apply(t, cos, sin, bool(interleaved))
-
-
-class _SplitQueryKeyValue(Function):
-    @staticmethod
-    def forward(ctx, mixed, groups, queries_per_group, head_size):
-        source = bits_of(mixed)
-        s, b = mixed.shape[:2]
-        parts = [
-            new_like(source, (s * b, groups, queries_per_group * head_size)),
-            new_like(source, (s * b, groups, head_size)),
-            new_like(source, (s * b, groups, head_size)),
-        ]
-        threads.run(movement.split_query_key_value, s * b, source.size, source.reshape(s * b, groups, -1), *parts)
-        ctx.shape = mixed.shape
-        return tuple(tensor_of_bits(part.reshape(s, b, -1, head_size), mixed.dtype) for part in parts)
-
-    @staticmethod
-    def backward(ctx, query_grad, key_grad, value_grad):
-        query, key, value = bits_of(query_grad), bits_of(key_grad), bits_of(value_grad)
-        s, b, groups, size = key.shape
-        mixed = new_like(query, ctx.shape)
-        threads.run(
-            movement.join_query_key_value,
-            s * b,
-            mixed.size,
-            query.reshape(s * b, groups, -1),
-            key.reshape(s * b, groups, size),
-            value.reshape(s * b, groups, size),
-            mixed.reshape(s * b, groups, -1),
-        )
-        return tensor_of_bits(mixed, query_grad.dtype), None, None, None
-
-
-def split_query_key_value(mixed, groups, queries_per_group, head_size):
-    """See `ops.split_query_key_value`."""
-    width = groups * (queries_per_group + 2) * head_size
-    if mixed.ndim != 3 or mixed.shape[2] != width:
-        raise ValueError(
-            f"split_query_key_value got {mixed.shape}: expected [s, b, {width}] for {groups} groups of "
-            f"{queries_per_group} queries, a key and a value of size {head_size}."
-        )
-    return _SplitQueryKeyValue.apply(mixed, groups, queries_per_group, head_size)
+_ASCEND_ONLY = ("pse", "padding_mask", "prefix", "actual_seq_qlen", "actual_seq_kvlen")
 
 
 class _ScaledMaskedSoftmax(Function):
@@ -230,11 +143,7 @@ def core_attention(
     queries, batch, heads, size = query.shape
     keys = key.shape[0]
     checks.check_mask(mask, batch, queries, keys)
-    if not 0 <= dropout_p < 1 or (dropout_p > 0 and dropout_mask is None):
-        raise ValueError(
-            f"core_attention got dropout_p={dropout_p} and dropout_mask "
-            f"{'None' if dropout_mask is None else dropout_mask.shape}: expected 0 <= dropout_p < 1, with a mask."
-        )
+    checks.check_core_dropout(dropout_p, dropout_mask)
     keep, mode = _NO_KEEP, kernels.DROPOUT_NONE
     if dropout_p > 0:
         if dropout_mask.shape != (batch, heads, queries, keys):
@@ -276,7 +185,7 @@ def flash_attention(
     return _Attention.apply(query, key, value, options, False)
 
 
-def attention_with_statistics(query, key, value, mask, scale, pre_tokens, next_tokens, sparse_mode, keep_prob, dropout_seed):
+def _attention_with_statistics(query, key, value, mask, scale, pre_tokens, next_tokens, sparse_mode, keep_prob, dropout_seed):
     """`flash_attention`, and the maximum and the sum of exponentials of each query's softmax, float32 [b, n, sq, 8]."""
     options = _flash_options(query, key, value, mask, scale, pre_tokens, next_tokens, sparse_mode, keep_prob, dropout_seed)
     output, maximum, inverse_sum = _Attention.apply(query, key, value, options, True)
@@ -310,3 +219,49 @@ def _flash_options(query, key, value, mask, scale, pre_tokens, next_tokens, spar
         seed,
         float(keep_prob),
     )
+
+
+def _to_heads(t, layout, heads):
+    """[s, b, n, d] of a tensor in `layout`."""
+    if layout == "BNSD":
+        return t.transpose(2, 0, 1, 3)
+    if layout == "BSND":
+        return t.transpose(1, 0, 2, 3)
+    t = t if layout == "SBH" else t.transpose(1, 0, 2)
+    return t.reshape(t.shape[0], t.shape[1], heads, -1)
+
+
+def _from_heads(output, layout, heads):
+    """[s, b, n * d] in `layout`."""
+    if layout == "SBH":
+        return output
+    if layout == "BSH":
+        return output.transpose(1, 0, 2)
+    s, b, width = output.shape
+    return output.reshape(s, b, heads, width // heads).transpose(*((1, 2, 0, 3) if layout == "BNSD" else (1, 0, 2, 3)))
+
+
+def fusion_attention(query, key, value, head_num, input_layout, arguments, dropout_seed):
+    """See `ops.npu_fusion_attention`."""
+    for name in _ASCEND_ONLY:
+        if arguments[name] is not None:
+            raise ValueError(f"npu_fusion_attention got {name}: it is supported on Ascend only.")
+    mask, sparse_mode, keep_prob = arguments["atten_mask"], arguments["sparse_mode"], arguments["keep_prob"]
+    checks.check_flash_arguments(mask, sparse_mode, input_layout, keep_prob, dropout_seed)
+    if input_layout in ("SBH", "BSH"):
+        size = query.shape[2] // head_num
+        groups = key.shape[2] // size
+    else:
+        groups = key.shape[1 if input_layout == "BNSD" else 2]
+    heads = [_to_heads(t, input_layout, n) for t, n in ((query, head_num), (key, groups), (value, groups))]
+    output, maximum, total = _attention_with_statistics(
+        *heads,
+        mask,
+        arguments["scale"],
+        arguments["pre_tokens"],
+        arguments["next_tokens"],
+        sparse_mode,
+        keep_prob,
+        dropout_seed,
+    )
+    return _from_heads(output, input_layout, head_num), maximum, total

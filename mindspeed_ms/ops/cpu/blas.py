@@ -1,4 +1,4 @@
-"""Where SciPy's BLAS is, and that it runs on the calling thread only: kernels are spread by `threads`, not inside BLAS."""
+"""Address of SciPy's BLAS, limited to the calling thread: `threads` spreads kernels over cores, not BLAS."""
 
 import ctypes
 import functools

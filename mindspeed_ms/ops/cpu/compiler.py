@@ -1,4 +1,4 @@
-"""How CPU kernels are compiled: numba, without the interpreter lock, once per machine and version of the package.
+"""Compilation of CPU kernels: numba, without the interpreter lock, once per machine and version of the package.
 
 A kernel works on the rows (columns, elements) `start` to `stop` of its arrays; `threads.run` spreads it. All arrays are
 float32 unless a kernel says otherwise: half precisions are widened and narrowed outside, so each kernel has one

@@ -3,21 +3,10 @@
 import numpy as np
 
 from mindspeed_ms.core.autograd import Function
+from mindspeed_ms.ops import checks
 from mindspeed_ms.ops.cpu import threads
-from mindspeed_ms.ops.cpu.arrays import bytes_of, empty, float32_of, rows_of, tensor_of, zeros_vector
+from mindspeed_ms.ops.cpu.arrays import bytes_of, column_sums, empty, float32_of, rows_of, tensor_of, zeros_vector
 from mindspeed_ms.ops.cpu.kernels import movement
-from mindspeed_ms.ops.cpu.linear import column_sums
-
-
-def _check(p, keep_mask, x):
-    if not 0 <= p < 1:
-        raise ValueError(f"dropout got p={p}: expected 0 <= p < 1.")
-    if p > 0 and keep_mask is None:
-        raise ValueError(f"dropout got p={p} without a keep mask: draw one from core.rng.")
-    if p > 0 and keep_mask.shape != x.shape:
-        raise ValueError(
-            f"dropout got an input of shape {x.shape} and a mask of shape {keep_mask.shape}: expected equal shapes."
-        )
 
 
 def _masked(values, keep, p):
@@ -45,7 +34,7 @@ class _Dropout(Function):
 
 def dropout(x, p, keep_mask):
     """See `ops.dropout`."""
-    _check(p, keep_mask, x)
+    checks.check_dropout(p, keep_mask, x)
     return x if p == 0 else _Dropout.apply(x, float(p), keep_mask)
 
 
@@ -88,9 +77,6 @@ class _BiasDropoutAdd(Function):
 
 def bias_dropout_add(x, bias, residual, p=0.0, keep_mask=None):
     """See `ops.bias_dropout_add`."""
-    _check(p, keep_mask, x)
-    if residual.shape != x.shape:
-        raise ValueError(
-            f"bias_dropout_add got an input of shape {x.shape} and a residual of shape {residual.shape}: expected equal shapes."
-        )
+    checks.check_dropout(p, keep_mask, x)
+    checks.check_residual(x, residual)
     return _BiasDropoutAdd.apply(x, bias, residual, float(p), keep_mask)

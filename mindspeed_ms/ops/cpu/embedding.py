@@ -3,6 +3,7 @@
 import numpy as np
 
 from mindspeed_ms.core.autograd import Function
+from mindspeed_ms.ops import checks
 from mindspeed_ms.ops.cpu import threads
 from mindspeed_ms.ops.cpu.arrays import bits_of, empty, float32_of, integers_of, new_like, rows_of, tensor_of, tensor_of_bits
 from mindspeed_ms.ops.cpu.kernels import movement
@@ -35,14 +36,9 @@ class _EmbeddingLookup(Function):
 
 def embedding_lookup(weight, ids, vocab_start=0, vocab_end=None, vocab_size=None):
     """See `ops.embedding_lookup`."""
-    vocab_end = vocab_start + weight.shape[0] if vocab_end is None else vocab_end
-    if vocab_end - vocab_start != weight.shape[0]:
-        raise ValueError(
-            f"embedding_lookup got a weight of {weight.shape[0]} rows for ids {vocab_start} to {vocab_end}: "
-            f"expected {vocab_end - vocab_start} rows."
-        )
+    _, vocab_size = checks.embedding_range(weight, vocab_start, vocab_end, vocab_size)
     ids_array = integers_of(ids).reshape(-1)
-    _check_ids(ids_array, vocab_end if vocab_size is None else vocab_size)
+    _check_ids(ids_array, vocab_size)
     return _EmbeddingLookup.apply(weight, ids, ids_array, int(vocab_start))
 
 

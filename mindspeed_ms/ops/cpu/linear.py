@@ -13,9 +13,9 @@ from mindspore import ops
 from mindspeed_ms.core import storage
 from mindspeed_ms.core.autograd import Function
 from mindspeed_ms.ops.cpu import threads
-from mindspeed_ms.ops.cpu.arrays import empty, float32_of, rows_of, tensor_of
+from mindspeed_ms.ops.cpu.arrays import column_sums, empty, float32_of, rows_of, tensor_of
 from mindspeed_ms.ops.cpu.blas import sgemm_address
-from mindspeed_ms.ops.cpu.kernels import products, reductions
+from mindspeed_ms.ops.cpu.kernels import products
 from mindspeed_ms.ops.cpu.kernels.movement import add_bias
 
 _NARROW = 256
@@ -99,13 +99,6 @@ def linear_weight_grad(output_grad, x, accumulate_into=None, overwrite=False):
 def _weight_grad(g, values, keep, target):
     _run_product(products.weight_grad_rows, g.shape[1], g.size * values.shape[1], g, values, keep, storage.as_array(target))
     return target
-
-
-def column_sums(values):
-    """Sums over the rows of a float32 array [rows, n]."""
-    sums = empty(values.shape[1])
-    threads.run(reductions.column_sums, values.shape[1], values.size, values, sums)
-    return sums
 
 
 def bias_grad(output_grad):

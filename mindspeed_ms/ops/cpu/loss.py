@@ -1,9 +1,10 @@
-"""Pieces of the cross entropy over a split vocabulary."""
+"""Vocabulary-parallel cross entropy: local pieces."""
 
 import mindspore as ms
 import numpy as np
 
 from mindspeed_ms.core import autograd, storage
+from mindspeed_ms.ops import checks
 from mindspeed_ms.ops.cpu import threads
 from mindspeed_ms.ops.cpu.arrays import empty, float32_of, integers_of, rows_of, tensor_of
 from mindspeed_ms.ops.cpu.kernels import loss as kernels
@@ -23,7 +24,7 @@ def cross_entropy_local_max(logits):
 @autograd.no_grad()
 def cross_entropy_local_sums(logits, maximum, target, vocab_start, vocab_end, label_smoothing=0.0):
     """See `ops.cross_entropy_local_sums`."""
-    _check_vocabulary(logits, vocab_start, vocab_end)
+    checks.check_vocabulary(logits, vocab_start, vocab_end)
     values = rows_of(float32_of(logits))
     smoothing = label_smoothing > 0
     sum_exp, target_logit = empty(logits.shape[:-1]), empty(logits.shape[:-1])
@@ -59,9 +60,7 @@ def cross_entropy_gradient(
     logits, maximum, sum_exp, target, vocab_start, vocab_end, grad_output, label_smoothing=0.0, vocab_size=None, in_place=False
 ):
     """See `ops.cross_entropy_gradient`."""
-    _check_vocabulary(logits, vocab_start, vocab_end)
-    if label_smoothing and not vocab_size:
-        raise ValueError(f"cross_entropy_gradient got label_smoothing={label_smoothing} without vocab_size.")
+    checks.check_vocabulary(logits, vocab_start, vocab_end, label_smoothing, vocab_size)
     values = rows_of(float32_of(logits))
     spread = label_smoothing * vocab_size / (vocab_size - 1) if label_smoothing else 0.0
     other_share = spread / vocab_size if label_smoothing else 0.0
@@ -85,11 +84,3 @@ def cross_entropy_gradient(
 
 def _flat(tensor):
     return float32_of(tensor).reshape(-1)
-
-
-def _check_vocabulary(logits, vocab_start, vocab_end):
-    if logits.shape[-1] != vocab_end - vocab_start:
-        raise ValueError(
-            f"cross entropy got logits over {logits.shape[-1]} ids for the range {vocab_start} to {vocab_end}: "
-            f"expected {vocab_end - vocab_start}."
-        )

@@ -98,19 +98,19 @@ class _LayerNorm(Function):
         return input_grad, gamma_grad, beta_grad, None
 
 
-def rms_norm(x, weight, eps):
+def rms_norm(x, weight, eps=1e-6):
     """See `ops.rms_norm`."""
     _check_size(x, weight)
     return _RMSNorm.apply(x, weight, eps, False)
 
 
-def rms_norm_with_inverse(x, weight, eps):
+def rms_norm_with_inverse(x, weight, eps=1e-6):
     """`rms_norm` and the inverse root mean square [..., 1], float32, without a gradient."""
     _check_size(x, weight)
     return _RMSNorm.apply(x, weight, eps, True)
 
 
-def layer_norm(x, gamma, beta, eps):
+def layer_norm(x, gamma, beta, eps=1e-5):
     """See `ops.layer_norm`."""
     _check_size(x, gamma)
     _check_size(x, beta)

@@ -1,4 +1,4 @@
-"""Optimizer steps and gradient handling on storage tensors."""
+"""Optimizer steps and gradient kernels on storage tensors."""
 
 import math
 

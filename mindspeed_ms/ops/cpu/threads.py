@@ -1,4 +1,4 @@
-"""Spreads kernels over the cores of this process.
+"""Thread pool that spreads kernels over the cores of this process.
 
 A job is cut into pieces that whoever is free takes next. The caller never waits for a thread to start, only for pieces
 that another thread has begun: static shares with barriers, as OpenMP has them, cost milliseconds whenever another

@@ -1,1 +1,1 @@
-"""Signatures and contracts of the operators; each calls the form chosen in `forms`."""
+"""Declarations of the operators: signature and contract of each, one file per topic; see `forms.operator`."""

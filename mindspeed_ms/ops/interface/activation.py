@@ -1,11 +1,9 @@
 """Activations, alone and fused with the bias before them."""
 
-from mindspeed_ms.ops.forms import current_forms
-
-ACTIVATION_NAMES = ("gelu_tanh", "gelu_erf", "silu", "relu", "squared_relu", "swiglu")
-"""Names that `bias_activation` knows; "swiglu" halves the last dimension."""
+from mindspeed_ms.ops.forms import operator
 
 
+@operator
 def bias_activation(x, bias, name, fused=True):
     """`activation(x + bias)`, differentiable, with nothing but `x` kept for the backward.
 
@@ -21,9 +19,6 @@ def bias_activation(x, bias, name, fused=True):
     Raises:
         ValueError: unknown name.
     """
-    if name not in ACTIVATION_NAMES:
-        raise ValueError(f"activation {name!r} is unknown: expected one of {', '.join(ACTIVATION_NAMES)}.")
-    return current_forms().bias_activation(x, bias, name, fused)
 
 
 def swiglu(x, dim=-1):

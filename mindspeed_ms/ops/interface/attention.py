@@ -1,39 +1,12 @@
-"""Attention and what prepares its inputs."""
+"""Attention: fused (flash), unfused (core), and its masked softmax."""
 
-from mindspeed_ms.ops.forms import current_forms
+from mindspeed_ms.ops.forms import operator
 
 UNLIMITED_TOKENS = 2147483647
 """`pre_tokens` / `next_tokens` that limit nothing."""
 
 
-def apply_rotary(t, cos, sin, interleaved=False, fused=True):
-    """Rotate pairs of the first `rot` elements of each head by its position's angle; differentiable in `t`.
-
-    Args:
-        t (Tensor): [s, b, n, d].
-        cos (Tensor), sin (Tensor): float32 [s, 1, 1, rot] or [s, b, 1, rot], rot <= d even; elements past rot
-            pass through.
-        interleaved: pairs are (0, 1), (2, 3), ... instead of (0, rot/2), (1, rot/2 + 1), ...
-        fused: on Ascend, the one operator instead of products and a sum; on CPU there is one kernel for both.
-
-    Returns:
-        Tensor like `t`; computed in float32.
-    """
-    return current_forms().apply_rotary(t, cos, sin, interleaved, fused)
-
-
-def split_query_key_value(mixed, groups, queries_per_group, head_size):
-    """Split the output of the fused qkv linear, laid out per group as [q ... q, k, v]; differentiable.
-
-    Args:
-        mixed (Tensor): [s, b, groups * (queries_per_group + 2) * head_size].
-
-    Returns:
-        query [s, b, groups * queries_per_group, head_size], key and value [s, b, groups, head_size], each contiguous.
-    """
-    return current_forms().split_query_key_value(mixed, groups, queries_per_group, head_size)
-
-
+@operator
 def scaled_masked_softmax(scores, mask=None, scale=1.0, causal=False, pre_tokens=None, next_tokens=None):
     """Softmax over the last dimension of `scores * scale` with masked positions at probability 0; differentiable.
 
@@ -47,9 +20,9 @@ def scaled_masked_softmax(scores, mask=None, scale=1.0, causal=False, pre_tokens
     Returns:
         Tensor like `scores`, computed in float32. A row with no visible key is all zero.
     """
-    return current_forms().scaled_masked_softmax(scores, mask, scale, causal, pre_tokens, next_tokens)
 
 
+@operator
 def core_attention(
     query,
     key,
@@ -86,11 +59,9 @@ def core_attention(
     Raises:
         ValueError: shapes that do not fit, or `dropout_p` > 0 without a mask.
     """
-    return current_forms().core_attention(
-        query, key, value, mask, scale, causal, dropout_p, dropout_mask, softmax_in_fp32, softmax_scale, pre_tokens, next_tokens
-    )
 
 
+@operator
 def flash_attention(
     query,
     key,
@@ -127,6 +98,13 @@ def flash_attention(
         ValueError: unknown layout or sparse mode, shapes that do not fit, mode 1 without a mask, dropout without a
             seed.
     """
-    return current_forms().flash_attention(
-        query, key, value, mask, scale, pre_tokens, next_tokens, sparse_mode, input_layout, keep_prob, dropout_seed
-    )
+
+
+@operator
+def fusion_attention(query, key, value, head_num, input_layout, arguments, dropout_seed):
+    """Fused attention in the caller's layout, with its softmax statistics; see `npu_fusion_attention`.
+
+    Args:
+        arguments (dict): further arguments of `npu_fusion_attention` by name.
+        dropout_seed (int): None without dropout.
+    """

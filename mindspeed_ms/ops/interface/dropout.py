@@ -3,9 +3,10 @@
 Keep masks come from `core.rng`, so that every layout and recomputation draws alike.
 """
 
-from mindspeed_ms.ops.forms import current_forms
+from mindspeed_ms.ops.forms import operator
 
 
+@operator
 def dropout(x, p, keep_mask):
     """`x * keep_mask / (1 - p)`, differentiable.
 
@@ -17,9 +18,9 @@ def dropout(x, p, keep_mask):
     Raises:
         ValueError: p outside the range, or a mask missing.
     """
-    return current_forms().dropout(x, p, keep_mask)
 
 
+@operator
 def bias_dropout_add(x, bias, residual, p=0.0, keep_mask=None):
     """`residual + dropout(x + bias)`, differentiable.
 
@@ -31,9 +32,8 @@ def bias_dropout_add(x, bias, residual, p=0.0, keep_mask=None):
     Returns:
         Tensor in the shape and dtype of `residual`.
     """
-    return current_forms().bias_dropout_add(x, bias, residual, p, keep_mask)
 
 
 def residual_add(x, residual):
     """`residual + x`, differentiable; dtype of `residual`."""
-    return current_forms().bias_dropout_add(x, None, residual, 0.0, None)
+    return bias_dropout_add(x, None, residual)

@@ -1,8 +1,9 @@
-"""Matrix products and embedding lookup."""
+"""Linear layers and matrix products."""
 
-from mindspeed_ms.ops.forms import current_forms
+from mindspeed_ms.ops.forms import operator
 
 
+@operator
 def linear(x, weight, bias=None):
     """`x @ weight^T + bias`, differentiable.
 
@@ -14,21 +15,21 @@ def linear(x, weight, bias=None):
     Returns:
         Tensor [..., output_size] in the dtype of `x`; half precisions are summed in float32 and rounded once.
     """
-    return current_forms().linear(x, weight, bias)
 
 
+@operator
 def linear_forward(x, weight, bias=None):
     """`linear` without a gradient: for layers that write their own backward around communication."""
-    return current_forms().linear_forward(x, weight, bias)
 
 
+@operator
 def linear_input_grad(output_grad, weight):
     """Gradient of a linear's input: [..., output_size] x [output_size, input_size] -> [..., input_size]. Not
     differentiable.
     """
-    return current_forms().linear_input_grad(output_grad, weight)
 
 
+@operator
 def linear_weight_grad(output_grad, x, accumulate_into=None, overwrite=False):
     """Gradient of a linear's weight: [..., output_size], [..., input_size] -> [output_size, input_size].
 
@@ -38,16 +39,16 @@ def linear_weight_grad(output_grad, x, accumulate_into=None, overwrite=False):
             gradient is added in place in the same product; it is returned. None: a new tensor in the dtype of `x`.
         overwrite: write the gradient there instead of adding it, for the first micro-batch of a step.
     """
-    return current_forms().linear_weight_grad(output_grad, x, accumulate_into, overwrite)
 
 
+@operator
 def bias_grad(output_grad):
     """Sum over all leading dimensions, accumulated in double precision: [..., n] -> [n] in the dtype of
     `output_grad`.
     """
-    return current_forms().bias_grad(output_grad)
 
 
+@operator
 def matmul(a, b, transpose_a=False, transpose_b=False):
     """`op(a) @ op(b)`, differentiable; op transposes the last two dimensions if asked, without a copy.
 
@@ -55,29 +56,8 @@ def matmul(a, b, transpose_a=False, transpose_b=False):
         a (Tensor), b (Tensor): [..., m, k] and [..., k, n] after the transposes, both two-dimensional or with equal
             leading dimensions.
     """
-    return current_forms().matmul(a, b, transpose_a, transpose_b)
 
 
 def batch_matmul(a, b, transpose_a=False, transpose_b=False):
     """`matmul` of batches: [..., m, k] @ [..., k, n] with equal leading dimensions (at least one)."""
-    return current_forms().matmul(a, b, transpose_a, transpose_b)
-
-
-def embedding_lookup(weight, ids, vocab_start=0, vocab_end=None, vocab_size=None):
-    """Rows of `weight` for the ids that this rank holds, zero rows for the others; differentiable in `weight`.
-
-    The gradient adds rows in the order of the ids, so it is the same on every run.
-
-    Args:
-        weight (Tensor): [vocab_end - vocab_start, hidden].
-        ids (Tensor): integers of any shape.
-        vocab_start, vocab_end: ids that the rows stand for; `vocab_end` None means `vocab_start + rows`.
-        vocab_size: size of the whole vocabulary; None means `vocab_end`.
-
-    Returns:
-        Tensor ids.shape + [hidden], dtype of `weight`.
-
-    Raises:
-        ValueError: an id is outside [0, vocab_size); the message names it.
-    """
-    return current_forms().embedding_lookup(weight, ids, vocab_start, vocab_end, vocab_size)
+    return matmul(a, b, transpose_a, transpose_b)

@@ -1,15 +1,14 @@
-"""Local pieces of the cross entropy over a split vocabulary; reductions between ranks are the caller's. Not
-differentiable.
-"""
+"""Vocabulary-parallel cross entropy: local pieces; the caller reduces between ranks. Not differentiable."""
 
-from mindspeed_ms.ops.forms import current_forms
+from mindspeed_ms.ops.forms import operator
 
 
+@operator
 def cross_entropy_local_max(logits):
     """Maximum over the local vocabulary: [..., v] -> float32 [...]."""
-    return current_forms().cross_entropy_local_max(logits)
 
 
+@operator
 def cross_entropy_local_sums(logits, maximum, target, vocab_start, vocab_end, label_smoothing=0.0):
     """Sums over the local vocabulary, all relative to the global maximum, in one pass over `logits`.
 
@@ -23,9 +22,9 @@ def cross_entropy_local_sums(logits, maximum, target, vocab_start, vocab_end, la
         float32 Tensors [...]: sum of exp(logits - maximum); logits[target] - maximum, 0 where the target is another
         rank's; sum of (logits - maximum), None if `label_smoothing` is 0. Sums are accumulated in double precision.
     """
-    return current_forms().cross_entropy_local_sums(logits, maximum, target, vocab_start, vocab_end, label_smoothing)
 
 
+@operator
 def cross_entropy_loss(sum_exp, target_logit, logit_sum=None, label_smoothing=0.0, vocab_size=None):
     """Loss of each token from the sums over all ranks; the logarithm is taken in double precision on CPU.
 
@@ -38,9 +37,9 @@ def cross_entropy_loss(sum_exp, target_logit, logit_sum=None, label_smoothing=0.
     Returns:
         float32 Tensor [...].
     """
-    return current_forms().cross_entropy_loss(sum_exp, target_logit, logit_sum, label_smoothing, vocab_size)
 
 
+@operator
 def cross_entropy_gradient(
     logits, maximum, sum_exp, target, vocab_start, vocab_end, grad_output, label_smoothing=0.0, vocab_size=None, in_place=False
 ):
@@ -58,6 +57,3 @@ def cross_entropy_gradient(
     Returns:
         Tensor [..., v] in the dtype of `logits`.
     """
-    return current_forms().cross_entropy_gradient(
-        logits, maximum, sum_exp, target, vocab_start, vocab_end, grad_output, label_smoothing, vocab_size, in_place
-    )

@@ -1,8 +1,9 @@
 """Normalisations over the last dimension; statistics are never below float32."""
 
-from mindspeed_ms.ops.forms import current_forms
+from mindspeed_ms.ops.forms import operator
 
 
+@operator
 def layer_norm(x, gamma, beta, eps=1e-5):
     """`(x - mean) / sqrt(variance + eps) * gamma + beta`, differentiable.
 
@@ -13,9 +14,13 @@ def layer_norm(x, gamma, beta, eps=1e-5):
     Returns:
         Tensor of the shape and dtype of `x`.
     """
-    return current_forms().layer_norm(x, gamma, beta, eps)
 
 
+@operator
 def rms_norm(x, weight, eps=1e-6):
     """`x / sqrt(mean(x^2) + eps) * weight`, differentiable. Shapes and dtypes as `layer_norm`."""
-    return current_forms().rms_norm(x, weight, eps)
+
+
+@operator
+def rms_norm_with_inverse(x, weight, eps=1e-6):
+    """`rms_norm`, and the inverse root mean square [..., 1], float32, without a gradient."""

@@ -1,8 +1,9 @@
-"""Kernels of optimizers and gradient handling: on storage tensors (`core.storage`), in place, never recorded."""
+"""Optimizer steps and gradient kernels: in place on storage tensors (`core.storage`), never recorded."""
 
-from mindspeed_ms.ops.forms import current_forms
+from mindspeed_ms.ops.forms import operator
 
 
+@operator
 def adamw_step(parameter, exp_avg, exp_avg_sq, grad, *, learning_rate, beta1, beta2, eps, weight_decay, step, grad_scale=1.0):
     """One AdamW step as Megatron takes it: bias-corrected, decoupled decay, eps outside the root.
 
@@ -15,21 +16,9 @@ def adamw_step(parameter, exp_avg, exp_avg_sq, grad, *, learning_rate, beta1, be
         step (int): counts from 1.
         grad_scale (float): multiplies the gradient on the fly (clipping, loss scale).
     """
-    current_forms().adamw_step(
-        parameter,
-        exp_avg,
-        exp_avg_sq,
-        grad,
-        learning_rate=learning_rate,
-        beta1=beta1,
-        beta2=beta2,
-        eps=eps,
-        weight_decay=weight_decay,
-        step=step,
-        grad_scale=grad_scale,
-    )
 
 
+@operator
 def sgd_step(
     parameter, momentum_buffer, grad, *, learning_rate, momentum=0.0, weight_decay=0.0, first_step=False, grad_scale=1.0
 ):
@@ -40,33 +29,23 @@ def sgd_step(
         parameter (Tensor): float32; momentum_buffer (Tensor): float32 or None if `momentum` is 0; grad as in
             `adamw_step`.
     """
-    current_forms().sgd_step(
-        parameter,
-        momentum_buffer,
-        grad,
-        learning_rate=learning_rate,
-        momentum=momentum,
-        weight_decay=weight_decay,
-        first_step=first_step,
-        grad_scale=grad_scale,
-    )
 
 
+@operator
 def sum_of_squares(tensor):
     """Sum of the squares of all elements as a Python float, accumulated in double precision; inf or nan if one is."""
-    return current_forms().sum_of_squares(tensor)
 
 
+@operator
 def count_zeros(tensor):
     """Number of elements equal to zero (int)."""
-    return current_forms().count_zeros(tensor)
 
 
+@operator
 def scale_in_place(tensor, factor):
     """Multiply all elements of a storage tensor by `factor`."""
-    current_forms().scale_in_place(tensor, factor)
 
 
+@operator
 def add_into(destination, source):
     """Add `source` to a storage tensor of the same number of elements; the sum is rounded once to its dtype."""
-    current_forms().add_into(destination, source)

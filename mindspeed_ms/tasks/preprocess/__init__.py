@@ -1,1 +1,1 @@
-"""From raw text to Megatron's indexed token files: `preprocess_data.py`. Nothing here imports MindSpore."""
+"""Preprocessing of raw text into Megatron's indexed token files: `preprocess_data.py`. Nothing here imports MindSpore."""

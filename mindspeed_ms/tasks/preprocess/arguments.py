@@ -1,4 +1,4 @@
-"""The command line of `preprocess_data.py`: MindSpeed-LLM's flags, and a few of our own. Nothing is opened here."""
+"""Arguments of `preprocess_data.py`: MindSpeed-LLM's flags, and a few of our own. Opens no file."""
 
 import argparse
 import json
@@ -158,7 +158,7 @@ def _positive(text):
 
 
 def parse(words):
-    """What a command line asks for.
+    """Settings and run of a command line.
 
     Args:
         words (list[str]): the command line without the program's name.

@@ -1,6 +1,6 @@
-"""Pieces of the input of some hundred kilobytes, as they are sent to the processes that turn records into tokens.
+"""Batches of input records, some hundred kilobytes each, as they are sent to the tokenizing processes.
 
-Lines are sent as bytes and parsed there; the reading process only looks for line ends. A line ends with LF alone: U+2028 and
+Lines are sent as bytes and parsed there; the reading process only searches for line ends. A line ends with LF alone: U+2028 and
 the like are characters of a text, and the CR of CRLF is white space around JSON.
 """
 
@@ -38,7 +38,7 @@ class Batch:
 
 @dataclass(frozen=True)
 class Unreadable:
-    """Stands for a record that could not be parsed."""
+    """Placeholder of a record that could not be parsed."""
 
     error: RecordError
 
@@ -155,7 +155,7 @@ def _without_absent(value):
 
 
 class _Struct(dict):
-    """Fields of a struct that are not null. `struct[name]` of a null field is None: whether a record had it cannot be told."""
+    """Fields of a struct that are not null. `struct[name]` of a null field is None: whether a record had it is unknown."""
 
     def __init__(self, fields):
         super().__init__((name, field) for name, field in fields.items() if field is not None)

@@ -1,4 +1,4 @@
-"""The jinja chat template in a tokenizer's folder (`tokenizer_config.json` or `chat_template.jinja`), in a sandbox."""
+"""ChatTemplate: a tokenizer's jinja template (`tokenizer_config.json` or `chat_template.jinja`), rendered in a sandbox."""
 
 import json
 from datetime import datetime

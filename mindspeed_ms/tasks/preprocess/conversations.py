@@ -1,4 +1,4 @@
-"""Records of each style to conversations: roles user, assistant, observation (a tool's result) and function (a call)."""
+"""Conversion of alpaca, sharegpt and openai records to conversations: user, assistant, observation and function turns."""
 
 import json
 from dataclasses import dataclass

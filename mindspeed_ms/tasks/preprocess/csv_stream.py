@@ -1,4 +1,4 @@
-"""Rows of a `.csv` file one by one, with the lines they begin in; never the whole file in memory.
+"""Streaming reader of `.csv` files: rows with their line numbers; never the whole file in memory.
 
 Python's reader, not Arrow's: behind a row that is longer than a block Arrow takes a cell that begins with NUL for a part of the
 rows around it, and it knows no line numbers. Tokenizing is far slower than either.

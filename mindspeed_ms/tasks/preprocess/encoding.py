@@ -1,4 +1,4 @@
-"""Batches of records to the bytes of token files: what a tokenizing process does."""
+"""Encoder: tokenizes batches of records into the bytes of token files; runs in the tokenizing processes."""
 
 import os
 import threading
@@ -32,7 +32,7 @@ class Encoder:
     """Tokenizes batches as Settings say; the same batch always gives the same bytes.
 
     Raises:
-        TokenizerError, TemplateError, PreprocessError: the settings name something that is not there.
+        TokenizerError, TemplateError, PreprocessError: the settings name something that does not exist.
     """
 
     def __init__(self, settings):

@@ -1,8 +1,8 @@
-"""What can be wrong with a preprocessing run, and with one record of its input."""
+"""Exceptions of a preprocessing run, and of one record of its input."""
 
 
 class PreprocessError(ValueError):
-    """A run that cannot start or go on; the message says what to do."""
+    """A run that cannot start or continue; the message says what to do."""
 
 
 class RecordError(PreprocessError):
@@ -31,7 +31,7 @@ class Unusable(Exception):
 
 
 class BadRecord(Exception):
-    """Raised inside a handler, which does not know the place: becomes a RecordError."""
+    """Raised inside a handler, which lacks the place: becomes a RecordError."""
 
     def __init__(self, text, reason):
         super().__init__(text, reason)

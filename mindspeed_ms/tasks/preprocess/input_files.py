@@ -1,4 +1,4 @@
-"""Which files `--input` stands for: files, folders and patterns; formats and compressions by the ending of the name."""
+"""Expansion of `--input`: files, folders and patterns; formats and compressions by the ending of the name."""
 
 import difflib
 import glob

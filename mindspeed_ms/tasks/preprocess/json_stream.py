@@ -1,4 +1,4 @@
-"""Records of a `.json` file one by one: an array of objects, or objects one after the other; never the whole file in memory."""
+"""Streaming reader of `.json` files: an array of objects, or objects in sequence; never the whole file in memory."""
 
 import codecs
 import json

@@ -1,4 +1,4 @@
-"""`--map-keys`: which columns hold what. Keys that are not given keep their default columns; "" switches a column off."""
+"""`--map-keys`: column names of the input. Keys that are not given keep their default columns; "" switches a column off."""
 
 from mindspeed_ms.spelling import did_you_mean
 from mindspeed_ms.tasks.preprocess.errors import PreprocessError
@@ -50,7 +50,7 @@ def check_map_keys(map_keys, handler_name):
         handler_name (str): a name of HANDLER_KINDS.
 
     Raises:
-        PreprocessError: an unknown key (the nearest is told), a value that is no text, the same column for two things.
+        PreprocessError: an unknown key (with the nearest known one), a value that is no text, the same column for two things.
     """
     style = HANDLER_KINDS[handler_name].style
     if style == "pretrain":

@@ -1,4 +1,4 @@
-"""`--merge-group-keys`: join indexed files that were written apart."""
+"""`--merge-group-keys`: join indexed files that were written separately."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""Several samples in one sequence of a fixed length.
+"""Packing: several samples in one sequence of a fixed length.
 
 Source of the order: upstream's greedy rule. A sequence takes the longest sample that is left, then again and again the longest
 one that still fits; of equally long ones the last. One place stays free for padding, as upstream has it; a sample that fills a
@@ -16,7 +16,7 @@ _LENGTHS_AT_ONCE = 1 << 20
 
 
 def plan(lengths, seq_length):
-    """Which samples share a sequence.
+    """Plan of the samples that share a sequence.
 
     Args:
         lengths (np.ndarray): of the samples, in [1, seq_length].

@@ -1,4 +1,4 @@
-"""One run: read, tokenize, write, pack, give the files their names. It can be interrupted and continued at any point."""
+"""Pipeline of a preprocessing run: read, tokenize, write, pack, publish. It can be interrupted and resumed at any point."""
 
 import os
 import time
@@ -116,7 +116,7 @@ def _tokenize(run, encoder, files, unfinished):
 
 
 def _batches(files, encoder, position, max_samples, records):
-    """((file number, batches of it so far, bytes of it so far), Batch, records of it that are wanted), from a position on."""
+    """((file number, batches of it so far, bytes of it so far), Batch, records of it that are used), from a position on."""
     settings = encoder.settings
     columns = list(settings.json_keys) if HANDLER_KINDS[settings.handler_name].task == "text" else None
     start, skipped, left = position.get("files", 0), position.get("batches", 0), None

@@ -1,4 +1,4 @@
-"""Files to batches, in order, with bounded memory. pyarrow reads columns and undoes compression.
+"""Readers of input files: batches in order, with bounded memory. pyarrow reads columns and undoes compression.
 
 Batches depend on the file alone: the same file gives the same batches in each run, so that a run can be continued.
 """
@@ -39,7 +39,7 @@ def read_batches(file, columns=None):
 
 @contextlib.contextmanager
 def _opened(file):
-    """(reader of decompressed bytes, function that tells the position in the file on disk)."""
+    """(reader of decompressed bytes, function that returns the position in the file on disk)."""
     import pyarrow
 
     with pyarrow.OSFile(file.path, "rb") as raw:

@@ -1,4 +1,4 @@
-"""Names of the handlers and which options belong to which; imports none of them."""
+"""Registry of handlers: names and the options that belong to each; imports none of them."""
 
 from dataclasses import dataclass
 
@@ -10,7 +10,7 @@ PRETRAIN = "GeneralPretrainHandler"
 
 @dataclass(frozen=True)
 class HandlerKind:
-    """What is known of a handler before it is made.
+    """Properties of a handler, known before it is constructed.
 
     Attributes:
         style (str): form of the records: "pretrain", "alpaca", "sharegpt", "openai" or "process_reward".
@@ -57,7 +57,7 @@ def check_handler(name, args):
         args (argparse.Namespace): the parsed command line.
 
     Raises:
-        PreprocessError: no such handler (the nearest name is told), or an option does not go with it.
+        PreprocessError: no such handler (the message names the nearest), or an option does not go with it.
     """
     if name not in HANDLER_KINDS:
         if name in _ELSEWHERE:

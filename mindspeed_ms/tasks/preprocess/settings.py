@@ -1,4 +1,4 @@
-"""Everything that decides what a preprocessing run writes: plain values, sent to the processes that tokenize."""
+"""Settings of a preprocessing run: plain values, sent to the tokenizing processes."""
 
 from dataclasses import dataclass, field
 
@@ -14,7 +14,7 @@ class Settings:
     Attributes:
         json_keys (tuple[str]): columns of a pretraining corpus.
         map_keys (dict): parsed `--map-keys`.
-        prompt_type, prompt_type_path (Optional[str]): name of the template, and the file it stands in.
+        prompt_type, prompt_type_path (Optional[str]): name of the template, and its file.
         seq_length (Optional[int]): longest sample, in tokens.
         truncation (str): what becomes of a longer conversation, one of TRUNCATIONS.
         skip_invalid (bool): leave records out that cannot be used; otherwise they end the run.
@@ -39,7 +39,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class Run:
-    """A run: where from, where to, and with how many processes.
+    """A run: inputs, output prefix, number of processes.
 
     Attributes:
         inputs (tuple[str]): words of `--input`.

@@ -1,4 +1,4 @@
-"""Slots: the pieces of text and single tokens that a turn of a template is made of.
+"""Slots of a chat template: the pieces of text and single tokens that make up a turn.
 
 A slot is a string with placeholders, `{"token": "<x>"}` (one id), or `["bos_token"]` / `["eos_token"]` (the tokenizer's id;
 left out if it has none). Every string slot is encoded by a call of its own: what meets at a border never merges.

@@ -1,4 +1,4 @@
-"""What happened to the records: counted batch by batch, kept over interruptions, shown at the end."""
+"""Tally: counts of records read, written and left out, batch by batch, kept over interruptions."""
 
 from dataclasses import asdict, dataclass, field
 

@@ -1,8 +1,8 @@
-"""Chat templates: from the messages of a conversation to ids and the places that are learnt.
+"""Chat templates: render the messages of a conversation to ids, and mark the positions that are learnt.
 
 A template is an entry of `templates.json`: upstream's schema, so a user's own file works too (`--prompt-type-path`). Two
 keys beyond it: `no_thought`, the text of an empty thought that is not learnt (default: both thought words), and
-`enable_thinking`, what holds if the caller does not say.
+`enable_thinking`, the default of the caller's option.
 
 Every string slot is encoded by itself (see slots.py). Everything an assistant or function turn consists of is learnt, its end
 token included; all else is masked.
@@ -93,7 +93,7 @@ class Template:
         Args:
             tokenizer (Tokenizer): after `fix_tokenizer`.
             messages (list[dict]): `role` and `content` (str): user or observation, then assistant or function, and so on.
-                A system message may stand first.
+                A system message may come first.
             system (Optional[str]): system message; default: the template's.
             tools (Optional[str or list]): json of the tools.
 

@@ -1,4 +1,4 @@
-"""How tools are described in the system message, and how a call of a tool is written. The formats are those the models were
+"""Tool formats: description of tools in the system message, and text of a tool call. The formats are those the models were
 trained on; `tool_format` in templates.json names one."""
 
 import json

@@ -1,6 +1,6 @@
-"""Turns of a conversation, as (source ids, target ids), made to fit a length.
+"""Truncation of conversations, turns of (source ids, target ids), to a length.
 
-`keep-last` leaves out the oldest turns and renders the rest anew, so that system and beginning stand where they belong. A
+`keep-last` leaves out the oldest turns and renders the rest anew, so that system message and beginning stay in place. A
 single turn that is still too long loses the end of its question's text, and of its answer where that is long too: what the
 template puts around them stays. `oldest-first` is upstream's order: each turn from the first on gets a share of what is left,
 its ids are cut at their ends, and the last turns are lost.

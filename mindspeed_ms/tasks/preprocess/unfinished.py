@@ -1,7 +1,7 @@
-"""Output that is still being written: a folder beside the final files, which an interrupted run continues from.
+"""Unfinished output: a folder beside the final files, from which an interrupted run resumes.
 
 The folder holds, for each output, the tokens (`KEY.bin`) and the lengths of the samples (`KEY.lengths`, int32), and a journal
-that says up to where they are valid and which part of the input they came from. Files get their final names when all of
+with their valid length and the input position they came from. Files get their final names when all of
 them are complete.
 """
 

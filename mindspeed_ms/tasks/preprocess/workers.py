@@ -1,4 +1,4 @@
-"""Processes that tokenize: batches go in, encoded batches come out in the same order, few of them at a time."""
+"""Worker processes that tokenize: encoded batches come out in the order of the input, few in memory at a time."""
 
 import multiprocessing
 import os

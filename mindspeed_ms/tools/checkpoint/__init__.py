@@ -1,4 +1,4 @@
-"""Look at checkpoints, compare and rewrite them, without a device and without MindSpore.
+"""Checkpoint tool: inspect, verify, compare, reshard and merge checkpoints, without a device and without MindSpore.
 
 python -m mindspeed_ms.tools.checkpoint inspect|verify|diff|reshard|merge PATH ...
 """

@@ -1,4 +1,7 @@
-"""`python -m mindspeed_ms.tools.checkpoint COMMAND PATH ...`; 0: done, 1: different or damaged, 2: impossible."""
+"""Command line of the checkpoint tool: `python -m mindspeed_ms.tools.checkpoint COMMAND PATH ...`.
+
+Exit codes: 0 done, 1 different or damaged, 2 impossible.
+"""
 
 import argparse
 import json

@@ -1,4 +1,4 @@
-"""Two checkpoints compared tensor by tensor, whatever layouts they were saved in."""
+"""Comparison of two checkpoints tensor by tensor, in any layouts."""
 
 from dataclasses import dataclass
 
@@ -13,7 +13,7 @@ _BLOCK = 1 << 20  # elements that are compared at a time
 
 @dataclass
 class Difference:
-    """How a tensor differs.
+    """Difference of a tensor between two checkpoints.
 
     Attributes:
         key (str): of the tensor.
@@ -46,7 +46,7 @@ def differences(first, second, rtol=0.0, atol=0.0, weights_only=False, ignore_dt
         try:
             text = _compare(first, second, key, rtol, atol, ignore_dtype)
         except CheckpointError as error:
-            text = str(error)  # the rest may be told all the same
+            text = str(error)  # the other tensors are still compared
         if text:
             yield Difference(key, text)
     if not weights_only:

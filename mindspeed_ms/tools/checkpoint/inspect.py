@@ -1,4 +1,4 @@
-"""What a checkpoint holds: iteration, layout, tensors and their parts, counters, who wrote what."""
+"""Description of a checkpoint: iteration, layout, tensors and their parts, counters, files by rank."""
 
 import time
 from math import prod

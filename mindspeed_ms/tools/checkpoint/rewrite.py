@@ -1,8 +1,8 @@
-"""Writing a checkpoint again with its tensors cut in another way: for other ranks, or whole.
+"""Reshard and merge: rewrite a checkpoint for another layout, or as whole tensors.
 
 A training loads a checkpoint of any layout as it is, each rank reading only its own bytes. To cut it anew is worth it for
 a job that starts often on a slow disk (each rank then reads one file from end to end instead of many short runs of
-bytes), and for other programs, which want whole tensors.
+bytes), and for other programs, which need whole tensors.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""Finding the checkpoint that a path on the command line means."""
+"""Checkpoint that a path on the command line means."""
 
 import os
 
@@ -71,7 +71,7 @@ def all_checkpoints(path, iteration=None):
 
 
 def folder_of(path):
-    """The folder that a path means: a file stands for the checkpoint, or the run, that it belongs to.
+    """The folder that a path means: a file means the checkpoint, or the run, that it belongs to.
 
     Raises:
         CheckpointError: the path does not exist, or the file belongs to none.
@@ -82,7 +82,7 @@ def folder_of(path):
     if os.path.isdir(path):
         return path
     parent = os.path.dirname(os.path.abspath(path))
-    for folder in (parent, os.path.dirname(parent)):  # upstream's files stand one folder deeper
+    for folder in (parent, os.path.dirname(parent)):  # upstream's files are one folder deeper
         if _is_known(folder):
             return folder
     raise CheckpointError(

@@ -1,4 +1,4 @@
-"""Which part of which tensor each rank of another layout holds."""
+"""Slices of a checkpoint's tensors for the ranks of another layout."""
 
 from mindspeed_ms.core.dist_checkpointing.errors import CheckpointError
 from mindspeed_ms.core.dist_checkpointing.manifest import OPTIMIZER_PREFIX, whole_slice
@@ -10,7 +10,7 @@ from mindspeed_ms.layout.sharding import FlatSlice, ParameterSharding
 def layout_cut(manifest, all_config, data_parallel_size=1):
     """Parts of a checkpoint's tensors by rank of a layout: list of [(key, FlatSlice)], one list per rank.
 
-    Weights stand in the files of the first data-parallel ranks, optimizer states are cut evenly over all of them.
+    Weights are in the files of the first data-parallel ranks, optimizer states are cut evenly over all of them.
 
     Args:
         manifest (Manifest): of the checkpoint.

@@ -1,4 +1,4 @@
-"""Whether a checkpoint is whole: its files, its check sums, and that its parts make up each tensor exactly."""
+"""Verification of a checkpoint: files, check sums, and that its parts cover each tensor exactly."""
 
 import itertools
 import os
@@ -22,7 +22,7 @@ def problems_of(reader):
 
 
 def check_sums(reader):
-    """What the check sums of all tensors and files of ranks find, with a progress bar on a terminal: list of texts."""
+    """Damage that the check sums of all tensors and files of ranks show, with a progress bar on a terminal: list of texts."""
     pieces = sum(len(stored.pieces) for stored in reader.manifest.tensors.values())
     steps = max(1, min(_STEPS, max(pieces, len(reader.manifest.ranks))))
     problems = []
@@ -53,7 +53,7 @@ def coverage_problems(stored):
 
 
 def header_problems(reader):
-    """Whether the headers of the files, which other programs read, say the same as the manifest: list of texts."""
+    """Whether the headers of the files, which other programs read, agree with the manifest: list of texts."""
     wanted, problems = {}, []
     for key, stored in reader.manifest.tensors.items():
         for piece in stored.pieces:

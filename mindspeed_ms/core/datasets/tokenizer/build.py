@@ -1,4 +1,4 @@
-"""From settings to a tokenizer. Types and their rules are those of Megatron's `build_tokenizer`."""
+"""Builds the tokenizer of a configuration. Types and rules: Megatron's `build_tokenizer`."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""Tokenizers run by the `tokenizers` library."""
+"""FastTokenizer: tokenizers of the `tokenizers` library."""
 
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
@@ -25,7 +25,7 @@ class FastTokenizer(Tokenizer):
         self.adds_bos, self.adds_eos = bool(adds_bos), bool(adds_eos)
 
     def set_roles(self, bos=None, eos=None, pad=None):
-        """Say which tokens (Optional[str]) begin and end a text and fill it up.
+        """Set the tokens (Optional[str]) that begin and end a text and fill it up.
 
         Raises:
             TokenizerError: a token that is not in the vocabulary.

@@ -86,7 +86,7 @@ def gpt2_tokenizer(vocab_file, merge_file, settings=None):
 
 
 class _Settings:
-    """What the json files of a folder say about tokens."""
+    """Token settings in the json files of a folder."""
 
     def __init__(self, folder):
         self.folder = folder
@@ -117,7 +117,7 @@ class _Settings:
         return [(number, *added[number]) for number in sorted(added)]
 
     def around(self):
-        """`add_bos_token` and `add_eos_token`, None for what is not given or not heeded by the class."""
+        """`add_bos_token` and `add_eos_token`, None for what is not given or ignored by the class."""
         if self.config.get("tokenizer_class") in _BY_POST_PROCESSOR:
             return None, None
         return self.config.get("add_bos_token"), self.config.get("add_eos_token")

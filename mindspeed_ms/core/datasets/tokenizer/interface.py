@@ -1,4 +1,4 @@
-"""What every tokenizer can do."""
+"""Interface of all tokenizers."""
 
 from abc import ABC, abstractmethod
 
@@ -14,9 +14,9 @@ class Tokenizer(ABC):
 
     Attributes:
         name (str): type and place, for messages.
-        bos, eos, pad (Optional[int]): ids of the begin, end and padding tokens, None if the tokenizer has none. ``pad`` is
-            what the tokenizer's own files say; ``use_eos_as_pad`` makes it the end token, as upstream does for templates.
-        adds_bos, adds_eos (bool): whether ``tokenize`` puts them around a text without being asked.
+        bos, eos, pad (Optional[int]): ids of the begin, end and padding tokens, None if the tokenizer has none. `pad` is
+            what the tokenizer's own files say; `use_eos_as_pad` makes it the end token, as upstream does for templates.
+        adds_bos, adds_eos (bool): whether `tokenize` puts them around a text without being asked.
         chat_template (Optional[str]): the jinja template in the tokenizer's folder.
     """
 
@@ -65,7 +65,7 @@ class Tokenizer(ABC):
 
     @abstractmethod
     def encode_batch(self, texts, add_special_tokens=True):
-        """``tokenize`` of many texts (list[str]) at once: list[list[int]]."""
+        """`tokenize` of many texts (list[str]) at once: list[list[int]]."""
 
     @abstractmethod
     def detokenize(self, ids):
@@ -102,6 +102,6 @@ class Tokenizer(ABC):
 
 
 def wrap(ids, tokenizer):
-    """``ids`` with the begin and end tokens that ``tokenizer`` adds."""
+    """`ids` with the begin and end tokens that `tokenizer` adds."""
     begin = [tokenizer.bos] if tokenizer.adds_bos else []
     return begin + ids + ([tokenizer.eos] if tokenizer.adds_eos else [])

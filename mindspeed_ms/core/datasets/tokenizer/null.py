@@ -1,4 +1,4 @@
-"""Numbers separated by blanks, for data that is ids already. Source of the rules: Megatron's NullTokenizer."""
+"""NullTokenizer: numbers separated by blanks, for data that is ids already. Source of the rules: Megatron's NullTokenizer."""
 
 from mindspeed_ms.core.datasets.tokenizer.interface import Tokenizer, TokenizerError
 

@@ -1,4 +1,4 @@
-"""Tokenizers on a sentencepiece model, by the `sentencepiece` library."""
+"""SentencePieceTokenizer: tokenizers of the `sentencepiece` library."""
 
 import os
 import re
@@ -82,7 +82,7 @@ class SentencePieceTokenizer(Tokenizer):
             return self._model.encode(piece)
         if not piece.startswith((" ", "▁")):
             return self._no_space.encode(piece)
-        # the model may drop blanks where a text begins, so something that is taken away again stands in front
+        # the model may drop blanks where a text begins, so a prefix is put in front and removed again
         front = self._model.id_to_piece(self._model.unk_id())
         return self._no_space.encode(front + piece)[len(self._no_space.encode(front)) :]
 

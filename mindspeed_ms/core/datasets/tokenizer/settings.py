@@ -1,15 +1,15 @@
-"""Which tokenizer: plain values that can be sent to another process."""
+"""Settings of a tokenizer: plain values that can be sent to another process."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class TokenizerSettings:
-    """What `build_tokenizer` needs. Names and meanings are those of the options (`--tokenizer-type` and so on).
+    """Arguments of `build_tokenizer`. Names and meanings are those of the options (`--tokenizer-type` and so on).
 
     Attributes:
         tokenizer_type (Optional[str]): PretrainedFromHF, HuggingFaceTokenizer, Llama2Tokenizer, SentencePieceTokenizer,
-            GPTSentencePieceTokenizer, GPT2BPETokenizer or NullTokenizer; None: told from the other values.
+            GPTSentencePieceTokenizer, GPT2BPETokenizer or NullTokenizer; None: inferred from the other values.
         tokenizer_name_or_path, tokenizer_model (Optional[str]): a Hugging Face folder or a `tokenizer.json`; the
             sentencepiece model. The Hugging Face types take either option, the first one that is given.
         vocab_file, merge_file (Optional[str]): `vocab.json` and `merges.txt` of a GPT2 tokenizer.

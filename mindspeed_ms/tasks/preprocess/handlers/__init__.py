@@ -1,4 +1,4 @@
-"""Handlers: what becomes of records. Each turns records into samples of token ids for one or several output files."""
+"""Handlers: each turns records into samples of token ids for one or several output files."""
 
 from mindspeed_ms.tasks.preprocess.handlers.dialogue import InstructionHandler, PairwiseHandler, PromptHandler
 from mindspeed_ms.tasks.preprocess.handlers.process_reward import ProcessRewardHandler

@@ -1,4 +1,4 @@
-"""What all handlers have in common, and the judge of records that cannot be used."""
+"""Base class of handlers, and the judge of unusable records."""
 
 from abc import ABC, abstractmethod
 
@@ -50,7 +50,7 @@ class Handler(ABC):
 
     Attributes:
         keys (tuple[str]): names of the outputs.
-        infix (str): stands between the output prefix and the key in file names.
+        infix (str): text between the output prefix and the key in file names.
         dtype (type): numpy type of the stored ids.
         pad (Optional[int]): id that fills packed sequences.
         remarks (list[str]): what the user should know before the run.
@@ -75,7 +75,7 @@ class Handler(ABC):
         Args:
             places (list[str]): file and line of each record.
             records (list[dict]): the records.
-            judge (Judge): told about records that are left out.
+            judge (Judge): gets the records that are left out.
 
         Returns:
             dict[str, list[tuple[str, list[int]]]]: for each key the places and ids of the samples.

@@ -9,7 +9,7 @@ _OPTION = """--map-keys '{"%s":"KEY"}'"""
 
 
 class ProcessRewardHandler(RecordHandler):
-    """The label of a step is stored where its placeholder stands; everything else is masked. Nothing is cut."""
+    """The label of a step is stored at the position of its placeholder; everything else is masked. Nothing is cut."""
 
     keys = ("input_ids", "attention_mask", "labels")
 

@@ -1,6 +1,6 @@
-"""Self-test of the tape: every property of `core/autograd.py` and `core/storage.py` that the package relies on.
+"""Self-test of the autograd tape: every property of `core/autograd.py` and `core/storage.py` that the package relies on.
 
-Run first on a new MindSpore or a new device: `python -m mindspeed_ms.core.autograd`.
+Run first on a new MindSpore or a new device: `python -m mindspeed_ms.testing.autograd`.
 """
 
 import sys
@@ -272,20 +272,32 @@ def test_kernels_give_the_same_bits_from_the_first_call():
         raise AssertionError("a kernel changed the order of its sums between calls")
 
 
-def main():
-    """Run every check, print one line each, return the number of failures as exit code."""
-    target = initialize_device()
-    failures = 0
+def run_checks():
+    """Run every check; returns `{name: error text, None if the property holds}`."""
+    outcomes = {}
     for name, function in sorted(globals().items()):
         if not name.startswith("test_"):
             continue
         try:
             function()
-            outcome = "ok"
+            outcomes[name] = None
         except Exception as error:  # every property is reported, whatever breaks
-            failures += 1
-            outcome = f"FAILED: {type(error).__name__}: {error}"
+            outcomes[name] = f"{type(error).__name__}: {error}"
             autograd.enable_tape()
+    return outcomes
+
+
+def main():
+    """Print one line per property; returns the exit code, 1 if one does not hold."""
+    target = initialize_device()
+    outcomes = run_checks()
+    for name, error in outcomes.items():
+        outcome = "ok" if error is None else f"FAILED: {error}"
         sys.stdout.write(f"{name.removeprefix('test_').replace('_', ' '):55s} {outcome}\n")
+    failures = sum(error is not None for error in outcomes.values())
     sys.stdout.write(f"MindSpore {ms.__version__} on {target}: {failures} failed\n")
     return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

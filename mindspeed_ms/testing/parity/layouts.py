@@ -1,4 +1,4 @@
-"""The layouts that recordings are tried in, and whether this package already has what a recording needs."""
+"""Parallel layouts in which recordings are replayed, and the features of a recording that exist here."""
 
 from dataclasses import dataclass
 

@@ -1,9 +1,9 @@
-"""Runs this package on a recording's flags and batches in one layout; everything here runs in a rank of a forked world."""
+"""Runner of a recording's flags and batches on this package in one layout; everything here runs in a rank of a forked world."""
 
 import numpy as np
 
-from tests.parity.names import megatron_name, our_name
-from tests.parity.recordings import rule_weight
+from mindspeed_ms.testing.parity.names import megatron_name, our_name
+from mindspeed_ms.testing.parity.recordings import rule_weight
 
 
 def config_of(flags, extra):

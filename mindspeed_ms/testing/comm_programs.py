@@ -1,4 +1,4 @@
-"""Checks of a backend by random calls whose results every rank can work out alone.
+"""Self-test of a communication backend: random calls whose results every rank computes by itself in numpy.
 
 All ranks draw the same program: a group, an operation, a dtype, a shape. The values of each rank come from the program
 too, so that the expected result, to the last bit, is computed with numpy beside the call.
@@ -92,7 +92,7 @@ class SelfTest:
     # ---- values -------------------------------------------------------------------------------------------------------
 
     def _values(self, dtype, shape, rank):
-        """What rank `rank` gives to this call, as a payload array (bfloat16 as its bits)."""
+        """Input of rank `rank` to this call, as a payload array (bfloat16 as its bits)."""
         generator = np.random.default_rng((self._seed, self._calls, rank))
         if dtype == "bool":
             return generator.random(shape) < 0.5

@@ -1,7 +1,7 @@
-"""Check the communication backends and print their latency and bandwidth.
+"""Self-test and benchmark of the communication backends: correctness, latency and bandwidth.
 
-    python -m mindspeed_ms.core.comm --ranks 8
-    python -m mindspeed_ms.core.comm --ranks 2 --backends mccl
+    python -m mindspeed_ms.testing.comm --ranks 8
+    python -m mindspeed_ms.testing.comm --ranks 2 --backends mccl
 
 Random calls of every operation, dtype and shape over overlapping groups are compared with numpy bit by bit. shm runs in
 forked processes, mccl under msrun. Started by msrun itself, this checks the ranks of that job (on Ascend: hccl). The
@@ -18,11 +18,12 @@ import time
 from pathlib import Path
 
 if __package__ in (None, ""):  # run as a file, by msrun
-    sys.path[0] = str(Path(__file__).resolve().parents[3])
+    sys.path[0] = str(Path(__file__).resolve().parents[2])
 
-from mindspeed_ms.core.comm import registry, self_test
-from mindspeed_ms.core.comm.benchmark import measure, table
-from mindspeed_ms.core.comm.world import World, close_nursery
+from mindspeed_ms.core.comm import registry
+from mindspeed_ms.testing import comm_programs
+from mindspeed_ms.testing.comm_timings import measure, table
+from mindspeed_ms.testing.worlds import World, close_nursery
 
 _MSRUN_TIMEOUT_SECONDS = 600
 
@@ -51,7 +52,7 @@ def main(arguments=None):
 
 
 def _parse(arguments):
-    parser = argparse.ArgumentParser(prog="python -m mindspeed_ms.core.comm", description="check communication backends")
+    parser = argparse.ArgumentParser(prog="python -m mindspeed_ms.testing.comm", description="check communication backends")
     parser.add_argument("--ranks", type=int, default=8, help="ranks to start (default 8)")
     parser.add_argument("--backends", nargs="+", choices=registry.BACKENDS, help="default: shm and mccl")
     parser.add_argument("--calls", type=int, default=400, help="random calls to check per backend (default 400)")
@@ -118,9 +119,9 @@ def check_rank(options):
     """Check and measure on this rank, communication being up; returns the report."""
     started = time.monotonic()
     on_host = registry.get_backend() != "hccl"
-    taken = self_test.run(options.seed, options.calls, as_tensors=not on_host)
+    taken = comm_programs.run(options.seed, options.calls, as_tensors=not on_host)
     if on_host:
-        taken += self_test.run(options.seed + 1, options.calls // 4, as_tensors=True)
+        taken += comm_programs.run(options.seed + 1, options.calls // 4, as_tensors=True)
     total = sum(registry.world_group().all_gather_object(taken))
     report = f"{total} calls on all ranks correct ({time.monotonic() - started:.1f} s)"
     if options.no_table or registry.get_world_size() == 1:

@@ -1,8 +1,8 @@
-"""Small trainings in any pipeline layout; everything here runs in a rank of a forked world."""
+"""Training runs of a small GPT in any layout; everything here runs in a rank of a forked world."""
 
 import numpy as np
 
-from tests.parity.runner import local_batch, micro_batches, start
+from mindspeed_ms.testing.parity.runner import local_batch, micro_batches, start
 
 SIZES = {
     "vocab_size": 64,
@@ -100,13 +100,6 @@ def train(model_fields, parallel=None, steps=3, model_class=None, data=None, **s
         name: (param.sharding, param.asnumpy().copy()) for chunk in model for name, param in chunk.module.parameters_and_names()
     }
     return result
-
-
-def guide_model():
-    """The guide's own GPTModel."""
-    from tests.guide.guide_model import GPTModel
-
-    return GPTModel
 
 
 def world_size(parallel, data_parallel=1):

@@ -1,12 +1,10 @@
-"""The clean process that forks the workers of worlds.
+"""Nursery: the clean process that forks the workers of worlds.
 
 It imports MindSpore and runs no operator, so it has no device, no threads and can be forked at any time; a fork costs
 milliseconds where a fresh start costs seconds per rank. `Nursery` is the asking side, `main` the process itself.
 Requests and answers are datagrams on one Unix socket; the sockets of the workers travel with the request.
 """
 
-import ctypes
-import importlib
 import json
 import os
 import select
@@ -16,17 +14,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-PRELOADED_MODULES = (
-    "mindspore",
-    "numba",
-    "mindspeed_ms.core.device",
-    "mindspeed_ms.core.autograd",
-    "mindspeed_ms.core.storage",
-    "mindspeed_ms.core.comm.shm",
-)
+from mindspeed_ms.core.comm.forking import die_with_parent, preload
+from mindspeed_ms.testing.worker import serve
+
 START_TIMEOUT_SECONDS = 120
 _MESSAGE_BYTES = 1 << 16
-_PR_SET_PDEATHSIG = 1
 
 
 class NurseryError(RuntimeError):
@@ -42,10 +34,10 @@ class Nursery:
 
     def __init__(self):
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        package_root = str(Path(__file__).resolve().parents[3])
+        package_root = str(Path(__file__).resolve().parents[2])
         code = (
             f"import sys; sys.path.insert(0, {package_root!r}); "
-            f"from mindspeed_ms.core.comm.nursery import main; main({theirs.fileno()})"
+            f"from mindspeed_ms.testing.nursery import main; main({theirs.fileno()})"
         )
         # a session of its own: Ctrl-C reaches the asking process only, which then ends its worlds
         self._process = subprocess.Popen(
@@ -109,21 +101,6 @@ class Nursery:
                 self._exit_statuses[message["exited"]] = message["status"]
             if key is None or key in message:
                 return message.get(key)
-
-
-def die_with_parent():
-    """Ask the kernel to end this process when its parent ends (Linux only; elsewhere a closed socket does it)."""
-    try:
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    except (OSError, AttributeError):
-        pass
-
-
-def preload():
-    """Import what every worker needs, so that forks find it in memory; no operator runs."""
-    for name in PRELOADED_MODULES:
-        importlib.import_module(name)
-    importlib.import_module("mindspeed_ms.core.comm.shm_kernels").warm_up()
 
 
 def main(control_fd):
@@ -199,8 +176,6 @@ def _become_worker(control, own_sockets, descriptors, descriptor, rank, size):
         for other in descriptors:
             if other != descriptor:
                 os.close(other)
-        from mindspeed_ms.core.comm.worker import serve
-
         status = serve(descriptor, rank, size)
     finally:
         sys.stdout.flush()

@@ -1,4 +1,4 @@
-"""Worlds: ranks forked on this machine that run a function together and hand back its results.
+"""Worlds: ranks forked on this machine that run a function together and return its results.
 
     with World(4) as world:
         results = world(function, argument)      # function(argument) on 4 ranks; one result per rank
@@ -18,8 +18,9 @@ import uuid
 from multiprocessing.connection import Connection, wait
 
 from mindspeed_ms.core.comm import shm_files
-from mindspeed_ms.core.comm.nursery import Nursery, NurseryError
-from mindspeed_ms.core.comm.worker import Outcome, Task
+from mindspeed_ms.core.comm.errors import PeerError
+from mindspeed_ms.testing.nursery import Nursery, NurseryError
+from mindspeed_ms.testing.worker import Outcome, Task
 
 CALL_TIMEOUT_SECONDS = 300.0
 GRACE_SECONDS = 10.0
@@ -214,8 +215,6 @@ def raise_failure(failed):
 
 def _is_consequence(exception):
     """0: a rank's own error or death, 1: an error that it had because a peer failed, 2: it was too late after one."""
-    from mindspeed_ms.core.comm.errors import PeerError
-
     return 2 if isinstance(exception, WorldTimeout) else int(isinstance(exception, PeerError))
 
 

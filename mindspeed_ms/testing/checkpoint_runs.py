@@ -1,4 +1,4 @@
-"""Trainings of a very small GPT that are saved and continued; everything here runs in a rank of a forked world."""
+"""Training runs of a very small GPT that are saved and resumed; everything here runs in a rank of a forked world."""
 
 import json
 import logging
@@ -6,7 +6,8 @@ import os
 
 import numpy as np
 
-from tests.pipeline_parallel import job
+from mindspeed_ms.core.logging import logger
+from mindspeed_ms.testing import small_trainings as job
 
 GLOBAL_BATCH = 12
 STEPS = 4
@@ -41,11 +42,11 @@ class Messages(logging.Handler):
         self.texts.append(record.getMessage())
 
     def __enter__(self):
-        logging.getLogger("mindspeed_ms").addHandler(self)
+        logger.addHandler(self)
         return self.texts
 
     def __exit__(self, *exception):
-        logging.getLogger("mindspeed_ms").removeHandler(self)
+        logger.removeHandler(self)
 
 
 def make_config(folder, model="tied", parallel=None, training=None, dataset=None, optimizer=None, sizes=None):
@@ -121,8 +122,3 @@ def train(folder, rows=None, **settings):
         "scale": run.optimizer.get_loss_scale(),
         "iteration": run.train_state.iteration,
     }
-
-
-def world_size(parallel, data_parallel=1):
-    """Ranks of a layout."""
-    return parallel.get("pipeline_model_parallel_size", 1) * parallel.get("tensor_model_parallel_size", 1) * data_parallel

@@ -1,4 +1,4 @@
-"""Latency and bandwidth of a backend's calls, measured on the world's group."""
+"""Benchmark of a backend's calls: latency and bandwidth on the world group."""
 
 import time
 

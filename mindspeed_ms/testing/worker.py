@@ -1,4 +1,4 @@
-"""One rank of a forked world: receives functions, runs them, sends back results or errors."""
+"""Worker: one rank of a forked world; receives functions, runs them, sends back results or errors."""
 
 import faulthandler
 import importlib
@@ -27,7 +27,7 @@ class Task:
 
 @dataclass
 class Outcome:
-    """What a rank's call came to: a value, or an exception with its traceback text, or the status of a dead process."""
+    """Outcome of a rank's call: a value, or an exception with its traceback text, or the status of a dead process."""
 
     rank: int
     value: object = None

@@ -1,4 +1,4 @@
-"""Counts what a pipeline stage keeps for its backwards, from the live objects themselves.
+"""Counter of the activations that a pipeline stage keeps for its backwards, from the live objects themselves.
 
 Each tensor that an operator saves is packed into a `Saved`, which dies with the graph that needs it. So the live `Saved`
 objects are what is really kept, whatever the plan says.
@@ -9,8 +9,9 @@ from contextlib import contextmanager
 
 import numpy as np
 
-from tests.parity.runner import local_batch, micro_batches
-from tests.pipeline_parallel import job
+from mindspeed_ms.testing import small_trainings as job
+from mindspeed_ms.testing.memory import resident_bytes
+from mindspeed_ms.testing.parity.runner import local_batch, micro_batches
 
 
 class Saved:
@@ -21,7 +22,7 @@ class Saved:
 
 
 class LiveTensors:
-    """Follows saved tensors and stage outputs through a step.
+    """Counts saved tensors and stage outputs through a step.
 
     Args:
         resident_start (int): memory of the process that its growth is counted from.
@@ -103,13 +104,6 @@ class LiveTensors:
     def live_count(self):
         """Tensors that are still kept."""
         return len(self._live)
-
-
-def resident_bytes():
-    """Memory of this process (VmRSS)."""
-    with open("/proc/self/status", encoding="utf-8") as status:
-        line = next(line for line in status if line.startswith("VmRSS"))
-    return int(line.split()[1]) * 1024
 
 
 def measure(model_fields, parallel, micro_batches_per_step, rows=1):

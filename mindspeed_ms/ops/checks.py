@@ -1,9 +1,78 @@
-"""What attention checks and derives from its arguments, the same on every device."""
+"""Checks of operators' arguments, and what follows from them, for the forms of all devices."""
 
 import math
 
+ACTIVATION_NAMES = ("gelu_tanh", "gelu_erf", "silu", "relu", "squared_relu", "swiglu")
+"""Activations of `bias_activation`; "swiglu" halves the last dimension."""
 INPUT_LAYOUTS = ("BSH", "SBH", "BNSD", "BSND")
 SPARSE_MODES = (0, 1, 2, 3, 4)
+
+
+def check_bias_activation(x, bias, name):
+    """Raise ValueError for an unknown activation, a bias that is not [n], or an odd n for "swiglu"."""
+    if name not in ACTIVATION_NAMES:
+        raise ValueError(f"activation {name!r} is unknown: expected one of {', '.join(ACTIVATION_NAMES)}.")
+    if bias is not None and bias.shape != (x.shape[-1],):
+        raise ValueError(
+            f"bias_activation got an input of shape {x.shape} and a bias of shape {bias.shape}: expected ({x.shape[-1]},)."
+        )
+    if name == "swiglu" and x.shape[-1] % 2:
+        raise ValueError(f"swiglu halves the last dimension, which is {x.shape[-1]}: expected an even size.")
+
+
+def check_dropout(p, keep_mask, x):
+    """Raise ValueError for a probability outside [0, 1), or a mask that is missing or not of the shape of `x`."""
+    if not 0 <= p < 1:
+        raise ValueError(f"dropout got p={p}: expected 0 <= p < 1.")
+    if p > 0 and keep_mask is None:
+        raise ValueError(f"dropout got p={p} without a keep mask: draw one from core.rng.")
+    if p > 0 and keep_mask.shape != x.shape:
+        raise ValueError(
+            f"dropout got an input of shape {x.shape} and a mask of shape {keep_mask.shape}: expected equal shapes."
+        )
+
+
+def check_residual(x, residual):
+    """Raise ValueError unless the residual has the shape of `x`."""
+    if residual.shape != x.shape:
+        raise ValueError(
+            f"bias_dropout_add got an input of shape {x.shape} and a residual of shape {residual.shape}: expected equal shapes."
+        )
+
+
+def embedding_range(weight, vocab_start, vocab_end, vocab_size):
+    """End of the range of ids that the rows of `weight` hold, and size of the whole vocabulary.
+
+    Raises:
+        ValueError: the range is not as long as the weight.
+    """
+    vocab_end = vocab_start + weight.shape[0] if vocab_end is None else vocab_end
+    if vocab_end - vocab_start != weight.shape[0]:
+        raise ValueError(
+            f"embedding_lookup got a weight of {weight.shape[0]} rows for ids {vocab_start} to {vocab_end}: "
+            f"expected {vocab_end - vocab_start} rows."
+        )
+    return vocab_end, vocab_end if vocab_size is None else vocab_size
+
+
+def check_vocabulary(logits, vocab_start, vocab_end, label_smoothing=0.0, vocab_size=None):
+    """Raise ValueError unless the logits are over that range of ids, and label smoothing has the vocabulary's size."""
+    if logits.shape[-1] != vocab_end - vocab_start:
+        raise ValueError(
+            f"cross entropy got logits over {logits.shape[-1]} ids for the range {vocab_start} to {vocab_end}: "
+            f"expected {vocab_end - vocab_start}."
+        )
+    if label_smoothing and not vocab_size:
+        raise ValueError(f"cross_entropy_gradient got label_smoothing={label_smoothing} without vocab_size.")
+
+
+def check_core_dropout(dropout_p, dropout_mask):
+    """Raise ValueError for a dropout probability of attention outside [0, 1), or without a mask."""
+    if not 0 <= dropout_p < 1 or (dropout_p > 0 and dropout_mask is None):
+        raise ValueError(
+            f"core_attention got dropout_p={dropout_p} and dropout_mask "
+            f"{'None' if dropout_mask is None else dropout_mask.shape}: expected 0 <= dropout_p < 1, with a mask."
+        )
 
 
 def check_heads(query, key, value):

@@ -14,10 +14,10 @@ from pathlib import Path
 
 import numpy as np
 
-FIGURES = Path(__file__).parent / "figures"
+REPOSITORY = Path(__file__).resolve().parents[3]
+FIGURES = REPOSITORY / "tests" / "parity" / "figures"
 CURVE = "curve_"
 """Names with this prefix are runs that wrote a checkpoint."""
-REPOSITORY = Path(__file__).resolve().parents[2]
 
 
 def golden_folder():
@@ -141,7 +141,7 @@ def _load_figures(name):
 
 
 def write_figures():
-    """Write the committed figures from the full folder: run `python -m tests.parity.recordings` after new recordings."""
+    """Write the committed figures anew: `python -m mindspeed_ms.testing.parity.recordings`, after new recordings."""
     for name in [*available("single_"), *available("dist_"), CURVE + "llama_bf16_tp2dp2_distopt"]:
         recording = load(name)
         content = {

@@ -1,0 +1,38 @@
+"""Rotary position embedding, and the split of the fused qkv linear's output."""
+
+from mindspore import mint, ops
+
+
+def _turned(x, interleaved):
+    """(-x2, x1) of each pair (x1, x2)."""
+    if interleaved:
+        pairs = x.reshape(*x.shape[:-1], x.shape[-1] // 2, 2)
+        return mint.cat([-pairs[..., 1:], pairs[..., :1]], dim=-1).reshape(x.shape)
+    first, second = mint.split(x, x.shape[-1] // 2, dim=-1)
+    return mint.cat([-second, first], dim=-1)
+
+
+def apply_rotary(t, cos, sin, interleaved=False, fused=True):
+    """See `ops.apply_rotary`; cos and sin take the dtype of `t`, as the fused operator asks."""
+    rot = cos.shape[-1]
+    cos, sin = cos.astype(t.dtype), sin.astype(t.dtype)
+    if rot < t.shape[-1]:
+        rotated, rest = mint.split(t, [rot, t.shape[-1] - rot], dim=-1)
+        return mint.cat([apply_rotary(rotated, cos, sin, interleaved, fused), rest], dim=-1)
+    # the fused operator interleaves only angles shared by the batch
+    if not fused or (interleaved and cos.shape[1] > 1):
+        return t * cos + _turned(t, interleaved) * sin
+    return rotary_position_embedding(t, cos, sin, int(interleaved))
+
+
+def rotary_position_embedding(x, cos, sin, mode):
+    """The fused operator in any of its layouts."""
+    return ops.rotary_position_embedding(x, cos, sin, mode)
+
+
+def split_query_key_value(mixed, groups, queries_per_group, head_size):
+    """See `ops.split_query_key_value`."""
+    s, b = mixed.shape[:2]
+    sizes = [queries_per_group * head_size, head_size, head_size]
+    parts = mint.split(mixed.reshape(s, b, groups, sum(sizes)), sizes, dim=-1)
+    return tuple(part.reshape(s, b, -1, head_size) for part in parts)

@@ -1,0 +1,105 @@
+"""Rotary position embedding, and the split of the fused qkv linear's output."""
+
+import numpy as np
+
+from mindspeed_ms.core import storage
+from mindspeed_ms.core.autograd import Function
+from mindspeed_ms.ops.cpu import threads
+from mindspeed_ms.ops.cpu.arrays import bits_of, empty, float32_of, new_like, tensor_of, tensor_of_bits
+from mindspeed_ms.ops.cpu.kernels import movement
+
+
+class _Rotary(Function):
+    @staticmethod
+    def forward(ctx, t, cos, sin, interleaved):
+        ctx.angles, ctx.interleaved = (_angles_of(cos), _angles_of(sin)), interleaved
+        return _rotate(t, *ctx.angles, interleaved, False)
+
+    @staticmethod
+    def backward(ctx, output_grad):
+        return _rotate(output_grad, *ctx.angles, ctx.interleaved, True), None, None, None
+
+
+def _angles_of(table):
+    """[s, b or 1, rot] of cos or sin [s, b or 1, 1, rot]."""
+    array = float32_of(table)
+    return array.reshape(array.shape[0], array.shape[1], array.shape[3])
+
+
+def _rotate(t, cos, sin, interleaved, backward):
+    values = float32_of(t)
+    output = empty(values.shape)
+    kernel = movement.rotary_interleaved if interleaved else movement.rotary_halves
+    threads.run(kernel, values.shape[0] * values.shape[1], values.size, values, cos, sin, backward, output)
+    return tensor_of(output, t.dtype)
+
+
+def apply_rotary(t, cos, sin, interleaved=False, fused=True):
+    """See `ops.apply_rotary`."""
+    del fused
+    if (
+        t.ndim != 4
+        or cos.ndim != 4
+        or cos.shape != sin.shape
+        or cos.shape[0] != t.shape[0]
+        or cos.shape[2] != 1
+        or cos.shape[1] not in (1, t.shape[1])
+        or cos.shape[3] > t.shape[3]
+        or cos.shape[3] % 2
+    ):
+        raise ValueError(
+            f"apply_rotary got t {t.shape}, cos {cos.shape}, sin {sin.shape}: expected [s, b, n, d] and twice "
+            "[s, b or 1, 1, rot] with an even rot of at most d."
+        )
+    return _Rotary.apply(t, cos, sin, bool(interleaved))
+
+
+class _SplitQueryKeyValue(Function):
+    @staticmethod
+    def forward(ctx, mixed, groups, queries_per_group, head_size):
+        source = bits_of(mixed)
+        s, b = mixed.shape[:2]
+        parts = [
+            new_like(source, (s * b, groups, queries_per_group * head_size)),
+            new_like(source, (s * b, groups, head_size)),
+            new_like(source, (s * b, groups, head_size)),
+        ]
+        threads.run(movement.split_query_key_value, s * b, source.size, source.reshape(s * b, groups, -1), *parts)
+        ctx.shape = mixed.shape
+        return tuple(tensor_of_bits(part.reshape(s, b, -1, head_size), mixed.dtype) for part in parts)
+
+    @staticmethod
+    def backward(ctx, query_grad, key_grad, value_grad):
+        query, key, value = bits_of(query_grad), bits_of(key_grad), bits_of(value_grad)
+        s, b, groups, size = key.shape
+        mixed = new_like(query, ctx.shape)
+        threads.run(
+            movement.join_query_key_value,
+            s * b,
+            mixed.size,
+            query.reshape(s * b, groups, -1),
+            key.reshape(s * b, groups, size),
+            value.reshape(s * b, groups, size),
+            mixed.reshape(s * b, groups, -1),
+        )
+        return tensor_of_bits(mixed, query_grad.dtype), None, None, None
+
+
+def split_query_key_value(mixed, groups, queries_per_group, head_size):
+    """See `ops.split_query_key_value`."""
+    width = groups * (queries_per_group + 2) * head_size
+    if mixed.ndim != 3 or mixed.shape[2] != width:
+        raise ValueError(
+            f"split_query_key_value got {mixed.shape}: expected [s, b, {width}] for {groups} groups of "
+            f"{queries_per_group} queries, a key and a value of size {head_size}."
+        )
+    return _SplitQueryKeyValue.apply(mixed, groups, queries_per_group, head_size)
+
+
+def rotary_position_embedding(x, cos, sin, mode):
+    """See `ops.npu_rotary_position_embedding`: every vector becomes a token with its own angles."""
+    tables = []
+    for table in (cos, sin):
+        wide = np.ascontiguousarray(np.broadcast_to(float32_of(table), x.shape))
+        tables.append(storage.from_array(wide.reshape(-1, 1, 1, x.shape[-1])))
+    return apply_rotary(x.reshape(-1, 1, 1, x.shape[-1]), *tables, bool(mode)).reshape(x.shape)

@@ -1,8 +1,10 @@
-"""Evaluation: forward passes without dropout, loss over all tokens."""
+"""Evaluation: forward passes without dropout, loss over all tokens; evaluations during and after a training."""
 
 from mindspeed_ms.core import num_microbatches_calculator as calculator
 from mindspeed_ms.core.pipeline_parallel import get_forward_backward_func
 from mindspeed_ms.training.losses import LossReducer
+from mindspeed_ms.training.tensorboard import get_tensorboard_writer
+from mindspeed_ms.training.utils import is_last_rank
 
 
 def evaluate(forward_step_func, data_iterator, model, eval_iters, process_non_loss_data_func=None):
@@ -11,7 +13,7 @@ def evaluate(forward_step_func, data_iterator, model, eval_iters, process_non_lo
     Args:
         forward_step_func (Callable): as in training.
         data_iterator: micro-batches.
-        model (list[DistributedDataParallel]): the chunks; dropout is off inside and on again afterwards.
+        model (list[DistributedDataParallel]): the chunks; in evaluation mode inside, afterwards in the mode that they had.
         eval_iters (int): how many global batches.
         process_non_loss_data_func (Optional[Callable]): if given, one more global batch is run for its data.
 
@@ -32,6 +34,7 @@ def evaluate(forward_step_func, data_iterator, model, eval_iters, process_non_lo
             collect_non_loss_data=collect,
         )
 
+    modes = [chunk.training for chunk in model]
     for chunk in model:
         chunk.set_train(False)
     try:
@@ -41,6 +44,67 @@ def evaluate(forward_step_func, data_iterator, model, eval_iters, process_non_lo
             if process_non_loss_data_func is not None:
                 non_loss_data = run(True)
     finally:
-        for chunk in model:
-            chunk.set_train(True)
+        for chunk, mode in zip(model, modes):
+            chunk.set_train(mode)
     return reducer.reduce(reported).values, non_loss_data
+
+
+class Evaluation:
+    """Evaluations of a training: validation every `eval_interval` steps and at the end, test data at the end.
+
+    Args:
+        settings (TrainingConfig): read: eval_interval, eval_iters.
+        forward_step_func (Callable): as in training.
+        model (list[DistributedDataParallel]): the chunks.
+        data (TrainingData): read: valid, test.
+        metrics (MetricsLogger): takes the results.
+        process_non_loss_data_func (Optional[Callable]): see `pretrain`.
+    """
+
+    def __init__(self, settings, forward_step_func, model, data, metrics, process_non_loss_data_func=None):
+        self.interval, self.iterations = settings.eval_interval, settings.eval_iters
+        self.forward_step_func, self.model = forward_step_func, model
+        self.data, self.metrics = data, metrics
+        self.process_non_loss_data_func = process_non_loss_data_func
+
+    def after_step(self, state):
+        """Validate if the step is due; whether it was (bool). `state` (TrainState) counts the samples."""
+        if not self.interval or self.data.valid is None or state.iteration % self.interval:
+            return False
+        self.evaluate("valid", self.data.valid, state)
+        with calculator.full_batch_size():
+            state.consumed_valid_samples += self.iterations * calculator.get_current_global_batch_size()
+        return True
+
+    def after_training(self, state):
+        """Validate unless the last step did, and evaluate the test data; nothing without `eval_interval`."""
+        if self.interval:
+            self.evaluate_all(state, with_valid=state.iteration % self.interval)
+
+    def evaluate_all(self, state, with_valid=True):
+        """Evaluate the validation and the test data."""
+        if self.data.valid is not None and with_valid:
+            self.evaluate("valid", self.data.valid, state)
+        if self.data.test is not None:
+            self.evaluate("test", self.data.test, state)
+
+    def evaluate(self, name, data, state):
+        """Evaluate and report the micro-batches `data` under a name.
+
+        Raises:
+            RuntimeError: the data ran out.
+        """
+        if not self.iterations:
+            return
+        try:
+            losses, non_loss_data = evaluate(
+                self.forward_step_func, data, self.model, self.iterations, self.process_non_loss_data_func
+            )
+        except StopIteration as error:
+            raise RuntimeError(
+                f"the {name} data ran out before {self.iterations} global batches were evaluated ({error}): give "
+                "data that can be read again, or lower eval_iters (--eval-iters)."
+            ) from error
+        if non_loss_data is not None and is_last_rank():
+            self.process_non_loss_data_func(non_loss_data, state.iteration, get_tensorboard_writer())
+        self.metrics.log_evaluation(name, losses, state)

@@ -8,7 +8,7 @@ from mindspeed_ms.core.datasets.gpt_dataset import GPTDatasetConfig
 from mindspeed_ms.core.datasets.indexed_dataset import IndexedDataset, get_bin_path, get_idx_path
 from mindspeed_ms.core.datasets.instruction_builder import build_instruction_datasets
 from mindspeed_ms.core.datasets.splits import get_blend_from_list
-from mindspeed_ms.training.global_vars import get_all_config
+from mindspeed_ms.training.initialize import get_all_config
 
 
 def train_valid_test_datasets_provider(train_val_test_num_samples):

@@ -1,5 +1,6 @@
-"""What a person sees of a training: log lines, metrics.jsonl, TensorBoard, progress bar, a picture of the losses."""
+"""Metrics of a training: log lines, metrics.jsonl, TensorBoard, progress bar, picture of the loss curve."""
 
+import contextlib
 import json
 import math
 import os
@@ -11,6 +12,7 @@ from mindspeed_ms.core import comm
 from mindspeed_ms.core.device import launch_environment
 from mindspeed_ms.core.logging import logger, set_progress_bar
 from mindspeed_ms.training.tensorboard import TensorboardEvents
+from mindspeed_ms.training.throughput import model_flops_per_token
 
 METRICS_FILE = "metrics.jsonl"
 LOSS_CURVE_FILE = "loss_curve.png"
@@ -18,7 +20,7 @@ LOSS_CURVE_FILE = "loss_curve.png"
 
 @dataclass
 class StepReport:
-    """The numbers of one step.
+    """Reported numbers of one step.
 
     Attributes:
         losses (dict[str, float]): reported losses; the first is the main one.
@@ -70,20 +72,19 @@ def format_log_line(report, train_state, total_iterations, milliseconds, tokens_
 
 
 class MetricsLogger:
-    """Reports steps and evaluations.
+    """Reports steps and evaluations, inside `opened`.
 
-    Every msrun worker has a log file of its own and gets all lines; otherwise rank 0 speaks alone. Files are rank 0's.
+    Every msrun worker has a log file of its own and gets all lines; otherwise rank 0 logs alone. Files are rank 0's.
 
     Args:
         output_dir (str): where metrics.jsonl and the picture go.
         total_iterations (int): length of the training.
         log_interval (Optional[int]): steps between lines; None: every step.
         events (Optional[TensorboardEvents]): where TensorBoard's entries go.
-        start_iteration (int): 0 for a new run: an older metrics.jsonl is put aside; else later lines of it are dropped.
         flops_per_token (Optional[float]): operations of a token, to report TFLOP/s of each device.
     """
 
-    def __init__(self, output_dir, total_iterations, log_interval=None, events=None, start_iteration=0, flops_per_token=None):
+    def __init__(self, output_dir, total_iterations, log_interval=None, events=None, flops_per_token=None):
         self.flops_per_token = flops_per_token
         self.output_dir = output_dir
         self.total_iterations = total_iterations
@@ -94,13 +95,34 @@ class MetricsLogger:
         self._seconds, self._tokens, self._steps = 0.0, 0.0, 0
         self._progress = None
         self._file = None
+
+    @classmethod
+    def of(cls, all_config, total_iterations):
+        """The metrics that an AllConfig asks for."""
+        settings = all_config.training_config
+        flops_per_token = model_flops_per_token(all_config.model_config) if settings.log_throughput else None
+        events = TensorboardEvents(settings)
+        return cls(settings.output_dir, total_iterations, settings.log_interval, events, flops_per_token)
+
+    @contextlib.contextmanager
+    def opened(self, start_iteration):
+        """Inside, reports are written.
+
+        Args:
+            start_iteration (int): 0 for a new run: an older metrics.jsonl is put aside; else later lines of it are dropped.
+        """
+        self.events.open()
         if self.is_main:
-            os.makedirs(output_dir, exist_ok=True)
-            path = os.path.join(output_dir, METRICS_FILE)
+            os.makedirs(self.output_dir, exist_ok=True)
+            path = os.path.join(self.output_dir, METRICS_FILE)
             _prepare_metrics_file(path, start_iteration)
-            self._file = open(path, "a", encoding="utf-8", buffering=1)  # noqa: SIM115 - open until close()
-            self._progress = _progress_bar(total_iterations, start_iteration)
+            self._file = open(path, "a", encoding="utf-8", buffering=1)  # noqa: SIM115 - open until _close()
+            self._progress = _progress_bar(self.total_iterations, start_iteration)
             set_progress_bar(self._progress)
+        try:
+            yield
+        finally:
+            self._close()
 
     def log_step(self, report, train_state):
         """Report a step that has just ended."""
@@ -158,7 +180,7 @@ class MetricsLogger:
         if self._file is not None:
             self._file.write(json.dumps({key: _json_number(value) for key, value in values.items()}) + "\n")
 
-    def close(self):
+    def _close(self):
         """End the bar, write the picture of the loss curve, close the files."""
         if self._progress is not None:
             set_progress_bar(None)

@@ -20,7 +20,7 @@ class NonFiniteGradientError(RuntimeError):
 
 
 class TrainOneStep:
-    """Runs steps of a model.
+    """Training step: puts the model in training mode, runs all micro-batches, and updates.
 
     Gradients are those of the mean over micro-batches and data-parallel ranks of each micro-batch's mean loss, or with
     `calculate_per_token_loss` of the mean over all tokens. The *reported* loss is always the mean over all tokens.
@@ -57,21 +57,39 @@ class TrainOneStep:
         self.options = ScheduleOptions(calculate_per_token_loss, optimizer.get_loss_scale, finalize_model_grads)
         self.reducer = LossReducer()
 
+    @classmethod
+    def of(cls, all_config, model, optimizer, opt_param_scheduler, forward_step_func):
+        """The step that an AllConfig asks for."""
+        settings = all_config.training_config
+        return cls(
+            model,
+            optimizer,
+            opt_param_scheduler,
+            forward_step_func,
+            settings.calculate_per_token_loss,
+            settings.check_for_nan_in_loss,
+            settings.log_params_norm,
+            all_config.model_config.seq_length,
+        )
+
     def __call__(self, data_iterator, iteration, stop_requested=False):
         """Run one step.
 
         Args:
             data_iterator: micro-batches.
             iteration (int): number of the step, for messages.
-            stop_requested (bool): this rank wants to end after it.
+            stop_requested (bool): this rank asks to end after it.
 
         Returns:
-            (StepReport, bool): the numbers, and whether any rank wants to end.
+            (StepReport, bool): the numbers, and whether any rank asks to end.
 
         Raises:
             NonFiniteLossError, NonFiniteGradientError: on all ranks, before anything is updated.
         """
         start = time.perf_counter()
+        for chunk in self.model:
+            if not chunk.training:  # without dropout and recomputation it would train another model
+                chunk.set_train(True)
         self.optimizer.zero_grad()
         reported = get_forward_backward_func()(
             forward_step_func=self.forward_step_func,
@@ -103,6 +121,11 @@ class TrainOneStep:
             time.perf_counter() - start,
         )
         return report, bool(losses.stop_requested)
+
+    def finish(self):
+        """Complete what the last step left under way: the gathering of updated parameters."""
+        for chunk in self.model:
+            chunk.finish_param_sync()
 
     def _tokens(self, losses):
         """Tokens that this step read: the throughput must not depend on what the loss function reports."""

@@ -1,4 +1,4 @@
-"""Start-up helpers of the guide, and small tools for training scripts."""
+"""Start-up of device, communication and seeds (`set_parallel_context`, `set_seed`), and small tools for training scripts."""
 
 import random
 
@@ -20,8 +20,11 @@ __all__ = [
     "print_rank_last",
     "set_parallel_context",
     "set_seed",
+    "set_seed_unless_set",
     "unwrap_model",
 ]
+
+_is_freshly_seeded = False
 
 
 def set_parallel_context(parallel_config):
@@ -62,11 +65,12 @@ def set_seed(seed):
     """Seed Python, numpy, MindSpore and the named random states of this rank.
 
     Args:
-        seed (Optional[int]): None stands for 1234.
+        seed (Optional[int]): None: 1234.
 
     Raises:
         ValueError: not a positive integer.
     """
+    global _is_freshly_seeded
     seed = 1234 if seed is None else seed
     if isinstance(seed, bool) or not isinstance(seed, int) or seed <= 0:
         raise ValueError(f"seed is {seed!r}: expected a positive integer.")
@@ -75,6 +79,20 @@ def set_seed(seed):
     np.random.seed(host_seed)
     ms.set_seed(host_seed)
     model_parallel_manual_seed(seed)
+    _is_freshly_seeded = True
+    comm.at_destroy(_forget_seed)
+
+
+def set_seed_unless_set(seed):
+    """`set_seed` for a run that begins, unless the script called it for this run: since the last one began."""
+    if not _is_freshly_seeded:
+        set_seed(seed)
+    _forget_seed()
+
+
+def _forget_seed():
+    global _is_freshly_seeded
+    _is_freshly_seeded = False
 
 
 def print_rank_0(message):

@@ -18,7 +18,7 @@ def start(all_config, seed):
     """Parallel groups, seeds and batch sizes of a run."""
     from mindspeed_ms.core import num_microbatches_calculator as calculator
     from mindspeed_ms.core import parallel_state
-    from mindspeed_ms.training.run import init_batch_sizes
+    from mindspeed_ms.training.data import init_batch_sizes
     from mindspeed_ms.training.utils import set_parallel_context, set_seed
 
     parallel_state.destroy_model_parallel()

@@ -67,6 +67,40 @@ class OptimizerParamScheduler:
         self._check()
         self.step(0)
 
+    @classmethod
+    def from_config(cls, optimizer, settings, batch, length):
+        """The schedule of a configuration, whose lengths may be given in steps or in samples.
+
+        Args:
+            optimizer: see the class.
+            settings (OptimizerConfig): the section `optimizer_config`.
+            batch (int): samples of a step at full batch size.
+            length (int): samples of the run.
+        """
+        decay_steps = _in_samples(settings.lr_decay_samples, settings.lr_decay_iters, batch) or length
+        if settings.lr_warmup_fraction is not None:
+            warmup_steps = settings.lr_warmup_fraction * decay_steps
+        else:
+            warmup_steps = _in_samples(settings.lr_warmup_samples, settings.lr_warmup_iters, batch)
+        is_wsd = settings.lr_decay_style == "WSD"
+        return cls(
+            optimizer,
+            init_lr=settings.lr_warmup_init,
+            max_lr=settings.learning_rate,
+            min_lr=settings.min_lr,
+            lr_warmup_steps=warmup_steps,
+            lr_decay_steps=decay_steps,
+            lr_decay_style=settings.lr_decay_style,
+            start_wd=settings.start_weight_decay,
+            end_wd=settings.end_weight_decay,
+            wd_incr_steps=length,
+            wd_incr_style=settings.weight_decay_incr_style,
+            use_checkpoint_opt_param_scheduler=settings.use_checkpoint_opt_param_scheduler,
+            override_opt_param_scheduler=settings.override_opt_param_scheduler,
+            wsd_decay_steps=_in_samples(settings.lr_wsd_decay_samples, settings.lr_wsd_decay_iters, batch) if is_wsd else None,
+            lr_wsd_decay_style=settings.lr_wsd_decay_style,
+        )
+
     def _check(self):
         _expect(
             0 <= self.min_lr <= self.max_lr,
@@ -90,7 +124,7 @@ class OptimizerParamScheduler:
             f"lr_decay_style is {self.lr_decay_style!r}: expected one of {', '.join(LR_DECAY_STYLES)}.",
         )
         if self.lr_decay_style == "WSD":
-            _expect(self.wsd_decay_steps is not None, "lr_decay_style WSD needs lr_wsd_decay_iters or lr_wsd_decay_samples.")
+            _expect(self.wsd_decay_steps, "lr_decay_style WSD needs lr_wsd_decay_iters or lr_wsd_decay_samples.")
             _expect(
                 self.wsd_decay_steps <= self.lr_decay_steps,
                 f"the last part of WSD takes {self.wsd_decay_steps} "
@@ -209,6 +243,10 @@ class OptimizerParamScheduler:
 def _expect(condition, message):
     if not condition:
         raise ValueError(message)
+
+
+def _in_samples(samples, iterations, batch):
+    return samples or (iterations or 0) * batch
 
 
 def _own(param_group, name, default):

@@ -1,7 +1,6 @@
 """Forward and backward of all micro-batches of a step. Source of names and arguments: Megatron core, `schedules.py`.
 
-The order of work is a plan of `layout.pipeline_plan`; `execution` runs it. The loss is never multiplied on the tape: loss
-scale and 1/micro-batches go into the gradient that starts the backward.
+The order of work is a plan of `layout.pipeline_plan`; `execution` runs it.
 """
 
 from collections.abc import Callable
@@ -11,6 +10,7 @@ from itertools import tee
 
 from mindspeed_ms.core import parallel_state
 from mindspeed_ms.core.pipeline_parallel.execution import PlanExecution
+from mindspeed_ms.core.pipeline_parallel.losses import BackwardScale, published
 from mindspeed_ms.core.pipeline_parallel.p2p_communication import PipelineCommunicator, PipelineSettings
 from mindspeed_ms.layout.pipeline_actions import build_plan
 
@@ -33,7 +33,7 @@ class ScheduleOptions:
 
 
 def get_forward_backward_func():
-    """The schedule for this run's pipeline layout; all take the arguments of `forward_backward_no_pipelining`."""
+    """The schedule for this run's pipeline layout; all take the arguments of `forward_backward`."""
     if parallel_state.get_pipeline_model_parallel_world_size() == 1:
         return forward_backward_no_pipelining
     if (parallel_state.get_virtual_pipeline_model_parallel_world_size() or 1) > 1:
@@ -41,7 +41,26 @@ def get_forward_backward_func():
     return forward_backward_pipelining_without_interleaving
 
 
-def forward_backward_no_pipelining(
+def forward_backward_no_pipelining(**arguments):
+    """Every micro-batch forward and backward, one after the other. See `forward_backward`."""
+    return forward_backward(1, **arguments)
+
+
+def forward_backward_pipelining_without_interleaving(**arguments):
+    """1F1B: stage r of pp has at most pp - r micro-batches in flight. See `forward_backward`."""
+    return forward_backward(1, **arguments)
+
+
+def forward_backward_pipelining_with_interleaving(**arguments):
+    """1F1B over several chunks per stage. See `forward_backward`."""
+    return forward_backward(parallel_state.get_virtual_pipeline_model_parallel_world_size(), **arguments)
+
+
+_plan = lru_cache(maxsize=32)(build_plan)
+
+
+def forward_backward(
+    chunks,
     *,
     forward_step_func,
     data_iterator,
@@ -55,12 +74,13 @@ def forward_backward_no_pipelining(
     first_val_step=None,
     options=None,
 ):
-    """Run every micro-batch forward and backward, one after the other.
+    """Run every micro-batch of a step forward and backward on this stage.
 
     Args:
+        chunks (int): model chunks of this stage.
         forward_step_func (Callable): `(data_iterator, model) -> (output, loss_func)`; `loss_func(output)` returns
-            `(loss, reduced)` or `(loss, num_tokens, reduced)` as in Megatron, `reduced` being what is reported. It is
-            called where the model ends; elsewhere the output goes to the next stage.
+            a `MicroBatchLoss`, or Megatron's `(loss, reported)` or `(loss, num_tokens, reported)`. It is called where the
+            model ends; elsewhere the output goes to the next stage.
         data_iterator (Iterator or list with one per chunk): gives the micro-batches. A single one serves all chunks:
             each gets every micro-batch.
         model (Cell or list of this stage's chunks): the model.
@@ -81,105 +101,6 @@ def forward_backward_no_pipelining(
         PipelineMismatchError: a stage sends another shape than the next one expects.
     """
     _only_decoders(decoder_seq_length, first_val_step)
-    return _forward_backward(
-        1,
-        forward_step_func,
-        data_iterator,
-        model,
-        num_microbatches,
-        seq_length,
-        micro_batch_size,
-        forward_only,
-        collect_non_loss_data,
-        options,
-    )
-
-
-def forward_backward_pipelining_without_interleaving(
-    *,
-    forward_step_func,
-    data_iterator,
-    model,
-    num_microbatches,
-    seq_length=None,
-    micro_batch_size=None,
-    decoder_seq_length=None,
-    forward_only=False,
-    collect_non_loss_data=False,
-    first_val_step=None,
-    options=None,
-):
-    """1F1B: stage r of pp has at most pp - r micro-batches in flight. See `forward_backward_no_pipelining`."""
-    _only_decoders(decoder_seq_length, first_val_step)
-    return _forward_backward(
-        1,
-        forward_step_func,
-        data_iterator,
-        model,
-        num_microbatches,
-        seq_length,
-        micro_batch_size,
-        forward_only,
-        collect_non_loss_data,
-        options,
-    )
-
-
-def forward_backward_pipelining_with_interleaving(
-    *,
-    forward_step_func,
-    data_iterator,
-    model,
-    num_microbatches,
-    seq_length=None,
-    micro_batch_size=None,
-    decoder_seq_length=None,
-    forward_only=False,
-    collect_non_loss_data=False,
-    first_val_step=None,
-    options=None,
-):
-    """1F1B over several chunks per stage. See `forward_backward_no_pipelining`."""
-    _only_decoders(decoder_seq_length, first_val_step)
-    chunks = parallel_state.get_virtual_pipeline_model_parallel_world_size()
-    return _forward_backward(
-        chunks,
-        forward_step_func,
-        data_iterator,
-        model,
-        num_microbatches,
-        seq_length,
-        micro_batch_size,
-        forward_only,
-        collect_non_loss_data,
-        options,
-    )
-
-
-def _only_decoders(decoder_seq_length, first_val_step):
-    for name, value, use in (
-        ("decoder_seq_length", decoder_seq_length, "models with encoder and decoder"),
-        ("first_val_step", first_val_step, "fp8 weights, which validation quantises once"),
-    ):
-        if value is not None:
-            raise ValueError(f"{name} {value!r} is for {use}, which do not exist here: leave it out.")
-
-
-_plan = lru_cache(maxsize=32)(build_plan)
-
-
-def _forward_backward(
-    chunks,
-    forward_step_func,
-    data_iterator,
-    model,
-    num_microbatches,
-    seq_length,
-    micro_batch_size,
-    forward_only,
-    collect_non_loss_data,
-    options,
-):
     if collect_non_loss_data and not forward_only:
         raise ValueError("collect_non_loss_data gives no loss to go backward from: it needs forward_only=True.")
     options = options or ScheduleOptions()
@@ -194,34 +115,37 @@ def _forward_backward(
         # the length of a message must be known before it can be received, so exchanging shapes excludes overlap
         overlap = chunks > 1 and settings.overlap_p2p_comm and not settings.variable_seq_lengths
     plan = _plan(stages, num_microbatches, chunks, group_size, forward_only, overlap)
+    scale = BackwardScale(
+        options.grad_scale_func() if options.grad_scale_func is not None else 1.0,
+        num_microbatches,
+        parallel_state.get_context_parallel_world_size(),
+        options.calculate_per_token_loss,
+    )
     execution = PlanExecution(
         plan,
         parallel_state.get_pipeline_model_parallel_rank(),
         models,
         _iterators(data_iterator, chunks),
         forward_step_func,
-        lambda tokens: _seed(options, tokens, num_microbatches),
+        scale,
         communicator,
         settings,
         collect_non_loss_data,
     )
-    execution.run()
+    with published(scale):
+        execution.run()
     if not forward_only and options.finalize_model_grads_func is not None:
-        options.finalize_model_grads_func(models, execution.total_tokens if options.calculate_per_token_loss else None)
+        options.finalize_model_grads_func(models, execution.total_tokens() if options.calculate_per_token_loss else None)
     return execution.collected
 
 
-def _seed(options, tokens, num_microbatches):
-    """Gradient of the loss tensor: Megatron's division by tokens or micro-batches, times the loss scale."""
-    scale = options.grad_scale_func() if options.grad_scale_func is not None else 1.0
-    if options.calculate_per_token_loss:
-        if tokens is None:
-            raise ValueError(
-                "calculate_per_token_loss is set: the loss function must return (sum of losses, number of tokens, reported)."
-            )
-        return scale
-    # three values mean a sum over tokens: the mean over the micro-batch is what is differentiated
-    return scale / ((tokens or 1.0) if tokens is not None else 1.0) / num_microbatches
+def _only_decoders(decoder_seq_length, first_val_step):
+    for name, value, use in (
+        ("decoder_seq_length", decoder_seq_length, "models with encoder and decoder"),
+        ("first_val_step", first_val_step, "fp8 weights, which validation quantises once"),
+    ):
+        if value is not None:
+            raise ValueError(f"{name} {value!r} is for {use}, which do not exist here: leave it out.")
 
 
 def _per_chunk(model, chunks, name):

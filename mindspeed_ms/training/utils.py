@@ -4,7 +4,6 @@ import random
 
 import mindspore as ms
 import numpy as np
-from mindspore import Tensor
 
 from mindspeed_ms.core import comm, parallel_state
 from mindspeed_ms.core.device import initialize_device
@@ -13,16 +12,7 @@ from mindspeed_ms.core.logging import logger, setup_logging
 from mindspeed_ms.core.tensor_parallel.random import model_parallel_manual_seed
 from mindspeed_ms.layout.ranks import WorldLayout
 
-__all__ = [
-    "average_losses_across_data_parallel_group",
-    "is_last_rank",
-    "print_rank_0",
-    "print_rank_last",
-    "set_parallel_context",
-    "set_seed",
-    "set_seed_unless_set",
-    "unwrap_model",
-]
+__all__ = ["is_last_rank", "print_rank_0", "set_parallel_context", "set_seed", "set_seed_unless_set", "unwrap_model"]
 
 _is_freshly_seeded = False
 
@@ -101,28 +91,6 @@ def print_rank_0(message):
         logger.info("%s", message)
 
 
-def print_rank_last(message):
-    """Log a message on the last global rank only."""
-    if not comm.is_initialized() or is_last_rank():
-        logger.info("%s", message)
-
-
 def is_last_rank():
     """Whether this is the last global rank."""
     return comm.get_rank() == comm.get_world_size() - 1
-
-
-def average_losses_across_data_parallel_group(losses):
-    """Mean of scalar losses over the data-parallel group.
-
-    Args:
-        losses (list[Tensor]): scalars.
-
-    Returns:
-        Tensor: float32, one entry per loss; equal on all ranks of the group.
-    """
-    values = np.array([float(loss.asnumpy()) for loss in losses], np.float64)
-    group = parallel_state.get_data_parallel_group()
-    if group.size > 1:
-        values = np.asarray(group.all_gather(values)).reshape(group.size, -1).mean(axis=0)
-    return Tensor(values.astype(np.float32))

@@ -7,12 +7,11 @@ round the masters). Unscaling and clipping are one factor inside the update, the
 import math
 from contextlib import ExitStack
 
-from mindspeed_ms.core.optimizer.adamw import AdamW
 from mindspeed_ms.core.optimizer.clip_grads import ModelStatistics, clip_by_value, clip_coefficient
 from mindspeed_ms.core.optimizer.grad_scaler import ConstantGradScaler
 from mindspeed_ms.core.optimizer.param_groups import get_param_groups
-from mindspeed_ms.core.optimizer.sgd import SGD
 from mindspeed_ms.core.optimizer.shard import OptimizerShard
+from mindspeed_ms.core.optimizer.update_rule import update_rule
 
 
 class MegatronOptimizer:
@@ -47,7 +46,7 @@ class MegatronOptimizer:
             self.param_groups = get_param_groups(named_params, config, no_weight_decay_cond, scale_lr_cond, lr_mult)
         group_of = {id(param): number for number, group in enumerate(self.param_groups) for param in group["params"]}
         self.shards = self._make_shards(group_of)
-        self.update = self._make_update()
+        self.update = update_rule(config.optimizer).from_config(self.shards, config)
         self.statistics = ModelStatistics(self.shards)
 
     def _make_shards(self, group_of):
@@ -57,11 +56,6 @@ class MegatronOptimizer:
             for buffer in chunk.buffers
             for start, stop in buffer.shard_ranges()
         ]
-
-    def _make_update(self):
-        if self.config.kind() == "sgd":
-            return SGD(self.shards, self.config.sgd_momentum)
-        return AdamW(self.shards, self.config.adam_beta1, self.config.adam_beta2, self.config.adam_eps)
 
     def zero_grad(self, set_to_none=True):
         """Start a step: gradients count from zero. `set_to_none` is Megatron's argument; buffers are never given up."""
@@ -122,7 +116,7 @@ class MegatronOptimizer:
     def pieces_with_states(self):
         """Yield (Piece, state) of every parameter held here; of sharded state this rank's pieces, flat unless whole.
 
-        `state` maps exp_avg, exp_avg_sq (momentum_buffer for SGD) and, with masters, fp32_param to float32 Tensors over
+        `state` maps the names of the update's state (exp_avg, ...) and, with masters, fp32_param to float32 Tensors over
         the optimizer's own memory, in the parameter's shape: reading saves them, `storage.write` restores them.
         """
         for index, shard in enumerate(self.shards):

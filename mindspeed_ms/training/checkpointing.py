@@ -1,4 +1,4 @@
-"""Saving and loading a training: what its state consists of; files and layouts are `core.dist_checkpointing`'s."""
+"""State of a training in checkpoints: `save_checkpoint`, `load_checkpoint`, random states."""
 
 import os
 import random
@@ -11,45 +11,14 @@ from mindspeed_ms.core import comm, parallel_state, rng
 from mindspeed_ms.core.dist_checkpointing import job_lock
 from mindspeed_ms.core.dist_checkpointing.agreement import on_all_ranks, on_rank_zero
 from mindspeed_ms.core.dist_checkpointing.errors import CheckpointError
-from mindspeed_ms.core.dist_checkpointing.folders import (
-    TRACKER_FILE,
-    check_writable,
-    checkpoint_to_start_from,
-    has_checkpoints,
-    hold,
-    iterations_in,
-    latest_iteration,
-    spare_folder,
-)
-from mindspeed_ms.core.dist_checkpointing.load import find_checkpoint, load_tensors, open_checkpoint
+from mindspeed_ms.core.dist_checkpointing.folders import check_writable, hold
+from mindspeed_ms.core.dist_checkpointing.load import load_tensors
 from mindspeed_ms.core.dist_checkpointing.manifest import Manifest
-from mindspeed_ms.core.dist_checkpointing.save import CheckpointSaver, from_plain, plain
+from mindspeed_ms.core.dist_checkpointing.save import from_plain, plain
 from mindspeed_ms.core.dist_checkpointing.state import model_tensors, optimizer_tensors
-from mindspeed_ms.core.dist_checkpointing.upstream_format import is_upstream_folder
 from mindspeed_ms.core.logging import logger
 from mindspeed_ms.core.tensor_parallel.random import model_parallel_manual_seed
 from mindspeed_ms.layout import gpt_sizes
-
-__all__ = [
-    "TRACKER_FILE",
-    "CheckpointError",
-    "CheckpointSaver",
-    "check_output_folder",
-    "checkpoint_to_start_from",
-    "find_checkpoint",
-    "has_checkpoints",
-    "is_upstream_folder",
-    "iterations_in",
-    "latest_iteration",
-    "load_checkpoint",
-    "named_parameters",
-    "open_checkpoint",
-    "release_output_folders",
-    "save_checkpoint",
-    "spare_folder",
-    "true_vocab_size",
-    "whole_parameters",
-]
 
 _RNG_SIZES = ("tensor", "pipeline", "virtual_pipeline", "context", "expert")
 

@@ -1,13 +1,19 @@
 """Checkpoints of a training: where it starts from, when it saves, and whether a checkpoint is of the same model."""
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 from mindspeed_ms.config.same_model import differences
 from mindspeed_ms.core import comm
+from mindspeed_ms.core.dist_checkpointing import folders
+from mindspeed_ms.core.dist_checkpointing.errors import CheckpointError
+from mindspeed_ms.core.dist_checkpointing.load import find_checkpoint, open_checkpoint
+from mindspeed_ms.core.dist_checkpointing.save import CheckpointSaver
+from mindspeed_ms.core.dist_checkpointing.upstream_format import is_upstream_folder
 from mindspeed_ms.core.logging import logger
 from mindspeed_ms.training import checkpointing
-from mindspeed_ms.training.checkpointing import CheckpointError, CheckpointSaver, true_vocab_size
+from mindspeed_ms.training.checkpointing import true_vocab_size
 from mindspeed_ms.training.gpt_datasets import names_indexed_files
 
 
@@ -36,29 +42,38 @@ def find_starting_point(all_config):
     checkpointing.check_output_folder(settings.output_dir, saves, makes=False)
     path, resumes = _folder_to_load(settings)
     if path:
-        path = checkpointing.find_checkpoint(path, settings.ckpt_step, settings.crc_check)
-        if resumes and not settings.no_load_optim and checkpointing.is_upstream_folder(path):
+        path = find_checkpoint(path, settings.ckpt_step, settings.crc_check)
+        if resumes and not settings.no_load_optim and is_upstream_folder(path):
             _check_upstreams_optimizer(path, all_config)
     checkpointing.check_output_folder(settings.output_dir, saves)
     return StartingPoint(path, resumes)
 
 
+@dataclass
 class Checkpoints:
     """Loads the state of a training at its start and saves it.
 
-    Args:
+    Attributes:
         all_config (AllConfig): read: training_config; kept in each checkpoint.
         start (StartingPoint): what `load` loads.
         state (TrainState), model (list[DistributedDataParallel]), optimizer (MegatronOptimizer), opt_param_scheduler
             (OptimizerParamScheduler), data (TrainingData): what is saved and loaded.
     """
 
-    def __init__(self, all_config, start, state, model, optimizer, opt_param_scheduler, data):
-        self.all_config, self.settings = all_config, all_config.training_config
-        self.start, self.state, self.data = start, state, data
-        self.model, self.optimizer, self.opt_param_scheduler = model, optimizer, opt_param_scheduler
-        self._last_saved = None
-        self._savers = {}  # False: of spare checkpoints
+    all_config: Any
+    start: StartingPoint
+    state: Any
+    model: list
+    optimizer: Any
+    opt_param_scheduler: Any
+    data: Any
+    _last_saved: int | None = None
+    _savers: dict = field(default_factory=dict)  # False: of spare checkpoints
+
+    @property
+    def settings(self):
+        """The section training_config."""
+        return self.all_config.training_config
 
     def load(self):
         """Load weights, or a whole training with `resume_training`; does nothing if there is no checkpoint to load.
@@ -71,7 +86,7 @@ class Checkpoints:
             return
         resumes, vocab_size = self.start.resumes, true_vocab_size(self.all_config)
         with_optimizer = resumes and not settings.no_load_optim
-        with checkpointing.open_checkpoint(path, self.all_config, settings.ckpt_step) as reader:
+        with open_checkpoint(path, self.all_config, settings.ckpt_step) as reader:
             checkpointing.load_checkpoint(
                 reader,
                 self.model,
@@ -139,7 +154,7 @@ class Checkpoints:
         if persistent not in self._savers:
             settings = self.settings
             self._savers[persistent] = CheckpointSaver(
-                settings.output_dir if persistent else checkpointing.spare_folder(settings.output_dir),
+                settings.output_dir if persistent else folders.spare_folder(settings.output_dir),
                 settings.keep_checkpoint_max if persistent else 1,
                 settings.async_save,
                 settings.crc_check,
@@ -160,7 +175,7 @@ class Checkpoints:
 
 
 def _check_upstreams_optimizer(path, all_config):
-    with checkpointing.open_checkpoint(path, all_config, all_config.training_config.ckpt_step) as reader:
+    with open_checkpoint(path, all_config, all_config.training_config.ckpt_step) as reader:
         if reader.manifest.not_resumable:
             raise CheckpointError(
                 f"{path} was written by upstream, and its optimizer's state cannot be continued: "
@@ -176,14 +191,12 @@ def _folder_to_load(settings):
         CheckpointError: there is none to resume from and `exit_on_missing_checkpoint` is set.
     """
     wanted, own = settings.resume_training and not settings.finetune, settings.output_dir
-    folder, resumes = checkpointing.checkpoint_to_start_from(
-        settings.load_checkpoint, own, settings.pretrained_checkpoint, wanted
-    )
+    folder, resumes = folders.checkpoint_to_start_from(settings.load_checkpoint, own, settings.pretrained_checkpoint, wanted)
     if wanted and not resumes:
         if settings.exit_on_missing_checkpoint:
             raise CheckpointError(f"{own} holds no checkpoint to resume from (exit_on_missing_checkpoint).")
         logger.info("resume_training: %s holds no checkpoint yet, the training starts from the beginning", own)
-    elif resumes and folder != own and checkpointing.has_checkpoints(own) and comm.get_rank() == 0:
+    elif resumes and folder != own and folders.has_checkpoints(own) and comm.get_rank() == 0:
         logger.warning(
             "load_checkpoint (--load) %s is continued although %s has checkpoints of its own: without --load those would be",
             folder,
@@ -195,7 +208,7 @@ def _folder_to_load(settings):
 
 
 def _warn_of_older_checkpoints(folder):
-    newest = checkpointing.latest_iteration(folder)
+    newest = folders.latest_iteration(folder)
     if newest is not None and comm.get_rank() == 0:
         logger.warning(
             "%s holds checkpoints of an earlier training (up to iteration %d); resume_training "

@@ -1,5 +1,10 @@
 """Evaluation: forward passes without dropout, loss over all tokens; evaluations during and after a training."""
 
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
 from mindspeed_ms.core import num_microbatches_calculator as calculator
 from mindspeed_ms.core.pipeline_parallel import get_forward_backward_func
 from mindspeed_ms.training.losses import LossReducer
@@ -21,38 +26,35 @@ def evaluate(forward_step_func, data_iterator, model, eval_iters, process_non_lo
         (losses, non_loss_data): dict[str, float], equal on all ranks; list of what the loss function returned for
             non-loss data, one entry per micro-batch, or None.
     """
-    forward_backward_func = get_forward_backward_func()
-    reducer, reported, non_loss_data = LossReducer(), [], None
-
-    def run(collect):
-        return forward_backward_func(
-            forward_step_func=forward_step_func,
-            data_iterator=data_iterator,
-            model=model,
-            num_microbatches=calculator.get_num_microbatches(),
-            forward_only=True,
-            collect_non_loss_data=collect,
-        )
-
+    forward = partial(
+        get_forward_backward_func(),
+        forward_step_func=forward_step_func,
+        data_iterator=data_iterator,
+        model=model,
+        forward_only=True,
+    )
     modes = [chunk.training for chunk in model]
     for chunk in model:
         chunk.set_train(False)
+    reported, non_loss_data = [], None
     try:
         with calculator.full_batch_size():
+            count = calculator.get_num_microbatches()
             for _ in range(eval_iters):
-                reported += run(False)
+                reported += forward(num_microbatches=count)
             if process_non_loss_data_func is not None:
-                non_loss_data = run(True)
+                non_loss_data = forward(num_microbatches=count, collect_non_loss_data=True)
     finally:
         for chunk, mode in zip(model, modes):
             chunk.set_train(mode)
-    return reducer.reduce(reported).values, non_loss_data
+    return LossReducer().reduce(reported).values, non_loss_data
 
 
+@dataclass
 class Evaluation:
     """Evaluations of a training: validation every `eval_interval` steps and at the end, test data at the end.
 
-    Args:
+    Attributes:
         settings (TrainingConfig): read: eval_interval, eval_iters.
         forward_step_func (Callable): as in training.
         model (list[DistributedDataParallel]): the chunks.
@@ -61,25 +63,27 @@ class Evaluation:
         process_non_loss_data_func (Optional[Callable]): see `pretrain`.
     """
 
-    def __init__(self, settings, forward_step_func, model, data, metrics, process_non_loss_data_func=None):
-        self.interval, self.iterations = settings.eval_interval, settings.eval_iters
-        self.forward_step_func, self.model = forward_step_func, model
-        self.data, self.metrics = data, metrics
-        self.process_non_loss_data_func = process_non_loss_data_func
+    settings: Any
+    forward_step_func: Callable
+    model: list
+    data: Any
+    metrics: Any
+    process_non_loss_data_func: Callable | None = None
 
     def after_step(self, state):
         """Validate if the step is due; whether it was (bool). `state` (TrainState) counts the samples."""
-        if not self.interval or self.data.valid is None or state.iteration % self.interval:
+        interval = self.settings.eval_interval
+        if not interval or self.data.valid is None or state.iteration % interval:
             return False
         self.evaluate("valid", self.data.valid, state)
         with calculator.full_batch_size():
-            state.consumed_valid_samples += self.iterations * calculator.get_current_global_batch_size()
+            state.consumed_valid_samples += self.settings.eval_iters * calculator.get_current_global_batch_size()
         return True
 
     def after_training(self, state):
         """Validate unless the last step did, and evaluate the test data; nothing without `eval_interval`."""
-        if self.interval:
-            self.evaluate_all(state, with_valid=state.iteration % self.interval)
+        if self.settings.eval_interval:
+            self.evaluate_all(state, with_valid=state.iteration % self.settings.eval_interval)
 
     def evaluate_all(self, state, with_valid=True):
         """Evaluate the validation and the test data."""
@@ -94,15 +98,16 @@ class Evaluation:
         Raises:
             RuntimeError: the data ran out.
         """
-        if not self.iterations:
+        iterations = self.settings.eval_iters
+        if not iterations:
             return
         try:
             losses, non_loss_data = evaluate(
-                self.forward_step_func, data, self.model, self.iterations, self.process_non_loss_data_func
+                self.forward_step_func, data, self.model, iterations, self.process_non_loss_data_func
             )
         except StopIteration as error:
             raise RuntimeError(
-                f"the {name} data ran out before {self.iterations} global batches were evaluated ({error}): give "
+                f"the {name} data ran out before {iterations} global batches were evaluated ({error}): give "
                 "data that can be read again, or lower eval_iters (--eval-iters)."
             ) from error
         if non_loss_data is not None and is_last_rank():

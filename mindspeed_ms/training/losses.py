@@ -101,11 +101,6 @@ class StepLosses:
     stop_requested: list = field(default_factory=list)
     bad_gradients: list = field(default_factory=list)
 
-    @property
-    def main(self):
-        """The first reported value; NaN if nothing was reported."""
-        return next(iter(self.values.values()), math.nan)
-
 
 class LossReducer:
     """Reduces the reported losses over all ranks.

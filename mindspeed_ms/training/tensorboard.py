@@ -4,6 +4,15 @@ from mindspeed_ms.core import comm
 from mindspeed_ms.core import num_microbatches_calculator as calculator
 
 _PEAK_MEMORY = "VmHWM:"
+_OPTIONS = {  # names that an option of the training_config switches
+    "loss_scale": "log_loss_scale_to_tensorboard",
+    "learning_rate": "log_learning_rate_to_tensorboard",
+    "time_ms": "log_timers_to_tensorboard",
+    "batch_size": "log_batch_size_to_tensorboard",
+    "peak_memory_bytes": "log_memory_to_tensorboard",
+    "valid_perplexity": "log_validation_ppl_to_tensorboard",
+    "test_perplexity": "log_validation_ppl_to_tensorboard",
+}
 _writer = None
 
 
@@ -32,23 +41,7 @@ class TensorboardEvents:
         self.writer = None
         self._settings = settings
         self.interval = settings.tensorboard_log_interval if settings is not None else 1
-        self._left_out = (
-            set()
-            if settings is None
-            else {
-                name
-                for name, wanted in {
-                    "loss_scale": settings.log_loss_scale_to_tensorboard,
-                    "learning_rate": settings.log_learning_rate_to_tensorboard,
-                    "time_ms": settings.log_timers_to_tensorboard,
-                    "batch_size": settings.log_batch_size_to_tensorboard,
-                    "peak_memory_bytes": settings.log_memory_to_tensorboard,
-                    "valid_perplexity": settings.log_validation_ppl_to_tensorboard,
-                    "test_perplexity": settings.log_validation_ppl_to_tensorboard,
-                }.items()
-                if not wanted
-            }
-        )
+        self._left_out = {name for name, option in _OPTIONS.items() if settings is not None and not getattr(settings, option)}
 
     def open(self):
         """Take this process's writer; on rank 0 make it if `tensorboard_dir` is set and there is none.

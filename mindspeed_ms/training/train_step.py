@@ -2,6 +2,9 @@
 
 import math
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
 
 from mindspeed_ms.core import num_microbatches_calculator as calculator
 from mindspeed_ms.core.distributed import finalize_model_grads
@@ -19,6 +22,7 @@ class NonFiniteGradientError(RuntimeError):
     """A gradient was NaN or infinite before the reduction; the weights are those before the step."""
 
 
+@dataclass
 class TrainOneStep:
     """Training step: puts the model in training mode, runs all micro-batches, and updates.
 
@@ -36,41 +40,25 @@ class TrainOneStep:
         sequence_length (Optional[int]): tokens of a sample, for the throughput; None: the tokens that the loss is over.
     """
 
-    def __init__(
-        self,
-        model,
-        optimizer,
-        opt_param_scheduler,
-        forward_step_func,
-        calculate_per_token_loss=False,
-        check_for_nan_in_loss=True,
-        log_params_norm=False,
-        sequence_length=None,
-    ):
-        self.model = model
-        self.optimizer = optimizer
-        self.opt_param_scheduler = opt_param_scheduler
-        self.forward_step_func = forward_step_func
-        self.check_for_nan_in_loss = check_for_nan_in_loss
-        self.log_params_norm = log_params_norm
-        self.sequence_length = sequence_length
-        self.options = ScheduleOptions(calculate_per_token_loss, optimizer.get_loss_scale, finalize_model_grads)
+    model: list
+    optimizer: Any
+    opt_param_scheduler: Any
+    forward_step_func: Callable
+    calculate_per_token_loss: bool = False
+    check_for_nan_in_loss: bool = True
+    log_params_norm: bool = False
+    sequence_length: int | None = None
+
+    def __post_init__(self):
+        self.options = ScheduleOptions(self.calculate_per_token_loss, self.optimizer.get_loss_scale, finalize_model_grads)
         self.reducer = LossReducer()
 
     @classmethod
-    def of(cls, all_config, model, optimizer, opt_param_scheduler, forward_step_func):
-        """The step that an AllConfig asks for."""
+    def of(cls, all_config, *parts):
+        """The step that an AllConfig asks for, of model, optimizer, opt_param_scheduler and forward_step_func."""
         settings = all_config.training_config
-        return cls(
-            model,
-            optimizer,
-            opt_param_scheduler,
-            forward_step_func,
-            settings.calculate_per_token_loss,
-            settings.check_for_nan_in_loss,
-            settings.log_params_norm,
-            all_config.model_config.seq_length,
-        )
+        checks = settings.check_for_nan_in_loss, settings.log_params_norm
+        return cls(*parts, settings.calculate_per_token_loss, *checks, all_config.model_config.seq_length)
 
     def __call__(self, data_iterator, iteration, stop_requested=False):
         """Run one step.

@@ -1,7 +1,8 @@
 """Trainer: the training loop, with its parts passed in; and the training's counters (`TrainState`)."""
 
 import time
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
+from typing import Any
 
 from mindspeed_ms.core import comm
 from mindspeed_ms.core import num_microbatches_calculator as calculator
@@ -34,16 +35,17 @@ class TrainState:
 
     def load(self, values):
         """Take the counters (dict) of a checkpoint; unknown ones of other versions are left out."""
-        for field in fields(self):
-            setattr(self, field.name, values.get(field.name, field.default))
+        for counter in fields(self):
+            setattr(self, counter.name, values.get(counter.name, counter.default))
 
 
+@dataclass(kw_only=True)
 class Trainer:
     """Runs a training: steps with evaluations, checkpoints and reports, to its end.
 
     Every part may be replaced by another one with the same methods; `docs/training-loop.md` names them.
 
-    Args:
+    Attributes:
         all_config (AllConfig): the configuration.
         training_iters (int): steps of the whole training.
         train_state (TrainState): counters.
@@ -55,32 +57,28 @@ class Trainer:
         checkpoints (Checkpoints): `load()`, `after_step()`, `save()`, `poll()`, `complete()`.
         evaluation (Evaluation): `after_step(state)`, `after_training(state)`, `evaluate_all(state)`.
         metrics (MetricsLogger): `opened(iteration)`, `log_step(report, state)`.
-        start_time (Optional[float]): `time.monotonic()` when the run started, for `exit_duration_in_mins`; None: now.
+        start_time (float): `time.monotonic()` when the run started, for `exit_duration_in_mins`.
+        steps_done (int): steps of this process.
     """
 
-    def __init__(
-        self,
-        *,
-        all_config,
-        training_iters,
-        train_state,
-        model,
-        optimizer,
-        opt_param_scheduler,
-        train_step,
-        data,
-        checkpoints,
-        evaluation,
-        metrics,
-        start_time=None,
-    ):
-        self.all_config, self.settings = all_config, all_config.training_config
-        self.training_iters, self.train_state = training_iters, train_state
-        self.model, self.optimizer, self.opt_param_scheduler = model, optimizer, opt_param_scheduler
-        self.train_step, self.data = train_step, data
-        self.checkpoints, self.evaluation, self.metrics = checkpoints, evaluation, metrics
-        self.start_time = time.monotonic() if start_time is None else start_time
-        self.steps_done = 0  # by this process
+    all_config: Any
+    training_iters: int
+    train_state: TrainState
+    model: list
+    optimizer: Any
+    opt_param_scheduler: Any
+    train_step: Any
+    data: Any
+    checkpoints: Any
+    evaluation: Any
+    metrics: Any
+    start_time: float = field(default_factory=time.monotonic)
+    steps_done: int = 0
+
+    @property
+    def settings(self):
+        """The section training_config."""
+        return self.all_config.training_config
 
     def run(self):
         """Load the checkpoint to start from, then train, or only evaluate with `skip_train`."""

@@ -162,7 +162,7 @@ def test_damaged_checkpoints_are_passed_over(world, tmp_path, two_checkpoints, c
 
 
 def error_of(folder, **training):
-    from mindspeed_ms.training.checkpointing import CheckpointError
+    from mindspeed_ms.core.dist_checkpointing.errors import CheckpointError
 
     with pytest.raises(CheckpointError) as caught:
         continued(folder, **training)

@@ -8,7 +8,7 @@ import math
 from contextlib import ExitStack
 
 from mindspeed_ms.core.optimizer.clip_grads import ModelStatistics, clip_by_value, clip_coefficient
-from mindspeed_ms.core.optimizer.grad_scaler import ConstantGradScaler
+from mindspeed_ms.core.optimizer.grad_scaler import get_grad_scaler
 from mindspeed_ms.core.optimizer.param_groups import get_param_groups
 from mindspeed_ms.core.optimizer.shard import OptimizerShard
 from mindspeed_ms.core.optimizer.update_rule import update_rule
@@ -17,22 +17,25 @@ from mindspeed_ms.core.optimizer.update_rule import update_rule
 class MegatronOptimizer:
     """Updates the parameters of model chunks that `DistributedDataParallel` wraps.
 
+    Half-precision parameters have float32 masters, which are updated and rounded into them (Megatron's
+    `Float16OptimizerWithFloat16Params`); float32 parameters are updated themselves.
+
     Args:
         config (OptimizerConfig): options.
         model_chunks (list[DistributedDataParallel]): this rank's chunks.
         no_weight_decay_cond, scale_lr_cond, lr_mult: see `get_param_groups`.
-        grad_scaler (Optional[ConstantGradScaler]): the loss scale.
 
     Attributes:
+        grad_scaler (Optional[ConstantGradScaler]): the loss scale; see `get_grad_scaler`.
         param_groups (list[dict]): a scheduler sets `lr` and `weight_decay` in them.
         shards (list[OptimizerShard]): what this rank updates.
         found_inf (bool): the last step met an infinite or NaN gradient and changed nothing.
     """
 
-    def __init__(self, config, model_chunks, no_weight_decay_cond=None, scale_lr_cond=None, lr_mult=1.0, grad_scaler=None):
+    def __init__(self, config, model_chunks, no_weight_decay_cond=None, scale_lr_cond=None, lr_mult=1.0):
         self.config = config
         self.model_chunks = list(model_chunks)
-        self.grad_scaler = grad_scaler
+        self.grad_scaler = get_grad_scaler(config)
         self.found_inf = False
         named_params = [
             (name, param)
@@ -147,11 +150,3 @@ class MegatronOptimizer:
     def nbytes(self):
         """Bytes of moments and masters on this rank."""
         return self.update.nbytes + sum(shard.nbytes for shard in self.shards)
-
-
-class FP32Optimizer(MegatronOptimizer):
-    """For float32 parameters; a fixed loss scale is allowed."""
-
-    def __init__(self, config, model_chunks, **options):
-        scaler = ConstantGradScaler(config.loss_scale) if config.loss_scale is not None else None
-        super().__init__(config, model_chunks, grad_scaler=scaler, **options)

@@ -102,51 +102,36 @@ class OptimizerParamScheduler:
         )
 
     def _check(self):
+        decay, warmup, wsd = self.lr_decay_steps, self.lr_warmup_steps, self.wsd_decay_steps
         _expect(
             0 <= self.min_lr <= self.max_lr,
             f"min_lr is {self.min_lr} and the learning rate {self.max_lr}: expected 0 <= min_lr <= learning rate.",
         )
         _expect(self.init_lr <= self.max_lr, f"lr_warmup_init is {self.init_lr}, above the learning rate {self.max_lr}.")
         _expect(
-            self.lr_decay_steps > 0,
-            f"lr_decay_steps is {self.lr_decay_steps}: expected a positive number. Set "
-            "training_iters, train_samples, lr_decay_iters or lr_decay_samples.",
+            decay > 0,
+            f"lr_decay_steps is {decay}: expected a positive number. Set training_iters, train_samples, lr_decay_iters or "
+            "lr_decay_samples.",
         )
         _expect(
-            0 <= self.lr_warmup_steps < self.lr_decay_steps,
-            f"the warm-up takes {self.lr_warmup_steps} samples "
-            "and the "
-            f"decay ends at {self.lr_decay_steps}: expected a shorter warm-up. Lower lr_warmup_iters or raise "
-            "lr_decay_iters.",
+            0 <= warmup < decay,
+            f"the warm-up takes {warmup} samples and the decay ends at {decay}: expected a shorter warm-up. Lower "
+            "lr_warmup_iters or raise lr_decay_iters.",
         )
-        _expect(
-            self.lr_decay_style in LR_DECAY_STYLES,
-            f"lr_decay_style is {self.lr_decay_style!r}: expected one of {', '.join(LR_DECAY_STYLES)}.",
-        )
+        _expect_one_of("lr_decay_style", self.lr_decay_style, LR_DECAY_STYLES)
         if self.lr_decay_style == "WSD":
-            _expect(self.wsd_decay_steps, "lr_decay_style WSD needs lr_wsd_decay_iters or lr_wsd_decay_samples.")
+            _expect(wsd, "lr_decay_style WSD needs lr_wsd_decay_iters or lr_wsd_decay_samples.")
             _expect(
-                self.wsd_decay_steps <= self.lr_decay_steps,
-                f"the last part of WSD takes {self.wsd_decay_steps} "
-                f"samples, but the decay ends at {self.lr_decay_steps}: expected a shorter last part.",
+                wsd <= decay,
+                f"the last part of WSD takes {wsd} samples, but the decay ends at {decay}: expected a shorter last part.",
             )
-            _expect(
-                self.lr_wsd_decay_style in WSD_DECAY_STYLES,
-                f"lr_wsd_decay_style is {self.lr_wsd_decay_style!r}: expected one of {', '.join(WSD_DECAY_STYLES)}.",
-            )
-        _expect(
-            self.wd_incr_style in WEIGHT_DECAY_STYLES,
-            f"weight_decay_incr_style is {self.wd_incr_style!r}: expected one of {', '.join(WEIGHT_DECAY_STYLES)}.",
-        )
-        _expect(
-            0 <= self.start_wd <= self.end_wd,
-            f"start_weight_decay is {self.start_wd} and end_weight_decay {self.end_wd}: expected 0 <= start <= end.",
-        )
+            _expect_one_of("lr_wsd_decay_style", self.lr_wsd_decay_style, WSD_DECAY_STYLES)
+        _expect_one_of("weight_decay_incr_style", self.wd_incr_style, WEIGHT_DECAY_STYLES)
+        ends = f"start_weight_decay is {self.start_wd} and end_weight_decay {self.end_wd}"
+        _expect(0 <= self.start_wd <= self.end_wd, f"{ends}: expected 0 <= start <= end.")
         _expect(
             self.wd_incr_style != "constant" or self.start_wd == self.end_wd,
-            "weight_decay_incr_style is "
-            "constant but "
-            f"start_weight_decay {self.start_wd} differs from end_weight_decay {self.end_wd}.",
+            f"weight_decay_incr_style is constant, but {ends}: expected equal ones.",
         )
         _expect(
             not (self.override_opt_param_scheduler and self.use_checkpoint_opt_param_scheduler),
@@ -243,6 +228,10 @@ class OptimizerParamScheduler:
 def _expect(condition, message):
     if not condition:
         raise ValueError(message)
+
+
+def _expect_one_of(name, value, known):
+    _expect(value in known, f"{name} is {value!r}: expected one of {', '.join(known)}.")
 
 
 def _in_samples(samples, iterations, batch):

@@ -1,15 +1,19 @@
 """Executes one stage's part of a pipeline plan: the only place where a plan meets tensors."""
 
+from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any
 
 from mindspore import Tensor
 
 from mindspeed_ms.core import autograd, parallel_state
 from mindspeed_ms.core.device import to_dtype
-from mindspeed_ms.core.pipeline_parallel.losses import MicroBatchLoss, as_float, filled
+from mindspeed_ms.core.pipeline_parallel.losses import BackwardScale, MicroBatchLoss, as_float, filled
 from mindspeed_ms.layout.pipeline_actions import BACKWARD, FORWARD, Communicate
 
 
+@dataclass
 class PlanExecution:
     """Runs the steps of one stage once.
 
@@ -28,25 +32,19 @@ class PlanExecution:
         collected (list): what the loss function reported, per micro-batch; empty unless the loss is on this stage.
     """
 
-    def __init__(
-        self,
-        plan,
-        stage,
-        models,
-        iterators,
-        forward_step_func,
-        scale,
-        communicator=None,
-        settings=None,
-        collect_non_loss_data=False,
-    ):
-        self.plan, self.stage = plan, stage
-        self.models, self.iterators = models, iterators
-        self.forward_step_func, self.scale = forward_step_func, scale
-        self.communicator, self.settings = communicator, settings
-        self.collect_non_loss_data = collect_non_loss_data
+    plan: Any
+    stage: int
+    models: list
+    iterators: list
+    forward_step_func: Callable
+    scale: BackwardScale
+    communicator: Any = None
+    settings: Any = None
+    collect_non_loss_data: bool = False
+
+    def __post_init__(self):
         self.collected, self._tokens = [], []
-        self._last_backwards = set(plan.last_backwards(stage).values())
+        self._last_backwards = set(self.plan.last_backwards(self.stage).values())
         self._live = {}  # (micro-batch, chunk) -> (input, output, loss of the last stage)
         self._outgoing = {}  # (kind, micro-batch, chunk) -> tensor to send
         self._incoming = {}  # (kind, micro-batch, chunk) -> transfer under way

@@ -16,9 +16,9 @@ from mindspeed_ms.core.dist_checkpointing.load import load_tensors
 from mindspeed_ms.core.dist_checkpointing.manifest import Manifest
 from mindspeed_ms.core.dist_checkpointing.save import from_plain, plain
 from mindspeed_ms.core.dist_checkpointing.state import model_tensors, optimizer_tensors
-from mindspeed_ms.core.logging import logger
 from mindspeed_ms.core.tensor_parallel.random import model_parallel_manual_seed
 from mindspeed_ms.layout import gpt_sizes
+from mindspeed_ms.training.utils import print_rank_0
 
 _RNG_SIZES = ("tensor", "pipeline", "virtual_pipeline", "context", "expert")
 
@@ -120,27 +120,21 @@ def restore_random_states(reader, seed):
 
     Ranks of a data-parallel group that has grown take the states of its first rank, which are equal on all of them.
     """
+    layout, saved = layout_sizes(), reader.manifest.layout
+    changed = [name for name in _RNG_SIZES if layout[name] != saved.get(name)]
+    if reader.manifest.ranks and not changed:
+        states = _rank_states(reader, {name: value for name, value in _coordinates().items() if name != "dp"})["rng"]
+        if states is None:
+            print_rank_0("random states start anew: the checkpoint has none")
+        else:
+            set_random_states(states)
+        return
+    # a stream of its own: the numbers of the first iterations must not come again
+    model_parallel_manual_seed(seed + 7919 * (1 + reader.manifest.iteration))
+    reason = f"the sizes of {', '.join(changed)} parallelism differ from the checkpoint's"
     if not reader.manifest.ranks:
-        if comm.get_rank() == 0:
-            logger.info("random states start anew: the checkpoint has none that can be read")
-        model_parallel_manual_seed(seed + 7919 * (1 + reader.manifest.iteration))
-        return
-    layout = layout_sizes()
-    changed = [name for name in _RNG_SIZES if layout[name] != reader.manifest.layout.get(name)]
-    if changed:
-        # a stream of its own: the numbers of the first iterations must not come again
-        model_parallel_manual_seed(seed + 7919 * (1 + reader.manifest.iteration))
-        if comm.get_rank() == 0:
-            logger.info(
-                "random states start anew: the sizes of %s parallelism differ from the checkpoint's", ", ".join(changed)
-            )
-        return
-    states = _rank_states(reader, {name: value for name, value in _coordinates().items() if name != "dp"})["rng"]
-    if states is None:
-        if comm.get_rank() == 0:
-            logger.info("random states start anew: the checkpoint has none")
-        return
-    set_random_states(states)
+        reason = "the checkpoint has none that can be read"
+    print_rank_0(f"random states start anew: {reason}")
 
 
 def saved_data_position(reader):
@@ -148,12 +142,11 @@ def saved_data_position(reader):
     if not reader.manifest.ranks:  # written by upstream
         state = reader.manifest.states["train_state"]
         return {"train": {"epoch": state["epoch"], "batches": state["step_in_epoch"]}}
-    if layout_sizes()["data"] != reader.manifest.layout.get("data") and comm.get_rank() == 0:
-        logger.info(
-            "the checkpoint has %s data-parallel ranks, this run %d: data that is no samples by index continues at the "
-            "batch where the first of them stood",
-            reader.manifest.layout.get("data"),
-            layout_sizes()["data"],
+    before, now = reader.manifest.layout.get("data"), layout_sizes()["data"]
+    if before != now:
+        print_rank_0(
+            f"the checkpoint has {before} data-parallel ranks, this run {now}: data that is no samples by index continues "
+            "at the batch where the first of them stood"
         )
     return _rank_states(reader, {})["data_position"] or {}
 

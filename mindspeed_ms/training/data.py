@@ -37,15 +37,14 @@ def global_batch_size(all_config):
 
 def init_batch_sizes(all_config):
     """Set up the number of micro-batches of a step."""
+    calculator.init_num_microbatches_calculator(comm.get_rank(), *_batch_sizes(all_config))
+
+
+def _batch_sizes(all_config):
+    """The arguments of `make_num_microbatches_calculator`."""
     settings = all_config.dataset_config
-    calculator.init_num_microbatches_calculator(
-        comm.get_rank(),
-        settings.rampup_batch_size,
-        global_batch_size(all_config),
-        settings.batch_size,
-        parallel_state.get_data_parallel_world_size(),
-        settings.decrease_batch_size_if_needed,
-    )
+    sizes = global_batch_size(all_config), settings.batch_size, parallel_state.get_data_parallel_world_size()
+    return settings.rampup_batch_size, *sizes, settings.decrease_batch_size_if_needed
 
 
 def training_iters_of_config(all_config):
@@ -53,14 +52,8 @@ def training_iters_of_config(all_config):
     training, dataset = all_config.training_config, all_config.dataset_config
     if training.training_iters or not dataset.train_samples:
         return training.training_iters
+    sizes = calculator.make_num_microbatches_calculator(*_batch_sizes(all_config))
     ramp_up = dataset.rampup_batch_size
-    sizes = calculator.make_num_microbatches_calculator(
-        ramp_up,
-        global_batch_size(all_config),
-        dataset.batch_size,
-        parallel_state.get_data_parallel_world_size(),
-        dataset.decrease_batch_size_if_needed,
-    )
     return calculator.iterations_of_samples(sizes, dataset.train_samples, ramp_up[2] if ramp_up else 0)
 
 

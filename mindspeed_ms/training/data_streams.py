@@ -32,7 +32,7 @@ class BatchStream:
         self.max_epochs = max_epochs
         self.epoch = self.batches = 0
         self._iterator = None
-        self._can_restart = not _is_one_shot(loader)
+        self._can_restart = isinstance(loader, PretrainingDataLoader) or not hasattr(loader, "__next__")
 
     @property
     def is_finite(self):
@@ -276,7 +276,3 @@ def _stream_of(loader, max_epochs, name):
         f"{name} is a {type(loader).__name__}: expected an iterable of dicts, a MindSpore dataset, or "
         "samples by __getitem__ and __len__."
     )
-
-
-def _is_one_shot(loader):
-    return hasattr(loader, "__next__") and not isinstance(loader, PretrainingDataLoader)

@@ -9,7 +9,7 @@ from typing import Any
 from mindspeed_ms.core import num_microbatches_calculator as calculator
 from mindspeed_ms.core.distributed import finalize_model_grads
 from mindspeed_ms.core.pipeline_parallel import get_forward_backward_func
-from mindspeed_ms.core.pipeline_parallel.schedules import ScheduleOptions
+from mindspeed_ms.core.pipeline_parallel.losses import BackwardScale
 from mindspeed_ms.training.losses import LossReducer
 from mindspeed_ms.training.metrics import StepReport
 
@@ -50,7 +50,6 @@ class TrainOneStep:
     sequence_length: int | None = None
 
     def __post_init__(self):
-        self.options = ScheduleOptions(self.calculate_per_token_loss, self.optimizer.get_loss_scale, finalize_model_grads)
         self.reducer = LossReducer()
 
     @classmethod
@@ -79,12 +78,14 @@ class TrainOneStep:
             if not chunk.training:  # without dropout and recomputation it would train another model
                 chunk.set_train(True)
         self.optimizer.zero_grad()
+        count = calculator.get_num_microbatches()
         reported = get_forward_backward_func()(
             forward_step_func=self.forward_step_func,
             data_iterator=data_iterator,
             model=self.model,
-            num_microbatches=calculator.get_num_microbatches(),
-            options=self.options,
+            num_microbatches=count,
+            backward_scale=BackwardScale(self.optimizer.get_loss_scale(), count, self.calculate_per_token_loss),
+            finalize_model_grads_func=finalize_model_grads,
         )
         bad_gradients = [name for chunk in self.model for name in chunk.non_finite_gradients()]
         losses = self.reducer.reduce(reported, stop_requested, bool(bad_gradients))

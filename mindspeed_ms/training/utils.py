@@ -38,11 +38,9 @@ def set_parallel_context(parallel_config):
     if not parallel_state.model_parallel_is_initialized():
         parallel_state.initialize_from_layout(layout, virtual_size)
         return
-    wanted = {**layout.sizes(), "virtual_pipeline_model_parallel_size": virtual_size}
-    present = {
-        **parallel_state.get_world_layout().sizes(),
-        "virtual_pipeline_model_parallel_size": parallel_state.get_virtual_pipeline_model_parallel_world_size(),
-    }
+    wanted, present = layout.sizes(), parallel_state.get_world_layout().sizes()
+    name = "virtual_pipeline_model_parallel_size"
+    wanted[name], present[name] = virtual_size, parallel_state.get_virtual_pipeline_model_parallel_world_size()
     for name, value in present.items():
         if wanted[name] != value:
             raise ValueError(

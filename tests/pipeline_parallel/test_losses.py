@@ -17,8 +17,7 @@ def gradients(parallel, per_token, with_auxiliary=True, fp16=True):
     from mindspeed_ms.core import parallel_state
     from mindspeed_ms.core.distributed import finalize_model_grads
     from mindspeed_ms.core.pipeline_parallel import get_forward_backward_func
-    from mindspeed_ms.core.pipeline_parallel.losses import MicroBatchLoss, attach_auxiliary_loss
-    from mindspeed_ms.core.pipeline_parallel.schedules import ScheduleOptions
+    from mindspeed_ms.core.pipeline_parallel.losses import BackwardScale, MicroBatchLoss, attach_auxiliary_loss
     from mindspeed_ms.training.losses import count_tokens, loss_function
     from tests.parity.runner import local_batch, micro_batches
 
@@ -50,7 +49,8 @@ def gradients(parallel, per_token, with_auxiliary=True, fp16=True):
         data_iterator=micro_batches(local_batch(job.batches(1), 0, 1), 1),
         model=model,
         num_microbatches=job.GLOBAL_BATCH,
-        options=ScheduleOptions(per_token, lambda: LOSS_SCALE, finalize_model_grads),
+        backward_scale=BackwardScale(LOSS_SCALE, job.GLOBAL_BATCH, per_token),
+        finalize_model_grads_func=finalize_model_grads,
     )
     return {
         name: param.main_grad.astype(ms.float32).asnumpy() / LOSS_SCALE
@@ -91,7 +91,7 @@ def context_parallel_step(per_token):
     autograd.enable_tape()
     mean = LossWithMask(lambda logits, label: logits * weight)(values, None, mask)
     loss = loss_function(count_tokens({"loss_mask": mask}), per_token, mean)
-    scale = BackwardScale(1.0, 1, parallel_state.get_context_parallel_world_size(), per_token)
+    scale = BackwardScale(1.0, 1, per_token)
     autograd.backward(loss.differentiated, filled((), scale.of_main_loss(loss), ms.float32))
     group = comm.world_group()
     total = sum(group.all_gather_object(float(autograd.tensor_grad(weight).asnumpy())))

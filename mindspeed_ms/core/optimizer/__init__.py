@@ -11,16 +11,7 @@ __all__ = ["MegatronOptimizer", "OptimizerConfig", "OptimizerParamScheduler", "g
 def get_megatron_optimizer(config, model_chunks, no_weight_decay_cond=None, scale_lr_cond=None, lr_mult=1.0):
     """The optimizer for these model chunks.
 
-    Args:
-        config (OptimizerConfig): options.
-        model_chunks (list[DistributedDataParallel]): this rank's chunks.
-        no_weight_decay_cond (Optional[Callable[[str, Parameter], bool]]): replaces the rule which parameters do not
-            decay.
-        scale_lr_cond (Optional[Callable[[str, Parameter], bool]]): parameters whose rate is multiplied by `lr_mult`.
-        lr_mult (float): see `scale_lr_cond`.
-
-    Returns:
-        MegatronOptimizer
+    Args, returned: see `MegatronOptimizer`.
 
     Raises:
         ValueError: `cpu_offload` where gradients are not in the host's memory.

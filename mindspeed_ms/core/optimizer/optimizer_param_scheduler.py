@@ -11,6 +11,10 @@ from mindspeed_ms.core.logging import logger
 LR_DECAY_STYLES = ("constant", "linear", "cosine", "inverse-square-root", "WSD")
 WSD_DECAY_STYLES = ("linear", "cosine", "exponential", "minus_sqrt")
 WEIGHT_DECAY_STYLES = ("constant", "linear", "cosine")
+_SETTINGS = (  # saved, under Megatron's keys
+    *("max_lr", "min_lr", "lr_warmup_steps", "lr_decay_steps", "lr_decay_style"),
+    *("start_wd", "end_wd", "wd_incr_steps", "wd_incr_style"),
+)
 
 
 class OptimizerParamScheduler:
@@ -177,19 +181,8 @@ class OptimizerParamScheduler:
             group["weight_decay"] = weight_decay * group.get("wd_mult", 1.0)
 
     def state_dict(self):
-        """Settings and position, under Megatron's keys."""
-        return {
-            "max_lr": self.max_lr,
-            "lr_warmup_steps": self.lr_warmup_steps,
-            "num_steps": self.num_steps,
-            "lr_decay_style": self.lr_decay_style,
-            "lr_decay_steps": self.lr_decay_steps,
-            "min_lr": self.min_lr,
-            "start_wd": self.start_wd,
-            "end_wd": self.end_wd,
-            "wd_incr_style": self.wd_incr_style,
-            "wd_incr_steps": self.wd_incr_steps,
-        }
+        """Settings and position (dict)."""
+        return {name: getattr(self, name) for name in ("num_steps", *_SETTINGS)}
 
     def load_state_dict(self, state_dict):
         """Restore the position; settings by the two switches of the constructor.
@@ -197,14 +190,13 @@ class OptimizerParamScheduler:
         Raises:
             ValueError: neither switch is set and a setting differs from the checkpoint's.
         """
-        for name in self.state_dict():
-            if name != "num_steps":
-                own, chosen = getattr(self, name), self._choose(name, getattr(self, name), state_dict[name])
-                setattr(self, name, chosen)
-                for group in self.optimizer.param_groups:
-                    # a group with a rate of its own keeps it
-                    if group.get(name) == own and not group.get("is_decoupled_lr"):
-                        group[name] = chosen
+        for name in _SETTINGS:
+            own, chosen = getattr(self, name), self._choose(name, getattr(self, name), state_dict[name])
+            setattr(self, name, chosen)
+            for group in self.optimizer.param_groups:
+                # a group with a rate of its own keeps it
+                if group.get(name) == own and not group.get("is_decoupled_lr"):
+                    group[name] = chosen
         self.num_steps = 0
         self.step(state_dict["num_steps"])
 

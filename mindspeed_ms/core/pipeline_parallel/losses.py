@@ -4,12 +4,13 @@ Source: Megatron core, the loss part of `schedules.forward_step` and `MoEAuxLoss
 """
 
 import contextlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from mindspore import Tensor
 
+from mindspeed_ms.core import parallel_state
 from mindspeed_ms.core.autograd import Function
 
 
@@ -57,16 +58,16 @@ class BackwardScale:
     Attributes:
         loss_scale (float): of fp16.
         num_microbatches (int): micro-batches of the step; a mean is divided by them.
-        context_parallel_size (int): gradients are averaged over the ranks that share a sequence, where the gradient of a
-            mean is a sum over them.
         per_token (bool): losses are sums over tokens, which `finalize_model_grads` divides by the tokens of the global
             batch: only the loss scale multiplies them.
+        context_parallel_size (int): gradients are averaged over the ranks that share a sequence, where the gradient of a
+            mean is a sum over them.
     """
 
     loss_scale: float = 1.0
     num_microbatches: int = 1
-    context_parallel_size: int = 1
     per_token: bool = False
+    context_parallel_size: int = field(default_factory=parallel_state.get_context_parallel_world_size)
 
     def of(self, tokens=None):
         """The scale (float) of a loss that is a mean (None), or the sum over `tokens` (number or Tensor)."""
@@ -88,7 +89,7 @@ class BackwardScale:
         return self.of(loss.tokens)
 
 
-_published = BackwardScale()
+_published = BackwardScale(context_parallel_size=1)
 
 
 def get_backward_scale():

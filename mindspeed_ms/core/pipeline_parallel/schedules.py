@@ -3,8 +3,6 @@
 The order of work is a plan of `layout.pipeline_plan`; `execution` runs it.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
 from functools import lru_cache
 from itertools import tee
 
@@ -15,52 +13,15 @@ from mindspeed_ms.core.pipeline_parallel.p2p_communication import PipelineCommun
 from mindspeed_ms.layout.pipeline_actions import build_plan
 
 
-@dataclass
-class ScheduleOptions:
-    """What a schedule needs to know of the run.
-
-    Attributes:
-        calculate_per_token_loss (bool): the loss functions return sums over tokens; gradients are divided by the number
-            of tokens of the global batch at the end instead of by micro-batches.
-        grad_scale_func (Optional[Callable[[], float]]): the loss scale.
-        finalize_model_grads_func (Optional[Callable]): called with (model chunks, number of tokens or None) after the
-            last backward.
-    """
-
-    calculate_per_token_loss: bool = False
-    grad_scale_func: Callable[[], float] | None = None
-    finalize_model_grads_func: Callable | None = None
-
-
 def get_forward_backward_func():
-    """The schedule for this run's pipeline layout; all take the arguments of `forward_backward`."""
-    if parallel_state.get_pipeline_model_parallel_world_size() == 1:
-        return forward_backward_no_pipelining
-    if (parallel_state.get_virtual_pipeline_model_parallel_world_size() or 1) > 1:
-        return forward_backward_pipelining_with_interleaving
-    return forward_backward_pipelining_without_interleaving
-
-
-def forward_backward_no_pipelining(**arguments):
-    """Every micro-batch forward and backward, one after the other. See `forward_backward`."""
-    return forward_backward(1, **arguments)
-
-
-def forward_backward_pipelining_without_interleaving(**arguments):
-    """1F1B: stage r of pp has at most pp - r micro-batches in flight. See `forward_backward`."""
-    return forward_backward(1, **arguments)
-
-
-def forward_backward_pipelining_with_interleaving(**arguments):
-    """1F1B over several chunks per stage. See `forward_backward`."""
-    return forward_backward(parallel_state.get_virtual_pipeline_model_parallel_world_size(), **arguments)
+    """The schedule for this run's pipeline layout: `forward_backward`, which serves all of them."""
+    return forward_backward
 
 
 _plan = lru_cache(maxsize=32)(build_plan)
 
 
 def forward_backward(
-    chunks,
     *,
     forward_step_func,
     data_iterator,
@@ -72,12 +33,16 @@ def forward_backward(
     forward_only=False,
     collect_non_loss_data=False,
     first_val_step=None,
-    options=None,
+    backward_scale=None,
+    finalize_model_grads_func=None,
 ):
     """Run every micro-batch of a step forward and backward on this stage.
 
+    Without a pipeline one after the other (Megatron's `forward_backward_no_pipelining`), else 1F1B, where stage r of pp has
+    at most pp - r micro-batches in flight, or interleaved over the stage's chunks (its
+    `forward_backward_pipelining_without_interleaving`, `..._with_interleaving`).
+
     Args:
-        chunks (int): model chunks of this stage.
         forward_step_func (Callable): `(data_iterator, model) -> (output, loss_func)`; `loss_func(output)` returns
             a `MicroBatchLoss`, or Megatron's `(loss, reported)` or `(loss, num_tokens, reported)`. It is called where the
             model ends; elsewhere the output goes to the next stage.
@@ -89,7 +54,9 @@ def forward_backward(
         forward_only (bool): no backward (evaluation).
         collect_non_loss_data (bool): call `loss_func(output, non_loss_data=True)` and collect what it returns; only with
             `forward_only`.
-        options (Optional[ScheduleOptions]): loss scale, finalisation.
+        backward_scale (Optional[BackwardScale]): None: losses are means over the micro-batches, without a loss scale.
+        finalize_model_grads_func (Optional[Callable]): called with (model chunks, number of tokens or None) after the last
+            backward.
         decoder_seq_length, first_val_step: of Megatron's signature, for a decoder beside an encoder and fp8: only None.
 
     Returns:
@@ -103,9 +70,9 @@ def forward_backward(
     _only_decoders(decoder_seq_length, first_val_step)
     if collect_non_loss_data and not forward_only:
         raise ValueError("collect_non_loss_data gives no loss to go backward from: it needs forward_only=True.")
-    options = options or ScheduleOptions()
-    models = _per_chunk(model, chunks, "model")
     stages = parallel_state.get_pipeline_model_parallel_world_size()
+    chunks = parallel_state.get_virtual_pipeline_model_parallel_world_size() or 1
+    models = _per_chunk(model, chunks, "model")
     communicator = settings = None
     group_size, overlap = None, False
     if stages > 1:
@@ -115,12 +82,7 @@ def forward_backward(
         # the length of a message must be known before it can be received, so exchanging shapes excludes overlap
         overlap = chunks > 1 and settings.overlap_p2p_comm and not settings.variable_seq_lengths
     plan = _plan(stages, num_microbatches, chunks, group_size, forward_only, overlap)
-    scale = BackwardScale(
-        options.grad_scale_func() if options.grad_scale_func is not None else 1.0,
-        num_microbatches,
-        parallel_state.get_context_parallel_world_size(),
-        options.calculate_per_token_loss,
-    )
+    scale = backward_scale or BackwardScale(1.0, num_microbatches)
     execution = PlanExecution(
         plan,
         parallel_state.get_pipeline_model_parallel_rank(),
@@ -134,8 +96,8 @@ def forward_backward(
     )
     with published(scale):
         execution.run()
-    if not forward_only and options.finalize_model_grads_func is not None:
-        options.finalize_model_grads_func(models, execution.total_tokens() if options.calculate_per_token_loss else None)
+    if not forward_only and finalize_model_grads_func is not None:
+        finalize_model_grads_func(models, execution.total_tokens() if scale.per_token else None)
     return execution.collected
 
 

@@ -70,13 +70,13 @@ def make_datasets_provider(all_config, corpora):
         all_config (AllConfig): names the text.
         corpora (list): takes the TextCorpus.
     """
-    settings, length = all_config.dataset_config, all_config.model_config.seq_length
 
     def train_valid_test_datasets_provider(train_val_test_num_samples):
         del train_val_test_num_samples  # a pass over the text is followed by the next one, as often as needed
         corpus = build_corpus(all_config)
         print_rank_0(corpus.summary())
         corpora.append(corpus)
+        settings, length = all_config.dataset_config, all_config.model_config.seq_length
         reset = settings.reset_position_ids, settings.reset_attention_mask, settings.eod_mask_loss
         train, valid = (
             TokenDataset(tokens, length, corpus.end_of_document, *reset) if len(tokens) > length else None

@@ -185,12 +185,13 @@ def _as_loader(loader, all_config):
 
 
 def _provide(datasets_provider, all_config):
-    if not any(get_train_valid_test_num_samples(all_config)[:1]):
+    numbers = get_train_valid_test_num_samples(all_config)
+    if not numbers[0] and not all_config.training_config.epochs:
         raise ValueError(
             "train_valid_test_datasets_provider needs the number of samples: set training_iters "
-            "(--train-iters) or train_samples (--train-samples)."
+            "(--train-iters), train_samples (--train-samples) or epochs (--epochs)."
         )
-    datasets = datasets_provider(get_train_valid_test_num_samples(all_config))
+    datasets = datasets_provider(numbers)
     if not isinstance(datasets, (tuple, list)) or len(datasets) != 3:
         raise ValueError(
             "train_valid_test_datasets_provider must return three datasets (training, validation, test; "

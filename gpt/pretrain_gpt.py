@@ -16,7 +16,7 @@ from mindspeed_ms.core.datasets.token_dataset import TokenDataset
 from mindspeed_ms.core.device import DeviceError
 from mindspeed_ms.core.dist_checkpointing.errors import CheckpointError
 from mindspeed_ms.core.logging import setup_logging
-from mindspeed_ms.training import gpt_datasets, initialize_megatron, print_rank_0
+from mindspeed_ms.training import gpt_datasets, initialize_megatron
 
 LARGEST_VOCABULARY = 32_768  # of the BPE that is trained here; the model may have more rows
 
@@ -72,6 +72,8 @@ def make_datasets_provider(all_config, corpora):
     """
 
     def train_valid_test_datasets_provider(train_val_test_num_samples):
+        from mindspeed_ms.training.utils import print_rank_0
+
         del train_val_test_num_samples  # a pass over the text is followed by the next one, as often as needed
         corpus = build_corpus(all_config)
         print_rank_0(corpus.summary())

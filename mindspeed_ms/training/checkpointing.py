@@ -58,7 +58,7 @@ def save_checkpoint(
         model (list[DistributedDataParallel]): this rank's chunks.
         optimizer (Optional[MegatronOptimizer]): None: left out.
         opt_param_scheduler (Optional[OptimizerParamScheduler]): None: left out.
-        data_position (Optional[dict]): where this rank's data stands.
+        data_position (Optional[dict]): position of this rank's data.
         save_rng (bool): with random states.
         all_config (Optional[AllConfig]): kept in the checkpoint.
 
@@ -138,7 +138,7 @@ def restore_random_states(reader, seed):
 
 
 def saved_data_position(reader):
-    """Where the data of this data-parallel rank stood; that of the first one if there were fewer."""
+    """Saved position of the data of this data-parallel rank; that of the first one if there were fewer."""
     if not reader.manifest.ranks:  # written by upstream
         state = reader.manifest.states["train_state"]
         return {"train": {"epoch": state["epoch"], "batches": state["step_in_epoch"]}}
@@ -146,7 +146,7 @@ def saved_data_position(reader):
     if before != now:
         print_rank_0(
             f"the checkpoint has {before} data-parallel ranks, this run {now}: data that is no samples by index continues "
-            "at the batch where the first of them stood"
+            "at the batch of the first of them"
         )
     return _rank_states(reader, {})["data_position"] or {}
 
@@ -167,12 +167,6 @@ def _rank_states(reader, needed):
     states = []
     on_all_ranks("the checkpoint was not loaded", lambda: states.append(reader.rank_states(min(numbers, key=distance))))
     return from_plain(states[0])
-
-
-def named_parameters(model):
-    """(state-dict key, Parameter) of all chunks."""
-    for chunk in model:
-        yield from getattr(chunk, "module", chunk).parameters_and_names()
 
 
 @contextmanager

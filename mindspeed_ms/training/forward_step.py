@@ -1,4 +1,4 @@
-"""The forward step of a model whose construct returns its loss."""
+"""Forward step of a model whose construct returns its loss, and the check of a batch against its arguments."""
 
 import inspect
 from functools import lru_cache, partial

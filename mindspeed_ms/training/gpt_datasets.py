@@ -107,7 +107,7 @@ def _per_split(settings):
 
 
 def _exists(prefix):
-    """Whether files have this prefix, or are named by mistake with their ending: that is told, they are not read as text."""
+    """Whether files have this prefix, or are named by mistake with their ending: an error later, they are not read as text."""
     stem, ending = os.path.splitext(prefix)
     if ending in (".bin", ".idx") and IndexedDataset.exists(stem):
         return True

@@ -91,7 +91,7 @@ class StepLosses:
             reported in this step is left out; the main loss, the first name, is NaN then.
         tokens (float): tokens of the first of them.
         not_finite (list[tuple[int, int]]): (global rank, micro-batch) of each loss that was NaN or infinite.
-        stop_requested (list[int]): ranks that want to end after this step.
+        stop_requested (list[int]): ranks that ask to end after this step.
         bad_gradients (list[int]): ranks whose gradients held NaN or infinity before the reduction, where that is checked.
     """
 
@@ -117,7 +117,7 @@ class LossReducer:
 
         Args:
             reported (list[dict]): this rank's micro-batches.
-            stop_requested (bool): this rank wants to end.
+            stop_requested (bool): this rank asks to end.
             bad_gradients (bool): this rank's gradients hold NaN or infinity.
 
         Returns:

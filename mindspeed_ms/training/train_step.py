@@ -1,4 +1,4 @@
-"""One step: all micro-batches forward and backward, reduction, check of the loss, update."""
+"""Training step (`TrainOneStep`): all micro-batches forward and backward, reduction, check of the loss, update."""
 
 import math
 import time
@@ -54,7 +54,7 @@ class TrainOneStep:
 
     @classmethod
     def of(cls, all_config, *parts):
-        """The step that an AllConfig asks for, of model, optimizer, opt_param_scheduler and forward_step_func."""
+        """The step of an AllConfig, with model, optimizer, opt_param_scheduler and forward_step_func."""
         settings = all_config.training_config
         checks = settings.check_for_nan_in_loss, settings.log_params_norm
         return cls(*parts, settings.calculate_per_token_loss, *checks, all_config.model_config.seq_length)

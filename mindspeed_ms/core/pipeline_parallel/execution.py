@@ -1,4 +1,4 @@
-"""Executes one stage's part of a pipeline plan: the only place where a plan meets tensors."""
+"""Execution of a pipeline schedule on one stage: forward and backward of its micro-batches, sending and receiving."""
 
 from collections.abc import Callable
 from contextlib import nullcontext

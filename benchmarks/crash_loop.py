@@ -44,19 +44,19 @@ def quietly(name, folder, *arguments, **training):
 def dies_after(folder, seconds, victim, **training):
     """SIGKILL of a rank, or of all (victim None), some seconds after the first step."""
     from mindspeed_ms.core import comm
-    from mindspeed_ms.training import training as loop
+    from mindspeed_ms.training.trainer import Trainer
     from mindspeed_ms.training.utils import set_parallel_context
 
     set_parallel_context(crash.runs.make_config(folder).parallel_config)
     crash.note_progress(folder)
-    count, timer = loop._count, threading.Timer(seconds, os.kill, (os.getpid(), signal.SIGKILL))
+    count, timer = Trainer._count, threading.Timer(seconds, os.kill, (os.getpid(), signal.SIGKILL))
 
-    def starting_the_timer(run, report):
-        if run.train_state.iteration == 0 and victim in (None, comm.get_rank()):
+    def starting_the_timer(trainer, report):
+        if trainer.train_state.iteration == 0 and victim in (None, comm.get_rank()):
             timer.start()
-        count(run, report)
+        count(trainer, report)
 
-    loop._count = starting_the_timer
+    Trainer._count = starting_the_timer
     return crash.train(folder, **training)
 
 

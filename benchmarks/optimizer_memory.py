@@ -105,9 +105,9 @@ def train(all_config):
     from mindspore import Tensor
 
     from mindspeed_ms.legacy.model.gpt_model import GPTModel
+    from mindspeed_ms.training.data import init_batch_sizes
     from mindspeed_ms.training.forward_step import make_forward_step
     from mindspeed_ms.training.model_setup import get_model, get_optimizer, get_optimizer_param_scheduler
-    from mindspeed_ms.training.run import init_batch_sizes
     from mindspeed_ms.training.train_step import TrainOneStep
 
     init_batch_sizes(all_config)

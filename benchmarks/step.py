@@ -85,9 +85,9 @@ def build_step(name):
     from mindspeed_ms.core import num_microbatches_calculator as calculator
     from mindspeed_ms.core import parallel_state
     from mindspeed_ms.legacy.model.gpt_model import GPTModel
+    from mindspeed_ms.training.data import init_batch_sizes
     from mindspeed_ms.training.forward_step import make_forward_step
     from mindspeed_ms.training.model_setup import get_model, get_optimizer, get_optimizer_param_scheduler
-    from mindspeed_ms.training.run import init_batch_sizes
     from mindspeed_ms.training.train_step import TrainOneStep
     from mindspeed_ms.training.utils import set_parallel_context, set_seed
 

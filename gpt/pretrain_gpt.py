@@ -13,10 +13,10 @@ from mindspeed_ms.config import ConfigError, fit_to_world, init_configs_from_arg
 from mindspeed_ms.core.datasets import text_corpus
 from mindspeed_ms.core.datasets.errors import DatasetError
 from mindspeed_ms.core.datasets.token_dataset import TokenDataset
-from mindspeed_ms.core.device import DeviceError, request_device
+from mindspeed_ms.core.device import DeviceError
 from mindspeed_ms.core.dist_checkpointing.errors import CheckpointError
 from mindspeed_ms.core.logging import setup_logging
-from mindspeed_ms.training import get_args, gpt_datasets, initialize_megatron
+from mindspeed_ms.training import gpt_datasets, initialize_megatron
 
 LARGEST_VOCABULARY = 32_768  # of the BPE that is trained here; the model may have more rows
 
@@ -63,24 +63,28 @@ def build_corpus(all_config):
     return corpus
 
 
-def make_datasets_provider(all_config, corpus):
-    """`train_valid_test_datasets_provider` of a corpus: ((train, valid, test) numbers of samples) -> three datasets."""
-    settings = all_config.dataset_config
+def make_datasets_provider(all_config, corpora):
+    """`train_valid_test_datasets_provider` of a text: ((train, valid, test) numbers of samples) -> three datasets.
 
-    def dataset(tokens):
-        return TokenDataset(
-            tokens,
-            all_config.model_config.seq_length,
-            corpus.end_of_document,
-            settings.reset_position_ids,
-            settings.reset_attention_mask,
-            settings.eod_mask_loss,
-        )
+    Args:
+        all_config (AllConfig): names the text.
+        corpora (list): takes the TextCorpus.
+    """
 
     def train_valid_test_datasets_provider(train_val_test_num_samples):
+        from mindspeed_ms.training.utils import print_rank_0
+
         del train_val_test_num_samples  # a pass over the text is followed by the next one, as often as needed
-        has_validation = len(corpus.valid_tokens) > all_config.model_config.seq_length
-        return dataset(corpus.train_tokens), dataset(corpus.valid_tokens) if has_validation else None, None
+        corpus = build_corpus(all_config)
+        print_rank_0(corpus.summary())
+        corpora.append(corpus)
+        settings, length = all_config.dataset_config, all_config.model_config.seq_length
+        reset = settings.reset_position_ids, settings.reset_attention_mask, settings.eod_mask_loss
+        train, valid = (
+            TokenDataset(tokens, length, corpus.end_of_document, *reset) if len(tokens) > length else None
+            for tokens in (corpus.train_tokens, corpus.valid_tokens)
+        )
+        return train, valid, None
 
     return train_valid_test_datasets_provider
 
@@ -120,68 +124,44 @@ def prepare(all_config):
     return world_size
 
 
-def read_configuration():
-    """(arguments, AllConfig) of the command line."""
-    initialize_megatron(extra_args_provider=add_example_args)
-    args = get_args()
-    all_config = init_configs_from_args(args)
-    require_available(all_config)
-    return args, all_config
-
-
 def main():
-    """Train, following the guide step by step."""
-    if "--prepare" in sys.argv[1:]:
-        with contextlib.redirect_stdout(sys.stderr):  # log lines too: the one line of output is the number of ranks
-            world_size = prepare(read_configuration()[1])
+    """Train, or with --prepare only check and build the corpus."""
+    prepares = "--prepare" in sys.argv[1:]
+    # log lines too: the one line of output is the number of ranks
+    with contextlib.redirect_stdout(sys.stderr) if prepares else contextlib.nullcontext():
+        args = initialize_megatron(extra_args_provider=add_example_args)
+        all_config = init_configs_from_args(args)
+        if prepares:
+            require_available(all_config)  # pretrain calls it itself
+            world_size = prepare(all_config)
+    if prepares:
         print(world_size)
         return
-    args, all_config = read_configuration()
 
     # Everything that runs a model is imported here: a mistake in the configuration is found sooner.
     from pretrain_gpt_report import report
 
     from mindspeed_ms.legacy.model.gpt_model import GPTModel
-    from mindspeed_ms.training import build_pretraining_data_loader, get_train_valid_test_num_samples
     from mindspeed_ms.training.training import pretrain
-    from mindspeed_ms.training.utils import print_rank_0, set_parallel_context, set_seed
 
-    request_device(all_config.training_config.device_target)
-    # starts device and communication (HCCL on Ascend, shared memory on CPU) and lays the parallel grid over the ranks
-    set_parallel_context(all_config.parallel_config)
-    set_seed(all_config.training_config.seed)
-
-    corpus = None
+    corpora = []
+    provider = make_datasets_provider(all_config, corpora)
     if gpt_datasets.names_indexed_files(all_config):
         provider = gpt_datasets.train_valid_test_datasets_provider
-    else:
-        corpus = build_corpus(all_config)
-        print_rank_0(corpus.summary())
-        provider = make_datasets_provider(all_config, corpus)
-    datasets = provider(get_train_valid_test_num_samples(all_config))
-    train_dataloader, valid_dataloader, test_dataloader = (
-        build_pretraining_data_loader(dataset, 0, all_config) for dataset in datasets
-    )
 
     def model_provider_func(pre_process=True, post_process=True):
         """get gpt model"""
         return GPTModel(all_config.model_config, pre_process=pre_process, post_process=post_process)
 
-    run = pretrain(
-        train_valid_test_datasets_provider=None,
+    # starts device and communication (HCCL on Ascend, shared memory on CPU), lays the parallel grid over the ranks, seeds
+    trainer = pretrain(
+        train_valid_test_datasets_provider=provider,
         model_provider_func=model_provider_func,
         model_type=None,
-        forward_step_func=None,
-        process_non_loss_data_func=None,
-        extra_args_provider=None,
         all_config=all_config,
-        train_data_loader=train_dataloader,
-        valid_data_loader=valid_dataloader,
-        test_data_loader=test_dataloader,
         get_batch_func=get_batch,
-        args_defaults={},
     )
-    report(run, corpus, with_sample=not args.no_sample)
+    report(trainer, *(corpora or [None]), with_sample=not args.no_sample)
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ def report(run, corpus, with_sample=True, sample_tokens=64):
     """Print the summary on rank 0, and add its numbers to metrics.jsonl if this call has trained. All ranks call it.
 
     Args:
-        run (TrainingRun): what pretrain returned; a training that was interrupted gets no summary.
+        run (Trainer): what pretrain returned; a training that was interrupted gets no summary.
         corpus (Optional[TextCorpus]): what it was trained on; None: other data, of which no text can be written.
         with_sample (bool): let the model continue a line of Python.
         sample_tokens (int): length of that continuation.
@@ -29,7 +29,7 @@ def report(run, corpus, with_sample=True, sample_tokens=64):
     if run.train_state.iteration < run.training_iters:
         return
     sample = None
-    has_trained = run.metrics is not None
+    has_trained = run.steps_done > 0
     if with_sample and has_trained and corpus is not None and parallel_state.get_pipeline_model_parallel_world_size() == 1:
         sample = write_sample(run, corpus, sample_tokens)
     if comm.get_rank() != 0:

@@ -83,16 +83,16 @@ def dies(folder, seed, **training):
 def note_progress(folder):
     """Let rank 0 write the number of each finished step to the file `progress`."""
     from mindspeed_ms.core import comm
-    from mindspeed_ms.training import training as loop
+    from mindspeed_ms.training.trainer import Trainer
 
-    count = loop._count
+    count = Trainer._count
 
-    def noting(run, report):
-        count(run, report)
+    def noting(trainer, report):
+        count(trainer, report)
         if comm.get_rank() == 0:
-            (folder / "progress").write_text(str(run.train_state.iteration))
+            (folder / "progress").write_text(str(trainer.train_state.iteration))
 
-    loop._count = noting
+    Trainer._count = noting
 
 
 def continued(folder, **training):

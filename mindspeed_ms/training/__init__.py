@@ -3,13 +3,13 @@
 import importlib
 
 _HOMES = {
-    "get_args": "global_vars",
-    "get_all_config": "global_vars",
-    "get_tensorboard_writer": "global_vars",
+    "get_args": "initialize",
+    "get_all_config": "initialize",
+    "get_tensorboard_writer": "tensorboard",
     "initialize_megatron": "initialize",
-    "parse_args": "arguments",
+    "parse_args": "initialize",
     "pretrain": "training",
-    "train": "training",
+    "Trainer": "trainer",
     "TrainOneStep": "train_step",
     "evaluate": "evaluation",
     "get_model": "model_setup",

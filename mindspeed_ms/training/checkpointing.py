@@ -1,4 +1,4 @@
-"""Saving and loading a training: what its state consists of; files and layouts are `core.dist_checkpointing`'s."""
+"""State of a training in checkpoints: `save_checkpoint`, `load_checkpoint`, random states."""
 
 import os
 import random
@@ -11,45 +11,14 @@ from mindspeed_ms.core import comm, parallel_state, rng
 from mindspeed_ms.core.dist_checkpointing import job_lock
 from mindspeed_ms.core.dist_checkpointing.agreement import on_all_ranks, on_rank_zero
 from mindspeed_ms.core.dist_checkpointing.errors import CheckpointError
-from mindspeed_ms.core.dist_checkpointing.folders import (
-    TRACKER_FILE,
-    check_writable,
-    checkpoint_to_start_from,
-    has_checkpoints,
-    hold,
-    iterations_in,
-    latest_iteration,
-    spare_folder,
-)
-from mindspeed_ms.core.dist_checkpointing.load import find_checkpoint, load_tensors, open_checkpoint
+from mindspeed_ms.core.dist_checkpointing.folders import check_writable, hold
+from mindspeed_ms.core.dist_checkpointing.load import load_tensors
 from mindspeed_ms.core.dist_checkpointing.manifest import Manifest
-from mindspeed_ms.core.dist_checkpointing.save import CheckpointSaver, from_plain, plain
+from mindspeed_ms.core.dist_checkpointing.save import from_plain, plain
 from mindspeed_ms.core.dist_checkpointing.state import model_tensors, optimizer_tensors
-from mindspeed_ms.core.dist_checkpointing.upstream_format import is_upstream_folder
-from mindspeed_ms.core.logging import logger
 from mindspeed_ms.core.tensor_parallel.random import model_parallel_manual_seed
 from mindspeed_ms.layout import gpt_sizes
-
-__all__ = [
-    "TRACKER_FILE",
-    "CheckpointError",
-    "CheckpointSaver",
-    "check_output_folder",
-    "checkpoint_to_start_from",
-    "find_checkpoint",
-    "has_checkpoints",
-    "is_upstream_folder",
-    "iterations_in",
-    "latest_iteration",
-    "load_checkpoint",
-    "named_parameters",
-    "open_checkpoint",
-    "release_output_folders",
-    "save_checkpoint",
-    "spare_folder",
-    "true_vocab_size",
-    "whole_parameters",
-]
+from mindspeed_ms.training.utils import print_rank_0
 
 _RNG_SIZES = ("tensor", "pipeline", "virtual_pipeline", "context", "expert")
 
@@ -89,7 +58,7 @@ def save_checkpoint(
         model (list[DistributedDataParallel]): this rank's chunks.
         optimizer (Optional[MegatronOptimizer]): None: left out.
         opt_param_scheduler (Optional[OptimizerParamScheduler]): None: left out.
-        data_position (Optional[dict]): where this rank's data stands.
+        data_position (Optional[dict]): position of this rank's data.
         save_rng (bool): with random states.
         all_config (Optional[AllConfig]): kept in the checkpoint.
 
@@ -151,40 +120,33 @@ def restore_random_states(reader, seed):
 
     Ranks of a data-parallel group that has grown take the states of its first rank, which are equal on all of them.
     """
+    layout, saved = layout_sizes(), reader.manifest.layout
+    changed = [name for name in _RNG_SIZES if layout[name] != saved.get(name)]
+    if reader.manifest.ranks and not changed:
+        states = _rank_states(reader, {name: value for name, value in _coordinates().items() if name != "dp"})["rng"]
+        if states is None:
+            print_rank_0("random states start anew: the checkpoint has none")
+        else:
+            set_random_states(states)
+        return
+    # a stream of its own: the numbers of the first iterations must not come again
+    model_parallel_manual_seed(seed + 7919 * (1 + reader.manifest.iteration))
+    reason = f"the sizes of {', '.join(changed)} parallelism differ from the checkpoint's"
     if not reader.manifest.ranks:
-        if comm.get_rank() == 0:
-            logger.info("random states start anew: the checkpoint has none that can be read")
-        model_parallel_manual_seed(seed + 7919 * (1 + reader.manifest.iteration))
-        return
-    layout = layout_sizes()
-    changed = [name for name in _RNG_SIZES if layout[name] != reader.manifest.layout.get(name)]
-    if changed:
-        # a stream of its own: the numbers of the first iterations must not come again
-        model_parallel_manual_seed(seed + 7919 * (1 + reader.manifest.iteration))
-        if comm.get_rank() == 0:
-            logger.info(
-                "random states start anew: the sizes of %s parallelism differ from the checkpoint's", ", ".join(changed)
-            )
-        return
-    states = _rank_states(reader, {name: value for name, value in _coordinates().items() if name != "dp"})["rng"]
-    if states is None:
-        if comm.get_rank() == 0:
-            logger.info("random states start anew: the checkpoint has none")
-        return
-    set_random_states(states)
+        reason = "the checkpoint has none that can be read"
+    print_rank_0(f"random states start anew: {reason}")
 
 
 def saved_data_position(reader):
-    """Where the data of this data-parallel rank stood; that of the first one if there were fewer."""
+    """Saved position of the data of this data-parallel rank; that of the first one if there were fewer."""
     if not reader.manifest.ranks:  # written by upstream
         state = reader.manifest.states["train_state"]
         return {"train": {"epoch": state["epoch"], "batches": state["step_in_epoch"]}}
-    if layout_sizes()["data"] != reader.manifest.layout.get("data") and comm.get_rank() == 0:
-        logger.info(
-            "the checkpoint has %s data-parallel ranks, this run %d: data that is no samples by index continues at the "
-            "batch where the first of them stood",
-            reader.manifest.layout.get("data"),
-            layout_sizes()["data"],
+    before, now = reader.manifest.layout.get("data"), layout_sizes()["data"]
+    if before != now:
+        print_rank_0(
+            f"the checkpoint has {before} data-parallel ranks, this run {now}: data that is no samples by index continues "
+            "at the batch of the first of them"
         )
     return _rank_states(reader, {})["data_position"] or {}
 
@@ -205,12 +167,6 @@ def _rank_states(reader, needed):
     states = []
     on_all_ranks("the checkpoint was not loaded", lambda: states.append(reader.rank_states(min(numbers, key=distance))))
     return from_plain(states[0])
-
-
-def named_parameters(model):
-    """(state-dict key, Parameter) of all chunks."""
-    for chunk in model:
-        yield from getattr(chunk, "module", chunk).parameters_and_names()
 
 
 @contextmanager

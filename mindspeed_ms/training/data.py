@@ -1,12 +1,12 @@
-"""From datasets to the iterator of micro-batches. Source of names and sample order: Megatron's training/data."""
+"""Training, validation and test data of a run, its length and its batch sizes. Source of names: Megatron's training/data."""
 
-import numpy as np
-from mindspore import Tensor
+from dataclasses import dataclass
 
+from mindspeed_ms.core import comm, parallel_state
 from mindspeed_ms.core import num_microbatches_calculator as calculator
-from mindspeed_ms.core import parallel_state
-from mindspeed_ms.training.data_samplers import PretrainingRandomSampler, PretrainingSampler
-from mindspeed_ms.training.global_vars import get_all_config
+from mindspeed_ms.training.data_samplers import PretrainingDataLoader, PretrainingRandomSampler, PretrainingSampler
+from mindspeed_ms.training.data_streams import DataExhausted, MicroBatches, make_stream
+from mindspeed_ms.training.initialize import get_all_config
 
 
 def get_train_valid_test_num_samples(all_config=None):
@@ -35,19 +35,25 @@ def global_batch_size(all_config):
     return dataset.batch_size * dataset.micro_batch_num * parallel_state.get_data_parallel_world_size()
 
 
+def init_batch_sizes(all_config):
+    """Set up the number of micro-batches of a step."""
+    calculator.init_num_microbatches_calculator(comm.get_rank(), *_batch_sizes(all_config))
+
+
+def _batch_sizes(all_config):
+    """The arguments of `make_num_microbatches_calculator`."""
+    settings = all_config.dataset_config
+    sizes = global_batch_size(all_config), settings.batch_size, parallel_state.get_data_parallel_world_size()
+    return settings.rampup_batch_size, *sizes, settings.decrease_batch_size_if_needed
+
+
 def training_iters_of_config(all_config):
     """Steps of the run by training_iters, else by train_samples and the batch sizes; 0 if neither is set."""
     training, dataset = all_config.training_config, all_config.dataset_config
     if training.training_iters or not dataset.train_samples:
         return training.training_iters
+    sizes = calculator.make_num_microbatches_calculator(*_batch_sizes(all_config))
     ramp_up = dataset.rampup_batch_size
-    sizes = calculator.make_num_microbatches_calculator(
-        ramp_up,
-        global_batch_size(all_config),
-        dataset.batch_size,
-        parallel_state.get_data_parallel_world_size(),
-        dataset.decrease_batch_size_if_needed,
-    )
     return calculator.iterations_of_samples(sizes, dataset.train_samples, ramp_up[2] if ramp_up else 0)
 
 
@@ -84,131 +90,163 @@ def build_pretraining_data_loader(dataset, consumed_samples, all_config=None):
     return PretrainingDataLoader(dataset, sampler)
 
 
-class PretrainingDataLoader:
-    """Iterates over micro-batches without end: dicts of numpy arrays `[micro batch, ...]`.
+@dataclass
+class TrainingData:
+    """The data of a training.
+
+    Attributes:
+        train, valid, test (Optional[MicroBatches]): iterators of micro-batches; None: there is no such data.
+        training_iters (int): steps of the whole training.
+        reads_ahead (bool): the micro-batches of a step are read before it starts, so that data that ends does so
+            between steps; off for a forward step that may read other numbers of them.
+    """
+
+    train: MicroBatches
+    valid: MicroBatches | None
+    test: MicroBatches | None
+    training_iters: int
+    reads_ahead: bool = True
+
+    def __post_init__(self):
+        self._may_end = any(comm.world_group().all_gather_object(bool(self.train.stream.is_finite)))
+
+    @property
+    def epoch(self):
+        """Epochs of the training data that are complete."""
+        return self.train.stream.epoch
+
+    def of_step(self):
+        """Iterator of the next step's micro-batches.
+
+        Raises:
+            DataExhausted: on all ranks, if one of them has no more data.
+        """
+        if not self.reads_ahead:
+            return self.train
+        reason, batches = None, []
+        try:
+            batches = self.train.take(calculator.get_num_microbatches())
+        except DataExhausted as error:
+            reason = str(error)
+        if self._may_end:
+            reason = next((text for text in comm.world_group().all_gather_object(reason) if text), None)
+        if reason:
+            raise DataExhausted(reason)
+        return iter(batches)
+
+    def positions(self):
+        """Positions of training and validation data, for a checkpoint."""
+        return {name: data.stream.position() for name, data in self._saved().items()}
+
+    def go_to(self, positions, consumed_samples):
+        """Continue at saved `positions()`; `consumed_samples` (dict[str, int]) serves data that is samples by index."""
+        for name, data in self._saved().items():
+            data.stream.go_to(positions.get(name, {"epoch": 0, "batches": 0}), consumed_samples[name])
+
+    def _saved(self):
+        return {name: data for name, data in (("train", self.train), ("valid", self.valid)) if data is not None}
+
+
+def build_data(all_config, datasets_provider, loaders, get_batch_func=None, reads_ahead=True):
+    """The data of a run.
 
     Args:
-        dataset: samples by index, each a dict of arrays or numbers.
-        sampler (PretrainingSampler): which of them.
-    """
-
-    def __init__(self, dataset, sampler):
-        self.dataset = dataset
-        self.sampler = sampler
-
-    def __iter__(self):
-        return self
-
-    def __next__(self):
-        indices = self.sampler.next_indices()
-        if hasattr(self.dataset, "micro_batch"):  # it fills samples up to one length
-            return self.dataset.micro_batch(indices)
-        return collate([self.dataset[index] for index in indices])
-
-    def set_consumed_samples(self, consumed_samples):
-        """Go to where a run stands that has used so many samples."""
-        self.sampler.consumed_samples = consumed_samples
-
-
-def collate(samples):
-    """Stack samples (dicts with equal keys) into one dict of arrays.
+        all_config (AllConfig): the configuration.
+        datasets_provider (Optional[Callable]): see `pretrain`.
+        loaders (sequence): training, validation, test; a loader that is not None goes before the provider's dataset.
+        get_batch_func (Optional[Callable]): see `pretrain`.
+        reads_ahead (bool): see `TrainingData`.
 
     Raises:
-        ValueError: a sample is no dict, or an entry has different shapes in different samples.
+        ValueError: there is no training data, or nothing says how long to train; `skip_train` without data to evaluate.
     """
-    first = samples[0]
-    if not isinstance(first, dict):
+    loaders = [_as_loader(loader, all_config) for loader in loaders]
+    if datasets_provider is not None:
+        loaders = [
+            loader if loader is not None else build_pretraining_data_loader(dataset, 0, all_config)
+            for loader, dataset in zip(loaders, _provide(datasets_provider, all_config))
+        ]
+    training_iters = resolve_training_iters(all_config, loaders[0])
+    train = make_stream(loaders[0], all_config.training_config.epochs)
+    valid, test = (
+        MicroBatches(make_stream(loader, name=name), get_batch_func) if _anyone_has(loader) else None
+        for loader, name in zip(loaders[1:], ("valid_data_loader", "test_data_loader"))
+    )
+    if all_config.training_config.skip_train and valid is None and test is None:
+        raise ValueError("skip_train is set, but there is no validation or test data to evaluate.")
+    return TrainingData(MicroBatches(train, get_batch_func), valid, test, training_iters, reads_ahead)
+
+
+def _as_loader(loader, all_config):
+    """Samples by `__getitem__` and `__len__` get a `PretrainingDataLoader`; everything else stays what it is."""
+    is_indexed = hasattr(loader, "__getitem__") and hasattr(loader, "__len__")
+    iterates = hasattr(loader, "create_dict_iterator") or hasattr(loader, "__iter__")
+    return build_pretraining_data_loader(loader, 0, all_config) if is_indexed and not iterates else loader
+
+
+def _provide(datasets_provider, all_config):
+    numbers = get_train_valid_test_num_samples(all_config)
+    if not numbers[0] and not all_config.training_config.epochs:
         raise ValueError(
-            f"a sample of the dataset is a {type(first).__name__}: expected a dict of arrays, such as "
-            "{'tokens': ..., 'labels': ...}."
+            "train_valid_test_datasets_provider needs the number of samples: set training_iters "
+            "(--train-iters), train_samples (--train-samples) or epochs (--epochs)."
         )
-    batch = {}
-    for name in first:
-        arrays = [host_array(sample[name]) for sample in samples]
-        if len({array.shape for array in arrays}) > 1:
-            raise ValueError(
-                f"entry {name!r} has shapes {sorted({array.shape for array in arrays})} in one "
-                "micro-batch: expected equal ones."
-            )
-        batch[name] = np.stack(arrays)
-    return batch
+    datasets = datasets_provider(numbers)
+    if not isinstance(datasets, (tuple, list)) or len(datasets) != 3:
+        raise ValueError(
+            "train_valid_test_datasets_provider must return three datasets (training, validation, test; "
+            f"None for one that does not exist), but returned {type(datasets).__name__}."
+        )
+    return datasets
 
 
-def host_array(value):
-    """Numpy array of an entry of a batch; float64 becomes float32, which MindSpore's operators take."""
-    array = value.asnumpy() if isinstance(value, Tensor) else np.asarray(value)
-    return array.astype(np.float32) if array.dtype == np.float64 else array
+def _anyone_has(loader):
+    group = parallel_state.get_tensor_model_parallel_group()
+    return any(group.all_gather_object(loader is not None)) if group.size > 1 else loader is not None
 
 
-def split_batch(batch, micro_batch_size, num_microbatches):
-    """Cut a batch into micro-batches along its first dimension.
-
-    Args:
-        batch (dict): arrays or Tensors of `micro_batch_size` rows (one micro-batch) or `num_microbatches` times as many
-            (all of a step); an entry with one row, a number or None goes to each of them.
-
-    Returns:
-        list[dict]: Tensors.
+def resolve_training_iters(all_config, loader):
+    """Steps of the training: training_iters, else from train_samples, else from epochs and the length of the data.
 
     Raises:
-        ValueError: not a dict, or another number of rows.
+        ValueError: none of them is set, or the data does not say how long it is.
     """
-    if not isinstance(batch, dict):
-        raise ValueError(f"a batch is a {type(batch).__name__}: expected a dict keyed by the names of the model's construct.")
-    batch = {name: _array_of_list(name, value) for name, value in batch.items()}
-    rows = max((value.shape[0] for value in batch.values() if _has_rows(value)), default=1)
-    for name, value in batch.items():
-        _check_rows(name, value, rows)
-    if rows == micro_batch_size:
-        return [{name: to_tensor(value) for name, value in batch.items()}]
-    if rows != micro_batch_size * num_microbatches:
+    training, dataset = all_config.training_config, all_config.dataset_config
+    iterations = training_iters_of_config(all_config)
+    if iterations:
+        return iterations
+    if dataset.train_samples:
         raise ValueError(
-            f"a batch has {rows} rows: expected {micro_batch_size * num_microbatches} (micro batch "
-            f"{micro_batch_size} x {num_microbatches} micro-batches), or {micro_batch_size} for one "
-            f"micro-batch at a time. The entries are {_shapes(batch)}."
+            f"train_samples is {dataset.train_samples}, less than the first global batch of "
+            f"{calculator.get_current_global_batch_size()}: there is nothing to train. Raise it."
         )
-    return [
-        {name: to_tensor(_rows_of(value, rows, number * micro_batch_size, micro_batch_size)) for name, value in batch.items()}
-        for number in range(num_microbatches)
+    if not training.epochs:
+        raise ValueError(
+            "there is nothing to train: training_iters is 0 and neither train_samples nor epochs is set. "
+            "Set training_iters (--train-iters)."
+        )
+    lengths = [
+        length
+        for length in comm.world_group().all_gather_object(steps_per_epoch(loader) if loader is not None else None)
+        if length is not None
     ]
-
-
-def _array_of_list(name, value):
-    if not isinstance(value, list):
-        return value
-    try:
-        return host_array(value)
-    except ValueError as error:
+    if not lengths:
         raise ValueError(
-            f"entry {name!r} of a batch is a list that makes no array ({error}): expected equal lengths in each dimension."
-        ) from error
-
-
-def _shapes(batch):
-    return ", ".join(f"{name} {tuple(value.shape)}" for name, value in batch.items() if _has_rows(value))
-
-
-def _has_rows(value):
-    return hasattr(value, "shape") and len(value.shape) > 0
-
-
-def _check_rows(name, value, rows):
-    if _has_rows(value) and value.shape[0] not in (1, rows):
-        raise ValueError(
-            f"entry {name!r} of a batch has {value.shape[0]} rows where others have {rows}: expected the "
-            "same number, or 1 for an entry that all samples share."
+            f"epochs is {training.epochs}, but the training data does not say how many steps an epoch "
+            "has: set training_iters (--train-iters) too."
         )
+    return training.epochs * min(lengths)
 
 
-def _rows_of(value, rows, start, count):
-    if not _has_rows(value) or value.shape[0] == 1 != rows:
-        return value
-    return value[start : start + count]
-
-
-def to_tensor(value):
-    """Tensor of a batch's entry (numpy arrays are shared, not copied); None and other objects stay what they are."""
-    if isinstance(value, (np.ndarray, np.generic)):
-        array = np.ascontiguousarray(host_array(value)) if np.ndim(value) else host_array(value)
-        return Tensor.from_numpy(array if array.flags.writeable else array.copy())
-    return value
+def steps_per_epoch(loader):
+    """Steps of an epoch of this run, or None if the loader does not say how long it is."""
+    micro_batches = calculator.get_num_microbatches()
+    if isinstance(loader, PretrainingDataLoader):
+        return loader.sampler.samples_per_epoch // calculator.get_current_global_batch_size()
+    if hasattr(loader, "get_dataset_size"):
+        one_at_a_time = loader.get_batch_size() == calculator.get_micro_batch_size()
+        return loader.get_dataset_size() // (micro_batches if one_at_a_time else 1)
+    if isinstance(loader, (list, tuple)) and loader and isinstance(loader[0], dict):
+        rows = max((value.shape[0] for value in loader[0].values() if getattr(value, "shape", ())), default=1)
+        return len(loader) // (micro_batches if rows == calculator.get_micro_batch_size() else 1)
+    return None

@@ -1,10 +1,11 @@
-"""Which samples each data-parallel rank reads for each micro-batch.
+"""Samplers and the data loader: the samples of each micro-batch of a data-parallel rank.
 
 Source: Megatron's pretraining samplers: consecutive blocks of a micro-batch per rank, data-parallel rank fastest,
 counted by `consumed_samples`. Here a pass over the data is followed by the next one.
 """
 
 import numpy as np
+from mindspore import Tensor
 
 
 class PretrainingSampler:
@@ -72,3 +73,59 @@ class PretrainingRandomSampler(PretrainingSampler):
             generator = np.random.Generator(np.random.Philox(key=[self.seed, epoch]))
             self._order = (epoch, generator.permutation(self.total_samples))
         return int(self._order[1][place])
+
+
+class PretrainingDataLoader:
+    """Iterates over micro-batches without end: dicts of numpy arrays `[micro batch, ...]`.
+
+    Args:
+        dataset: samples by index, each a dict of arrays or numbers.
+        sampler (PretrainingSampler): which of them.
+    """
+
+    def __init__(self, dataset, sampler):
+        self.dataset = dataset
+        self.sampler = sampler
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        indices = self.sampler.next_indices()
+        if hasattr(self.dataset, "micro_batch"):  # it fills samples up to one length
+            return self.dataset.micro_batch(indices)
+        return collate([self.dataset[index] for index in indices])
+
+    def set_consumed_samples(self, consumed_samples):
+        """Continue after so many samples, over all data-parallel ranks."""
+        self.sampler.consumed_samples = consumed_samples
+
+
+def collate(samples):
+    """Stack samples (dicts with equal keys) into one dict of arrays.
+
+    Raises:
+        ValueError: a sample is no dict, or an entry has different shapes in different samples.
+    """
+    first = samples[0]
+    if not isinstance(first, dict):
+        raise ValueError(
+            f"a sample of the dataset is a {type(first).__name__}: expected a dict of arrays, such as "
+            "{'tokens': ..., 'labels': ...}."
+        )
+    batch = {}
+    for name in first:
+        arrays = [host_array(sample[name]) for sample in samples]
+        if len({array.shape for array in arrays}) > 1:
+            raise ValueError(
+                f"entry {name!r} has shapes {sorted({array.shape for array in arrays})} in one "
+                "micro-batch: expected equal ones."
+            )
+        batch[name] = np.stack(arrays)
+    return batch
+
+
+def host_array(value):
+    """Numpy array of an entry of a batch; float64 becomes float32, which MindSpore's operators take."""
+    array = value.asnumpy() if isinstance(value, Tensor) else np.asarray(value)
+    return array.astype(np.float32) if array.dtype == np.float64 else array

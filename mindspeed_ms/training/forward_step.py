@@ -1,14 +1,10 @@
-"""The forward step of a model whose construct returns its loss."""
+"""Forward step of a model whose construct returns its loss, and the check of a batch against its arguments."""
 
 import inspect
 from functools import lru_cache, partial
 
-import numpy as np
-from mindspore import Tensor
-
-from mindspeed_ms.core import autograd
 from mindspeed_ms.core.distributed.distributed_data_parallel import unwrap_model
-from mindspeed_ms.training.losses import MAIN_LOSS, TokenMean
+from mindspeed_ms.training.losses import count_tokens, loss_function
 
 _DATASET_ID = "dataset_id"
 
@@ -33,40 +29,6 @@ def make_forward_step(calculate_per_token_loss=False):
         return model(**batch), partial(loss_function, count_tokens(batch), calculate_per_token_loss)
 
     return forward_step
-
-
-def loss_function(tokens, per_token, output, non_loss_data=False):
-    """What is differentiated and what is reported of a micro-batch.
-
-    Args:
-        tokens (float): tokens that the model's mean loss is over.
-        per_token (bool): differentiate the sum over tokens.
-        output (Tensor or tuple): what the model returned; the loss is its first part.
-        non_loss_data (bool): return the output as it is.
-    """
-    if non_loss_data:
-        return output
-    loss = output[0] if isinstance(output, (tuple, list)) else output
-    if not isinstance(loss, Tensor) or loss.size != 1:
-        shape = getattr(loss, "shape", type(loss).__name__)
-        raise ValueError(
-            f"the model returned {shape} as its loss: expected a scalar Tensor (or it first in a tuple). "
-            "A model that returns logits needs labels in the batch, or a forward_step_func."
-        )
-    reported = {MAIN_LOSS: TokenMean(autograd.detach(loss), tokens)}
-    return (loss * tokens, tokens, reported) if per_token else (loss, reported)
-
-
-def count_tokens(batch):
-    """Tokens that the loss is averaged over: the sum of `loss_mask`, else the elements of `labels` or `tokens`."""
-    mask = batch.get("loss_mask")
-    if mask is not None:
-        mask = mask.asnumpy() if isinstance(mask, Tensor) else np.asarray(mask)
-        return float(mask.sum(dtype=np.float64))
-    for name in ("labels", "tokens", "input_ids"):
-        if batch.get(name) is not None:
-            return float(batch[name].size)
-    return float(next((value.size for value in batch.values() if hasattr(value, "size")), 1))
 
 
 def without_dataset_id(batch, model):

@@ -8,7 +8,7 @@ from mindspeed_ms.core.datasets.gpt_dataset import GPTDatasetConfig
 from mindspeed_ms.core.datasets.indexed_dataset import IndexedDataset, get_bin_path, get_idx_path
 from mindspeed_ms.core.datasets.instruction_builder import build_instruction_datasets
 from mindspeed_ms.core.datasets.splits import get_blend_from_list
-from mindspeed_ms.training.global_vars import get_all_config
+from mindspeed_ms.training.initialize import get_all_config
 
 
 def train_valid_test_datasets_provider(train_val_test_num_samples):
@@ -107,7 +107,7 @@ def _per_split(settings):
 
 
 def _exists(prefix):
-    """Whether files have this prefix, or are named by mistake with their ending: that is told, they are not read as text."""
+    """Whether files have this prefix, or are named by mistake with their ending: an error later, they are not read as text."""
     stem, ending = os.path.splitext(prefix)
     if ending in (".bin", ".idx") and IndexedDataset.exists(stem):
         return True

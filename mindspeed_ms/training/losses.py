@@ -1,38 +1,97 @@
-"""The loss of a step as every rank reports it: one collective over the world, sums in float64 in rank order."""
+"""Loss function, token count and reduction of the loss: what is differentiated and what is reported of a step.
+
+The reported loss is reduced by one collective over the world, with sums in float64 in rank order.
+"""
 
 import math
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
-from mindspore import Tensor
+from mindspore import Tensor, dtype
 
-from mindspeed_ms.core import comm, parallel_state
+from mindspeed_ms.core import autograd, comm, parallel_state
+from mindspeed_ms.core.pipeline_parallel.losses import MicroBatchLoss, as_float
+from mindspeed_ms.core.tensor_parallel.mappings import reduce_from_context_parallel_region
 
 MAIN_LOSS = "lm loss"
 
 
+def loss_function(tokens, per_token, output, non_loss_data=False):
+    """The three values of a micro-batch's loss, from a model that returns its mean loss.
+
+    Args:
+        tokens (float or Tensor): tokens of this rank's part of the sequences, see `count_tokens`.
+        per_token (bool): differentiate the sum over tokens.
+        output (Tensor or tuple): what the model returned; the loss is its first part.
+        non_loss_data (bool): return the output as it is.
+
+    Returns:
+        MicroBatchLoss: or `output`, with `non_loss_data`.
+
+    Raises:
+        ValueError: the first part is no scalar Tensor.
+    """
+    if non_loss_data:
+        return output
+    loss = output[0] if isinstance(output, (tuple, list)) else output
+    if not isinstance(loss, Tensor) or loss.size != 1:
+        shape = getattr(loss, "shape", type(loss).__name__)
+        raise ValueError(
+            f"the model returned {shape} as its loss: expected a scalar Tensor (or it first in a tuple). "
+            "A model that returns logits needs labels in the batch, or a forward_step_func."
+        )
+    reported = {MAIN_LOSS: TokenMean(autograd.detach(loss), tokens)}
+    if not per_token:
+        return MicroBatchLoss(loss, reported)
+    return MicroBatchLoss(loss * _tokens_of_whole_sequences(tokens), reported, tokens)
+
+
+def count_tokens(batch):
+    """Tokens of a local batch that the loss is averaged over: the sum of `loss_mask` (a scalar float32 Tensor, counted where
+    the mask is and read after the step), else the elements of `labels` or `tokens` (float)."""
+    mask = batch.get("loss_mask")
+    if mask is not None:
+        return (mask if isinstance(mask, Tensor) else Tensor(np.asarray(mask))).astype(dtype.float32).sum()
+    for name in ("labels", "tokens", "input_ids"):
+        if batch.get(name) is not None:
+            return float(batch[name].size)
+    return float(next((value.size for value in batch.values() if hasattr(value, "size")), 1))
+
+
+def _tokens_of_whole_sequences(tokens):
+    """The number of tokens over the ranks that share the sequences."""
+    if isinstance(tokens, Tensor):
+        return reduce_from_context_parallel_region(tokens)
+    return tokens * parallel_state.get_context_parallel_world_size()
+
+
 @dataclass(frozen=True)
 class TokenMean:
-    """A micro-batch's mean loss over `tokens` tokens; `value` is a scalar Tensor that is read after the step."""
+    """Reported mean loss over all tokens of the sequences, of which `tokens` are on this rank.
+
+    Both may be scalar Tensors, which are read after the step.
+    """
 
     value: Tensor
-    tokens: float
+    tokens: Any
 
     def sum_and_count(self):
-        """(sum of the losses, number of tokens)."""
-        return float(self.value.asnumpy().reshape(-1)[0]) * self.tokens, self.tokens
+        """This rank's share: (sum of the losses, number of tokens)."""
+        tokens = as_float(self.tokens)
+        return as_float(self.value) * tokens, tokens
 
 
 @dataclass(frozen=True)
 class StepLosses:
-    """What all ranks know of a step.
+    """Reduced losses of a step, equal on all ranks.
 
     Attributes:
         values (dict[str, float]): mean over all tokens (or micro-batches) of the step, by name. A name that nobody
             reported in this step is left out; the main loss, the first name, is NaN then.
         tokens (float): tokens of the first of them.
         not_finite (list[tuple[int, int]]): (global rank, micro-batch) of each loss that was NaN or infinite.
-        stop_requested (list[int]): ranks that want to end after this step.
+        stop_requested (list[int]): ranks that ask to end after this step.
         bad_gradients (list[int]): ranks whose gradients held NaN or infinity before the reduction, where that is checked.
     """
 
@@ -42,17 +101,12 @@ class StepLosses:
     stop_requested: list = field(default_factory=list)
     bad_gradients: list = field(default_factory=list)
 
-    @property
-    def main(self):
-        """The first reported value; NaN if nothing was reported."""
-        return next(iter(self.values.values()), math.nan)
-
 
 class LossReducer:
-    """Brings the reported losses of all ranks together.
+    """Reduces the reported losses over all ranks.
 
-    Every micro-batch reports a dict. Its values are a `TokenMean`, a pair (sum, count), or a number that is averaged
-    over micro-batches. Names may come and go: all ranks agree on new ones in the step that brings them.
+    Every micro-batch reports a dict. Its values are a `TokenMean`, a pair (sum, count) of this rank's part, or a number
+    that is averaged over micro-batches. Names may come and go: all ranks agree on new ones in the step that brings them.
     """
 
     def __init__(self):
@@ -63,7 +117,7 @@ class LossReducer:
 
         Args:
             reported (list[dict]): this rank's micro-batches.
-            stop_requested (bool): this rank wants to end.
+            stop_requested (bool): this rank asks to end.
             bad_gradients (bool): this rank's gradients hold NaN or infinity.
 
         Returns:
@@ -115,8 +169,8 @@ class LossReducer:
 
     @staticmethod
     def _counts():
-        """Tensor- and context-parallel ranks repeat what their first rank reports."""
-        return parallel_state.get_tensor_model_parallel_rank() == 0 and parallel_state.get_context_parallel_rank() == 0
+        """Tensor-parallel ranks repeat what their first rank reports; context-parallel ranks report parts of their own."""
+        return parallel_state.get_tensor_model_parallel_rank() == 0
 
     @staticmethod
     def _gather(vector):
@@ -129,17 +183,13 @@ class LossReducer:
 def _sum_and_count(value):
     if isinstance(value, TokenMean):
         return value.sum_and_count()
-    parts = value if isinstance(value, (tuple, list)) else np.ravel(_as_numpy(value))
-    array = [float(_as_numpy(part)) for part in parts]
+    parts = value if isinstance(value, (tuple, list)) else np.ravel(value.asnumpy() if isinstance(value, Tensor) else value)
+    array = [as_float(part) for part in parts]
     if len(array) == 2:
         return array[0], array[1]
     if len(array) != 1:
         raise ValueError(f"a reported loss has {len(array)} values: expected one, or a pair (sum, count).")
     return array[0], 1.0
-
-
-def _as_numpy(value):
-    return value.asnumpy() if isinstance(value, Tensor) else value
 
 
 def _ratio(total, count):

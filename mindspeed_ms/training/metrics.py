@@ -1,5 +1,6 @@
-"""What a person sees of a training: log lines, metrics.jsonl, TensorBoard, progress bar, a picture of the losses."""
+"""Metrics of a training: log lines, metrics.jsonl, TensorBoard, progress bar, loss curve, operations per token."""
 
+import contextlib
 import json
 import math
 import os
@@ -18,7 +19,7 @@ LOSS_CURVE_FILE = "loss_curve.png"
 
 @dataclass
 class StepReport:
-    """The numbers of one step.
+    """Reported numbers of one step.
 
     Attributes:
         losses (dict[str, float]): reported losses; the first is the main one.
@@ -70,20 +71,19 @@ def format_log_line(report, train_state, total_iterations, milliseconds, tokens_
 
 
 class MetricsLogger:
-    """Reports steps and evaluations.
+    """Reports steps and evaluations, inside `opened`.
 
-    Every msrun worker has a log file of its own and gets all lines; otherwise rank 0 speaks alone. Files are rank 0's.
+    Every msrun worker has a log file of its own and gets all lines; otherwise rank 0 logs alone. Files are rank 0's.
 
     Args:
         output_dir (str): where metrics.jsonl and the picture go.
         total_iterations (int): length of the training.
         log_interval (Optional[int]): steps between lines; None: every step.
         events (Optional[TensorboardEvents]): where TensorBoard's entries go.
-        start_iteration (int): 0 for a new run: an older metrics.jsonl is put aside; else later lines of it are dropped.
         flops_per_token (Optional[float]): operations of a token, to report TFLOP/s of each device.
     """
 
-    def __init__(self, output_dir, total_iterations, log_interval=None, events=None, start_iteration=0, flops_per_token=None):
+    def __init__(self, output_dir, total_iterations, log_interval=None, events=None, flops_per_token=None):
         self.flops_per_token = flops_per_token
         self.output_dir = output_dir
         self.total_iterations = total_iterations
@@ -94,13 +94,34 @@ class MetricsLogger:
         self._seconds, self._tokens, self._steps = 0.0, 0.0, 0
         self._progress = None
         self._file = None
+
+    @classmethod
+    def of(cls, all_config, total_iterations):
+        """The metrics of an AllConfig."""
+        settings = all_config.training_config
+        flops_per_token = model_flops_per_token(all_config.model_config) if settings.log_throughput else None
+        events = TensorboardEvents(settings)
+        return cls(settings.output_dir, total_iterations, settings.log_interval, events, flops_per_token)
+
+    @contextlib.contextmanager
+    def opened(self, start_iteration):
+        """Inside, reports are written.
+
+        Args:
+            start_iteration (int): 0 for a new run: an older metrics.jsonl is put aside; else later lines of it are dropped.
+        """
+        self.events.open()
         if self.is_main:
-            os.makedirs(output_dir, exist_ok=True)
-            path = os.path.join(output_dir, METRICS_FILE)
+            os.makedirs(self.output_dir, exist_ok=True)
+            path = os.path.join(self.output_dir, METRICS_FILE)
             _prepare_metrics_file(path, start_iteration)
-            self._file = open(path, "a", encoding="utf-8", buffering=1)  # noqa: SIM115 - open until close()
-            self._progress = _progress_bar(total_iterations, start_iteration)
+            self._file = open(path, "a", encoding="utf-8", buffering=1)  # noqa: SIM115 - open until _close()
+            self._progress = _progress_bar(self.total_iterations, start_iteration)
             set_progress_bar(self._progress)
+        try:
+            yield
+        finally:
+            self._close()
 
     def log_step(self, report, train_state):
         """Report a step that has just ended."""
@@ -158,7 +179,7 @@ class MetricsLogger:
         if self._file is not None:
             self._file.write(json.dumps({key: _json_number(value) for key, value in values.items()}) + "\n")
 
-    def close(self):
+    def _close(self):
         """End the bar, write the picture of the loss curve, close the files."""
         if self._progress is not None:
             set_progress_bar(None)
@@ -257,3 +278,39 @@ def draw_loss_curve(metrics_path, picture_path):
     axes.legend()
     figure.savefig(picture_path)
     logger.info("loss curve: %s", picture_path)
+
+
+def model_flops_per_token(model_config):
+    """Floating point operations of one token's forward and backward, by Megatron's formula.
+
+    Matrix products alone count, the backward twice as much as the forward, recomputation not at all, and half of the causal
+    attention's scores. Of a mixture of experts, the experts that a token goes to.
+
+    Args:
+        model_config (TransformerConfig): sizes.
+    """
+    hidden, length, layers = model_config.hidden_size, model_config.seq_length, model_config.num_layers
+    heads = model_config.num_attention_heads
+    groups = model_config.num_query_groups if model_config.group_query_attention else heads
+    width = (model_config.kv_channels or hidden // heads) * heads
+    attention = 2 * hidden * width * (1 + groups / heads) + width * length
+    feed_forward = 0
+    for layer in range(layers):
+        feed_forward += hidden * _feed_forward_width(model_config, layer) * (3 if _is_gated(model_config) else 2)
+    return 6 * (layers * attention + feed_forward + hidden * model_config.vocab_size)
+
+
+def _is_gated(model_config):
+    return bool(model_config.gated_linear_unit) or model_config.hidden_act in ("swiglu", "fused_swiglu")
+
+
+def _feed_forward_width(model_config, layer):
+    moe = getattr(model_config, "moe_config", None)
+    if not getattr(moe, "num_experts", None) or moe.num_experts < 2:
+        return model_config.ffn_hidden_size
+    frequency = moe.moe_layer_freq
+    is_moe = frequency[layer] if isinstance(frequency, list) else layer % (frequency or 1) == 0
+    if not is_moe or layer < (moe.first_k_dense_replace or 0):
+        return model_config.ffn_hidden_size
+    width = moe.moe_ffn_hidden_size or model_config.ffn_hidden_size
+    return width * moe.moe_router_topk + (moe.moe_shared_expert_intermediate_size or 0)

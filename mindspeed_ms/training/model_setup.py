@@ -1,4 +1,4 @@
-"""From the configuration to model chunks, optimizer and schedule."""
+"""Model chunks, optimizer and schedule of a configuration: `get_model`, `get_optimizer`, `get_optimizer_param_scheduler`."""
 
 from dataclasses import dataclass
 
@@ -65,7 +65,7 @@ def _place():
 
 @dataclass(frozen=True)
 class ModelSettings:
-    """What data parallelism, pipeline and gradient finalisation read of a model's configuration."""
+    """Settings of a model that data parallelism, pipeline and gradient finalisation read."""
 
     sequence_parallel: bool = False
     gradient_accumulation_fusion: bool = False
@@ -143,7 +143,7 @@ def get_optimizer(all_config, model, no_weight_decay_cond=None, scale_lr_cond=No
 
 
 def get_optimizer_param_scheduler(optimizer, all_config, training_iters):
-    """The schedule of learning rate and weight decay, counted in samples.
+    """The `OptimizerParamScheduler` of a run.
 
     A run whose length is `train_samples` takes that as its length, not the samples of its whole batches: Megatron's rule.
 
@@ -152,38 +152,7 @@ def get_optimizer_param_scheduler(optimizer, all_config, training_iters):
         all_config (AllConfig): optimizer_config, the batch sizes and the length of the run.
         training_iters (int): steps of the run.
     """
-    settings, batch = all_config.optimizer_config, global_batch_size(all_config)
-    length = training_iters * batch
-    if all_config.dataset_config.train_samples and not all_config.training_config.training_iters:
-        length = all_config.dataset_config.train_samples
-    decay_steps = _in_samples(settings.lr_decay_samples, settings.lr_decay_iters, batch) or length
-    if settings.lr_warmup_fraction is not None:
-        warmup_steps = settings.lr_warmup_fraction * decay_steps
-    else:
-        warmup_steps = settings.lr_warmup_samples or settings.lr_warmup_iters * batch
-    wsd_steps = None
-    if settings.lr_decay_style == "WSD":
-        wsd_steps = _in_samples(settings.lr_wsd_decay_samples, settings.lr_wsd_decay_iters, batch)
-    return OptimizerParamScheduler(
-        optimizer,
-        init_lr=settings.lr_warmup_init,
-        max_lr=settings.learning_rate,
-        min_lr=settings.min_lr,
-        lr_warmup_steps=warmup_steps,
-        lr_decay_steps=decay_steps,
-        lr_decay_style=settings.lr_decay_style,
-        start_wd=settings.start_weight_decay,
-        end_wd=settings.end_weight_decay,
-        wd_incr_steps=length,
-        wd_incr_style=settings.weight_decay_incr_style,
-        use_checkpoint_opt_param_scheduler=settings.use_checkpoint_opt_param_scheduler,
-        override_opt_param_scheduler=settings.override_opt_param_scheduler,
-        wsd_decay_steps=wsd_steps,
-        lr_wsd_decay_style=settings.lr_wsd_decay_style,
-    )
-
-
-def _in_samples(samples, iterations, batch):
-    if samples:
-        return samples
-    return iterations * batch if iterations else None
+    batch, train_samples = global_batch_size(all_config), all_config.dataset_config.train_samples
+    by_samples = train_samples and not all_config.training_config.training_iters
+    length = train_samples if by_samples else training_iters * batch
+    return OptimizerParamScheduler.from_config(optimizer, all_config.optimizer_config, batch, length)

@@ -1,38 +1,58 @@
-"""The numbers of a training as TensorBoard event files, where a library can write them."""
+"""TensorBoard event files of a training, and the writer of this process (`get_tensorboard_writer`)."""
 
+from mindspeed_ms.core import comm
 from mindspeed_ms.core import num_microbatches_calculator as calculator
 
 _PEAK_MEMORY = "VmHWM:"
+_OPTIONS = {  # names that an option of the training_config switches
+    "loss_scale": "log_loss_scale_to_tensorboard",
+    "learning_rate": "log_learning_rate_to_tensorboard",
+    "time_ms": "log_timers_to_tensorboard",
+    "batch_size": "log_batch_size_to_tensorboard",
+    "peak_memory_bytes": "log_memory_to_tensorboard",
+    "valid_perplexity": "log_validation_ppl_to_tensorboard",
+    "test_perplexity": "log_validation_ppl_to_tensorboard",
+}
+_writer = None
+
+
+def set_tensorboard_writer(writer):
+    """Set the writer of this rank (None: it writes no event files)."""
+    global _writer
+    _writer = writer
+
+
+def get_tensorboard_writer():
+    """The TensorBoard writer, or None on ranks that have none."""
+    return _writer
 
 
 class TensorboardEvents:
-    """Writes what the configuration asks for; nothing without a writer.
+    """Writes numbers as TensorBoard events; does nothing without a writer.
 
     Args:
-        writer: object with `add_scalar(name, value, step)` and `flush()`, or None.
-        settings (Optional[TrainingConfig]): read: tensorboard_log_interval, log_*_to_tensorboard.
+        settings (Optional[TrainingConfig]): read: tensorboard_dir, tensorboard_log_interval, log_*_to_tensorboard.
+
+    Attributes:
+        writer: object with `add_scalar(name, value, step)` and `flush()`, after `open`; or None.
     """
 
-    def __init__(self, writer=None, settings=None):
-        self.writer = writer
+    def __init__(self, settings=None):
+        self.writer = None
+        self._settings = settings
         self.interval = settings.tensorboard_log_interval if settings is not None else 1
-        self._left_out = (
-            set()
-            if settings is None
-            else {
-                name
-                for name, wanted in {
-                    "loss_scale": settings.log_loss_scale_to_tensorboard,
-                    "learning_rate": settings.log_learning_rate_to_tensorboard,
-                    "time_ms": settings.log_timers_to_tensorboard,
-                    "batch_size": settings.log_batch_size_to_tensorboard,
-                    "peak_memory_bytes": settings.log_memory_to_tensorboard,
-                    "valid_perplexity": settings.log_validation_ppl_to_tensorboard,
-                    "test_perplexity": settings.log_validation_ppl_to_tensorboard,
-                }.items()
-                if not wanted
-            }
-        )
+        self._left_out = {name for name, option in _OPTIONS.items() if settings is not None and not getattr(settings, option)}
+
+    def open(self):
+        """Take this process's writer; on rank 0 make it if `tensorboard_dir` is set and there is none.
+
+        Raises:
+            RuntimeError: no library that can write event files is installed.
+        """
+        folder = self._settings.tensorboard_dir if self._settings is not None else None
+        if folder and comm.get_rank() == 0 and get_tensorboard_writer() is None:
+            set_tensorboard_writer(make_tensorboard_writer(folder, self._settings.tensorboard_queue_size))
+        self.writer = get_tensorboard_writer()
 
     def write_step(self, values, iteration):
         """Write the numbers of a step (dict[str, float]) if its iteration is due."""

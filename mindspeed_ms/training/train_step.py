@@ -1,12 +1,15 @@
-"""One step: all micro-batches forward and backward, reduction, check of the loss, update."""
+"""Training step (`TrainOneStep`): all micro-batches forward and backward, reduction, check of the loss, update."""
 
 import math
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
 
 from mindspeed_ms.core import num_microbatches_calculator as calculator
 from mindspeed_ms.core.distributed import finalize_model_grads
 from mindspeed_ms.core.pipeline_parallel import get_forward_backward_func
-from mindspeed_ms.core.pipeline_parallel.schedules import ScheduleOptions
+from mindspeed_ms.core.pipeline_parallel.losses import BackwardScale
 from mindspeed_ms.training.losses import LossReducer
 from mindspeed_ms.training.metrics import StepReport
 
@@ -19,8 +22,9 @@ class NonFiniteGradientError(RuntimeError):
     """A gradient was NaN or infinite before the reduction; the weights are those before the step."""
 
 
+@dataclass
 class TrainOneStep:
-    """Runs steps of a model.
+    """Training step: puts the model in training mode, runs all micro-batches, and updates.
 
     Gradients are those of the mean over micro-batches and data-parallel ranks of each micro-batch's mean loss, or with
     `calculate_per_token_loss` of the mean over all tokens. The *reported* loss is always the mean over all tokens.
@@ -36,26 +40,24 @@ class TrainOneStep:
         sequence_length (Optional[int]): tokens of a sample, for the throughput; None: the tokens that the loss is over.
     """
 
-    def __init__(
-        self,
-        model,
-        optimizer,
-        opt_param_scheduler,
-        forward_step_func,
-        calculate_per_token_loss=False,
-        check_for_nan_in_loss=True,
-        log_params_norm=False,
-        sequence_length=None,
-    ):
-        self.model = model
-        self.optimizer = optimizer
-        self.opt_param_scheduler = opt_param_scheduler
-        self.forward_step_func = forward_step_func
-        self.check_for_nan_in_loss = check_for_nan_in_loss
-        self.log_params_norm = log_params_norm
-        self.sequence_length = sequence_length
-        self.options = ScheduleOptions(calculate_per_token_loss, optimizer.get_loss_scale, finalize_model_grads)
+    model: list
+    optimizer: Any
+    opt_param_scheduler: Any
+    forward_step_func: Callable
+    calculate_per_token_loss: bool = False
+    check_for_nan_in_loss: bool = True
+    log_params_norm: bool = False
+    sequence_length: int | None = None
+
+    def __post_init__(self):
         self.reducer = LossReducer()
+
+    @classmethod
+    def of(cls, all_config, *parts):
+        """The step of an AllConfig, with model, optimizer, opt_param_scheduler and forward_step_func."""
+        settings = all_config.training_config
+        checks = settings.check_for_nan_in_loss, settings.log_params_norm
+        return cls(*parts, settings.calculate_per_token_loss, *checks, all_config.model_config.seq_length)
 
     def __call__(self, data_iterator, iteration, stop_requested=False):
         """Run one step.
@@ -63,22 +65,27 @@ class TrainOneStep:
         Args:
             data_iterator: micro-batches.
             iteration (int): number of the step, for messages.
-            stop_requested (bool): this rank wants to end after it.
+            stop_requested (bool): this rank asks to end after it.
 
         Returns:
-            (StepReport, bool): the numbers, and whether any rank wants to end.
+            (StepReport, bool): the numbers, and whether any rank asks to end.
 
         Raises:
             NonFiniteLossError, NonFiniteGradientError: on all ranks, before anything is updated.
         """
         start = time.perf_counter()
+        for chunk in self.model:
+            if not chunk.training:  # without dropout and recomputation it would train another model
+                chunk.set_train(True)
         self.optimizer.zero_grad()
+        count = calculator.get_num_microbatches()
         reported = get_forward_backward_func()(
             forward_step_func=self.forward_step_func,
             data_iterator=data_iterator,
             model=self.model,
-            num_microbatches=calculator.get_num_microbatches(),
-            options=self.options,
+            num_microbatches=count,
+            backward_scale=BackwardScale(self.optimizer.get_loss_scale(), count, self.calculate_per_token_loss),
+            finalize_model_grads_func=finalize_model_grads,
         )
         bad_gradients = [name for chunk in self.model for name in chunk.non_finite_gradients()]
         losses = self.reducer.reduce(reported, stop_requested, bool(bad_gradients))
@@ -103,6 +110,11 @@ class TrainOneStep:
             time.perf_counter() - start,
         )
         return report, bool(losses.stop_requested)
+
+    def finish(self):
+        """Complete what the last step left under way: the gathering of updated parameters."""
+        for chunk in self.model:
+            chunk.finish_param_sync()
 
     def _tokens(self, losses):
         """Tokens that this step read: the throughput must not depend on what the loss function reports."""

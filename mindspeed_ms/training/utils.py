@@ -1,10 +1,9 @@
-"""Start-up helpers of the guide, and small tools for training scripts."""
+"""Start-up of device, communication and seeds (`set_parallel_context`, `set_seed`), and small tools for training scripts."""
 
 import random
 
 import mindspore as ms
 import numpy as np
-from mindspore import Tensor
 
 from mindspeed_ms.core import comm, parallel_state
 from mindspeed_ms.core.device import initialize_device
@@ -13,15 +12,9 @@ from mindspeed_ms.core.logging import logger, setup_logging
 from mindspeed_ms.core.tensor_parallel.random import model_parallel_manual_seed
 from mindspeed_ms.layout.ranks import WorldLayout
 
-__all__ = [
-    "average_losses_across_data_parallel_group",
-    "is_last_rank",
-    "print_rank_0",
-    "print_rank_last",
-    "set_parallel_context",
-    "set_seed",
-    "unwrap_model",
-]
+__all__ = ["is_last_rank", "print_rank_0", "set_parallel_context", "set_seed", "set_seed_unless_set", "unwrap_model"]
+
+_is_freshly_seeded = False
 
 
 def set_parallel_context(parallel_config):
@@ -45,11 +38,9 @@ def set_parallel_context(parallel_config):
     if not parallel_state.model_parallel_is_initialized():
         parallel_state.initialize_from_layout(layout, virtual_size)
         return
-    wanted = {**layout.sizes(), "virtual_pipeline_model_parallel_size": virtual_size}
-    present = {
-        **parallel_state.get_world_layout().sizes(),
-        "virtual_pipeline_model_parallel_size": parallel_state.get_virtual_pipeline_model_parallel_world_size(),
-    }
+    wanted, present = layout.sizes(), parallel_state.get_world_layout().sizes()
+    name = "virtual_pipeline_model_parallel_size"
+    wanted[name], present[name] = virtual_size, parallel_state.get_virtual_pipeline_model_parallel_world_size()
     for name, value in present.items():
         if wanted[name] != value:
             raise ValueError(
@@ -62,11 +53,12 @@ def set_seed(seed):
     """Seed Python, numpy, MindSpore and the named random states of this rank.
 
     Args:
-        seed (Optional[int]): None stands for 1234.
+        seed (Optional[int]): None: 1234.
 
     Raises:
         ValueError: not a positive integer.
     """
+    global _is_freshly_seeded
     seed = 1234 if seed is None else seed
     if isinstance(seed, bool) or not isinstance(seed, int) or seed <= 0:
         raise ValueError(f"seed is {seed!r}: expected a positive integer.")
@@ -75,6 +67,20 @@ def set_seed(seed):
     np.random.seed(host_seed)
     ms.set_seed(host_seed)
     model_parallel_manual_seed(seed)
+    _is_freshly_seeded = True
+    comm.at_destroy(_forget_seed)
+
+
+def set_seed_unless_set(seed):
+    """`set_seed` for a run that begins, unless the script called it for this run: since the last one began."""
+    if not _is_freshly_seeded:
+        set_seed(seed)
+    _forget_seed()
+
+
+def _forget_seed():
+    global _is_freshly_seeded
+    _is_freshly_seeded = False
 
 
 def print_rank_0(message):
@@ -83,28 +89,6 @@ def print_rank_0(message):
         logger.info("%s", message)
 
 
-def print_rank_last(message):
-    """Log a message on the last global rank only."""
-    if not comm.is_initialized() or is_last_rank():
-        logger.info("%s", message)
-
-
 def is_last_rank():
     """Whether this is the last global rank."""
     return comm.get_rank() == comm.get_world_size() - 1
-
-
-def average_losses_across_data_parallel_group(losses):
-    """Mean of scalar losses over the data-parallel group.
-
-    Args:
-        losses (list[Tensor]): scalars.
-
-    Returns:
-        Tensor: float32, one entry per loss; equal on all ranks of the group.
-    """
-    values = np.array([float(loss.asnumpy()) for loss in losses], np.float64)
-    group = parallel_state.get_data_parallel_group()
-    if group.size > 1:
-        values = np.asarray(group.all_gather(values)).reshape(group.size, -1).mean(axis=0)
-    return Tensor(values.astype(np.float32))

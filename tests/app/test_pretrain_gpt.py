@@ -158,7 +158,7 @@ def test_mistakes_are_found_before_a_rank_starts(start, tmp_path, arguments, exp
     "arguments, expected",
     [
         (["--config", "empty.yaml"], "model_config: is missing"),
-        ([*TINY, "--valid-data-path", "empty.yaml"], "without train_data_path"),
+        ([*TINY, "--train-iters", "1", "--valid-data-path", "empty.yaml"], "without train_data_path"),
         ([*TINY, "--device", "Ascend"], "MINDSPEED_MS_DEVICE is 'CPU'"),
     ],
 )

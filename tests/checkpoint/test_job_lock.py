@@ -154,7 +154,7 @@ def test_of_jobs_that_start_at_once_one_saves(tmp_path, job):
 
 
 def another_job(folder, load=None):
-    from mindspeed_ms.training.checkpointing import CheckpointError
+    from mindspeed_ms.core.dist_checkpointing.errors import CheckpointError
 
     job_lock.LINGER_SECONDS = 0.1
     training = {"training_iters": 1}

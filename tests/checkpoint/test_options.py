@@ -32,7 +32,7 @@ def resume(folder, load, training=None, **settings):
 
 def fails(folder, load, training=None, **settings):
     """Text of the error of `resume`."""
-    from mindspeed_ms.training.checkpointing import CheckpointError
+    from mindspeed_ms.core.dist_checkpointing.errors import CheckpointError
 
     with pytest.raises((CheckpointError, ValueError)) as caught:
         resume(folder, load, training, **settings)
@@ -250,7 +250,7 @@ def test_spare_checkpoints_replace_each_other(world, tmp_path):
 
 def missing(folder):
     training = {"resume_training": True, "exit_on_missing_checkpoint": True}
-    from mindspeed_ms.training.checkpointing import CheckpointError
+    from mindspeed_ms.core.dist_checkpointing.errors import CheckpointError
 
     with pytest.raises(CheckpointError, match="holds no checkpoint to resume from"):
         runs.train(folder, training={**training, "load_checkpoint": str(folder)})

@@ -19,7 +19,7 @@ def train(argv, source):
     """In a rank: the guide's script from a fresh state."""
     from mindspeed_ms.core import num_microbatches_calculator as calculator
     from mindspeed_ms.core import parallel_state
-    from mindspeed_ms.training.global_vars import unset_global_variables
+    from mindspeed_ms.training.initialize import unset_global_variables
 
     parallel_state.destroy_model_parallel()
     calculator.destroy_num_microbatches_calculator()

@@ -32,3 +32,14 @@ def _check(world, name, options=()):
         for key, tolerance in (("loss", 1e-5), ("grad_norm", 2e-5)):
             assert np.abs(np.array(result[key]) / recording.figures[key] - 1).max() < tolerance
         np.testing.assert_allclose(result["lr"], recording.figures["lr"], rtol=1e-12, atol=1e-15)
+        assert result["recomputed"] == _recomputed(recording, len(result["loss"]))
+
+
+def _recomputed(recording, steps):
+    """Layers (or their attentions) that a run must compute twice."""
+    if "--recompute-granularity" not in recording.flags:
+        return 0
+    layers, micro_batch, global_batch = (
+        int(recording.flag(name)) for name in ("--num-layers", "--micro-batch-size", "--global-batch-size")
+    )
+    return steps * global_batch // micro_batch * layers

@@ -23,7 +23,7 @@ def bfloat16_steps(step, number):
     """Watch: after each update every weight is bf16 of its master; borders of layers are bf16."""
     import mindspore as ms
 
-    from mindspeed_ms.training.checkpointing import named_parameters, whole_parameters
+    from mindspeed_ms.training.checkpointing import whole_parameters
 
     (chunk,) = step.model
     layers = chunk.module.language_model.encoder.layers
@@ -33,7 +33,8 @@ def bfloat16_steps(step, number):
             layer.register_forward_hook(lambda _cell, _args, output: step.border_dtypes.add(str(output.dtype)))
     masters = runner.whole_states(step.optimizer)
     with whole_parameters(step.model):
-        weights = {name: runner._float32(param) for name, param in named_parameters(step.model) if param.dtype == ms.bfloat16}
+        named = [pair for chunk in step.model for pair in chunk.module.parameters_and_names()]
+        weights = {name: runner._float32(param) for name, param in named if param.dtype == ms.bfloat16}
     assert set(weights) == set(masters)
     equal = [np.array_equal(weights[name], to_bfloat16(masters[name]["fp32_param"])) for name in weights]
     differs = any(not np.array_equal(weights[name], masters[name]["fp32_param"]) for name in weights)

@@ -106,6 +106,20 @@ def test_equals_one_rank(world, tmp_path, reference, parallel, form):
         np.testing.assert_allclose(result["valid_loss"], reference[0]["valid_loss"], rtol=1e-5)
 
 
+def with_and_without_a_seed_of_the_script(folder):
+    from mindspeed_ms.training.utils import set_seed
+
+    losses = [pretrain_with(folder / "first", {})["loss"]]
+    set_seed(11)
+    return [*losses, *(pretrain_with(folder / name, {})["loss"] for name in ("second", "third"))]
+
+
+def test_every_run_of_a_process_is_seeded(world, tmp_path):
+    """By `set_seed` for the run that follows, else by the configuration."""
+    ((first, second, third),) = world(1)(with_and_without_a_seed_of_the_script, tmp_path)
+    assert second != first and third == first
+
+
 def in_two_parts(folder, parallel):
     pretrain_with(folder, parallel, save_interval=3, exit_interval=3)
     return pretrain_with(folder, parallel, save_interval=3, resume_training=True)

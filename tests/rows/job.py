@@ -45,7 +45,7 @@ class Recorder:
         from mindspeed_ms import ops
         from mindspeed_ms.core import autograd
         from mindspeed_ms.core.comm.interface import ProcessGroup
-        from mindspeed_ms.training import metrics, training
+        from mindspeed_ms.training import evaluation, metrics, tensorboard, trainer
 
         self._forms = dict(ops.current_forms())
         ops.current_forms().update({name: self._watch(name, form) for name, form in self._forms.items()})
@@ -71,10 +71,11 @@ class Recorder:
         self._replace(threading.Thread, "start", self._count_threads(threading.Thread.start))
         for name in ("collect", "disable"):
             self._replace(gc, name, self._count(f"gc.{name}", getattr(gc, name)))
-        self._replace(training, "make_tensorboard_writer", self._make_writer)
-        self._replace(training, "set_tensorboard_writer", lambda writer: None)
-        self._replace(training, "get_tensorboard_writer", lambda: self.writer)
-        self._replace(training, "time", types.SimpleNamespace(monotonic=lambda: time.monotonic() + 60 * self.minutes))
+        self._replace(tensorboard, "make_tensorboard_writer", self._make_writer)
+        self._replace(tensorboard, "set_tensorboard_writer", lambda writer: None)
+        for module in (tensorboard, evaluation):
+            self._replace(module, "get_tensorboard_writer", lambda: self.writer)
+        self._replace(trainer, "time", types.SimpleNamespace(monotonic=lambda: time.monotonic() + 60 * self.minutes))
         self._handler = logging.Handler()
         self._handler.emit = lambda record: self.lines.append(f"{record.levelname} {record.getMessage()}")
         logging.getLogger("mindspeed_ms").addHandler(self._handler)

@@ -215,8 +215,7 @@ def test_set_seed_is_equal_over_tensor_ranks_but_for_the_forked_state(world):
 
 def arguments():
     from mindspeed_ms.training import get_all_config, get_args, get_train_valid_test_num_samples
-    from mindspeed_ms.training.global_vars import unset_global_variables
-    from mindspeed_ms.training.initialize import initialize_megatron
+    from mindspeed_ms.training.initialize import initialize_megatron, unset_global_variables
     from mindspeed_ms.training.utils import set_parallel_context
 
     def extra(parser):
@@ -291,7 +290,7 @@ def from_the_command_line(folder):
 
     from mindspeed_ms.core import comm
     from mindspeed_ms.training.data import build_pretraining_data_loader, get_train_valid_test_num_samples
-    from mindspeed_ms.training.global_vars import get_all_config, get_args, unset_global_variables
+    from mindspeed_ms.training.initialize import get_all_config, get_args, unset_global_variables
     from mindspeed_ms.training.training import pretrain
     from mindspeed_ms.training.utils import set_parallel_context
 
@@ -376,7 +375,7 @@ class Recorder:
 
 
 def events(folder):
-    from mindspeed_ms.training.global_vars import set_tensorboard_writer
+    from mindspeed_ms.training.tensorboard import set_tensorboard_writer
 
     recorder = Recorder()
     set_tensorboard_writer(recorder)

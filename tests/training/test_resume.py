@@ -36,14 +36,14 @@ def whole(folder):
 def interrupted(folder, number):
     """A signal in step 4; the second call continues."""
     from mindspeed_ms.core import comm
-    from mindspeed_ms.training import checkpointing
+    from mindspeed_ms.core.dist_checkpointing import folders
 
     before = signal.getsignal(signal.SIGTERM)
     # only rank 0 gets the signal, all end
     loader = Interrupting(3, number) if comm.get_rank() == 0 else BATCHES
     losses, _, _ = run_pretrain(folder, loader, config())
     assert len(losses) == 4 and signal.getsignal(signal.SIGTERM) == before
-    assert checkpointing.latest_iteration(folder) == 4
+    assert folders.latest_iteration(folder) == 4
     return run_pretrain(folder, BATCHES, config())
 
 
@@ -103,10 +103,10 @@ def test_a_finished_training_says_how_to_go_on(world, tmp_path):
 
 
 def keep_two(folder):
-    from mindspeed_ms.training import checkpointing
+    from mindspeed_ms.core.dist_checkpointing import folders
 
     run_pretrain(folder, BATCHES, config(save_interval=2, keep_checkpoint_max=2))
-    return sorted(checkpointing.iterations_in(folder)), sorted(os.listdir(folder))
+    return sorted(folders.iterations_in(folder)), sorted(os.listdir(folder))
 
 
 def test_old_checkpoints_go_when_the_new_one_is_complete(world, tmp_path):
@@ -145,7 +145,8 @@ def failing_save(folder, **training):
     """Rank 1 cannot write: every rank is told, and the checkpoint before stays the newest."""
     from mindspeed_ms.core import comm
     from mindspeed_ms.core.dist_checkpointing import save
-    from mindspeed_ms.training import checkpointing
+    from mindspeed_ms.core.dist_checkpointing.errors import CheckpointError
+    from mindspeed_ms.core.dist_checkpointing.load import find_checkpoint
 
     run_pretrain(folder, BATCHES[:2] * 4, config(training_iters=2))
     write = save.write_shard
@@ -156,11 +157,11 @@ def failing_save(folder, **training):
     if comm.get_rank() == 1:
         save.write_shard = broken
     try:
-        with pytest.raises(checkpointing.CheckpointError) as caught:
+        with pytest.raises(CheckpointError) as caught:
             run_pretrain(folder, BATCHES[:2] * 4, config(training_iters=4, **training))
     finally:
         save.write_shard = write
-    newest = checkpointing.find_checkpoint(folder, crc_check=True)
+    newest = find_checkpoint(folder, crc_check=True)
     return str(caught.value), newest, sorted(name for name in os.listdir(folder) if name.startswith("iter"))
 
 
@@ -172,8 +173,8 @@ def test_failed_save_leaves_the_checkpoint_before(world, tmp_path, async_save):
 
 
 def bad_checkpoints(folder):
-    from mindspeed_ms.training import checkpointing
-    from mindspeed_ms.training.checkpointing import CheckpointError
+    from mindspeed_ms.core.dist_checkpointing import folders
+    from mindspeed_ms.core.dist_checkpointing.errors import CheckpointError
 
     run_pretrain(folder, BATCHES, config(training_iters=2))
     messages = []
@@ -197,7 +198,7 @@ def bad_checkpoints(folder):
     path.write_bytes(content)
     expect(run_pretrain, folder, BATCHES, config())
     expect(run_pretrain, folder, BATCHES, config(crc_check=True))
-    (folder / checkpointing.TRACKER_FILE).write_text("release it")
+    (folder / folders.TRACKER_FILE).write_text("release it")
     expect(run_pretrain, folder, BATCHES, config())
     return messages
 

@@ -1,7 +1,7 @@
 """TFLOP/s in reports: the operations of a token, against products counted one by one."""
 
 from mindspeed_ms.config import init_configs_from_dict
-from mindspeed_ms.training.throughput import model_flops_per_token
+from mindspeed_ms.training.metrics import model_flops_per_token
 from tests.training import tiny
 from tests.training.test_pretrain import BATCHES, read_metrics, run_pretrain
 

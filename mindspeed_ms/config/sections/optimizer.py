@@ -18,8 +18,11 @@ from mindspeed_ms.config.values import (
     one_of,
 )
 
-ADAM = ("AdamWeightDecay", "adam", "Adam", "AdamW", "mint.AdamW", "SpeedAdamW", "AdamWZeRO")  # all are Megatron's AdamW
-SGD = ("sgd", "SGD")
+ADAM = "adamw.AdamW"
+OPTIMIZERS = {  # module and class in core.optimizer -> names in a configuration
+    ADAM: ("AdamWeightDecay", "adam", "Adam", "AdamW", "mint.AdamW", "SpeedAdamW", "AdamWZeRO"),
+    "sgd.SGD": ("sgd", "SGD"),
+}
 CLIP_TYPES = ("ClipGlobalNorm", "GradClipByValue")
 DECAY_STYLES = ("constant", "linear", "cosine", "inverse-square-root", "WSD")
 
@@ -59,7 +62,7 @@ class OptimizerConfig(Section):
     config_name: ClassVar[str] = "optimizer_config"
     spellings: ClassVar[dict[str, str]] = {"optimizer": "optimizer_type", "lr": "learning_rate", "adam_eps": "eps"}
 
-    optimizer_type: one_of(*ADAM, *SGD) = field(
+    optimizer_type: one_of(*(name for names in OPTIMIZERS.values() for name in names)) = field(
         "AdamWeightDecay", "Optimizer; all Adam names are Megatron's AdamW.", "优化器；所有Adam名称都是Megatron的AdamW。"
     )
     betas: FloatList = field([0.9, 0.999], "Adam's decay rates of the two moments.", "Adam一阶、二阶矩的衰减率。")
@@ -159,4 +162,4 @@ class OptimizerConfig(Section):
     @property
     def is_adam(self):
         """True for every name of Megatron's AdamW."""
-        return self.optimizer_type in ADAM
+        return self.optimizer_type in OPTIMIZERS[ADAM]

@@ -7,7 +7,6 @@ ranks that saw different tokens, tied embeddings, division by the number of toke
 import numpy as np
 
 from mindspeed_ms.core import parallel_state, storage
-from mindspeed_ms.core.distributed.distributed_data_parallel import unwrap_model
 
 
 def finalize_model_grads(model, num_tokens=None):
@@ -86,6 +85,3 @@ def _total_tokens(num_tokens):
         if group.size > 1:
             total = group.all_gather(total).sum(keepdims=True)
     return float(total[0])
-
-
-__all__ = ["finalize_model_grads", "unwrap_model"]

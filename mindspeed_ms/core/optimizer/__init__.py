@@ -1,34 +1,17 @@
 """Optimizers over flat buffers, gradient clipping, loss scales and schedules."""
 
 from mindspeed_ms.core import storage
-from mindspeed_ms.core.optimizer.mixed_precision import Float16OptimizerWithFloat16Params
-from mindspeed_ms.core.optimizer.optimizer import FP32Optimizer, MegatronOptimizer
+from mindspeed_ms.core.optimizer.optimizer import MegatronOptimizer
 from mindspeed_ms.core.optimizer.optimizer_config import OptimizerConfig
 from mindspeed_ms.core.optimizer.optimizer_param_scheduler import OptimizerParamScheduler
 
-__all__ = [
-    "FP32Optimizer",
-    "Float16OptimizerWithFloat16Params",
-    "MegatronOptimizer",
-    "OptimizerConfig",
-    "OptimizerParamScheduler",
-    "get_megatron_optimizer",
-]
+__all__ = ["MegatronOptimizer", "OptimizerConfig", "OptimizerParamScheduler", "get_megatron_optimizer"]
 
 
 def get_megatron_optimizer(config, model_chunks, no_weight_decay_cond=None, scale_lr_cond=None, lr_mult=1.0):
     """The optimizer for these model chunks.
 
-    Args:
-        config (OptimizerConfig): options.
-        model_chunks (list[DistributedDataParallel]): this rank's chunks.
-        no_weight_decay_cond (Optional[Callable[[str, Parameter], bool]]): replaces the rule which parameters do not
-            decay.
-        scale_lr_cond (Optional[Callable[[str, Parameter], bool]]): parameters whose rate is multiplied by `lr_mult`.
-        lr_mult (float): see `scale_lr_cond`.
-
-    Returns:
-        MegatronOptimizer
+    Args, returned: see `MegatronOptimizer`.
 
     Raises:
         ValueError: `cpu_offload` where gradients are not in the host's memory.
@@ -38,5 +21,4 @@ def get_megatron_optimizer(config, model_chunks, no_weight_decay_cond=None, scal
             "cpu_offload (optimizer_cpu_offload) has no form for this device: updates run on the "
             "device that holds the gradients. Leave it off; zero_level shards the state instead."
         )
-    kind = Float16OptimizerWithFloat16Params if config.fp16 or config.bf16 else FP32Optimizer
-    return kind(config, model_chunks, no_weight_decay_cond=no_weight_decay_cond, scale_lr_cond=scale_lr_cond, lr_mult=lr_mult)
+    return MegatronOptimizer(config, model_chunks, no_weight_decay_cond, scale_lr_cond, lr_mult)

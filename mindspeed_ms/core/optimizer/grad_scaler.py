@@ -83,3 +83,23 @@ class DynamicGradScaler(ConstantGradScaler):
         self.scale = float(state_dict["scale"])
         self._growth_tracker = int(state_dict["growth_tracker"])
         self._hysteresis_tracker = int(state_dict["hysteresis_tracker"])
+
+
+def get_grad_scaler(config):
+    """The loss scale of a configuration; None: without an explicit one only fp16 needs one.
+
+    Args:
+        config (OptimizerConfig): read: fp16, loss_scale and the settings of the dynamic scale.
+    """
+    if config.loss_scale is not None:
+        return ConstantGradScaler(config.loss_scale)
+    if not config.fp16:
+        return None
+    return DynamicGradScaler(
+        config.initial_loss_scale,
+        config.min_loss_scale,
+        config.loss_scale_factor,
+        1.0 / config.loss_scale_factor,
+        config.loss_scale_window,
+        config.hysteresis,
+    )

@@ -7,33 +7,35 @@ round the masters). Unscaling and clipping are one factor inside the update, the
 import math
 from contextlib import ExitStack
 
-from mindspeed_ms.core.optimizer.adamw import AdamW
 from mindspeed_ms.core.optimizer.clip_grads import ModelStatistics, clip_by_value, clip_coefficient
-from mindspeed_ms.core.optimizer.grad_scaler import ConstantGradScaler
+from mindspeed_ms.core.optimizer.grad_scaler import get_grad_scaler
 from mindspeed_ms.core.optimizer.param_groups import get_param_groups
-from mindspeed_ms.core.optimizer.sgd import SGD
 from mindspeed_ms.core.optimizer.shard import OptimizerShard
+from mindspeed_ms.core.optimizer.update_rule import update_rule
 
 
 class MegatronOptimizer:
     """Updates the parameters of model chunks that `DistributedDataParallel` wraps.
 
+    Half-precision parameters have float32 masters, which are updated and rounded into them (Megatron's
+    `Float16OptimizerWithFloat16Params`); float32 parameters are updated themselves.
+
     Args:
         config (OptimizerConfig): options.
         model_chunks (list[DistributedDataParallel]): this rank's chunks.
         no_weight_decay_cond, scale_lr_cond, lr_mult: see `get_param_groups`.
-        grad_scaler (Optional[ConstantGradScaler]): the loss scale.
 
     Attributes:
+        grad_scaler (Optional[ConstantGradScaler]): the loss scale; see `get_grad_scaler`.
         param_groups (list[dict]): a scheduler sets `lr` and `weight_decay` in them.
         shards (list[OptimizerShard]): what this rank updates.
         found_inf (bool): the last step met an infinite or NaN gradient and changed nothing.
     """
 
-    def __init__(self, config, model_chunks, no_weight_decay_cond=None, scale_lr_cond=None, lr_mult=1.0, grad_scaler=None):
+    def __init__(self, config, model_chunks, no_weight_decay_cond=None, scale_lr_cond=None, lr_mult=1.0):
         self.config = config
         self.model_chunks = list(model_chunks)
-        self.grad_scaler = grad_scaler
+        self.grad_scaler = get_grad_scaler(config)
         self.found_inf = False
         named_params = [
             (name, param)
@@ -47,7 +49,7 @@ class MegatronOptimizer:
             self.param_groups = get_param_groups(named_params, config, no_weight_decay_cond, scale_lr_cond, lr_mult)
         group_of = {id(param): number for number, group in enumerate(self.param_groups) for param in group["params"]}
         self.shards = self._make_shards(group_of)
-        self.update = self._make_update()
+        self.update = update_rule(config.optimizer).from_config(self.shards, config)
         self.statistics = ModelStatistics(self.shards)
 
     def _make_shards(self, group_of):
@@ -57,11 +59,6 @@ class MegatronOptimizer:
             for buffer in chunk.buffers
             for start, stop in buffer.shard_ranges()
         ]
-
-    def _make_update(self):
-        if self.config.kind() == "sgd":
-            return SGD(self.shards, self.config.sgd_momentum)
-        return AdamW(self.shards, self.config.adam_beta1, self.config.adam_beta2, self.config.adam_eps)
 
     def zero_grad(self, set_to_none=True):
         """Start a step: gradients count from zero. `set_to_none` is Megatron's argument; buffers are never given up."""
@@ -122,7 +119,7 @@ class MegatronOptimizer:
     def pieces_with_states(self):
         """Yield (Piece, state) of every parameter held here; of sharded state this rank's pieces, flat unless whole.
 
-        `state` maps exp_avg, exp_avg_sq (momentum_buffer for SGD) and, with masters, fp32_param to float32 Tensors over
+        `state` maps the names of the update's state (exp_avg, ...) and, with masters, fp32_param to float32 Tensors over
         the optimizer's own memory, in the parameter's shape: reading saves them, `storage.write` restores them.
         """
         for index, shard in enumerate(self.shards):
@@ -153,11 +150,3 @@ class MegatronOptimizer:
     def nbytes(self):
         """Bytes of moments and masters on this rank."""
         return self.update.nbytes + sum(shard.nbytes for shard in self.shards)
-
-
-class FP32Optimizer(MegatronOptimizer):
-    """For float32 parameters; a fixed loss scale is allowed."""
-
-    def __init__(self, config, model_chunks, **options):
-        scaler = ConstantGradScaler(config.loss_scale) if config.loss_scale is not None else None
-        super().__init__(config, model_chunks, grad_scaler=scaler, **options)

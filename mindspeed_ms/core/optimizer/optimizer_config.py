@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass, field
 
-from mindspeed_ms.config.sections.optimizer import ADAM, CLIP_TYPES, SGD
+from mindspeed_ms.config.sections.optimizer import CLIP_TYPES
+from mindspeed_ms.core.optimizer.update_rule import update_rule
 
 
 @dataclass
@@ -10,7 +11,7 @@ class OptimizerConfig:
     """Options of `get_megatron_optimizer`.
 
     Attributes:
-        optimizer (str): adam or sgd; AdamWeightDecay, mint.AdamW, SpeedAdamW and AdamWZeRO are other names of adam.
+        optimizer (str): a name of the configuration's `OPTIMIZERS`, in any case: adam, sgd, ...
         lr, min_lr (float): rates that a scheduler moves between.
         decoupled_lr, decoupled_min_lr (Optional[float]): the same for embedding and output layer.
         weight_decay (float): decoupled decay (adam), L2 (sgd).
@@ -52,18 +53,8 @@ class OptimizerConfig:
     cpu_offload: bool = False
 
     def __post_init__(self):
-        if self.kind() is None:
-            raise ValueError(
-                f"optimizer is {self.optimizer!r}: expected adam (also AdamWeightDecay, mint.AdamW, "
-                "SpeedAdamW, AdamWZeRO) or sgd."
-            )
+        update_rule(self.optimizer)  # the name must be known
         if self.grad_clip_type not in CLIP_TYPES:
             raise ValueError(f"grad_clip_type is {self.grad_clip_type!r}: expected one of {', '.join(CLIP_TYPES)}.")
         if self.clip_grad < 0.0:
             raise ValueError(f"clip_grad is {self.clip_grad}: expected a number that is not negative; 0 switches it off.")
-
-    def kind(self):
-        """ "adam", "sgd", or None for an unknown name."""
-        kinds = {"adam": ADAM, "sgd": SGD}
-        name = self.optimizer.lower()
-        return next((kind for kind, names in kinds.items() if name in map(str.lower, names)), None)

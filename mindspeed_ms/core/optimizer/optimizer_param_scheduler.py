@@ -11,6 +11,10 @@ from mindspeed_ms.core.logging import logger
 LR_DECAY_STYLES = ("constant", "linear", "cosine", "inverse-square-root", "WSD")
 WSD_DECAY_STYLES = ("linear", "cosine", "exponential", "minus_sqrt")
 WEIGHT_DECAY_STYLES = ("constant", "linear", "cosine")
+_SETTINGS = (  # saved, under Megatron's keys
+    *("max_lr", "min_lr", "lr_warmup_steps", "lr_decay_steps", "lr_decay_style"),
+    *("start_wd", "end_wd", "wd_incr_steps", "wd_incr_style"),
+)
 
 
 class OptimizerParamScheduler:
@@ -67,52 +71,71 @@ class OptimizerParamScheduler:
         self._check()
         self.step(0)
 
+    @classmethod
+    def from_config(cls, optimizer, settings, batch, length):
+        """The schedule of a configuration, whose lengths may be given in steps or in samples.
+
+        Args:
+            optimizer: see the class.
+            settings (OptimizerConfig): the section `optimizer_config`.
+            batch (int): samples of a step at full batch size.
+            length (int): samples of the run.
+        """
+        decay_steps = _in_samples(settings.lr_decay_samples, settings.lr_decay_iters, batch) or length
+        if settings.lr_warmup_fraction is not None:
+            warmup_steps = settings.lr_warmup_fraction * decay_steps
+        else:
+            warmup_steps = _in_samples(settings.lr_warmup_samples, settings.lr_warmup_iters, batch)
+        is_wsd = settings.lr_decay_style == "WSD"
+        return cls(
+            optimizer,
+            init_lr=settings.lr_warmup_init,
+            max_lr=settings.learning_rate,
+            min_lr=settings.min_lr,
+            lr_warmup_steps=warmup_steps,
+            lr_decay_steps=decay_steps,
+            lr_decay_style=settings.lr_decay_style,
+            start_wd=settings.start_weight_decay,
+            end_wd=settings.end_weight_decay,
+            wd_incr_steps=length,
+            wd_incr_style=settings.weight_decay_incr_style,
+            use_checkpoint_opt_param_scheduler=settings.use_checkpoint_opt_param_scheduler,
+            override_opt_param_scheduler=settings.override_opt_param_scheduler,
+            wsd_decay_steps=_in_samples(settings.lr_wsd_decay_samples, settings.lr_wsd_decay_iters, batch) if is_wsd else None,
+            lr_wsd_decay_style=settings.lr_wsd_decay_style,
+        )
+
     def _check(self):
+        decay, warmup, wsd = self.lr_decay_steps, self.lr_warmup_steps, self.wsd_decay_steps
         _expect(
             0 <= self.min_lr <= self.max_lr,
             f"min_lr is {self.min_lr} and the learning rate {self.max_lr}: expected 0 <= min_lr <= learning rate.",
         )
         _expect(self.init_lr <= self.max_lr, f"lr_warmup_init is {self.init_lr}, above the learning rate {self.max_lr}.")
         _expect(
-            self.lr_decay_steps > 0,
-            f"lr_decay_steps is {self.lr_decay_steps}: expected a positive number. Set "
-            "training_iters, train_samples, lr_decay_iters or lr_decay_samples.",
+            decay > 0,
+            f"lr_decay_steps is {decay}: expected a positive number. Set training_iters, train_samples, lr_decay_iters or "
+            "lr_decay_samples.",
         )
         _expect(
-            0 <= self.lr_warmup_steps < self.lr_decay_steps,
-            f"the warm-up takes {self.lr_warmup_steps} samples "
-            "and the "
-            f"decay ends at {self.lr_decay_steps}: expected a shorter warm-up. Lower lr_warmup_iters or raise "
-            "lr_decay_iters.",
+            0 <= warmup < decay,
+            f"the warm-up takes {warmup} samples and the decay ends at {decay}: expected a shorter warm-up. Lower "
+            "lr_warmup_iters or raise lr_decay_iters.",
         )
-        _expect(
-            self.lr_decay_style in LR_DECAY_STYLES,
-            f"lr_decay_style is {self.lr_decay_style!r}: expected one of {', '.join(LR_DECAY_STYLES)}.",
-        )
+        _expect_one_of("lr_decay_style", self.lr_decay_style, LR_DECAY_STYLES)
         if self.lr_decay_style == "WSD":
-            _expect(self.wsd_decay_steps is not None, "lr_decay_style WSD needs lr_wsd_decay_iters or lr_wsd_decay_samples.")
+            _expect(wsd, "lr_decay_style WSD needs lr_wsd_decay_iters or lr_wsd_decay_samples.")
             _expect(
-                self.wsd_decay_steps <= self.lr_decay_steps,
-                f"the last part of WSD takes {self.wsd_decay_steps} "
-                f"samples, but the decay ends at {self.lr_decay_steps}: expected a shorter last part.",
+                wsd <= decay,
+                f"the last part of WSD takes {wsd} samples, but the decay ends at {decay}: expected a shorter last part.",
             )
-            _expect(
-                self.lr_wsd_decay_style in WSD_DECAY_STYLES,
-                f"lr_wsd_decay_style is {self.lr_wsd_decay_style!r}: expected one of {', '.join(WSD_DECAY_STYLES)}.",
-            )
-        _expect(
-            self.wd_incr_style in WEIGHT_DECAY_STYLES,
-            f"weight_decay_incr_style is {self.wd_incr_style!r}: expected one of {', '.join(WEIGHT_DECAY_STYLES)}.",
-        )
-        _expect(
-            0 <= self.start_wd <= self.end_wd,
-            f"start_weight_decay is {self.start_wd} and end_weight_decay {self.end_wd}: expected 0 <= start <= end.",
-        )
+            _expect_one_of("lr_wsd_decay_style", self.lr_wsd_decay_style, WSD_DECAY_STYLES)
+        _expect_one_of("weight_decay_incr_style", self.wd_incr_style, WEIGHT_DECAY_STYLES)
+        ends = f"start_weight_decay is {self.start_wd} and end_weight_decay {self.end_wd}"
+        _expect(0 <= self.start_wd <= self.end_wd, f"{ends}: expected 0 <= start <= end.")
         _expect(
             self.wd_incr_style != "constant" or self.start_wd == self.end_wd,
-            "weight_decay_incr_style is "
-            "constant but "
-            f"start_weight_decay {self.start_wd} differs from end_weight_decay {self.end_wd}.",
+            f"weight_decay_incr_style is constant, but {ends}: expected equal ones.",
         )
         _expect(
             not (self.override_opt_param_scheduler and self.use_checkpoint_opt_param_scheduler),
@@ -158,19 +181,8 @@ class OptimizerParamScheduler:
             group["weight_decay"] = weight_decay * group.get("wd_mult", 1.0)
 
     def state_dict(self):
-        """Settings and position, under Megatron's keys."""
-        return {
-            "max_lr": self.max_lr,
-            "lr_warmup_steps": self.lr_warmup_steps,
-            "num_steps": self.num_steps,
-            "lr_decay_style": self.lr_decay_style,
-            "lr_decay_steps": self.lr_decay_steps,
-            "min_lr": self.min_lr,
-            "start_wd": self.start_wd,
-            "end_wd": self.end_wd,
-            "wd_incr_style": self.wd_incr_style,
-            "wd_incr_steps": self.wd_incr_steps,
-        }
+        """Settings and position (dict)."""
+        return {name: getattr(self, name) for name in ("num_steps", *_SETTINGS)}
 
     def load_state_dict(self, state_dict):
         """Restore the position; settings by the two switches of the constructor.
@@ -178,14 +190,13 @@ class OptimizerParamScheduler:
         Raises:
             ValueError: neither switch is set and a setting differs from the checkpoint's.
         """
-        for name in self.state_dict():
-            if name != "num_steps":
-                own, chosen = getattr(self, name), self._choose(name, getattr(self, name), state_dict[name])
-                setattr(self, name, chosen)
-                for group in self.optimizer.param_groups:
-                    # a group with a rate of its own keeps it
-                    if group.get(name) == own and not group.get("is_decoupled_lr"):
-                        group[name] = chosen
+        for name in _SETTINGS:
+            own, chosen = getattr(self, name), self._choose(name, getattr(self, name), state_dict[name])
+            setattr(self, name, chosen)
+            for group in self.optimizer.param_groups:
+                # a group with a rate of its own keeps it
+                if group.get(name) == own and not group.get("is_decoupled_lr"):
+                    group[name] = chosen
         self.num_steps = 0
         self.step(state_dict["num_steps"])
 
@@ -209,6 +220,14 @@ class OptimizerParamScheduler:
 def _expect(condition, message):
     if not condition:
         raise ValueError(message)
+
+
+def _expect_one_of(name, value, known):
+    _expect(value in known, f"{name} is {value!r}: expected one of {', '.join(known)}.")
+
+
+def _in_samples(samples, iterations, batch):
+    return samples or (iterations or 0) * batch
 
 
 def _own(param_group, name, default):

@@ -1,4 +1,4 @@
-"""Which parameters share learning rate and weight decay. Source: Megatron core, `_get_param_groups`."""
+"""Parameter groups: parameters that share learning rate and weight decay. Source: Megatron core, `_get_param_groups`."""
 
 import math
 

@@ -1,61 +1,32 @@
-"""SGD with momentum and L2 decay over shards."""
-
-import mindspore as ms
+"""SGD with momentum and L2 decay over shards; the arithmetic is torch's."""
 
 from mindspeed_ms import ops
-from mindspeed_ms.core import storage
+from mindspeed_ms.core.optimizer.update_rule import UpdateRule
 
 
-class SGD:
-    """One operator call per run of neighbouring parameters with equal settings. The arithmetic is torch's SGD.
+class SGD(UpdateRule):
+    """Keeps momentum_buffer, if there is momentum.
 
     Args:
         shards (list[OptimizerShard]): what to update.
         momentum (float): of the update; 0 keeps no buffer.
 
-    Attributes:
-        step_count (int): updates done.
-        state (dict[str, list[FlatBuffer]]): float32 momentum_buffer of each shard, if there is momentum.
+    Raises:
+        ValueError: a momentum out of its range.
     """
 
     def __init__(self, shards, momentum=0.9):
         if not 0.0 <= momentum < 1.0:
             raise ValueError(f"sgd_momentum is {momentum}: expected 0 <= momentum < 1.")
+        super().__init__(shards, ("momentum_buffer",) if momentum else ())
         self.momentum = momentum
-        self.step_count = 0
-        self.STATE_NAMES = ("momentum_buffer",) if momentum else ()
-        self.state = {name: [storage.FlatBuffer(shard.numel, ms.float32) for shard in shards] for name in self.STATE_NAMES}
-        self._runs = [
-            (
-                run.key,
-                shard.slice_main(run.start, run.stop),
-                self._momentum_slice(index, run),
-                shard.slice_grad(run.start, run.stop),
-            )
-            for index, shard in enumerate(shards)
-            for run in shard.runs
-        ]
 
-    def _momentum_slice(self, index, run):
-        return self.state["momentum_buffer"][index].slice(run.start, run.stop) if self.momentum else None
+    @classmethod
+    def from_config(cls, shards, config):
+        """Of sgd_momentum."""
+        return cls(shards, config.sgd_momentum)
 
-    def step(self, param_groups, grad_scale=1.0):
-        """Update everything once; see `AdamW.step`."""
-        self.step_count += 1
-        for group, param, momentum_buffer, grad in self._runs:
-            settings = param_groups[group]
-            ops.sgd_step(
-                param,
-                momentum_buffer,
-                grad,
-                learning_rate=settings["lr"],
-                momentum=self.momentum,
-                weight_decay=settings["weight_decay"],
-                first_step=self.step_count == 1,
-                grad_scale=grad_scale,
-            )
-
-    @property
-    def nbytes(self):
-        """Bytes of the momentum."""
-        return sum(buffer.nbytes for buffers in self.state.values() for buffer in buffers)
+    def update(self, param, grad, momentum_buffer=None, **settings):
+        """See `UpdateRule.update`."""
+        is_first = self.step_count == 1
+        ops.sgd_step(param, momentum_buffer, grad, momentum=self.momentum, first_step=is_first, **settings)

@@ -1,4 +1,4 @@
-"""The part of a buffer that this rank's optimizer updates, cut into runs that one operator call can update."""
+"""Optimizer shard: the part of a buffer that this rank updates, cut into runs that one operator call can update."""
 
 import math
 from dataclasses import dataclass

@@ -1,15 +1,19 @@
-"""Executes one stage's part of a pipeline plan: the only place where a plan meets tensors."""
+"""Execution of a pipeline schedule on one stage: forward and backward of its micro-batches, sending and receiving."""
 
+from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any
 
-import numpy as np
 from mindspore import Tensor
 
 from mindspeed_ms.core import autograd, parallel_state
 from mindspeed_ms.core.device import to_dtype
+from mindspeed_ms.core.pipeline_parallel.losses import BackwardScale, MicroBatchLoss, as_float, filled
 from mindspeed_ms.layout.pipeline_actions import BACKWARD, FORWARD, Communicate
 
 
+@dataclass
 class PlanExecution:
     """Runs the steps of one stage once.
 
@@ -19,36 +23,29 @@ class PlanExecution:
         models (list[Cell]): the stage's chunks.
         iterators (list): of micro-batches, one per chunk.
         forward_step_func (Callable): `(data_iterator, model) -> (output, loss_func)`.
-        seed (Callable): `(number of tokens or None) -> float`, the gradient that a micro-batch's backward starts with.
+        scale (BackwardScale): the gradient that a micro-batch's backward starts with.
         communicator (Optional[PipelineCommunicator]): None without other stages.
         settings (Optional[PipelineSettings]): None without other stages.
         collect_non_loss_data (bool): ask the loss function for that instead of losses.
 
     Attributes:
         collected (list): what the loss function reported, per micro-batch; empty unless the loss is on this stage.
-        total_tokens (float): tokens that the loss functions counted.
     """
 
-    def __init__(
-        self,
-        plan,
-        stage,
-        models,
-        iterators,
-        forward_step_func,
-        seed,
-        communicator=None,
-        settings=None,
-        collect_non_loss_data=False,
-    ):
-        self.plan, self.stage = plan, stage
-        self.models, self.iterators = models, iterators
-        self.forward_step_func, self.seed = forward_step_func, seed
-        self.communicator, self.settings = communicator, settings
-        self.collect_non_loss_data = collect_non_loss_data
-        self.collected, self.total_tokens = [], 0.0
-        self._last_backwards = set(plan.last_backwards(stage).values())
-        self._live = {}  # (micro-batch, chunk) -> (input, output, gradient to start with)
+    plan: Any
+    stage: int
+    models: list
+    iterators: list
+    forward_step_func: Callable
+    scale: BackwardScale
+    communicator: Any = None
+    settings: Any = None
+    collect_non_loss_data: bool = False
+
+    def __post_init__(self):
+        self.collected, self._tokens = [], []
+        self._last_backwards = set(self.plan.last_backwards(self.stage).values())
+        self._live = {}  # (micro-batch, chunk) -> (input, output, loss of the last stage)
         self._outgoing = {}  # (kind, micro-batch, chunk) -> tensor to send
         self._incoming = {}  # (kind, micro-batch, chunk) -> transfer under way
         self._sending = []
@@ -85,36 +82,34 @@ class PlanExecution:
             output, loss_func = self.forward_step_func(iterator, model)
             if input_tensor is not None:
                 _set_input_tensor(model, None)  # or it would live until the chunk's next forward
-            seed = None
+            loss = None
             if self.plan.is_last(self.stage, step.chunk):
-                output, seed = self._loss(output, loss_func)
+                loss = self._loss(output, loss_func)
         if not self.plan.is_last(self.stage, step.chunk):
             self._outgoing[(FORWARD, *key)] = _checked_output(output, model)
         if not self.plan.forward_only:
-            self._live[key] = input_tensor, output, seed
+            self._live[key] = input_tensor, output if loss is None else loss.differentiated, loss
 
     def _loss(self, output, loss_func):
-        """(tensor to start the backward from, its gradient) of a micro-batch; None for data that are no loss."""
+        """The MicroBatchLoss of a micro-batch; None for data that are no loss."""
         if self.collect_non_loss_data:
             self.collected.append(loss_func(output, non_loss_data=True))
-            return None, None
-        result = loss_func(output)
-        if not isinstance(result, tuple) or len(result) not in (2, 3):
-            raise ValueError(
-                f"the loss function returned {type(result).__name__}: expected (loss, reported) or (loss, "
-                "number of tokens, reported)."
-            )
-        self.collected.append(result[-1])
-        tokens = _as_float(result[1]) if len(result) == 3 else None
-        self.total_tokens += tokens or 0.0
-        return result[0], None if self.plan.forward_only else self.seed(tokens)
+            return None
+        loss = MicroBatchLoss.of(loss_func(output))
+        self.collected.append(loss.reported)
+        self._tokens.append(loss.tokens)
+        return loss
+
+    def total_tokens(self):
+        """Tokens (float) that the loss functions counted; waits for the device."""
+        return sum((as_float(tokens) for tokens in self._tokens if tokens is not None), 0.0)
 
     def _backward(self, step):
         _enter_chunk(step.chunk)
         key = step.micro_batch, step.chunk
-        input_tensor, output, seed = self._live.pop(key)
-        if self.plan.is_last(self.stage, step.chunk):
-            grad = Tensor(np.full(output.shape, seed, np.float32)).astype(output.dtype)
+        input_tensor, output, loss = self._live.pop(key)
+        if loss is not None:
+            grad = filled(output.shape, self.scale.of_main_loss(loss), output.dtype)
         else:
             grad = self._received(BACKWARD, key, output.dtype)
         no_sync = getattr(self.models[step.chunk], "no_sync", nullcontext)
@@ -198,7 +193,3 @@ def _backward_through(input_tensor, output, grad):
         )
     autograd.set_grad(input_tensor, None)
     return input_grad
-
-
-def _as_float(value):
-    return float(value.asnumpy()) if isinstance(value, Tensor) else float(value)

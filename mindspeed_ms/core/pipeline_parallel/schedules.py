@@ -1,47 +1,27 @@
 """Forward and backward of all micro-batches of a step. Source of names and arguments: Megatron core, `schedules.py`.
 
-The order of work is a plan of `layout.pipeline_plan`; `execution` runs it. The loss is never multiplied on the tape: loss
-scale and 1/micro-batches go into the gradient that starts the backward.
+The order of work is a plan of `layout.pipeline_plan`; `execution` runs it.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
 from functools import lru_cache
 from itertools import tee
 
 from mindspeed_ms.core import parallel_state
 from mindspeed_ms.core.pipeline_parallel.execution import PlanExecution
+from mindspeed_ms.core.pipeline_parallel.losses import BackwardScale, published
 from mindspeed_ms.core.pipeline_parallel.p2p_communication import PipelineCommunicator, PipelineSettings
 from mindspeed_ms.layout.pipeline_actions import build_plan
 
 
-@dataclass
-class ScheduleOptions:
-    """What a schedule needs to know of the run.
-
-    Attributes:
-        calculate_per_token_loss (bool): the loss functions return sums over tokens; gradients are divided by the number
-            of tokens of the global batch at the end instead of by micro-batches.
-        grad_scale_func (Optional[Callable[[], float]]): the loss scale.
-        finalize_model_grads_func (Optional[Callable]): called with (model chunks, number of tokens or None) after the
-            last backward.
-    """
-
-    calculate_per_token_loss: bool = False
-    grad_scale_func: Callable[[], float] | None = None
-    finalize_model_grads_func: Callable | None = None
-
-
 def get_forward_backward_func():
-    """The schedule for this run's pipeline layout; all take the arguments of `forward_backward_no_pipelining`."""
-    if parallel_state.get_pipeline_model_parallel_world_size() == 1:
-        return forward_backward_no_pipelining
-    if (parallel_state.get_virtual_pipeline_model_parallel_world_size() or 1) > 1:
-        return forward_backward_pipelining_with_interleaving
-    return forward_backward_pipelining_without_interleaving
+    """The schedule for this run's pipeline layout: `forward_backward`, which serves all of them."""
+    return forward_backward
 
 
-def forward_backward_no_pipelining(
+_plan = lru_cache(maxsize=32)(build_plan)
+
+
+def forward_backward(
     *,
     forward_step_func,
     data_iterator,
@@ -53,14 +33,19 @@ def forward_backward_no_pipelining(
     forward_only=False,
     collect_non_loss_data=False,
     first_val_step=None,
-    options=None,
+    backward_scale=None,
+    finalize_model_grads_func=None,
 ):
-    """Run every micro-batch forward and backward, one after the other.
+    """Run every micro-batch of a step forward and backward on this stage.
+
+    Without a pipeline one after the other (Megatron's `forward_backward_no_pipelining`), else 1F1B, where stage r of pp has
+    at most pp - r micro-batches in flight, or interleaved over the stage's chunks (its
+    `forward_backward_pipelining_without_interleaving`, `..._with_interleaving`).
 
     Args:
         forward_step_func (Callable): `(data_iterator, model) -> (output, loss_func)`; `loss_func(output)` returns
-            `(loss, reduced)` or `(loss, num_tokens, reduced)` as in Megatron, `reduced` being what is reported. It is
-            called where the model ends; elsewhere the output goes to the next stage.
+            a `MicroBatchLoss`, or Megatron's `(loss, reported)` or `(loss, num_tokens, reported)`. It is called where the
+            model ends; elsewhere the output goes to the next stage.
         data_iterator (Iterator or list with one per chunk): gives the micro-batches. A single one serves all chunks:
             each gets every micro-batch.
         model (Cell or list of this stage's chunks): the model.
@@ -69,7 +54,9 @@ def forward_backward_no_pipelining(
         forward_only (bool): no backward (evaluation).
         collect_non_loss_data (bool): call `loss_func(output, non_loss_data=True)` and collect what it returns; only with
             `forward_only`.
-        options (Optional[ScheduleOptions]): loss scale, finalisation.
+        backward_scale (Optional[BackwardScale]): None: losses are means over the micro-batches, without a loss scale.
+        finalize_model_grads_func (Optional[Callable]): called with (model chunks, number of tokens or None) after the last
+            backward.
         decoder_seq_length, first_val_step: of Megatron's signature, for a decoder beside an encoder and fp8: only None.
 
     Returns:
@@ -81,110 +68,11 @@ def forward_backward_no_pipelining(
         PipelineMismatchError: a stage sends another shape than the next one expects.
     """
     _only_decoders(decoder_seq_length, first_val_step)
-    return _forward_backward(
-        1,
-        forward_step_func,
-        data_iterator,
-        model,
-        num_microbatches,
-        seq_length,
-        micro_batch_size,
-        forward_only,
-        collect_non_loss_data,
-        options,
-    )
-
-
-def forward_backward_pipelining_without_interleaving(
-    *,
-    forward_step_func,
-    data_iterator,
-    model,
-    num_microbatches,
-    seq_length=None,
-    micro_batch_size=None,
-    decoder_seq_length=None,
-    forward_only=False,
-    collect_non_loss_data=False,
-    first_val_step=None,
-    options=None,
-):
-    """1F1B: stage r of pp has at most pp - r micro-batches in flight. See `forward_backward_no_pipelining`."""
-    _only_decoders(decoder_seq_length, first_val_step)
-    return _forward_backward(
-        1,
-        forward_step_func,
-        data_iterator,
-        model,
-        num_microbatches,
-        seq_length,
-        micro_batch_size,
-        forward_only,
-        collect_non_loss_data,
-        options,
-    )
-
-
-def forward_backward_pipelining_with_interleaving(
-    *,
-    forward_step_func,
-    data_iterator,
-    model,
-    num_microbatches,
-    seq_length=None,
-    micro_batch_size=None,
-    decoder_seq_length=None,
-    forward_only=False,
-    collect_non_loss_data=False,
-    first_val_step=None,
-    options=None,
-):
-    """1F1B over several chunks per stage. See `forward_backward_no_pipelining`."""
-    _only_decoders(decoder_seq_length, first_val_step)
-    chunks = parallel_state.get_virtual_pipeline_model_parallel_world_size()
-    return _forward_backward(
-        chunks,
-        forward_step_func,
-        data_iterator,
-        model,
-        num_microbatches,
-        seq_length,
-        micro_batch_size,
-        forward_only,
-        collect_non_loss_data,
-        options,
-    )
-
-
-def _only_decoders(decoder_seq_length, first_val_step):
-    for name, value, use in (
-        ("decoder_seq_length", decoder_seq_length, "models with encoder and decoder"),
-        ("first_val_step", first_val_step, "fp8 weights, which validation quantises once"),
-    ):
-        if value is not None:
-            raise ValueError(f"{name} {value!r} is for {use}, which do not exist here: leave it out.")
-
-
-_plan = lru_cache(maxsize=32)(build_plan)
-
-
-def _forward_backward(
-    chunks,
-    forward_step_func,
-    data_iterator,
-    model,
-    num_microbatches,
-    seq_length,
-    micro_batch_size,
-    forward_only,
-    collect_non_loss_data,
-    options,
-):
     if collect_non_loss_data and not forward_only:
         raise ValueError("collect_non_loss_data gives no loss to go backward from: it needs forward_only=True.")
-    options = options or ScheduleOptions()
-    models = _per_chunk(model, chunks, "model")
     stages = parallel_state.get_pipeline_model_parallel_world_size()
+    chunks = parallel_state.get_virtual_pipeline_model_parallel_world_size() or 1
+    models = _per_chunk(model, chunks, "model")
     communicator = settings = None
     group_size, overlap = None, False
     if stages > 1:
@@ -194,34 +82,32 @@ def _forward_backward(
         # the length of a message must be known before it can be received, so exchanging shapes excludes overlap
         overlap = chunks > 1 and settings.overlap_p2p_comm and not settings.variable_seq_lengths
     plan = _plan(stages, num_microbatches, chunks, group_size, forward_only, overlap)
+    scale = backward_scale or BackwardScale(1.0, num_microbatches)
     execution = PlanExecution(
         plan,
         parallel_state.get_pipeline_model_parallel_rank(),
         models,
         _iterators(data_iterator, chunks),
         forward_step_func,
-        lambda tokens: _seed(options, tokens, num_microbatches),
+        scale,
         communicator,
         settings,
         collect_non_loss_data,
     )
-    execution.run()
-    if not forward_only and options.finalize_model_grads_func is not None:
-        options.finalize_model_grads_func(models, execution.total_tokens if options.calculate_per_token_loss else None)
+    with published(scale):
+        execution.run()
+    if not forward_only and finalize_model_grads_func is not None:
+        finalize_model_grads_func(models, execution.total_tokens() if scale.per_token else None)
     return execution.collected
 
 
-def _seed(options, tokens, num_microbatches):
-    """Gradient of the loss tensor: Megatron's division by tokens or micro-batches, times the loss scale."""
-    scale = options.grad_scale_func() if options.grad_scale_func is not None else 1.0
-    if options.calculate_per_token_loss:
-        if tokens is None:
-            raise ValueError(
-                "calculate_per_token_loss is set: the loss function must return (sum of losses, number of tokens, reported)."
-            )
-        return scale
-    # three values mean a sum over tokens: the mean over the micro-batch is what is differentiated
-    return scale / ((tokens or 1.0) if tokens is not None else 1.0) / num_microbatches
+def _only_decoders(decoder_seq_length, first_val_step):
+    for name, value, use in (
+        ("decoder_seq_length", decoder_seq_length, "models with encoder and decoder"),
+        ("first_val_step", first_val_step, "fp8 weights, which validation quantises once"),
+    ):
+        if value is not None:
+            raise ValueError(f"{name} {value!r} is for {use}, which do not exist here: leave it out.")
 
 
 def _per_chunk(model, chunks, name):

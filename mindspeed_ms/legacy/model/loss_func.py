@@ -2,15 +2,14 @@
 
 from mindspore import dtype, nn
 
-from mindspeed_ms.core import parallel_state
 from mindspeed_ms.core.tensor_parallel.mappings import reduce_from_context_parallel_region
 
 
 class LossWithMask(nn.Cell):
     """`sum(loss * mask) / sum(mask)` of a loss per token.
 
-    Under context parallelism both sums run over the ranks that share the sequence, and the result is multiplied by
-    their number: the average over data and context parallel ranks is then the gradient of the mean (Megatron's rule).
+    Under context parallelism both sums run over the ranks that share the sequence: the result is the mean of the whole
+    sequence, its gradient that of this rank's part.
 
     Args:
         loss_func (Callable): `(logits [..., v / tp], label [...]) -> loss [...]`; with `label_smoothing` as a third
@@ -44,11 +43,8 @@ class LossWithMask(nn.Cell):
         if tuple(loss_mask.shape) != tuple(loss.shape):
             raise ValueError(f"loss_mask has shape {tuple(loss_mask.shape)}, but the loss {tuple(loss.shape)}.")
         loss_mask = loss_mask.astype(dtype.float32)
-        total, count = (loss * loss_mask).sum(), loss_mask.sum()
-        context_parallel_size = parallel_state.get_context_parallel_world_size()
-        if context_parallel_size > 1:
-            total = reduce_from_context_parallel_region(total) * context_parallel_size
-            count = reduce_from_context_parallel_region(count)
+        total = reduce_from_context_parallel_region((loss * loss_mask).sum())
+        count = reduce_from_context_parallel_region(loss_mask.sum())
         self.token_count = count
         # without a token: 0 / 1
         return total / (count + (count == 0).astype(dtype.float32))

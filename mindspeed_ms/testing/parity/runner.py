@@ -1,5 +1,7 @@
 """Runner of a recording's flags and batches on this package in one layout; everything here runs in a rank of a forked world."""
 
+from unittest import mock
+
 import numpy as np
 
 from mindspeed_ms.testing.parity.names import megatron_name, our_name
@@ -18,7 +20,7 @@ def start(all_config, seed):
     """Parallel groups, seeds and batch sizes of a run."""
     from mindspeed_ms.core import num_microbatches_calculator as calculator
     from mindspeed_ms.core import parallel_state
-    from mindspeed_ms.training.run import init_batch_sizes
+    from mindspeed_ms.training.data import init_batch_sizes
     from mindspeed_ms.training.utils import set_parallel_context, set_seed
 
     parallel_state.destroy_model_parallel()
@@ -87,8 +89,10 @@ def run(flags, extra, batches, weights=None, keep=(), settings=None, watch=None)
             what it returns is kept as `watched`.
 
     Returns:
-        dict: loss, grad_norm, lr per step; what `keep` names as `{name: (sharding, array)}`.
+        dict: loss, grad_norm, lr per step; `recomputed`, the parts of the model whose forward the backward ran again; what
+            `keep` names as `{name: (sharding, array)}`.
     """
+    from mindspeed_ms.core.tensor_parallel.random import CheckpointFunction
     from mindspeed_ms.legacy.model.gpt_model import GPTModel
     from mindspeed_ms.training.checkpointing import whole_parameters
     from mindspeed_ms.training.forward_step import make_forward_step
@@ -111,7 +115,7 @@ def run(flags, extra, batches, weights=None, keep=(), settings=None, watch=None)
     scheduler = get_optimizer_param_scheduler(optimizer, all_config, all_config.training_config.training_iters)
     per_token = all_config.training_config.calculate_per_token_loss
     step = TrainOneStep(model, optimizer, scheduler, make_forward_step(per_token), per_token)
-    result = {"loss": [], "grad_norm": [], "lr": [], "loss_scale": [], "success": [], "watched": []}
+    result = {"loss": [], "grad_norm": [], "lr": [], "loss_scale": [], "success": [], "watched": [], "recomputed": 0}
     if "gradients" in keep:
         _capture_first_gradients(optimizer, model, result)
     micro_batch_size = all_config.dataset_config.batch_size
@@ -119,7 +123,9 @@ def run(flags, extra, batches, weights=None, keep=(), settings=None, watch=None)
         if watch is not None:
             result["watched"].append(watch(step, number))
         batch = local_batch(batches, number, micro_batch_size)
-        report, _ = step(micro_batches(batch, micro_batch_size), number + 1)
+        with mock.patch.object(CheckpointFunction, "backward", side_effect=CheckpointFunction.backward) as recompute:
+            report, _ = step(micro_batches(batch, micro_batch_size), number + 1)
+        result["recomputed"] += recompute.call_count
         result["loss"].append(next(iter(report.losses.values())))
         result["grad_norm"].append(report.grad_norm)
         result["lr"].append(report.learning_rate)

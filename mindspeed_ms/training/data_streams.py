@@ -1,10 +1,13 @@
-"""One interface to everything that can be handed in as training data, with epochs, resuming and broadcasting."""
+"""Streams of batches of any data loader, with epochs, resuming and broadcasting, and the iterator of micro-batches."""
 
 from collections import deque
 
+import numpy as np
+from mindspore import Tensor
+
 from mindspeed_ms.core import num_microbatches_calculator as calculator
 from mindspeed_ms.core import parallel_state
-from mindspeed_ms.training.data import PretrainingDataLoader, build_pretraining_data_loader, split_batch
+from mindspeed_ms.training.data_samplers import PretrainingDataLoader, host_array
 
 
 class DataExhausted(StopIteration):
@@ -29,7 +32,7 @@ class BatchStream:
         self.max_epochs = max_epochs
         self.epoch = self.batches = 0
         self._iterator = None
-        self._can_restart = not _is_one_shot(loader)
+        self._can_restart = isinstance(loader, PretrainingDataLoader) or not hasattr(loader, "__next__")
 
     @property
     def is_finite(self):
@@ -69,7 +72,7 @@ class BatchStream:
         self.epoch, self.batches, self._iterator = self.epoch + 1, 0, None
 
     def position(self):
-        """What `go_to` needs."""
+        """The argument of `go_to`."""
         return {"epoch": self.epoch, "batches": self.batches}
 
     def go_to(self, position, consumed_samples):
@@ -142,7 +145,7 @@ class BroadcastStream:
 
 
 class MicroBatches:
-    """Iterator of micro-batches: what `get_batch_func` (or the stream) gives, cut as needed.
+    """Iterator of micro-batches: the batches of a stream, cut as needed.
 
     Args:
         stream: iterator of batches.
@@ -168,14 +171,88 @@ class MicroBatches:
         return [next(self) for _ in range(count)]
 
 
-def make_stream(loader, all_config, max_epochs=None, name="train_data_loader"):
-    """The stream of batches of whatever was handed in.
+def split_batch(batch, micro_batch_size, num_microbatches):
+    """Cut a batch into micro-batches along its first dimension.
 
     Args:
-        loader: an iterable of dicts, a MindSpore dataset, samples by `__getitem__` and `__len__`, or None on ranks
-            whose tensor-parallel rank is not 0 (they get the first rank's batches).
-        all_config (AllConfig): batch sizes for samples by index.
+        batch (dict): arrays or Tensors of `micro_batch_size` rows (one micro-batch) or `num_microbatches` times as many
+            (all of a step); an entry with one row, a number or None goes to each of them.
+
+    Returns:
+        list[dict]: Tensors.
+
+    Raises:
+        ValueError: not a dict, or another number of rows.
+    """
+    if not isinstance(batch, dict):
+        raise ValueError(f"a batch is a {type(batch).__name__}: expected a dict keyed by the names of the model's construct.")
+    batch = {name: _array_of_list(name, value) for name, value in batch.items()}
+    rows = max((value.shape[0] for value in batch.values() if _has_rows(value)), default=1)
+    for name, value in batch.items():
+        _check_rows(name, value, rows)
+    if rows == micro_batch_size:
+        return [{name: to_tensor(value) for name, value in batch.items()}]
+    if rows != micro_batch_size * num_microbatches:
+        raise ValueError(
+            f"a batch has {rows} rows: expected {micro_batch_size * num_microbatches} (micro batch "
+            f"{micro_batch_size} x {num_microbatches} micro-batches), or {micro_batch_size} for one "
+            f"micro-batch at a time. The entries are {_shapes(batch)}."
+        )
+    return [
+        {name: to_tensor(_rows_of(value, rows, number * micro_batch_size, micro_batch_size)) for name, value in batch.items()}
+        for number in range(num_microbatches)
+    ]
+
+
+def _array_of_list(name, value):
+    if not isinstance(value, list):
+        return value
+    try:
+        return host_array(value)
+    except ValueError as error:
+        raise ValueError(
+            f"entry {name!r} of a batch is a list that makes no array ({error}): expected equal lengths in each dimension."
+        ) from error
+
+
+def _shapes(batch):
+    return ", ".join(f"{name} {tuple(value.shape)}" for name, value in batch.items() if _has_rows(value))
+
+
+def _has_rows(value):
+    return hasattr(value, "shape") and len(value.shape) > 0
+
+
+def _check_rows(name, value, rows):
+    if _has_rows(value) and value.shape[0] not in (1, rows):
+        raise ValueError(
+            f"entry {name!r} of a batch has {value.shape[0]} rows where others have {rows}: expected the "
+            "same number, or 1 for an entry that all samples share."
+        )
+
+
+def _rows_of(value, rows, start, count):
+    if not _has_rows(value) or value.shape[0] == 1 != rows:
+        return value
+    return value[start : start + count]
+
+
+def to_tensor(value):
+    """Tensor of a batch's entry (numpy arrays are shared, not copied); None and other objects stay what they are."""
+    if isinstance(value, (np.ndarray, np.generic)):
+        array = np.ascontiguousarray(host_array(value)) if np.ndim(value) else host_array(value)
+        return Tensor.from_numpy(array if array.flags.writeable else array.copy())
+    return value
+
+
+def make_stream(loader, max_epochs=None, name="train_data_loader"):
+    """The stream of batches of a loader.
+
+    Args:
+        loader: an iterable of dicts, a MindSpore dataset, or None on ranks whose tensor-parallel rank is not 0 (they get
+            the first rank's batches).
         max_epochs (Optional[int]): epochs after which the stream ends.
+        name (str): of the loader, for messages.
 
     Raises:
         ValueError: no data on tensor-parallel rank 0, or an object of another kind.
@@ -186,17 +263,8 @@ def make_stream(loader, all_config, max_epochs=None, name="train_data_loader"):
         raise ValueError(
             f"{name} is None on tensor-parallel rank 0: it must have the data (other tensor-parallel ranks may pass None)."
         )
-    stream = None if loader is None else _stream_of(as_loader(loader, all_config), max_epochs, name)
+    stream = None if loader is None else _stream_of(loader, max_epochs, name)
     return stream if all(present) else BroadcastStream(stream if group.rank == 0 else None)
-
-
-def as_loader(loader, all_config):
-    """Samples by `__getitem__` and `__len__` get a `PretrainingDataLoader`; everything else stays what it is."""
-    if loader is None or hasattr(loader, "create_dict_iterator") or hasattr(loader, "__iter__"):
-        return loader
-    if hasattr(loader, "__getitem__") and hasattr(loader, "__len__"):
-        return build_pretraining_data_loader(loader, 0, all_config)
-    return loader
 
 
 def _stream_of(loader, max_epochs, name):
@@ -208,21 +276,3 @@ def _stream_of(loader, max_epochs, name):
         f"{name} is a {type(loader).__name__}: expected an iterable of dicts, a MindSpore dataset, or "
         "samples by __getitem__ and __len__."
     )
-
-
-def _is_one_shot(loader):
-    return hasattr(loader, "__next__") and not isinstance(loader, PretrainingDataLoader)
-
-
-def steps_per_epoch(loader):
-    """Steps of an epoch of this run, or None if the loader does not say how long it is."""
-    micro_batches = calculator.get_num_microbatches()
-    if isinstance(loader, PretrainingDataLoader):
-        return loader.sampler.samples_per_epoch // calculator.get_current_global_batch_size()
-    if hasattr(loader, "get_dataset_size"):
-        one_at_a_time = loader.get_batch_size() == calculator.get_micro_batch_size()
-        return loader.get_dataset_size() // (micro_batches if one_at_a_time else 1)
-    if isinstance(loader, (list, tuple)) and loader and isinstance(loader[0], dict):
-        rows = max((value.shape[0] for value in loader[0].values() if getattr(value, "shape", ())), default=1)
-        return len(loader) // (micro_batches if rows == calculator.get_micro_batch_size() else 1)
-    return None

@@ -1,0 +1,145 @@
+"""Loss of a micro-batch (differentiated, reported, tokens), the backward scale, and auxiliary losses on any stage.
+
+Source: Megatron core, the loss part of `schedules.forward_step` and `MoEAuxLossAutoScaler`.
+"""
+
+import contextlib
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from mindspore import Tensor
+
+from mindspeed_ms.core import parallel_state
+from mindspeed_ms.core.autograd import Function
+
+
+@dataclass(frozen=True)
+class MicroBatchLoss:
+    """The three values of a micro-batch's loss on this rank. No value is read to the host before the step ends.
+
+    Under context parallelism a mean is that of the whole sequence, its gradient that of this rank's part: `BackwardScale`
+    holds the factor that makes up for the average over these ranks. The reported values never carry it.
+
+    Attributes:
+        differentiated (Tensor): scalar that the backward starts from: a mean, or the sum over `tokens`.
+        reported (dict): values by name; see `training.losses.LossReducer`.
+        tokens (Optional[float or Tensor]): tokens of this rank's part of the sequences that `differentiated` sums over;
+            None: `differentiated` is a mean.
+    """
+
+    differentiated: Any
+    reported: dict
+    tokens: Any = None
+
+    @classmethod
+    def of(cls, result):
+        """From what a loss function returned: one of these, or Megatron's `(loss, reported)` or `(loss, tokens, reported)`.
+
+        Raises:
+            ValueError: anything else.
+        """
+        if isinstance(result, cls):
+            return result
+        if not isinstance(result, tuple) or len(result) not in (2, 3):
+            raise ValueError(
+                f"the loss function returned {type(result).__name__}: expected (loss, reported) or (loss, "
+                "number of tokens, reported)."
+            )
+        return cls(result[0], result[-1], result[1] if len(result) == 3 else None)
+
+
+@dataclass(frozen=True)
+class BackwardScale:
+    """Gradient that the losses of a step's micro-batches start the backward with, on all stages.
+
+    The loss is never multiplied on the tape: everything that multiplies it is in here.
+
+    Attributes:
+        loss_scale (float): of fp16.
+        num_microbatches (int): micro-batches of the step; a mean is divided by them.
+        per_token (bool): losses are sums over tokens, which `finalize_model_grads` divides by the tokens of the global
+            batch: only the loss scale multiplies them.
+        context_parallel_size (int): gradients are averaged over the ranks that share a sequence, where the gradient of a
+            mean is a sum over them.
+    """
+
+    loss_scale: float = 1.0
+    num_microbatches: int = 1
+    per_token: bool = False
+    context_parallel_size: int = field(default_factory=parallel_state.get_context_parallel_world_size)
+
+    def of(self, tokens=None):
+        """The scale (float) of a loss that is a mean (None), or the sum over `tokens` (number or Tensor)."""
+        if self.per_token:
+            return self.loss_scale
+        divisor = 1.0 if tokens is None else as_float(tokens) or 1.0
+        return self.loss_scale * self.context_parallel_size / divisor / self.num_microbatches
+
+    def of_main_loss(self, loss):
+        """The scale (float) of a `MicroBatchLoss`.
+
+        Raises:
+            ValueError: `per_token`, and the loss says no number of tokens.
+        """
+        if self.per_token and loss.tokens is None:
+            raise ValueError(
+                "calculate_per_token_loss is set: the loss function must return (sum of losses, number of tokens, reported)."
+            )
+        return self.of(loss.tokens)
+
+
+_published = BackwardScale(context_parallel_size=1)
+
+
+def get_backward_scale():
+    """The `BackwardScale` of the step that runs; outside of a step 1."""
+    return _published
+
+
+@contextlib.contextmanager
+def published(scale):
+    """Inside, `scale` is what `get_backward_scale` returns."""
+    global _published
+    before, _published = _published, scale
+    try:
+        yield
+    finally:
+        _published = before
+
+
+def attach_auxiliary_loss(activation, loss):
+    """Add a loss to the training where the main loss is not at hand, on any stage.
+
+    It is differentiated when the backward reaches `activation`, with the scale of a main loss: a mean per micro-batch, or
+    with `calculate_per_token_loss` a sum over its tokens.
+
+    Args:
+        activation (Tensor): what the model goes on with; it needs a gradient.
+        loss (Tensor): the auxiliary loss, scalar.
+
+    Returns:
+        Tensor: `activation`.
+    """
+    return _AuxiliaryLoss.apply(activation, loss)
+
+
+class _AuxiliaryLoss(Function):
+    @staticmethod
+    def forward(ctx, activation, loss):
+        ctx.shape, ctx.dtype = loss.shape, loss.dtype
+        return activation
+
+    @staticmethod
+    def backward(ctx, grad_output):
+        return grad_output, filled(ctx.shape, _published.of(), ctx.dtype)
+
+
+def filled(shape, value, dtype):
+    """Tensor of one value."""
+    return Tensor(np.full(shape, value, np.float32)).astype(dtype)
+
+
+def as_float(value):
+    """A number or a Tensor of one element as float."""
+    return float(value.asnumpy().reshape(-1)[0]) if isinstance(value, Tensor) else float(value)

@@ -1,0 +1,268 @@
+"""Checkpoints of a training: where it starts from, when it saves, and whether a checkpoint is of the same model."""
+
+import os
+from dataclasses import dataclass, field
+from typing import Any
+
+from mindspeed_ms.config.same_model import differences
+from mindspeed_ms.core import comm
+from mindspeed_ms.core.dist_checkpointing import folders
+from mindspeed_ms.core.dist_checkpointing.errors import CheckpointError
+from mindspeed_ms.core.dist_checkpointing.load import find_checkpoint, open_checkpoint
+from mindspeed_ms.core.dist_checkpointing.save import CheckpointSaver
+from mindspeed_ms.core.dist_checkpointing.upstream_format import is_upstream_folder
+from mindspeed_ms.core.logging import logger
+from mindspeed_ms.training import checkpointing
+from mindspeed_ms.training.checkpointing import true_vocab_size
+from mindspeed_ms.training.gpt_datasets import names_indexed_files
+
+
+@dataclass(frozen=True)
+class StartingPoint:
+    """The checkpoint that a training starts from.
+
+    Attributes:
+        path (Optional[str]): its folder; None: there is none.
+        resumes (bool): the training goes on where it was saved; else it takes the weights only.
+    """
+
+    path: str | None = None
+    resumes: bool = False
+
+
+def find_starting_point(all_config):
+    """The `StartingPoint` of a run, found before anything is built: a checkpoint that is missing shows at once.
+
+    Raises:
+        CheckpointError: the named checkpoint does not exist or is damaged, or no complete one is left; or nothing can be
+            written to output_dir, or another job saves there.
+    """
+    settings = all_config.training_config
+    saves = settings.save_enabled and not settings.skip_train
+    checkpointing.check_output_folder(settings.output_dir, saves, makes=False)
+    path, resumes = _folder_to_load(settings)
+    if path:
+        path = find_checkpoint(path, settings.ckpt_step, settings.crc_check)
+        if resumes and not settings.no_load_optim and is_upstream_folder(path):
+            _check_upstreams_optimizer(path, all_config)
+    checkpointing.check_output_folder(settings.output_dir, saves)
+    return StartingPoint(path, resumes)
+
+
+@dataclass
+class Checkpoints:
+    """Loads the state of a training at its start and saves it.
+
+    Attributes:
+        all_config (AllConfig): read: training_config; kept in each checkpoint.
+        start (StartingPoint): what `load` loads.
+        state (TrainState), model (list[DistributedDataParallel]), optimizer (MegatronOptimizer), opt_param_scheduler
+            (OptimizerParamScheduler), data (TrainingData): what is saved and loaded.
+    """
+
+    all_config: Any
+    start: StartingPoint
+    state: Any
+    model: list
+    optimizer: Any
+    opt_param_scheduler: Any
+    data: Any
+    _last_saved: int | None = None
+    _savers: dict = field(default_factory=dict)  # False: of spare checkpoints
+
+    @property
+    def settings(self):
+        """The section training_config."""
+        return self.all_config.training_config
+
+    def load(self):
+        """Load weights, or a whole training with `resume_training`; does nothing if there is no checkpoint to load.
+
+        Raises:
+            CheckpointError: the checkpoint is damaged or does not fit the model.
+        """
+        settings, path = self.settings, self.start.path
+        if path is None:
+            return
+        resumes, vocab_size = self.start.resumes, true_vocab_size(self.all_config)
+        with_optimizer = resumes and not settings.no_load_optim
+        with open_checkpoint(path, self.all_config, settings.ckpt_step) as reader:
+            checkpointing.load_checkpoint(
+                reader,
+                self.model,
+                self.optimizer if with_optimizer else None,
+                self.opt_param_scheduler if with_optimizer else None,
+                settings.load_strict,
+                vocab_size,
+            )
+            check_same_model(reader.manifest.args, self.all_config, resumes and settings.load_strict)
+            if not with_optimizer:
+                self.optimizer.reload_model_params()
+            if not resumes:
+                logger.info("loaded the weights of %s", path)
+                return
+            log_changes(reader.manifest, self.all_config, vocab_size)
+            self._resume(reader, with_optimizer)
+        logger.info("resumed from %s at iteration %d", path, self.state.iteration)
+
+    def _resume(self, reader, with_optimizer):
+        """Counters, random states and the position in the data."""
+        settings, state = self.settings, self.state
+        state.load(reader.manifest.states["train_state"])
+        if not with_optimizer:
+            self.opt_param_scheduler.step(state.consumed_train_samples)
+        if not settings.no_load_rng:
+            checkpointing.restore_random_states(reader, settings.seed)
+        if os.path.abspath(os.path.dirname(self.start.path)) == os.path.abspath(settings.output_dir):
+            self._last_saved = state.iteration
+        if not settings.new_dataset:
+            consumed = {"train": state.consumed_train_samples, "valid": state.consumed_valid_samples}
+            self.data.go_to(checkpointing.saved_data_position(reader), consumed)
+
+    def after_step(self):
+        """Save if the step is due."""
+        settings, iteration = self.settings, self.state.iteration
+        if settings.save_interval and iteration % settings.save_interval == 0:
+            self.save()
+        elif settings.non_persistent_save_interval and iteration % settings.non_persistent_save_interval == 0:
+            self.save(persistent=False)
+
+    def save(self, persistent=True):
+        """Write a checkpoint of the present iteration, unless there is one or saving is switched off.
+
+        Args:
+            persistent (bool): False: a spare one, which the next spare one replaces.
+        """
+        settings = self.settings
+        if not settings.save_enabled or self._last_saved == self.state.iteration:
+            return
+        self.complete()
+        checkpointing.save_checkpoint(
+            self._saver(persistent),
+            self.state,
+            self.model,
+            None if settings.no_save_optim else self.optimizer,
+            None if settings.no_save_optim else self.opt_param_scheduler,
+            self.data.positions(),
+            not settings.no_save_rng,
+            self.all_config,
+        )
+        if persistent:
+            self._last_saved = self.state.iteration
+
+    def _saver(self, persistent):
+        if persistent not in self._savers:
+            settings = self.settings
+            self._savers[persistent] = CheckpointSaver(
+                settings.output_dir if persistent else folders.spare_folder(settings.output_dir),
+                settings.keep_checkpoint_max if persistent else 1,
+                settings.async_save,
+                settings.crc_check,
+                settings.ckpt_format,
+                settings.prefix,
+            )
+        return self._savers[persistent]
+
+    def poll(self):
+        """Between steps: complete a checkpoint that was written beside the training."""
+        for saver in self._savers.values():
+            saver.poll()
+
+    def complete(self):
+        """Before the training ends: wait for a checkpoint that is being written."""
+        for saver in self._savers.values():
+            saver.wait()
+
+
+def _check_upstreams_optimizer(path, all_config):
+    with open_checkpoint(path, all_config, all_config.training_config.ckpt_step) as reader:
+        if reader.manifest.not_resumable:
+            raise CheckpointError(
+                f"{path} was written by upstream, and its optimizer's state cannot be continued: "
+                f"{reader.manifest.not_resumable}. Load its weights, without resume_training (--finetune), or start the "
+                "optimizer afresh (--no-load-optim)."
+            )
+
+
+def _folder_to_load(settings):
+    """`checkpoint_to_start_from` of these settings; what a user may not expect of it is logged.
+
+    Raises:
+        CheckpointError: there is none to resume from and `exit_on_missing_checkpoint` is set.
+    """
+    wanted, own = settings.resume_training and not settings.finetune, settings.output_dir
+    folder, resumes = folders.checkpoint_to_start_from(settings.load_checkpoint, own, settings.pretrained_checkpoint, wanted)
+    if wanted and not resumes:
+        if settings.exit_on_missing_checkpoint:
+            raise CheckpointError(f"{own} holds no checkpoint to resume from (exit_on_missing_checkpoint).")
+        logger.info("resume_training: %s holds no checkpoint yet, the training starts from the beginning", own)
+    elif resumes and folder != own and folders.has_checkpoints(own) and comm.get_rank() == 0:
+        logger.warning(
+            "load_checkpoint (--load) %s is continued although %s has checkpoints of its own: without --load those would be",
+            folder,
+            own,
+        )
+    elif not wanted and not settings.load_checkpoint:
+        _warn_of_older_checkpoints(own)
+    return folder, resumes
+
+
+def _warn_of_older_checkpoints(folder):
+    newest = folders.latest_iteration(folder)
+    if newest is not None and comm.get_rank() == 0:
+        logger.warning(
+            "%s holds checkpoints of an earlier training (up to iteration %d); resume_training "
+            "(--resume-training) would continue it, this run starts anew and replaces them as it goes",
+            folder,
+            newest,
+        )
+
+
+def check_same_model(saved, all_config, must_be_equal):
+    """Compare the model's settings that its tensors do not show. Source of the idea: Megatron's `check_checkpoint_args`.
+
+    Args:
+        saved (dict): the configuration in the checkpoint; empty for files that carry none.
+        all_config (AllConfig): this run's.
+        must_be_equal (bool): a difference is an error, else a warning (weights may be taken over on purpose).
+
+    Raises:
+        CheckpointError: on all ranks, naming each setting with both values.
+    """
+    own, other = all_config.to_dict()["model_config"], saved.get("model_config") or {}
+    different = [
+        f"model_config.{name} is {other[name]!r} in the checkpoint, {own[name]!r} here" for name in differences(other, own)
+    ]
+    if not different:
+        return
+    if must_be_equal:
+        raise CheckpointError(
+            f"the checkpoint is of another model: {'; '.join(different)}. Set them as they were, load its "
+            "weights alone (--finetune), or set load_strict: False (--load-strict false)."
+        )
+    if comm.get_rank() == 0:
+        logger.warning("the checkpoint is of another model: %s", "; ".join(different))
+
+
+def log_changes(manifest, all_config, vocab_size):
+    """Log what a continued training does otherwise than the one that was saved: vocabulary, number of samples."""
+    if comm.get_rank() != 0:
+        return
+    if None not in (manifest.vocab_size, vocab_size) and manifest.vocab_size != vocab_size:
+        logger.warning("the vocabulary has %d ids, the checkpoint's had %d", vocab_size, manifest.vocab_size)
+    saved = manifest.args.get("training_config") or {}, manifest.args.get("dataset_config") or {}
+    own = all_config.training_config, all_config.dataset_config
+    before, now = [
+        tuple(_get(section, name) for section, name in zip(pair, ("training_iters", "train_samples"))) for pair in (saved, own)
+    ]
+    if saved[0] and before != now and names_indexed_files(all_config):
+        logger.warning(
+            "training_iters, train_samples were %s, now are %s: the order of Megatron's indexed samples depends on "
+            "their number, so those after this point are not the ones that were to come",
+            before,
+            now,
+        )
+
+
+def _get(section, name):
+    return section.get(name) if isinstance(section, dict) else getattr(section, name)

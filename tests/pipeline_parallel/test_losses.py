@@ -1,0 +1,133 @@
+"""The three values of a loss, the backward scale under context parallelism, auxiliary losses on the first stage."""
+
+import numpy as np
+import pytest
+
+from tests.pipeline_parallel import job
+
+LOSS_SCALE, WEIGHT = 256.0, 0.125
+PP2 = {"pipeline_model_parallel_size": 2}
+
+
+def gradients(parallel, per_token, with_auxiliary=True, fp16=True):
+    """`{name: unscaled main_grad}` of a step whose loss has a term that the first stage's embedding alone decides: attached
+    there in a pipeline, added to the main loss on one rank."""
+    import mindspore as ms
+
+    from mindspeed_ms.core import parallel_state
+    from mindspeed_ms.core.distributed import finalize_model_grads
+    from mindspeed_ms.core.pipeline_parallel import get_forward_backward_func
+    from mindspeed_ms.core.pipeline_parallel.losses import BackwardScale, MicroBatchLoss, attach_auxiliary_loss
+    from mindspeed_ms.training.losses import count_tokens, loss_function
+    from tests.parity.runner import local_batch, micro_batches
+
+    training = {"fp16": fp16, "accumulate_allreduce_grads_in_fp32": True, "calculate_per_token_loss": per_token}
+    model, _, _ = job.build(job.make_config(job.UNTIED, parallel, training=training))
+    first = parallel_state.is_pipeline_first_stage()
+
+    def forward_step(iterator, chunk):
+        batch = next(iterator)
+        output, auxiliary = chunk(**batch), None
+        if first and with_auxiliary:
+            weight = WEIGHT * (job.SIZES["seq_length"] if per_token else 1)
+            auxiliary = weight * chunk.module.language_model.embedding.word_embeddings.weight.float().square().sum()
+        if auxiliary is not None and parallel:
+            output, auxiliary = attach_auxiliary_loss(output, auxiliary), None
+
+        def loss_func(output):
+            loss = loss_function(count_tokens(batch), per_token, output)
+            if auxiliary is None:
+                return loss
+            return MicroBatchLoss(loss.differentiated + auxiliary, loss.reported, loss.tokens)
+
+        return output, loss_func
+
+    for chunk in model:
+        chunk.zero_grad_buffer()
+    get_forward_backward_func()(
+        forward_step_func=forward_step,
+        data_iterator=micro_batches(local_batch(job.batches(1), 0, 1), 1),
+        model=model,
+        num_microbatches=job.GLOBAL_BATCH,
+        backward_scale=BackwardScale(LOSS_SCALE, job.GLOBAL_BATCH, per_token),
+        finalize_model_grads_func=finalize_model_grads,
+    )
+    return {
+        name: param.main_grad.astype(ms.float32).asnumpy() / LOSS_SCALE
+        for chunk in model
+        for name, param in chunk.module.parameters_and_names()
+    }
+
+
+@pytest.mark.parametrize("fp16", [True, False], ids=["fp16", "fp32"])
+@pytest.mark.parametrize("per_token", [False, True], ids=["mean", "per_token"])
+def test_an_auxiliary_loss_on_the_first_stage(world, per_token, fp16):
+    tolerance = 2e-3 if fp16 else 1e-5
+    (expected,) = world(1)(gradients, {}, per_token, True, fp16)
+    (without,) = world(1)(gradients, {}, per_token, False, fp16)
+    embedding = job.WORD_EMBEDDINGS
+    assert np.linalg.norm(expected[embedding] - without[embedding]) > 0.1 * np.linalg.norm(without[embedding])
+    first, last = world(2)(gradients, PP2, per_token, True, fp16)
+    found = {**first, **last}
+    assert set(found) == set(expected)
+    for name, values in expected.items():
+        assert np.linalg.norm(found[name] - values) <= tolerance * np.linalg.norm(values), name
+
+
+def context_parallel_step(per_token):
+    """(gradient of one weight as data parallelism completes it, reported loss): two ranks share a sequence of 6 tokens."""
+    import mindspore as ms
+    from mindspore import Parameter, Tensor
+
+    from mindspeed_ms.core import autograd, comm, parallel_state
+    from mindspeed_ms.core.pipeline_parallel.losses import BackwardScale, as_float, filled
+    from mindspeed_ms.training.loss_func import LossWithMask
+    from mindspeed_ms.training.losses import LossReducer, count_tokens, loss_function
+
+    parallel_state.initialize_model_parallel(context_parallel_size=2)
+    part = slice(3 * comm.get_rank(), 3 * comm.get_rank() + 3)
+    values, mask = Tensor(VALUES[part]), Tensor(MASK[part])
+    weight = Parameter(Tensor(2.0, ms.float32), name="weight")
+    autograd.enable_tape()
+    mean = LossWithMask(lambda logits, label: logits * weight)(values, None, mask)
+    loss = loss_function(count_tokens({"loss_mask": mask}), per_token, mean)
+    scale = BackwardScale(1.0, 1, per_token)
+    autograd.backward(loss.differentiated, filled((), scale.of_main_loss(loss), ms.float32))
+    group = comm.world_group()
+    total = sum(group.all_gather_object(float(autograd.tensor_grad(weight).asnumpy())))
+    divisor = sum(group.all_gather_object(as_float(loss.tokens))) if per_token else group.size
+    losses = LossReducer().reduce([loss.reported])
+    return total / divisor, losses.values["lm loss"], losses.tokens
+
+
+VALUES = np.array([1.0, 2.0, 3.0, 5.0, 7.0, 11.0], np.float32)
+MASK = np.array([1.0, 0.0, 0.0, 1.0, 1.0, 1.0], np.float32)
+
+
+@pytest.mark.parametrize("per_token", [False, True], ids=["mean", "per_token"])
+def test_context_parallelism_multiplies_the_gradient_and_not_the_report(world, per_token):
+    mean = float((VALUES * MASK).sum() / MASK.sum())
+    for gradient, reported, tokens in world(2)(context_parallel_step, per_token):
+        assert gradient == pytest.approx(mean) and reported == pytest.approx(2.0 * mean) and tokens == MASK.sum()
+
+
+def mode_of_a_step():
+    """Training mode before and after a step, and the same around an evaluation."""
+    from mindspeed_ms.core import num_microbatches_calculator as calculator
+    from mindspeed_ms.training.evaluation import evaluate
+    from tests.parity.runner import local_batch, micro_batches
+
+    model, _, step = job.build(job.make_config(job.UNTIED, {}))
+    for chunk in model:
+        chunk.set_train(False)
+    modes, data = [model[0].training], local_batch(job.batches(1), 0, 1)
+    evaluate(step.forward_step_func, micro_batches(data, 1), model, 1)
+    modes.append(model[0].training)
+    step(micro_batches(data, 1), 1)
+    modes.append(model[0].training and all(cell.training for _, cell in model[0].cells_and_names()))
+    evaluate(step.forward_step_func, micro_batches(data, 1), model, 1)
+    return [*modes, model[0].training, calculator.get_num_microbatches()]
+
+
+def test_a_step_puts_the_model_in_training_mode(world):
+    assert world(1)(mode_of_a_step) == [[False, False, True, True, job.GLOBAL_BATCH]]

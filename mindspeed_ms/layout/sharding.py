@@ -146,24 +146,24 @@ class ParameterSharding:
         return cls(tuple(global_shape))
 
     @classmethod
-    def contiguous(cls, global_shape, axis, index, count):
-        """Part `index` of `count` equal parts along `axis`. ValueError when the axis does not divide."""
-        global_shape = tuple(global_shape)
-        return cls(global_shape, axis, (_part(global_shape[axis], index, count, axis),))
-
-    @classmethod
-    def gated(cls, global_shape, axis=0, index=0, count=1):
-        """Part `index` of `count` of a `[gate; up]` matrix: the rank holds `[gate_index; up_index]`.
+    def contiguous(cls, global_shape, axis, index, count, stride=1):
+        """Part `index` of `count` equal parts along `axis`, of each of `stride` equal blocks.
 
         Raises:
-            ValueError: the axis is odd, or its half does not divide by `count`.
+            ValueError: the axis does not divide.
         """
         global_shape = tuple(global_shape)
         size = global_shape[axis]
-        if size % 2:
-            raise ValueError(f"axis {axis} of size {size} cannot hold gate and up of the same size.")
-        start, stop = _part(size // 2, index, count, axis)
-        return cls(global_shape, axis, ((start, stop), (size // 2 + start, size // 2 + stop)))
+        if size % stride:
+            raise ValueError(f"axis {axis} of size {size} cannot hold {stride} blocks of the same size.")
+        block = size // stride
+        start, stop = _part(block, index, count, axis)
+        return cls(global_shape, axis, tuple((first + start, first + stop) for first in range(0, size, block)))
+
+    @classmethod
+    def gated(cls, global_shape, axis=0, index=0, count=1):
+        """Part `index` of `count` of a `[gate; up]` matrix: the rank holds `[gate_index; up_index]`."""
+        return cls.contiguous(global_shape, axis, index, count, stride=2)
 
     def of_rows(self, start, stop):
         """The same cut of the part `start..stop` of the first axis, which another axis is cut beside."""

@@ -28,7 +28,7 @@ from mindspeed_ms.core.dist_checkpointing.state import model_tensors, optimizer_
 from mindspeed_ms.core.dist_checkpointing.upstream_format import is_upstream_folder
 from mindspeed_ms.core.logging import logger
 from mindspeed_ms.core.tensor_parallel.random import model_parallel_manual_seed
-from mindspeed_ms.layout import gpt_sizes
+from mindspeed_ms.layout import vocabulary
 
 __all__ = [
     "TRACKER_FILE",
@@ -258,7 +258,7 @@ def true_vocab_size(all_config):
     padded, data = all_config.model_config.vocab_size, all_config.dataset_config
     if not data.vocab_size:
         return padded
-    return min(padded, gpt_sizes.true_vocab_size(data.vocab_size, data.vocab_extra_ids, data.tokenizer_type))
+    return min(padded, vocabulary.true_vocab_size(data.vocab_size, data.vocab_extra_ids, data.tokenizer_type))
 
 
 def _plain_config(all_config):

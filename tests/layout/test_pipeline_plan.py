@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from mindspeed_ms.layout import pipeline_plan
 from mindspeed_ms.layout.errors import LayoutError
-from mindspeed_ms.layout.pipeline_actions import compute_order, dependency
+from mindspeed_ms.layout.schedule_order import compute_order, dependency
 from mindspeed_ms.layout.pipeline_plan import (
     BACKWARD,
     FORWARD,

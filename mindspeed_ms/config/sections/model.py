@@ -21,7 +21,7 @@ from mindspeed_ms.config.values import (
     number,
     one_of,
 )
-from mindspeed_ms.layout.gpt_sizes import GATED_ACTIVATIONS
+from mindspeed_ms.layout.model_description import GATED_ACTIVATIONS
 
 ACTIVATIONS = ("gelu", "gelu_tanh", "gelu_erf", "fast_gelu", "swiglu", "fused_swiglu", "silu", "relu", "squared_relu")
 NORMALIZATIONS = ("LayerNorm", "RMSNorm", "FusedRMSNorm")

@@ -7,7 +7,7 @@ from mindspore import Tensor
 
 from mindspeed_ms.core import autograd, parallel_state
 from mindspeed_ms.core.device import to_dtype
-from mindspeed_ms.layout.pipeline_actions import BACKWARD, FORWARD, Communicate
+from mindspeed_ms.layout.schedule_order import BACKWARD, FORWARD, Communicate
 
 
 class PlanExecution:

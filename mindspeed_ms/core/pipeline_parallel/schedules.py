@@ -12,7 +12,7 @@ from itertools import tee
 from mindspeed_ms.core import parallel_state
 from mindspeed_ms.core.pipeline_parallel.execution import PlanExecution
 from mindspeed_ms.core.pipeline_parallel.p2p_communication import PipelineCommunicator, PipelineSettings
-from mindspeed_ms.layout.pipeline_actions import build_plan
+from mindspeed_ms.layout.schedule_order import build_plan
 
 
 @dataclass

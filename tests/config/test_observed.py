@@ -6,6 +6,7 @@ import re
 from math import lcm
 
 import pytest
+from mindspeed_ms.layout.options import FIELDS
 
 from mindspeed_ms.config import (
     ConfigError,
@@ -18,7 +19,6 @@ from mindspeed_ms.config import (
 from mindspeed_ms.config.argument_table import rows_with_path
 from mindspeed_ms.config.availability import NOT_YET
 from mindspeed_ms.config.checks.effects import NEEDS
-from mindspeed_ms.layout.options import FIELDS
 from mindspeed_ms.layout.parameters import describe_parameters
 from mindspeed_ms.layout.ranks import WorldLayout
 from mindspeed_ms.layout.stages import stages_from_config

@@ -7,9 +7,9 @@ from typing import ClassVar
 
 import numpy as np
 import pytest
+from mindspeed_ms.layout.options import FIELDS, Options, read_option
 
 from mindspeed_ms.layout.errors import LayoutError
-from mindspeed_ms.layout.options import FIELDS, Options, read_option
 from mindspeed_ms.layout.parameters import WORD_EMBEDDINGS, count_parameters, describe_parameters, describe_whole_model
 from mindspeed_ms.layout.ranks import Coordinates, WorldLayout
 from mindspeed_ms.layout.sharding import FlatSlice, Initializer, join

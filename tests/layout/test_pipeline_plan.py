@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from mindspeed_ms.layout import pipeline_plan
 from mindspeed_ms.layout.errors import LayoutError
-from mindspeed_ms.layout.schedule_order import compute_order, dependency
 from mindspeed_ms.layout.pipeline_plan import (
     BACKWARD,
     FORWARD,
@@ -27,6 +26,7 @@ from mindspeed_ms.layout.pipeline_plan import (
     plan_from_config,
     simulate,
 )
+from mindspeed_ms.layout.schedule_order import compute_order, dependency
 
 
 @st.composite

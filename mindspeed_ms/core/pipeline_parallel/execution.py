@@ -21,7 +21,7 @@ class PlanExecution:
         forward_step_func (Callable): `(data_iterator, model) -> (output, loss_func)`.
         seed (Callable): `(number of tokens or None) -> float`, the gradient that a micro-batch's backward starts with.
         communicator (Optional[PipelineCommunicator]): None without other stages.
-        settings (Optional[PipelineSettings]): None without other stages.
+        description (Optional[ModelDescription]): None without other stages.
         collect_non_loss_data (bool): ask the loss function for that instead of losses.
 
     Attributes:
@@ -38,13 +38,13 @@ class PlanExecution:
         forward_step_func,
         seed,
         communicator=None,
-        settings=None,
+        description=None,
         collect_non_loss_data=False,
     ):
         self.plan, self.stage = plan, stage
         self.models, self.iterators = models, iterators
         self.forward_step_func, self.seed = forward_step_func, seed
-        self.communicator, self.settings = communicator, settings
+        self.communicator, self.description = communicator, description
         self.collect_non_loss_data = collect_non_loss_data
         self.collected, self.total_tokens = [], 0.0
         self._last_backwards = set(plan.last_backwards(stage).values())
@@ -76,7 +76,7 @@ class PlanExecution:
         model, iterator = self.models[step.chunk], self.iterators[step.chunk]
         input_tensor = None
         if not self.plan.is_first(self.stage, step.chunk):
-            input_tensor = self._received(FORWARD, key, to_dtype(self.settings.hidden_dtype))
+            input_tensor = self._received(FORWARD, key, to_dtype(self.description.residual_connection_dtype))
         with autograd.no_grad() if self.plan.forward_only else nullcontext():
             if input_tensor is not None:
                 if not self.plan.forward_only:
@@ -152,7 +152,7 @@ class PlanExecution:
 
     def _deallocate(self, output, transfer):
         input_tensor = self._live[transfer.micro_batch, transfer.chunk][0]
-        if self.settings.deallocate_pipeline_outputs and output is not input_tensor:
+        if self.description.parallel.deallocate_pipeline_outputs and output is not input_tensor:
             autograd.deallocate_output(output)
 
 

@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import tee
 
+from mindspeed_ms.config.model_description import describe_model
 from mindspeed_ms.core import parallel_state
 from mindspeed_ms.core.pipeline_parallel.execution import PlanExecution
-from mindspeed_ms.core.pipeline_parallel.p2p_communication import PipelineCommunicator, PipelineSettings
+from mindspeed_ms.core.pipeline_parallel.p2p_communication import PipelineCommunicator, tensor_shape
 from mindspeed_ms.layout.schedule_order import build_plan
 
 
@@ -185,14 +186,15 @@ def _forward_backward(
     options = options or ScheduleOptions()
     models = _per_chunk(model, chunks, "model")
     stages = parallel_state.get_pipeline_model_parallel_world_size()
-    communicator = settings = None
+    communicator = description = None
     group_size, overlap = None, False
     if stages > 1:
-        settings = PipelineSettings.of(models[0].config)
-        communicator = PipelineCommunicator(settings, settings.tensor_shape(seq_length, micro_batch_size))
-        group_size = settings.microbatch_group_size if chunks > 1 else None
+        description = describe_model(models[0].config)
+        parallel = description.parallel
+        communicator = PipelineCommunicator(description, tensor_shape(description, seq_length, micro_batch_size))
+        group_size = parallel.microbatch_group_size_per_virtual_pipeline_stage if chunks > 1 else None
         # the length of a message must be known before it can be received, so exchanging shapes excludes overlap
-        overlap = chunks > 1 and settings.overlap_p2p_comm and not settings.variable_seq_lengths
+        overlap = chunks > 1 and parallel.overlap_p2p_comm and not parallel.variable_seq_lengths
     plan = _plan(stages, num_microbatches, chunks, group_size, forward_only, overlap)
     execution = PlanExecution(
         plan,
@@ -202,7 +204,7 @@ def _forward_backward(
         forward_step_func,
         lambda tokens: _seed(options, tokens, num_microbatches),
         communicator,
-        settings,
+        description,
         collect_non_loss_data,
     )
     execution.run()

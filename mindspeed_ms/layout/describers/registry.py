@@ -31,6 +31,11 @@ def register_describer(part, kind):
     return decorate
 
 
+def kinds(part):
+    """Kinds of `part` that are registered."""
+    return tuple(_DESCRIBERS[part])
+
+
 def describer(part, kind):
     """The function registered for `part` and `kind`. LayoutError without one."""
     if kind not in _DESCRIBERS[part]:

@@ -8,6 +8,7 @@ import itertools
 from dataclasses import dataclass
 from math import prod
 
+_BLOCKS = {2: "gate and up"}  # number of blocks -> their meaning
 INITIALIZER_KINDS = ("normal", "ones", "zeros", "constant")
 
 
@@ -155,14 +156,20 @@ class ParameterSharding:
         global_shape = tuple(global_shape)
         size = global_shape[axis]
         if size % stride:
-            raise ValueError(f"axis {axis} of size {size} cannot hold {stride} blocks of the same size.")
+            raise ValueError(
+                f"axis {axis} of size {size} cannot hold {_BLOCKS.get(stride, f'{stride} blocks')} of the same size."
+            )
         block = size // stride
         start, stop = _part(block, index, count, axis)
         return cls(global_shape, axis, tuple((first + start, first + stop) for first in range(0, size, block)))
 
     @classmethod
     def gated(cls, global_shape, axis=0, index=0, count=1):
-        """Part `index` of `count` of a `[gate; up]` matrix: the rank holds `[gate_index; up_index]`."""
+        """Part `index` of `count` of a `[gate; up]` matrix: the rank holds `[gate_index; up_index]`.
+
+        Raises:
+            ValueError: the axis is odd, or its half does not divide by `count`.
+        """
         return cls.contiguous(global_shape, axis, index, count, stride=2)
 
     def of_rows(self, start, stop):

@@ -9,7 +9,8 @@ import functools
 
 from mindspore import Parameter
 
-_READING = ("asnumpy", "clone", "copy", "numpy", "value", "_data_ptr", "__deepcopy__", "__reduce_ex__", "__setitem__")
+_READING = ("asnumpy", "clone", "copy", "get_bytes", "numpy", "to_dlpack", "value", "_data_ptr")
+_SPECIAL = ("__deepcopy__", "__getitem__", "__reduce_ex__", "__setitem__")
 _READING_PROPERTIES = ("H", "mH", "mT", "T")
 _REFLECTED = tuple(f"__r{name}__" for name in ("add", "floordiv", "matmul", "mod", "mul", "pow", "sub", "truediv"))
 
@@ -54,8 +55,8 @@ class UnfilledParameter(_WithoutValues):
     state, error = "not initialised", UnfilledParameterError
     reason = (
         "has no values yet: they are drawn when the whole model is built. Call "
-        "core.tensor_parallel.initialize_parameters(cell) on the outermost cell before they are read, copied or overwritten "
-        "in place; `parameter.set_data(tensor)` gives own values at any time."
+        "core.tensor_parallel.initialize_parameters(cell) on the outermost cell before they are read or copied; "
+        "`parameter.set_data(tensor)` and `mindspore.load_param_into_net` give it own values at any time."
     )
 
     def set_data(self, data, slice_shape=False):
@@ -67,10 +68,11 @@ class UnfilledParameter(_WithoutValues):
         mark_held(self)
         self.data = tensor
 
-    data = property(_WithoutValues._refuse, _set)
+    # itself, which refuses uses: `mindspore.load_param_into_net` compares shape and dtype of it
+    data = property(lambda self: self, _set)
 
 
-for _name in (*_READING, *_REFLECTED):
+for _name in (*_READING, *_SPECIAL, *_REFLECTED):
     setattr(_WithoutValues, _name, _WithoutValues._refuse)
 for _name in _READING_PROPERTIES:
     setattr(_WithoutValues, _name, property(_WithoutValues._refuse))

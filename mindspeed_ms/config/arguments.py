@@ -10,7 +10,7 @@ from mindspeed_ms.config.rows.row import field_info
 from mindspeed_ms.config.settings import ARGUMENTS, COMMAND_LINE, MEGATRON_DEFAULT, Settings
 from mindspeed_ms.config.values import read_bool, read_dtype
 from mindspeed_ms.config.yaml_loader import plain_value
-from mindspeed_ms.layout.gpt_sizes import GATED_ACTIVATIONS
+from mindspeed_ms.layout.model_description import GATED_ACTIVATIONS
 from mindspeed_ms.spelling import did_you_mean
 
 _DASHES = "-\u2010\u2011\u2012\u2013\u2014\u2212"

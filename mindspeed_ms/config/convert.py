@@ -19,7 +19,6 @@ from mindspeed_ms.config.resolve import complete
 from mindspeed_ms.config.rows.row import field_info
 from mindspeed_ms.config.sections.base import nested_section
 from mindspeed_ms.config.settings import build
-from mindspeed_ms.layout.options import uses_sequence_parallel
 from mindspeed_ms.spelling import did_you_mean
 
 _ASSIGNMENT = re.compile(r"^\s*(?:export\s+)?([A-Za-z_]\w*)=(.*)$", re.DOTALL)
@@ -189,7 +188,7 @@ def convert_words(words, source, unknown=()):
     settings.problems = []
     for path in [path for path in settings.by_path if row_at(path) is not None and row_at(path).status == REFUSED]:
         refused.append(f"{settings.by_path.pop(path).key}: is not available: {row_at(path).reason}")
-    if args.sequence_parallel and not uses_sequence_parallel(args):
+    if args.sequence_parallel and (args.tensor_model_parallel_size or 1) == 1:
         settings.by_path.pop("parallel_config.sequence_parallel", None)
         fate = [
             (flag, "left out: tensor_model_parallel_size is 1, where Megatron switches it off too")

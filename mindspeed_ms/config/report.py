@@ -1,8 +1,9 @@
 """What ``config check`` prints: settings, layout, groups, layers per stage, parameters. Uses mindspeed_ms.layout."""
 
 from mindspeed_ms.config.availability import missing_features
+from mindspeed_ms.config.model_description import describe_model, describe_parallel
 from mindspeed_ms.config.printing import page
-from mindspeed_ms.layout.gpt_sizes import padded_vocab_size
+from mindspeed_ms.layout.vocabulary import padded_vocab_size
 
 _GROUPS = ("tp", "pp", "dp", "cp", "ep", "embedding")
 
@@ -37,14 +38,14 @@ def _layout_lines(all_config):
         "ep": parallel.expert_model_parallel_size,
         "vpp": parallel.virtual_pipeline_model_parallel_size or 1,
     }
-    from mindspeed_ms.layout.ranks import WorldLayout, world_unit_from_config
+    from mindspeed_ms.layout.ranks import WorldLayout, world_unit_of
 
     if not parallel.world_size:
         return [
             " ".join(f"{name}{size}" for name, size in sizes.items()),
-            f"the world size is not known: add --world N, a multiple of {world_unit_from_config(all_config)}",
+            f"the world size is not known: add --world N, a multiple of {world_unit_of(describe_parallel(all_config))}",
         ]
-    world = WorldLayout.from_config(all_config, parallel.world_size)
+    world = WorldLayout.from_description(describe_parallel(all_config), parallel.world_size)
     lines = [
         f"{parallel.world_size} ranks: dp{world.dp} "
         + " ".join(f"{name}{size}" for name, size in sizes.items())
@@ -71,9 +72,7 @@ def _short(group):
 
 
 def _stage_lines(all_config):
-    from mindspeed_ms.layout.stages import stages_from_config
-
-    stages = stages_from_config(all_config)
+    stages = describe_model(all_config).stages
     return [f"layers per stage: {'/'.join(map(str, stages.stage_totals))}", *stages.table().splitlines()]
 
 
@@ -81,15 +80,18 @@ def _parameter_lines(all_config):
     from math import prod
 
     from mindspeed_ms.layout.parameters import count_parameters, describe_parameters
-    from mindspeed_ms.layout.ranks import WorldLayout, world_unit_from_config
+    from mindspeed_ms.layout.ranks import WorldLayout, world_unit_of
 
     model, parallel = all_config.model_config, all_config.parallel_config
-    total = count_parameters(all_config)
+    description = describe_model(all_config)
+    total = count_parameters(description)
     lines = [f"{total:,} parameters, kept in {model.params_dtype}, computed in {model.compute_dtype}"]
-    world = WorldLayout.from_config(all_config, parallel.world_size or world_unit_from_config(all_config))
+    world = WorldLayout.from_description(
+        describe_parallel(all_config), parallel.world_size or world_unit_of(describe_parallel(all_config))
+    )
     tensor_ranks = [world.dense.rank_at(tp=0, pp=stage, dp=0, cp=0) for stage in range(parallel.pipeline_model_parallel_size)]
     for stage, rank in enumerate(tensor_ranks):
-        count = sum(prod(entry.sharding.local_shape) for entry in describe_parameters(all_config, world, rank))
+        count = sum(prod(entry.sharding.local_shape) for entry in describe_parameters(description, world, rank))
         lines.append(f"stage {stage}: {count:,} on each of its ranks")
     padded = padded_vocab_size(model.vocab_size, model.make_vocab_size_divisible_by, parallel.tensor_model_parallel_size)
     if model.vocab_size != padded:

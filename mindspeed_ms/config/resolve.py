@@ -5,7 +5,7 @@ import os
 from mindspeed_ms.config.errors import ConfigError, Problem
 from mindspeed_ms.config.settings import Settings
 from mindspeed_ms.config.trio_table import FUSED_RMSNORM
-from mindspeed_ms.layout.gpt_sizes import padded_vocab_size, true_vocab_size
+from mindspeed_ms.layout.vocabulary import padded_vocab_size, true_vocab_size
 
 LOSS_SCALE = ("loss_scale_value", "loss_scale_factor", "loss_scale_window")
 _NEEDS_DDP = (

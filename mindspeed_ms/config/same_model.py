@@ -1,6 +1,6 @@
 """Which settings of ``model_config`` make a model the one that a checkpoint's weights belong to."""
 
-from mindspeed_ms.layout.gpt_sizes import NORMALIZATIONS
+from mindspeed_ms.layout.model_description import NORMALIZATIONS
 
 # what the same weights compute: neither names nor shapes of tensors tell it
 COMPUTES = (

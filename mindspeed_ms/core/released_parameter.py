@@ -1,4 +1,4 @@
-"""Released (ZeRO-3) parameters: any use of their values raises an error that names the parameter.
+"""Parameters without values: released (ZeRO-3) and not yet initialised. A use of their values raises an error that names them.
 
 Operators accept tensors without elements, and a sum over nothing is 0: a use at the wrong time would give a wrong number
 and no error. So the parameter changes its class, MindSpore's operators ask the class (`__fallback__`) before they compute,
@@ -9,8 +9,9 @@ import functools
 
 from mindspore import Parameter
 
-_READING = ("asnumpy", "clone", "copy", "numpy", "value", "_data_ptr", "__deepcopy__", "__reduce_ex__")
-_READING_PROPERTIES = ("data", "H", "mH", "mT", "T")
+_READING = ("asnumpy", "clone", "copy", "get_bytes", "numpy", "to_dlpack", "value", "_data_ptr")
+_SPECIAL = ("__deepcopy__", "__getitem__", "__reduce_ex__", "__setitem__")
+_READING_PROPERTIES = ("H", "mH", "mT", "T")
 _REFLECTED = tuple(f"__r{name}__" for name in ("add", "floordiv", "matmul", "mod", "mul", "pow", "sub", "truediv"))
 
 
@@ -18,45 +19,90 @@ class ReleasedParameterError(RuntimeError):
     """The values of a parameter were used while this rank does not hold them."""
 
 
-class ReleasedParameter:
-    """Mixin of a released parameter: refuses every use of its values; see the module."""
+class UnfilledParameterError(RuntimeError):
+    """The values of a parameter were used before `initialize_parameters`."""
+
+
+class _WithoutValues:
+    """Base class of a Parameter while it has no values; see the module."""
 
     def __fallback__(self, *_args, **_kwargs):
         self._refuse()
 
     def __repr__(self):
-        return f"Parameter (name={self.name}, dtype={self.dtype}, released)"
+        return f"Parameter (name={self.name}, dtype={self.dtype}, {self.state})"
 
     __str__ = __repr__
 
     def _refuse(self, *_args, **_kwargs):
-        raise ReleasedParameterError(
-            f"parameter {self.name!r} was used where it is not held in full: with zero_level z3 a layer's parameters are there "
-            "only in its own forward and backward. Use it inside its layer's construct, read it inside `with "
-            "model.whole_parameters():` on all data-parallel ranks, or use zero_level z2."
-        )
+        raise self.error(f"parameter {self.name!r} {self.reason}")
 
 
-for _name in (*_READING, *_REFLECTED):
-    setattr(ReleasedParameter, _name, ReleasedParameter._refuse)
+class ReleasedParameter(_WithoutValues):
+    """Parameter whose memory was given up."""
+
+    state, error = "released", ReleasedParameterError
+    reason = (
+        "was used where it is not held in full: with zero_level z3 a layer's parameters are there only in its own forward and "
+        "backward. Use it inside its layer's construct, read it inside `with model.whole_parameters():` on all data-parallel "
+        "ranks, or use zero_level z2."
+    )
+
+
+class UnfilledParameter(_WithoutValues):
+    """Parameter that `initialize_parameters` will fill."""
+
+    state, error = "not initialised", UnfilledParameterError
+    reason = (
+        "has no values yet: they are drawn when the whole model is built. Call "
+        "core.tensor_parallel.initialize_parameters(cell) on the outermost cell before they are read or copied; "
+        "`parameter.set_data(tensor)` and `mindspore.load_param_into_net` give it own values at any time."
+    )
+
+    def set_data(self, data, slice_shape=False):
+        """The parameter has values from here on: its own, which nothing fills later."""
+        mark_held(self)
+        return self.set_data(data, slice_shape)
+
+    def _set(self, tensor):
+        mark_held(self)
+        self.data = tensor
+
+    # itself, which refuses uses: `mindspore.load_param_into_net` compares shape and dtype of it
+    data = property(lambda self: self, _set)
+
+
+for _name in (*_READING, *_SPECIAL, *_REFLECTED):
+    setattr(_WithoutValues, _name, _WithoutValues._refuse)
 for _name in _READING_PROPERTIES:
-    setattr(ReleasedParameter, _name, property(ReleasedParameter._refuse))
+    setattr(_WithoutValues, _name, property(_WithoutValues._refuse))
+ReleasedParameter.data = property(_WithoutValues._refuse)
+ReleasedParameter.set_data = _WithoutValues._refuse
 
 
 @functools.cache
-def _released_class(kind):
-    return type("ReleasedParameter", (ReleasedParameter, kind), {"held_class": kind})
+def _class_without_values(state, kind):
+    return type(state.__name__, (state, kind), {"held_class": kind})
+
+
+def _mark(parameter, state):
+    if not isinstance(parameter, Parameter):
+        raise TypeError(f"expected a Parameter, got a {type(parameter).__name__}: only parameters can be without values.")
+    mark_held(parameter)
+    parameter.__class__ = _class_without_values(state, type(parameter))
 
 
 def mark_released(parameter):
-    """Mark a parameter as released: every use of its values raises."""
-    if not isinstance(parameter, Parameter):
-        raise TypeError(f"expected a Parameter, got a {type(parameter).__name__}: only parameters can be released.")
-    if not isinstance(parameter, ReleasedParameter):
-        parameter.__class__ = _released_class(type(parameter))
+    """Refuse every use of the parameter's values from here on: its memory is given up."""
+    _mark(parameter, ReleasedParameter)
+
+
+def mark_unfilled(parameter):
+    """Refuse every use of the parameter's values until `storage.set_data` or `parameter.set_data` gives it some."""
+    _mark(parameter, UnfilledParameter)
 
 
 def mark_held(parameter):
-    """Mark a parameter as held: its values may be used."""
-    if isinstance(parameter, ReleasedParameter):
+    """Allow every use again."""
+    if isinstance(parameter, _WithoutValues):
         parameter.__class__ = parameter.held_class

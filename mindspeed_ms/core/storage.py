@@ -15,7 +15,7 @@ from mindspore.common.np_dtype import bfloat16 as np_bfloat16
 
 from mindspeed_ms.core import autograd
 from mindspeed_ms.core.device import device_target, dtype_name, dtype_size, to_dtype
-from mindspeed_ms.core.released_parameter import mark_held, mark_released
+from mindspeed_ms.core.released_parameter import UnfilledParameter, mark_held, mark_released
 
 _NUMPY_DTYPES = {
     "float32": np.float32,
@@ -159,6 +159,8 @@ def write(destination, source):
     """Copy `source` (same number of elements, any dtype) into the memory of `destination`."""
     if destination.size != source.size:
         raise ValueError(f"cannot write {source.size} elements into {destination.size}.")
+    if isinstance(destination, UnfilledParameter):  # all of its values are given here
+        mark_held(destination)
     with autograd.no_grad():
         if device_target() == "CPU":
             if source.dtype != destination.dtype:

@@ -1,66 +1,66 @@
-"""Which layers hold experts, and how wide these are: what the configuration says of a mixture of experts."""
+"""Mixture of experts: layers that hold experts, widths, rules. `model` is a ModelDescription."""
 
 
-def has_experts(options):
+def has_experts(model):
     """True for a mixture of experts."""
-    return options.num_experts > 1
+    return model.num_experts > 1
 
 
-def expert_width(options):
+def expert_width(model):
     """(field, width inside one expert)."""
-    name = "moe_ffn_hidden_size" if options.moe_ffn_hidden_size else "ffn_hidden_size"
-    return name, getattr(options, name)
+    name = "moe_ffn_hidden_size" if model.moe_ffn_hidden_size else "ffn_hidden_size"
+    return name, getattr(model, name)
 
 
-def shared_expert_width(options):
+def shared_expert_width(model):
     """(field, width of all shared experts together); (None, 0) without them."""
-    if options.moe_shared_expert_intermediate_size:
-        return "moe_shared_expert_intermediate_size", options.moe_shared_expert_intermediate_size
-    if options.n_shared_experts:
-        return "n_shared_experts", options.n_shared_experts * expert_width(options)[1]
+    if model.moe_shared_expert_intermediate_size:
+        return "moe_shared_expert_intermediate_size", model.moe_shared_expert_intermediate_size
+    if model.n_shared_experts:
+        return "n_shared_experts", model.n_shared_experts * expert_width(model)[1]
     return None, 0
 
 
-def expert_pattern(options):
+def expert_pattern(model):
     """For each layer of `num_layers`, noop layers included, whether it holds experts: list[bool].
 
     `moe_layer_freq` is one number n (every n-th layer from layer 0) or a list of 0 and 1 per layer, as in Megatron; the
     first `first_k_dense_replace` layers are dense.
     """
-    frequency, dense = options.moe_layer_freq or [1], options.first_k_dense_replace or 0
-    if not has_experts(options):
-        return [False] * options.num_layers
+    frequency, dense = model.moe_layer_freq or [1], model.first_k_dense_replace or 0
+    if not has_experts(model):
+        return [False] * model.num_layers
     if len(frequency) == 1:
-        asked = [frequency[0] > 0 and layer % frequency[0] == 0 for layer in range(options.num_layers)]
+        asked = [frequency[0] > 0 and layer % frequency[0] == 0 for layer in range(model.num_layers)]
     else:
-        asked = [bool(frequency[layer % len(frequency)]) for layer in range(options.num_layers)]
+        asked = [bool(frequency[layer % len(frequency)]) for layer in range(model.num_layers)]
     return [layer >= dense and is_asked for layer, is_asked in enumerate(asked)]
 
 
-def expert_problems(options):
+def expert_problems(model):
     """(field, what is wrong, field that it depends on) of the settings of experts: list, empty if nothing is."""
-    if not has_experts(options):
+    if not has_experts(model):
         return []
-    problems = [(name, message, "num_layers") for name, message in _pattern_problems(options)]
-    width = options.n_shared_experts and options.n_shared_experts * expert_width(options)[1]
-    if width and shared_expert_width(options)[1] != width:
+    problems = [(name, message, "num_layers") for name, message in _pattern_problems(model)]
+    width = model.n_shared_experts and model.n_shared_experts * expert_width(model)[1]
+    if width and shared_expert_width(model)[1] != width:
         message = f"gives shared experts of the width {width}; keep one"
         problems.append(("n_shared_experts", message, "moe_shared_expert_intermediate_size"))
-    bias = next((name for name in ("add_bias_linear", "mlp_has_bias") if getattr(options, name)), None)
-    if options.moe_grouped_gemm and bias:
+    bias = next((name for name in ("add_bias_linear", "mlp_has_bias") if getattr(model, name)), None)
+    if model.moe_grouped_gemm and bias:
         problems.append(("moe_grouped_gemm", "has no biases; switch them off", bias))
     return problems
 
 
-def _pattern_problems(options):
-    frequency, problems = options.moe_layer_freq or [1], []
+def _pattern_problems(model):
+    frequency, problems = model.moe_layer_freq or [1], []
     if len(frequency) == 1 and frequency[0] < 1:
         problems.append(("moe_layer_freq", "expects a number above 0, or 0 and 1 for each layer"))
-    elif len(frequency) > 1 and (len(frequency) != options.num_layers or set(frequency) - {0, 1}):
-        problems.append(("moe_layer_freq", f"expects 0 or 1 for each of the {options.num_layers} layers"))
-    if (options.first_k_dense_replace or 0) > options.num_layers:
-        problems.append(("first_k_dense_replace", f"is more than the {options.num_layers} layers"))
-    if not problems and not any(expert_pattern(options)):
-        name = "first_k_dense_replace" if options.first_k_dense_replace else "moe_layer_freq"
+    elif len(frequency) > 1 and (len(frequency) != model.num_layers or set(frequency) - {0, 1}):
+        problems.append(("moe_layer_freq", f"expects 0 or 1 for each of the {model.num_layers} layers"))
+    if (model.first_k_dense_replace or 0) > model.num_layers:
+        problems.append(("first_k_dense_replace", f"is more than the {model.num_layers} layers"))
+    if not problems and not any(expert_pattern(model)):
+        name = "first_k_dense_replace" if model.first_k_dense_replace else "moe_layer_freq"
         problems.append((name, "leaves no layer with experts"))
     return problems

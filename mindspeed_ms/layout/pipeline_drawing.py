@@ -1,7 +1,7 @@
 """Draws a simulated pipeline plan, as text and as a picture."""
 
-from mindspeed_ms.layout.pipeline_actions import FORWARD
 from mindspeed_ms.layout.pipeline_simulator import peak_live_activations
+from mindspeed_ms.layout.schedule_order import FORWARD
 
 _EDGE = 1e-9
 

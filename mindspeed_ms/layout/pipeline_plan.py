@@ -8,11 +8,9 @@ prints the schedule with its bubble fraction and the peak number of live activat
 import argparse
 import sys
 
-from mindspeed_ms.layout.options import Options
-from mindspeed_ms.layout.pipeline_actions import BACKWARD, FORWARD, Communicate, Compute, PipelinePlan, Transfer, build_plan
 from mindspeed_ms.layout.pipeline_drawing import describe, draw_png, draw_text
 from mindspeed_ms.layout.pipeline_simulator import PlanDeadlock, Simulation, peak_live_activations, simulate
-from mindspeed_ms.layout.stages import stages_from_config
+from mindspeed_ms.layout.schedule_order import BACKWARD, FORWARD, Communicate, Compute, PipelinePlan, Transfer, build_plan
 
 __all__ = [
     "BACKWARD",
@@ -28,15 +26,15 @@ __all__ = [
     "draw_png",
     "draw_text",
     "peak_live_activations",
-    "plan_from_config",
+    "plan_of",
     "simulate",
 ]
 
 
-def plan_from_config(config, micro_batches):
-    """The plan of a configuration for `micro_batches` micro-batches per step. Errors as `build_plan`."""
-    stages = stages_from_config(config)
-    group_size = Options(config).microbatch_group_size_per_virtual_pipeline_stage
+def plan_of(model, micro_batches):
+    """The plan of a ModelDescription for `micro_batches` micro-batches per step. Errors as `build_plan`."""
+    stages = model.stages
+    group_size = model.parallel.microbatch_group_size_per_virtual_pipeline_stage
     return build_plan(stages.pp, micro_batches, stages.vpp, group_size)
 
 

@@ -4,7 +4,7 @@ import math
 from collections import deque
 from dataclasses import dataclass
 
-from mindspeed_ms.layout.pipeline_actions import BACKWARD, FORWARD, Communicate, Compute
+from mindspeed_ms.layout.schedule_order import BACKWARD, FORWARD, Communicate, Compute
 
 
 class PlanDeadlock(RuntimeError):

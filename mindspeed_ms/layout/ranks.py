@@ -1,4 +1,4 @@
-"""Which ranks form which group, for any order string; Megatron core's rules (0.12).
+"""Process groups: the ranks of each group, for any order string; Megatron core's rules (0.12).
 
 The order names the axes of the rank grid, leftmost fastest: with "tp-cp-ep-dp-pp" neighbouring ranks share a
 tensor-parallel group. Dense layers live on the grid (tp, cp, dp, pp), experts on a second grid over the same ranks
@@ -10,7 +10,6 @@ from itertools import product
 from math import lcm, prod
 
 from mindspeed_ms.layout.errors import LayoutError
-from mindspeed_ms.layout.options import Options
 from mindspeed_ms.layout.sequence import ulysses_degree
 
 DEFAULT_ORDER = "tp-cp-ep-dp-pp"
@@ -115,7 +114,7 @@ class RankGenerator:
 
 @dataclass(frozen=True)
 class Coordinates:
-    """Where one rank is. `expert_tp`, `ep`, `expert_dp` are its place on the expert grid."""
+    """Coordinates of a rank in the grid. `expert_tp`, `ep`, `expert_dp` are its place on the expert grid."""
 
     rank: int = 0
     tp: int = 0
@@ -136,15 +135,14 @@ def world_unit(tp, pp, cp, ep=1, expert_tp=None):
     return lcm(tp * pp * cp, (expert_tp or tp) * ep * pp)
 
 
-def world_unit_from_config(config):
-    """`world_unit` of a configuration."""
-    options = Options(config)
+def world_unit_of(parallel):
+    """`world_unit` of a ParallelDescription."""
     return world_unit(
-        options.tensor_model_parallel_size,
-        options.pipeline_model_parallel_size,
-        options.context_parallel_size,
-        options.expert_model_parallel_size,
-        options.expert_tensor_parallel_size,
+        parallel.tensor_model_parallel_size,
+        parallel.pipeline_model_parallel_size,
+        parallel.context_parallel_size,
+        parallel.expert_model_parallel_size,
+        parallel.expert_tensor_parallel_size,
     )
 
 
@@ -203,18 +201,17 @@ class WorldLayout:
         self.expert = self._expert_grid(order)
 
     @classmethod
-    def from_config(cls, config, world_size):
-        """The layout of a configuration (AllConfig, TransformerConfig or ModelParallelConfig) on `world_size` ranks."""
-        options = Options(config)
+    def from_description(cls, parallel, world_size):
+        """The layout of a ParallelDescription on `world_size` ranks."""
         return cls(
             world_size,
-            tp=options.tensor_model_parallel_size,
-            pp=options.pipeline_model_parallel_size,
-            cp=options.context_parallel_size,
-            ep=options.expert_model_parallel_size,
-            expert_tp=options.expert_tensor_parallel_size,
-            order=options.order,
-            ulysses_degree=ulysses_degree(options),
+            tp=parallel.tensor_model_parallel_size,
+            pp=parallel.pipeline_model_parallel_size,
+            cp=parallel.context_parallel_size,
+            ep=parallel.expert_model_parallel_size,
+            expert_tp=parallel.expert_tensor_parallel_size,
+            order=parallel.order,
+            ulysses_degree=ulysses_degree(parallel),
         )
 
     def sizes(self):

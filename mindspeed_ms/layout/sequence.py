@@ -1,15 +1,14 @@
-"""Into what sequence and context parallelism cut a sequence."""
+"""Sequence and context parallelism: ulysses degree, ranks that share a sequence, unit of its length."""
 
 from math import lcm
 
 from mindspeed_ms.layout.errors import LayoutError
-from mindspeed_ms.layout.options import uses_sequence_parallel
 
 
-def ulysses_problem(options):
+def ulysses_problem(parallel):
     """What is wrong with ulysses_degree_in_cp; None if nothing is."""
-    cp, degree = options.context_parallel_size, options.ulysses_degree_in_cp
-    if options.context_parallel_algo != "hybrid_cp_algo" or cp == 1:
+    cp, degree = parallel.context_parallel_size, parallel.ulysses_degree_in_cp
+    if parallel.context_parallel_algo != "hybrid_cp_algo" or cp == 1:
         return None
     if degree is None:
         return "must be given for hybrid_cp_algo"
@@ -18,31 +17,31 @@ def ulysses_problem(options):
     return None
 
 
-def ulysses_degree(options):
+def ulysses_degree(parallel):
     """Ranks that exchange heads for sequence inside a context-parallel group; 1 is all ring.
 
     Raises:
         LayoutError: an unknown algorithm, or a degree that is missing or does not suit the group.
     """
-    cp, degree, algorithm = options.context_parallel_size, options.ulysses_degree_in_cp, options.context_parallel_algo
+    cp, degree, algorithm = parallel.context_parallel_size, parallel.ulysses_degree_in_cp, parallel.context_parallel_algo
     degrees = {"megatron_cp_algo": 1, "ulysses_cp_algo": cp, "hybrid_cp_algo": degree}
     if algorithm not in degrees:
         raise LayoutError(f"context_parallel_algo '{algorithm}' is unknown, choose one of {list(degrees)}.")
-    problem = ulysses_problem(options)
+    problem = ulysses_problem(parallel)
     if problem:
         raise LayoutError(f"ulysses_degree_in_cp {degree} with context_parallel_size {cp} {problem}.")
     return degrees[algorithm] if cp > 1 else 1
 
 
-def sequence_ranks(options):
+def sequence_ranks(parallel):
     """Over how many ranks the hidden states between the layers are cut along the sequence."""
-    tp = options.tensor_model_parallel_size if uses_sequence_parallel(options) else 1
-    return options.context_parallel_size * tp
+    tp = parallel.tensor_model_parallel_size if parallel.cuts_sequence else 1
+    return parallel.context_parallel_size * tp
 
 
-def sequence_unit(options):
+def sequence_unit(parallel):
     """What the length of a sequence must be a multiple of."""
-    cp = options.context_parallel_size
+    cp = parallel.context_parallel_size
     # rings balance the causal mask with two pieces per rank
-    pieces = cp if cp == 1 or options.context_parallel_algo == "ulysses_cp_algo" else 2 * cp
-    return lcm(sequence_ranks(options), pieces)
+    pieces = cp if cp == 1 or parallel.context_parallel_algo == "ulysses_cp_algo" else 2 * cp
+    return lcm(sequence_ranks(parallel), pieces)

@@ -8,6 +8,7 @@ import itertools
 from dataclasses import dataclass
 from math import prod
 
+_BLOCKS = {2: "gate and up"}  # number of blocks -> their meaning
 INITIALIZER_KINDS = ("normal", "ones", "zeros", "constant")
 
 
@@ -146,10 +147,21 @@ class ParameterSharding:
         return cls(tuple(global_shape))
 
     @classmethod
-    def contiguous(cls, global_shape, axis, index, count):
-        """Part `index` of `count` equal parts along `axis`. ValueError when the axis does not divide."""
+    def contiguous(cls, global_shape, axis, index, count, stride=1):
+        """Part `index` of `count` equal parts along `axis`, of each of `stride` equal blocks.
+
+        Raises:
+            ValueError: the axis does not divide.
+        """
         global_shape = tuple(global_shape)
-        return cls(global_shape, axis, (_part(global_shape[axis], index, count, axis),))
+        size = global_shape[axis]
+        if size % stride:
+            raise ValueError(
+                f"axis {axis} of size {size} cannot hold {_BLOCKS.get(stride, f'{stride} blocks')} of the same size."
+            )
+        block = size // stride
+        start, stop = _part(block, index, count, axis)
+        return cls(global_shape, axis, tuple((first + start, first + stop) for first in range(0, size, block)))
 
     @classmethod
     def gated(cls, global_shape, axis=0, index=0, count=1):
@@ -158,12 +170,7 @@ class ParameterSharding:
         Raises:
             ValueError: the axis is odd, or its half does not divide by `count`.
         """
-        global_shape = tuple(global_shape)
-        size = global_shape[axis]
-        if size % 2:
-            raise ValueError(f"axis {axis} of size {size} cannot hold gate and up of the same size.")
-        start, stop = _part(size // 2, index, count, axis)
-        return cls(global_shape, axis, ((start, stop), (size // 2 + start, size // 2 + stop)))
+        return cls.contiguous(global_shape, axis, index, count, stride=2)
 
     def of_rows(self, start, stop):
         """The same cut of the part `start..stop` of the first axis, which another axis is cut beside."""

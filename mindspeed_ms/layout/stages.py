@@ -1,4 +1,4 @@
-"""Which layers stand on which pipeline stage and chunk.
+"""Pipeline stages: the layers of each stage and virtual chunk.
 
 Layers are numbered chunk-major, stage inner: chunk c of stage s starts behind all layers of earlier chunks (of all
 stages) and of earlier stages of its own chunk.
@@ -9,7 +9,6 @@ from itertools import accumulate
 
 from mindspeed_ms.layout.errors import LayoutError
 from mindspeed_ms.layout.layer_lists import RecomputeLists, fitted_rows, transposed
-from mindspeed_ms.layout.options import Options
 
 
 def split_evenly(total, parts):
@@ -265,23 +264,23 @@ def parse_noop_layers(value):
     return frozenset(positions)
 
 
-def spread_layers(options):
+def spread_layers(num_layers, parallel):
     """(stages that hold layers, layers spread over them, counting embedding and loss where they count)."""
-    total = options.num_layers
-    total += bool(options.account_for_embedding_in_pipeline_split) + bool(options.account_for_loss_in_pipeline_split)
-    return options.pipeline_model_parallel_size - bool(options.standalone_embedding_stage), total
+    total = num_layers
+    total += bool(parallel.account_for_embedding_in_pipeline_split) + bool(parallel.account_for_loss_in_pipeline_split)
+    return parallel.pipeline_model_parallel_size - bool(parallel.standalone_embedding_stage), total
 
 
-def _virtual_size(options):
+def _virtual_size(num_layers, parallel):
     """Chunks per stage that the configuration asks for; None when a list decides."""
-    vpp = options.virtual_pipeline_model_parallel_size
-    per_chunk = options.num_layers_per_virtual_pipeline_stage
-    if per_chunk is None or options.num_layer_list is not None:
+    vpp = parallel.virtual_pipeline_model_parallel_size
+    per_chunk = parallel.num_layers_per_virtual_pipeline_stage
+    if per_chunk is None or parallel.num_layer_list is not None:
         return vpp
-    stages, total = spread_layers(options)
+    stages, total = spread_layers(num_layers, parallel)
     if stages < 1 or total % (stages * per_chunk):
         raise LayoutError(
-            f"{_layers_text(options, total)} is not divisible by {stages} stages x num_layers_per_virtual_pipeline_stage "
+            f"{_layers_text(num_layers, total)} is not divisible by {stages} stages x num_layers_per_virtual_pipeline_stage "
             f"{per_chunk}; set num_layer_list for an uneven split."
         )
     if vpp is not None and vpp * stages * per_chunk != total:
@@ -292,33 +291,35 @@ def _virtual_size(options):
     return total // (stages * per_chunk)
 
 
-def _layers_text(options, total):
-    text = f"num_layers {options.num_layers}"
-    return text if total == options.num_layers else f"{text} ({total} with embedding and loss)"
+def _layers_text(num_layers, total):
+    text = f"num_layers {num_layers}"
+    return text if total == num_layers else f"{text} ({total} with embedding and loss)"
 
 
-def stages_from_config(config):
-    """The `StageLayout` of a configuration. LayoutError as `split_layers`."""
-    options = Options(config)
+def stages_of(num_layers, parallel):
+    """The `StageLayout` of `num_layers` layers cut by a ParallelDescription. LayoutError as `split_layers`."""
     return split_layers(
-        options.num_layers,
-        pp=options.pipeline_model_parallel_size,
-        vpp=_virtual_size(options),
-        num_layer_list=options.num_layer_list,
-        order=options.num_layer_list_order,
-        noop_layers=options.noop_layers,
-        standalone_embedding=options.standalone_embedding_stage,
-        first_stage=options.num_layers_in_first_pipeline_stage,
-        last_stage=options.num_layers_in_last_pipeline_stage,
-        account_for_embedding=options.account_for_embedding_in_pipeline_split,
-        account_for_loss=options.account_for_loss_in_pipeline_split,
+        num_layers,
+        pp=parallel.pipeline_model_parallel_size,
+        vpp=_virtual_size(num_layers, parallel),
+        num_layer_list=parallel.num_layer_list,
+        order=parallel.num_layer_list_order,
+        noop_layers=parallel.noop_layers,
+        standalone_embedding=parallel.standalone_embedding_stage,
+        first_stage=parallel.num_layers_in_first_pipeline_stage,
+        last_stage=parallel.num_layers_in_last_pipeline_stage,
+        account_for_embedding=parallel.account_for_embedding_in_pipeline_split,
+        account_for_loss=parallel.account_for_loss_in_pipeline_split,
     )
 
 
-def recompute_from_config(config, stages=None):
-    """The `RecomputeLists` of a configuration. LayoutError when they do not fit the stages."""
-    options = Options(config)
-    nested = options.recompute_config or {}
-    names = ("recompute", "select_recompute", "select_comm_recompute")
-    lists = {name: getattr(options, name) or nested.get(name) for name in names}
-    return RecomputeLists(stages or stages_from_config(config), order=options.num_layer_list_order, **lists)
+def recompute_of(model):
+    """The `RecomputeLists` of a ModelDescription. LayoutError when they do not fit the stages."""
+    parallel = model.parallel
+    return RecomputeLists(
+        model.stages,
+        parallel.recompute,
+        parallel.select_recompute,
+        parallel.select_comm_recompute,
+        parallel.num_layer_list_order,
+    )

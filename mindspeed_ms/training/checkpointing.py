@@ -17,7 +17,7 @@ from mindspeed_ms.core.dist_checkpointing.manifest import Manifest
 from mindspeed_ms.core.dist_checkpointing.save import from_plain, plain
 from mindspeed_ms.core.dist_checkpointing.state import model_tensors, optimizer_tensors
 from mindspeed_ms.core.tensor_parallel.random import model_parallel_manual_seed
-from mindspeed_ms.layout import gpt_sizes
+from mindspeed_ms.layout import vocabulary
 from mindspeed_ms.training.utils import print_rank_0
 
 _RNG_SIZES = ("tensor", "pipeline", "virtual_pipeline", "context", "expert")
@@ -214,7 +214,7 @@ def true_vocab_size(all_config):
     padded, data = all_config.model_config.vocab_size, all_config.dataset_config
     if not data.vocab_size:
         return padded
-    return min(padded, gpt_sizes.true_vocab_size(data.vocab_size, data.vocab_extra_ids, data.tokenizer_type))
+    return min(padded, vocabulary.true_vocab_size(data.vocab_size, data.vocab_extra_ids, data.tokenizer_type))
 
 
 def _plain_config(all_config):

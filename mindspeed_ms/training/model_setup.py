@@ -1,20 +1,19 @@
 """Model chunks, optimizer and schedule of a configuration: `get_model`, `get_optimizer`, `get_optimizer_param_scheduler`."""
 
-from dataclasses import dataclass
-
 from mindspore import nn
 
+from mindspeed_ms.config.model_description import describe_model
 from mindspeed_ms.config.sections.optimizer import ZeroConfig
 from mindspeed_ms.core import parallel_state
 from mindspeed_ms.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
 from mindspeed_ms.core.logging import logger
 from mindspeed_ms.core.optimizer import OptimizerConfig, OptimizerParamScheduler, get_megatron_optimizer
-from mindspeed_ms.core.pipeline_parallel.p2p_communication import PipelineSettings
+from mindspeed_ms.core.tensor_parallel.cell import deferred_initialization, initialize_parameters
 from mindspeed_ms.training.data import global_batch_size
 
 
 def get_model(model_provider_func, all_config):
-    """Build this rank's model chunks and move their parameters into buffers.
+    """Build this rank's model chunks, initialise their parameters by global name and move them into buffers.
 
     Args:
         model_provider_func (Callable): `(pre_process, post_process) -> nn.Cell`; called once per chunk.
@@ -32,7 +31,7 @@ def get_model(model_provider_func, all_config):
     # the reduction of later chunks overlaps with the backward of earlier ones as it is
     return [
         DistributedDataParallel(
-            ModelSettings.of(all_config), get_ddp_config(all_config), cell, disable_bucketing=delayed or chunk > 0
+            describe_model(all_config), get_ddp_config(all_config), cell, disable_bucketing=delayed or chunk > 0
         )
         for chunk, cell in enumerate(cells)
     ]
@@ -45,11 +44,15 @@ def _build_chunks(model_provider_func):
     for chunk in range(chunks or 1):
         if chunks is not None:
             parallel_state.set_virtual_pipeline_model_parallel_rank(chunk)
-        cell = model_provider_func(
-            pre_process=parallel_state.is_pipeline_first_stage(), post_process=parallel_state.is_pipeline_last_stage()
-        )
+        ends = {
+            "pre_process": parallel_state.is_pipeline_first_stage(),
+            "post_process": parallel_state.is_pipeline_last_stage(),
+        }
+        with deferred_initialization():
+            cell = model_provider_func(**ends)
         if not isinstance(cell, nn.Cell):
             raise ValueError(f"model_provider_func returned a {type(cell).__name__}: expected a mindspore.nn.Cell.")
+        initialize_parameters(cell)
         cells.append(cell)
     if chunks is not None:
         parallel_state.set_virtual_pipeline_model_parallel_rank(0)
@@ -61,27 +64,6 @@ def _place():
     if parallel_state.get_pipeline_model_parallel_world_size() == 1:
         return text
     return f"{text} of pipeline stage {parallel_state.get_pipeline_model_parallel_rank()}"
-
-
-@dataclass(frozen=True)
-class ModelSettings:
-    """Settings of a model that data parallelism, pipeline and gradient finalisation read."""
-
-    sequence_parallel: bool = False
-    gradient_accumulation_fusion: bool = False
-    calculate_per_token_loss: bool = False
-    pipeline: PipelineSettings | None = None
-
-    @classmethod
-    def of(cls, all_config):
-        """The settings of an AllConfig."""
-        parallel = all_config.parallel_config
-        return cls(
-            parallel.sequence_parallel,
-            parallel.gradient_accumulation_fusion,
-            all_config.training_config.calculate_per_token_loss,
-            PipelineSettings.of(all_config) if parallel.pipeline_model_parallel_size > 1 else None,
-        )
 
 
 def get_ddp_config(all_config):

@@ -5,6 +5,7 @@ import random
 import mindspore as ms
 import numpy as np
 
+from mindspeed_ms.config.model_description import describe_parallel
 from mindspeed_ms.core import comm, parallel_state
 from mindspeed_ms.core.device import initialize_device
 from mindspeed_ms.core.distributed.distributed_data_parallel import unwrap_model
@@ -33,7 +34,7 @@ def set_parallel_context(parallel_config):
     if not comm.is_initialized():
         comm.init(backend=parallel_config.communication_backend, timeout=60.0 * parallel_config.distributed_timeout_minutes)
     initialize_device()
-    layout = WorldLayout.from_config(parallel_config, comm.get_world_size())
+    layout = WorldLayout.from_description(describe_parallel(parallel_config), comm.get_world_size())
     virtual_size = parallel_config.virtual_pipeline_model_parallel_size
     if not parallel_state.model_parallel_is_initialized():
         parallel_state.initialize_from_layout(layout, virtual_size)

@@ -7,21 +7,13 @@ from math import lcm
 
 import pytest
 
-from mindspeed_ms.config import (
-    ConfigError,
-    ModelParallelConfig,
-    MoEConfig,
-    TransformerConfig,
-    init_configs_from_dict,
-    require_available,
-)
+from mindspeed_ms.config import ConfigError, init_configs_from_dict, require_available
 from mindspeed_ms.config.argument_table import rows_with_path
 from mindspeed_ms.config.availability import NOT_YET
 from mindspeed_ms.config.checks.effects import NEEDS
-from mindspeed_ms.layout.options import FIELDS
+from mindspeed_ms.config.model_description import describe_model
 from mindspeed_ms.layout.parameters import describe_parameters
 from mindspeed_ms.layout.ranks import WorldLayout
-from mindspeed_ms.layout.stages import stages_from_config
 from tests.config.samples import BASE, ROWS, sample, with_settings
 
 PACKAGE = os.path.abspath(os.path.join(os.path.dirname(__file__), "..", "..", "mindspeed_ms"))
@@ -71,13 +63,10 @@ def description(all_config):
     tensor, stages = parallel.tensor_model_parallel_size, parallel.pipeline_model_parallel_size
     experts = (parallel.expert_tensor_parallel_size or tensor) * parallel.expert_model_parallel_size * stages
     size = parallel.world_size or 2 * lcm(tensor * stages * parallel.context_parallel_size, experts)
-    world = WorldLayout.from_config(all_config, size)
+    model = describe_model(all_config)
+    world = WorldLayout.from_description(model.parallel, size)
     ranks = range(0, size, max(1, size // 4))
-    return (
-        str(world.all_groups()),
-        stages_from_config(all_config).table(),
-        str([describe_parameters(all_config, world, rank) for rank in ranks]),
-    )
+    return (str(world.all_groups()), model.stages.table(), str([describe_parameters(model, world, rank) for rank in ranks]))
 
 
 DESCRIBED = [
@@ -131,18 +120,6 @@ def test_what_is_not_available_yet_is_refused_at_start_only():
 def test_a_start_needs_a_model():
     with pytest.raises(ConfigError, match="model_config"):
         require_available(init_configs_from_dict({"training_config": {"seed": 1}}))
-
-
-def test_layout_assumes_the_defaults_of_the_schema():
-    """Objects without a field are read with the same value that the configuration would give it."""
-    sections = {"model_config": TransformerConfig, "parallel_config": ModelParallelConfig, "moe_config": MoEConfig}
-    not_settings = {"num_tokentypes", "recompute_config"}  # an argument of the model; upstream's holder of recompute lists
-    for name, (section, default) in FIELDS.items():
-        if name in not_settings:
-            continue
-        field = sections[section].own_fields()[name]
-        expected = None if field.is_required() else field.get_default(call_default_factory=True)
-        assert default == expected, name
 
 
 def test_what_needs_another_setting_says_so():

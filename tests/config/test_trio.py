@@ -14,10 +14,10 @@ from mindspeed_ms.config import (
     init_configs_from_dict,
     init_configs_from_yaml,
 )
+from mindspeed_ms.config.model_description import describe_model
 from mindspeed_ms.config.settings import nested_settings
 from mindspeed_ms.config.trio_table import SECTION_KEYS, TRIO
 from mindspeed_ms.layout.parameters import count_parameters
-from mindspeed_ms.layout.stages import stages_from_config
 
 FOLDER = os.path.join(os.path.dirname(__file__), "..", "..", "configs", "38BV3")
 FILES = [os.path.join(FOLDER, f"model_38BV3_seq_4K{part}.yaml") for part in ("", "_device_B2_accelerate", "_train")]
@@ -63,8 +63,8 @@ def test_as_shipped():
     assert all_config.notices == []
     fit_to_world(all_config, 128)
     assert all_config.parallel_config.data_parallel_size == 4
-    assert stages_from_config(all_config).stage_totals == [15, 16, 16, 15]
-    assert count_parameters(all_config) == 39_093_884_928
+    assert describe_model(all_config).stages.stage_totals == [15, 16, 16, 15]
+    assert count_parameters(describe_model(all_config)) == 39_093_884_928
     model, training = all_config.model_config, all_config.training_config
     assert (model.params_dtype, model.compute_dtype, training.bf16) == ("float32", "bfloat16", True)
     assert (model.num_query_groups, model.kv_channels, model.normalization) == (8, 128, "FusedRMSNorm")
@@ -78,9 +78,9 @@ def test_with_the_guide_s_commented_lines(with_comments):
     assert [notice for notice in all_config.notices if "select_comm_recompute: ignored" not in notice] == []
     fit_to_world(all_config, 128)
     assert all_config.parallel_config.virtual_pipeline_model_parallel_size == 4
-    assert stages_from_config(all_config).stage_totals == [16, 16, 16, 14]
+    assert describe_model(all_config).stages.stage_totals == [16, 16, 16, 14]
     assert all_config.parallel_config.select_comm_recompute[3] == [4, 4, 4, 2]
-    assert count_parameters(all_config) == 39_093_884_928
+    assert count_parameters(describe_model(all_config)) == 39_093_884_928
 
 
 def test_world_of_8():

@@ -6,10 +6,12 @@ import numpy as np
 import pytest
 
 from mindspeed_ms.config import ConfigError, init_configs_from_dict
+from mindspeed_ms.config.model_description import describe_model
 from mindspeed_ms.core.dist_checkpointing.manifest import Manifest, StoredTensor, whole_slice
 from mindspeed_ms.core.dist_checkpointing.reader import CheckpointReader
 from mindspeed_ms.core.dist_checkpointing.shard_file import Entry, write_shard
-from mindspeed_ms.layout.parameters import count_parameters, counts_once, describe_parameters, describe_whole_model
+from mindspeed_ms.layout.parameter_description import counts_once
+from mindspeed_ms.layout.parameters import count_parameters, describe_parameters, describe_whole_model
 from mindspeed_ms.layout.ranks import WorldLayout
 from mindspeed_ms.layout.sharding import uncovered
 from mindspeed_ms.tools.checkpoint.target_layout import layout_cut
@@ -36,26 +38,30 @@ def configured(tp=1, pp=1, ep=1, expert_tp=None, moe=MOE, **model):
     })  # fmt: skip
 
 
-def held_by_ranks(all_config, world):
+def described(*arguments, **options):
+    return describe_model(configured(*arguments, **options))
+
+
+def held_by_ranks(model, world):
     """(rank's coordinates, description) of every parameter of every rank."""
-    layout = WorldLayout.from_config(all_config, world)
+    layout = WorldLayout.from_description(model.parallel, world)
     for rank in range(world):
         at = layout.coordinates(rank)
-        for one in describe_parameters(all_config, at):
+        for one in describe_parameters(model, at):
             yield at, one
 
 
 def global_state(grouped):
     """{name: float32 array} of the whole model."""
-    whole = describe_whole_model(configured(moe={**MOE, "moe_grouped_gemm": grouped}))
+    whole = describe_whole_model(described(moe={**MOE, "moe_grouped_gemm": grouped}))
     return {one.name: np.random.default_rng(number).normal(size=one.sharding.global_shape).astype(np.float32)
             for number, one in enumerate(whole)}  # fmt: skip
 
 
-def save(folder, all_config, world, state):
+def save(folder, model, world, state):
     """One file per rank with what it is the first to hold, and a manifest."""
     manifest, held = Manifest(iteration=1), [[] for _ in range(world)]
-    for at, one in held_by_ranks(all_config, world):
+    for at, one in held_by_ranks(model, world):
         copy = at.expert_dp if one.expert else at.dp
         if copy == 0 and counts_once(one.tensor_parallel, False, at.expert_tp if one.expert else at.tp):
             held[at.rank].append(one)
@@ -75,12 +81,12 @@ def save(folder, all_config, world, state):
 @pytest.mark.parametrize("source", LAYOUTS)
 def test_experts_saved_in_one_layout_are_bit_equal_in_every_other(tmp_path, source, grouped):
     moe, state = {**MOE, "moe_grouped_gemm": grouped}, global_state(grouped)
-    save(tmp_path, configured(*source[1:], moe=moe), source[0], state)
+    save(tmp_path, described(*source[1:], moe=moe), source[0], state)
     with CheckpointReader(tmp_path) as reader:
         for key, array in state.items():
             np.testing.assert_array_equal(reader.read_whole(key), array)
         for world, *sizes in LAYOUTS:
-            for _, one in held_by_ranks(configured(*sizes, moe=moe), world):
+            for _, one in held_by_ranks(described(*sizes, moe=moe), world):
                 out = np.full(one.sharding.numel, np.nan, np.float32)
                 assert reader.read(one.name, whole_slice(one.sharding), out) == []
                 np.testing.assert_array_equal(out.reshape(one.sharding.local_shape), one.sharding.split(state[one.name]))
@@ -89,30 +95,30 @@ def test_experts_saved_in_one_layout_are_bit_equal_in_every_other(tmp_path, sour
 @pytest.mark.parametrize("grouped", [False, True])
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_each_element_counts_once_in_a_norm(layout, grouped):
-    all_config = configured(*layout[1:], moe={**MOE, "moe_grouped_gemm": grouped})
-    held = held_by_ranks(all_config, layout[0])
+    model = described(*layout[1:], moe={**MOE, "moe_grouped_gemm": grouped})
+    held = held_by_ranks(model, layout[0])
     counted = sum(one.sharding.numel for at, one in held
                   if (at.expert_dp if one.expert else at.dp) == 0 and one.counts_in_norm(at))  # fmt: skip
-    assert counted == count_parameters(all_config)
+    assert counted == count_parameters(model)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_checkpoint_cut_for_another_layout_holds_every_expert(tmp_path, layout):
     moe = {**MOE, "moe_grouped_gemm": True}
-    save(tmp_path, configured(moe=moe), 1, global_state(True))
+    save(tmp_path, described(moe=moe), 1, global_state(True))
     world, tp, pp, *_ = layout
     found = {}
     for parts in layout_cut(Manifest.read(tmp_path), configured(*layout[1:], moe=moe), world // (tp * pp)):
         for key, part in parts:
             found.setdefault(key, []).append(part)
-    whole = {one.name: one.sharding.numel for one in describe_whole_model(configured(moe=moe))}
+    whole = {one.name: one.sharding.numel for one in describe_whole_model(described(moe=moe))}
     assert {key: sum(part.stop - part.start for part in parts) for key, parts in found.items()} == whole
     assert not any(uncovered(parts) for parts in found.values())
 
 
 def test_names_and_cuts():
-    layout = WorldLayout.from_config(configured(2, 1, 4), 8)
-    plain = {one.name: one for one in describe_parameters(configured(2, 1, 4), layout, 3)}  # tp 1, ep 1
+    layout = WorldLayout.from_description(described(2, 1, 4).parallel, 8)
+    plain = {one.name: one for one in describe_parameters(described(2, 1, 4), layout, 3)}  # tp 1, ep 1
     assert f"{LAYER}.0.mlp.mapping.weight" in plain and f"{LAYER}.0.mlp.router.gating.weight" not in plain
     expert = plain[f"{LAYER}.1.mlp.experts.local_experts.3.mapping.weight"]
     assert expert.local_name.endswith("local_experts.1.mapping.weight") and expert.sharding.ranges == ((12, 24), (36, 48))
@@ -120,7 +126,7 @@ def test_names_and_cuts():
     assert shared.sharding.global_shape == (16, 48) and shared.sharding.local_shape == (16, 24) and not shared.expert
     bias = plain[f"{LAYER}.1.mlp.router.expert_bias"]
     assert bias.sharding.is_whole and not bias.trainable
-    grouped = configured(2, 1, 4, moe={**MOE, "moe_grouped_gemm": True})
+    grouped = described(2, 1, 4, moe={**MOE, "moe_grouped_gemm": True})
     found = {one.name: one for one in describe_parameters(grouped, layout, 3)}
     first, second = (found[f"{LAYER}.1.mlp.experts.weight{number}"].sharding for number in (1, 2))
     assert (first.global_shape, first.local_shape, first.leading) == ((8, 16, 48), (2, 16, 24), (2, 4))
@@ -143,10 +149,9 @@ DEEPSEEK_EXPERTS = {"num_experts": 64, "moe_ffn_hidden_size": 1408, "n_shared_ex
 ])  # fmt: skip
 @pytest.mark.parametrize("grouped", [False, True])
 def test_parameters_of_published_models(model, moe, total, grouped):
-    all_config = configured(moe={**moe, "moe_grouped_gemm": grouped}, **model)
-    assert count_parameters(all_config) == total
-    split = configured(2, 2, 4, moe={**moe, "moe_grouped_gemm": grouped}, **model)
-    layout = WorldLayout.from_config(split, 16)
+    assert count_parameters(described(moe={**moe, "moe_grouped_gemm": grouped}, **model)) == total
+    split = described(2, 2, 4, moe={**moe, "moe_grouped_gemm": grouped}, **model)
+    layout = WorldLayout.from_description(split.parallel, 16)
     held = sum(prod(one.sharding.local_shape) for rank in range(16) for one in describe_parameters(split, layout, rank)
                if one.expert and layout.coordinates(rank).expert_dp == 0)  # fmt: skip
     width = moe.get("moe_ffn_hidden_size", model["ffn_hidden_size"])
@@ -160,13 +165,13 @@ def test_parameters_of_published_models(model, moe, total, grouped):
 ])  # fmt: skip
 def test_which_layers_hold_experts(frequency, dense, layers):
     moe = {"num_experts": 8, "moe_layer_freq": frequency, "first_k_dense_replace": dense}
-    names = {one.name for one in describe_whole_model(configured(moe=moe))}
+    names = {one.name for one in describe_whole_model(described(moe=moe))}
     assert [layer for layer in range(4) if f"{LAYER}.{layer}.mlp.router.gating.weight" in names] == layers
     # noop layers keep their place in the pattern
     if frequency == [0, 1, 0, 1]:
         all_config = configured(moe={**moe, "moe_layer_freq": [0, 1, 0, 0, 1]}, num_layers=5)
         all_config.parallel_config.noop_layers = [2]
-        names = {one.name for one in describe_whole_model(all_config)}
+        names = {one.name for one in describe_whole_model(describe_model(all_config))}
         assert [layer for layer in range(4) if f"{LAYER}.{layer}.mlp.router.gating.weight" in names] == [1, 3]
 
 

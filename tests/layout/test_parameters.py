@@ -1,15 +1,16 @@
 """The description of every parameter: names, shapes, shards, flags, counts."""
 
 import itertools
+from dataclasses import FrozenInstanceError, replace
 from math import prod
-from types import SimpleNamespace
-from typing import ClassVar
 
 import numpy as np
 import pytest
 
+from mindspeed_ms.config import AllConfig, ModelParallelConfig, TransformerConfig
+from mindspeed_ms.config.model_description import describe_model
+from mindspeed_ms.config.schema import MoEConfig
 from mindspeed_ms.layout.errors import LayoutError
-from mindspeed_ms.layout.options import FIELDS, Options, read_option
 from mindspeed_ms.layout.parameters import WORD_EMBEDDINGS, count_parameters, describe_parameters, describe_whole_model
 from mindspeed_ms.layout.ranks import Coordinates, WorldLayout
 from mindspeed_ms.layout.sharding import FlatSlice, Initializer, join
@@ -20,14 +21,14 @@ LAYER = "language_model.encoder.layers"
 
 def model_38b(**parallel):
     """The guide's 38BV3."""
-    return SimpleNamespace(
+    return describe_model(TransformerConfig(
         vocab_size=165664, num_layers=62, hidden_size=6144, num_attention_heads=48, ffn_hidden_size=27648,
         group_query_attention=True, num_query_groups=8, hidden_act="swiglu", normalization="RMSNorm",
         use_sandwich_norm=True, attn_post_norm_scale=0.0447, ffn_post_norm_scale=0.0825, qkv_has_bias=False,
         out_proj_has_bias=False, mlp_has_bias=False, untie_embeddings_and_output_weights=True,
-        position_embedding_type="rope", init_method_std=0.00884, embedding_init_std=0.5,
-        parallel_config=SimpleNamespace(**parallel),
-    )  # fmt: skip
+        position_embedding_type="rope", init_method_std=0.00884, embedding_init_std=0.5, seq_length=4096,
+        parallel_config=ModelParallelConfig(**parallel),
+    ))  # fmt: skip
 
 
 def small(experts=1, parallel=None, **fields):
@@ -38,8 +39,8 @@ def small(experts=1, parallel=None, **fields):
         "mlp_has_bias": True,
     }  # fmt: skip
     options.update(fields)
-    moe = SimpleNamespace(num_experts=experts)
-    return SimpleNamespace(**options, parallel_config=SimpleNamespace(**(parallel or {})), moe_config=moe)
+    parallel, moe = ModelParallelConfig(**(parallel or {})), MoEConfig(num_experts=experts)
+    return describe_model(TransformerConfig(**options, parallel_config=parallel, moe_config=moe))
 
 
 def by_name(config, coordinates=None):
@@ -54,7 +55,7 @@ def test_38b_count_is_exact():
 
 def test_38b_shards_add_up():
     config = model_38b(tensor_model_parallel_size=8, pipeline_model_parallel_size=4, sequence_parallel=True)
-    world = WorldLayout.from_config(config, 128)
+    world = WorldLayout.from_description(config.parallel, 128)
     assert (world.dp, world.tp, world.pp) == (4, 8, 4)
     total = 0
     for tp, pp in itertools.product(range(8), range(4)):
@@ -68,8 +69,9 @@ def test_38b_shards_add_up():
 
 
 def test_gpt2_names_and_shapes():
-    config = SimpleNamespace(vocab_size=50, num_layers=1, hidden_size=8, num_attention_heads=2, ffn_hidden_size=32,
-                             seq_length=16, num_tokentypes=2, mlp_has_bias=True)  # fmt: skip
+    sizes = {"vocab_size": 50, "num_layers": 1, "hidden_size": 8, "num_attention_heads": 2, "ffn_hidden_size": 32}
+    config = describe_model(TransformerConfig(**sizes, seq_length=16, mlp_has_bias=True))
+    config = replace(config, num_tokentypes=2)
     shapes = {name: one.sharding.global_shape for name, one in by_name(config).items()}
     assert shapes == {
         WORD_EMBEDDINGS: (50, 8),
@@ -199,7 +201,7 @@ def test_experts_have_global_and_local_names():
 
 
 def _every_rank(config, world):
-    layout = WorldLayout.from_config(config, world)
+    layout = WorldLayout.from_description(config.parallel, world)
     for rank in range(world):
         yield from describe_parameters(config, layout, rank)
 
@@ -237,7 +239,7 @@ def test_split_and_join_of_the_whole_state(world, experts, parallel, tied):
 def test_norm_counts_each_element_once(expert_tp):
     parallel = {"tensor_model_parallel_size": 2, "expert_model_parallel_size": 2, "pipeline_model_parallel_size": 2}
     config = small(4, {**parallel, "expert_tensor_parallel_size": expert_tp})
-    layout = WorldLayout.from_config(config, 8)
+    layout = WorldLayout.from_description(config.parallel, 8)
     count = 0
     for rank in range(8):
         place = layout.coordinates(rank)
@@ -280,13 +282,11 @@ def test_distributed_optimizer_slices_compose():
         ({"hidden_size": 20}, {}, "hidden_size 20 must be divisible by num_attention_heads 8"),
         ({"normalization": "BatchNorm"}, {}, "normalization 'BatchNorm' is unknown"),
         ({"position_embedding_type": "alibi"}, {}, "position_embedding_type 'alibi' is unknown"),
-        ({"seq_length": None}, {}, "needs seq_length or max_position_embeddings"),
-        ({"hidden_size": None}, {}, "model_config.hidden_size is needed"),
     ],
 )  # fmt: skip
 def test_errors(fields, parallel, text):
     with pytest.raises(ValueError, match=text):
-        describe_parameters(small(parallel=parallel, **fields))
+        describe_parameters(replace(small(parallel=parallel), **fields))
 
 
 def test_expert_errors():
@@ -294,35 +294,31 @@ def test_expert_errors():
         describe_parameters(small(4, {"expert_model_parallel_size": 3}))
 
 
-def test_options_read_every_place():
-    class Pydantic:
-        """A model section whose class has pydantic's `model_config`."""
-
-        model_config: ClassVar = {"extra": "forbid"}
-        hidden_size = 4
-        parallel_config = SimpleNamespace(tensor_model_parallel_size=2)
-
-    assert read_option(Pydantic(), "tensor_model_parallel_size") == 2
-    whole = SimpleNamespace(model_config=Pydantic(), parallel_config=SimpleNamespace(context_parallel_size=4))
-    options = Options(whole)
-    assert (options.hidden_size, options.context_parallel_size, options.tensor_model_parallel_size) == (4, 4, 2)
-    assert options.init_method_std == FIELDS["init_method_std"][1]
-    assert Options(SimpleNamespace(context_parallel_size=2)).context_parallel_size == 2
-    with pytest.raises(AttributeError, match="no configuration field 'learning_rate'"):
-        read_option(whole, "learning_rate")
+def test_a_description_is_built_once_from_either_configuration():
+    model = TransformerConfig(64, 2, 4, 16, 32, seq_length=8, parallel_config=ModelParallelConfig(order="cp-tp-dp-pp"))
+    description = describe_model(model)
+    assert description == describe_model(AllConfig(model_config=model)) and describe_model(description) is description
+    assert (description.head_dim, description.kv_channels, description.parallel.order) == (4, None, "cp-tp-dp-pp")
+    with pytest.raises(FrozenInstanceError):
+        description.hidden_size = 32
+    for other in (AllConfig(), ModelParallelConfig(), {"hidden_size": 4}):
+        with pytest.raises(
+            ValueError, match=f"a {type(other).__name__} does not describe a model: expected a TransformerConfig"
+        ):
+            describe_model(other)
 
 
 def test_world_layout_from_config():
     parallel = {"context_parallel_size": 4, "context_parallel_algo": "hybrid_cp_algo", "ulysses_degree_in_cp": 2}
-    assert WorldLayout.from_config(small(parallel=parallel), 8).groups("ulysses")[0] == [0, 1]
+    assert WorldLayout.from_description(small(parallel=parallel).parallel, 8).groups("ulysses")[0] == [0, 1]
     parallel["context_parallel_algo"] = "megatron_cp_algo"
-    assert WorldLayout.from_config(small(parallel=parallel), 8).groups("ring")[0] == [0, 1, 2, 3]
+    assert WorldLayout.from_description(small(parallel=parallel).parallel, 8).groups("ring")[0] == [0, 1, 2, 3]
     parallel.update(context_parallel_algo="hybrid_cp_algo", ulysses_degree_in_cp=None)
     with pytest.raises(LayoutError, match=r"ulysses_degree_in_cp None .* must be given"):
-        WorldLayout.from_config(small(parallel=parallel), 8)
+        WorldLayout.from_description(small(parallel=parallel).parallel, 8)
     with pytest.raises(LayoutError, match="context_parallel_algo 'x' is unknown"):
-        WorldLayout.from_config(small(parallel={"context_parallel_algo": "x"}), 8)
-    order = WorldLayout.from_config(small(parallel={"order": "cp-tp-dp-pp", "context_parallel_size": 2}), 4).order
+        WorldLayout.from_description(replace(small().parallel, context_parallel_algo="x"), 8)
+    order = WorldLayout.from_description(small(parallel={"order": "cp-tp-dp-pp", "context_parallel_size": 2}).parallel, 4).order
     assert order.startswith("cp-tp-dp-pp")
 
 

@@ -4,15 +4,15 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from mindspeed_ms.config import ModelParallelConfig, TransformerConfig
+from mindspeed_ms.config.model_description import describe_model
 from mindspeed_ms.layout import pipeline_plan
 from mindspeed_ms.layout.errors import LayoutError
-from mindspeed_ms.layout.pipeline_actions import compute_order, dependency
 from mindspeed_ms.layout.pipeline_plan import (
     BACKWARD,
     FORWARD,
@@ -24,9 +24,10 @@ from mindspeed_ms.layout.pipeline_plan import (
     draw_png,
     draw_text,
     peak_live_activations,
-    plan_from_config,
+    plan_of,
     simulate,
 )
+from mindspeed_ms.layout.schedule_order import compute_order, dependency
 
 
 @st.composite
@@ -220,12 +221,14 @@ def test_times_that_make_no_sense_are_refused(capsys, name, value):
 
 
 def test_from_config():
-    parallel = SimpleNamespace(
+    parallel = ModelParallelConfig(
         pipeline_model_parallel_size=2,
         num_layers_per_virtual_pipeline_stage=2,
         microbatch_group_size_per_virtual_pipeline_stage=4,
     )
-    plan = plan_from_config(SimpleNamespace(num_layers=8, parallel_config=parallel), 8)
+    sizes = {"vocab_size": 8, "num_layers": 8, "hidden_size": 8, "num_attention_heads": 2, "ffn_hidden_size": 8}
+    model = describe_model(TransformerConfig(**sizes, seq_length=8, parallel_config=parallel))
+    plan = plan_of(model, 8)
     assert (plan.pp, plan.vpp, plan.group_size, plan.micro_batches) == (2, 2, 4, 8)
 
 

@@ -1,20 +1,21 @@
 """Layers per stage and chunk, layer lists, recompute lists."""
 
-from types import SimpleNamespace
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mindspeed_ms.config import ModelParallelConfig, TransformerConfig
+from mindspeed_ms.config.model_description import describe_model
 from mindspeed_ms.layout.errors import LayoutError
 from mindspeed_ms.layout.layer_lists import LayerRecompute, RecomputeLists, parse_layer_list, recompute_of_layers
-from mindspeed_ms.layout.stages import StageLayout, recompute_from_config, split_evenly, split_layers, stages_from_config
+from mindspeed_ms.layout.stages import StageLayout, recompute_of, split_evenly, split_layers
 
 GUIDE_LIST = "[[4,4,4,4],[4,4,4,4],[4,4,4,4],[4,4,4,2]]"
 
 
-def _config(num_layers=8, **parallel):
-    return SimpleNamespace(num_layers=num_layers, parallel_config=SimpleNamespace(**parallel))
+def _model(num_layers=8, **parallel):
+    sizes = {"vocab_size": 8, "num_layers": num_layers, "hidden_size": 8, "num_attention_heads": 2, "ffn_hidden_size": 8}
+    return describe_model(TransformerConfig(**sizes, seq_length=8, parallel_config=ModelParallelConfig(**parallel)))
 
 
 def _all_positions(stages):
@@ -207,8 +208,8 @@ def test_recompute_errors(lists, text):
         RecomputeLists(split_layers(8, 2), **lists)
 
 
-def test_from_config():
-    config = _config(
+def test_from_description():
+    model = _model(
         62,
         pipeline_model_parallel_size=4,
         num_layer_list=GUIDE_LIST,
@@ -216,21 +217,16 @@ def test_from_config():
         virtual_pipeline_model_parallel_size=4,
         recompute_config={"select_recompute": GUIDE_LIST},
     )
-    assert stages_from_config(config).vpp == 4
-    assert recompute_from_config(config).of_chunk(0, 0) == [LayerRecompute(select=True)] * 4
-    per_chunk = _config(16, pipeline_model_parallel_size=2, num_layers_per_virtual_pipeline_stage=2)
-    assert stages_from_config(per_chunk).vpp == 4
+    assert model.stages.vpp == 4
+    assert recompute_of(model).of_chunk(0, 0) == [LayerRecompute(select=True)] * 4
+    per_chunk = _model(16, pipeline_model_parallel_size=2, num_layers_per_virtual_pipeline_stage=2)
+    assert per_chunk.stages.vpp == 4
     with pytest.raises(LayoutError, match="num_layers 62 is not divisible by 4 stages x num_layers_per_virtual"):
-        stages_from_config(_config(62, pipeline_model_parallel_size=4, num_layers_per_virtual_pipeline_stage=4))
+        _ = _model(62, pipeline_model_parallel_size=4, num_layers_per_virtual_pipeline_stage=4).stages
     with pytest.raises(LayoutError, match="contradicts"):
-        stages_from_config(
-            _config(
-                16,
-                pipeline_model_parallel_size=2,
-                num_layers_per_virtual_pipeline_stage=2,
-                virtual_pipeline_model_parallel_size=2,
-            )
-        )
+        _ = _model(
+            16, pipeline_model_parallel_size=2, num_layers_per_virtual_pipeline_stage=2, virtual_pipeline_model_parallel_size=2
+        ).stages
 
 
 def test_stage_layout_checks_itself():

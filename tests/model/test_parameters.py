@@ -56,6 +56,7 @@ def world_size(parallel):
 
 def parameters(model_fields, parallel):
     """What this rank's chunks hold, compared with the description; returns `{name: (sharding, values)}`."""
+    from mindspeed_ms.config.model_description import describe_model
     from mindspeed_ms.core import parallel_state
     from mindspeed_ms.core.device import dtype_name
     from mindspeed_ms.core.optimizer.clip_grads import counts_in_norm
@@ -70,7 +71,7 @@ def parameters(model_fields, parallel):
         if parallel_state.get_virtual_pipeline_model_parallel_world_size() is not None:
             parallel_state.set_virtual_pipeline_model_parallel_rank(chunk)
         for name, parameter in builders.make_model(config).parameters_and_names():
-            assert parameter.is_initialized and parameter.name == name
+            assert parameter.name == name
             values[name] = (parameter.sharding, parameter.float().asnumpy().copy())
             found.append(
                 (
@@ -78,7 +79,7 @@ def parameters(model_fields, parallel):
                     parameter.sharding,
                     tuple(parameter.shape),
                     dtype_name(parameter.dtype),
-                    parameter.initializer,
+                    parameter.description.initializer,
                     parameter.tensor_model_parallel,
                     parameter.sequence_parallel,
                     parameter.shared_embedding,
@@ -87,7 +88,7 @@ def parameters(model_fields, parallel):
                     chunk,
                     not has_no_weight_decay(name, parameter, settings),
                     counts_in_norm(parameter),
-                    _original(name, parameter),
+                    _original(name, parameter.description),
                 )
             )
     at = parallel_state.get_coordinates()
@@ -108,7 +109,7 @@ def parameters(model_fields, parallel):
             item.counts_in_norm(at),
             item.shared_with,
         )
-        for item in describe_parameters(config, at)
+        for item in describe_parameters(describe_model(config), at)
     ]
     missing, extra = [
         [item for item in these if item not in those] for these, those in ((described, found), (found, described))
@@ -117,11 +118,8 @@ def parameters(model_fields, parallel):
     return values
 
 
-def _original(name, parameter):
-    if parameter.shared_with is None:
-        return None
-    own, original = parameter.shared_with
-    return name.removesuffix(own) + original
+def _original(name, description):
+    return description.original_name(name) if description.shared_with else None
 
 
 @pytest.mark.parametrize("model", MODELS)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from mindspeed_ms.config import init_configs_from_dict
+from mindspeed_ms.config.model_description import describe_model
 from mindspeed_ms.core.dist_checkpointing import durable, folders
 from mindspeed_ms.core.dist_checkpointing.manifest import MANIFEST_FILE, Manifest, optimizer_key, whole_slice
 from mindspeed_ms.core.dist_checkpointing.reader import CheckpointReader, numpy_dtype
@@ -42,7 +43,7 @@ def save(folder, iteration=7, change=None, dtype="bfloat16", vocab_size=20):
     """A checkpoint of whole tensors with made-up values; `change(values)` may alter {key: [dtype, array]}."""
     config = init_configs_from_dict(CONFIG)
     random, values, grouping = np.random.RandomState(1), {}, {}
-    for described in describe_whole_model(config):
+    for described in describe_whole_model(describe_model(config)):
         shape = described.sharding.global_shape
         grouping[described.name] = described.grouping
         values[described.name] = [
@@ -113,13 +114,13 @@ def test_reshard(capsys, tmp_path, saved, layout):
             },
         }
     )
-    world = WorldLayout.from_config(config, tp * pp * dp)
+    world = WorldLayout.from_description(describe_model(config).parallel, tp * pp * dp)
     manifest = Manifest.read(tmp_path / "new" / "iter_0000007")
     for rank in range(world.world_size):
         at = world.coordinates(rank)
         wanted = {
             described.name: described.sharding
-            for described in describe_parameters(config, at)
+            for described in describe_parameters(describe_model(config), at)
             if at.dp == 0 and (at.tp == 0 or described.tensor_parallel)
         }
         found = {

@@ -1,9 +1,10 @@
 """Rules about how the model is cut: tensor, sequence, context and expert parallelism, and the world."""
 
 from mindspeed_ms.config.checks.rule import rule
+from mindspeed_ms.config.model_description import describe_model, describe_parallel
+from mindspeed_ms.config.schema import ModelParallelConfig, MoEConfig, TransformerConfig
 from mindspeed_ms.layout.divisibility import sequence_misfits, size_misfits
 from mindspeed_ms.layout.experts import expert_problems
-from mindspeed_ms.layout.options import FIELDS, Options
 from mindspeed_ms.layout.sequence import ulysses_problem
 
 _P, _M = "parallel_config", "model_config"
@@ -12,21 +13,9 @@ _CP = f"{_P}.context_parallel_size"
 _AXES = ("tp", "cp", "ep", "dp", "pp")
 
 
-class _Given(Options):
-    """The configuration as the layout reads it, but a head width that was derived counts as not given."""
-
-    def __init__(self, context):
-        super().__init__(context.all_config)
-        self._context = context
-
-    def __getattr__(self, name):
-        if name == "kv_channels" and not self._context.was_set(f"{_M}.kv_channels"):
-            return None
-        return super().__getattr__(name)
-
-
 def _path(name):
-    return f"{FIELDS[name][0]}.{name}"
+    sections = (MoEConfig, ModelParallelConfig, TransformerConfig)
+    return next(f"{section.config_name}.{name}" for section in sections if name in section.own_fields())
 
 
 @rule
@@ -47,11 +36,11 @@ def sizes_divide(context):
     """Heads, groups, widths, vocabulary, experts and sequence: the layout's rules, all of them."""
     if not context.model:
         return
-    given = _Given(context)
-    for misfit in (*size_misfits(given), *sequence_misfits(given)):
+    model = describe_model(context.all_config)
+    for misfit in (*size_misfits(model), *sequence_misfits(model)):
         message = f"must be a multiple of {misfit.unit}{misfit.hint}"
         yield context.problem(_path(misfit.name), message, *map(_path, misfit.by))
-    for name, message, other in expert_problems(given):
+    for name, message, other in expert_problems(model):
         yield context.problem(_path(name), message, _path(other))
 
 
@@ -97,7 +86,7 @@ def sequence_parallel_needs_tensor_parallel(context):
 @rule
 def ulysses_degree_fits(context):
     """The degree of the hybrid algorithm."""
-    problem = ulysses_problem(Options(context.all_config))
+    problem = ulysses_problem(describe_parallel(context.all_config))
     if problem:
         yield context.problem(f"{_P}.ulysses_degree_in_cp", problem, _CP)
 

@@ -4,7 +4,7 @@ import re
 
 from mindspeed_ms.config.argument_table import IGNORED, REFUSED, row_at, rows_with_path
 from mindspeed_ms.config.checks.rule import rule
-from mindspeed_ms.layout.gpt_sizes import GATED_ACTIVATIONS
+from mindspeed_ms.layout.model_description import GATED_ACTIVATIONS
 from mindspeed_ms.spelling import did_you_mean
 
 _M = "model_config"

@@ -1,9 +1,7 @@
 """Rules about pipeline stages: layer lists, virtual stages, no-op layers, recomputation lists."""
 
-from types import SimpleNamespace
-
 from mindspeed_ms.config.checks.rule import last_rule, rule
-from mindspeed_ms.layout.options import Options
+from mindspeed_ms.config.model_description import describe_model, describe_parallel
 from mindspeed_ms.layout.stages import spread_layers
 
 _P, _M = "parallel_config", "model_config"
@@ -28,14 +26,8 @@ def virtual_size(parallel, num_layers):
         return parallel.virtual_pipeline_model_parallel_size
     if rows or not parallel.num_layers_per_virtual_pipeline_stage or not num_layers:
         return 1
-    stages, layers = _spread(parallel, num_layers)
+    stages, layers = spread_layers(num_layers, describe_parallel(parallel))
     return max(1, layers // (max(1, stages) * parallel.num_layers_per_virtual_pipeline_stage))
-
-
-def _spread(parallel, num_layers):
-    """`spread_layers` of sections."""
-    model = SimpleNamespace(num_layers=num_layers)
-    return spread_layers(Options(SimpleNamespace(model_config=model, parallel_config=parallel)))
 
 
 @rule
@@ -118,7 +110,7 @@ def layers_spread_over_chunks(context):
     per = parallel.num_layers_per_virtual_pipeline_stage
     if not model or parallel.num_layer_list or parallel.pipeline_model_parallel_size == 1:
         return
-    stages, layers = _spread(parallel, model.num_layers)
+    stages, layers = spread_layers(model.num_layers, describe_parallel(parallel))
     chunks = parallel.virtual_pipeline_model_parallel_size
     if per and layers % (stages * per):
         yield context.problem(
@@ -274,12 +266,13 @@ def layout_can_be_built(context):
     if not context.model or (parallel.pipeline_model_parallel_size == 1 and not lists):
         return
     from mindspeed_ms.layout.errors import LayoutError
-    from mindspeed_ms.layout.stages import recompute_from_config, stages_from_config
+    from mindspeed_ms.layout.stages import recompute_of
 
     path = _LIST if parallel.num_layer_list else next(iter(_ends_given(context)), _PP)
     try:
-        stages = stages_from_config(context.all_config)
+        model = describe_model(context.all_config)
+        _ = model.stages
         path = f"{_P}.{lists[0]}" if lists else path
-        recompute_from_config(context.all_config, stages)
+        recompute_of(model)
     except LayoutError as error:
         yield context.problem(path, str(error))

@@ -1,8 +1,9 @@
 """What a rule sees, and the list of all rules."""
 
 from mindspeed_ms.config.errors import Problem
+from mindspeed_ms.config.model_description import describe_parallel
 from mindspeed_ms.config.settings import ARGUMENTS, COMMAND_LINE
-from mindspeed_ms.layout.ranks import world_unit_from_config
+from mindspeed_ms.layout.ranks import world_unit_of
 
 RULES = []
 LAST_RULES = []
@@ -87,7 +88,7 @@ class Context:
     @property
     def world_unit(self):
         """What the world size must be a multiple of."""
-        return world_unit_from_config(self.all_config)
+        return world_unit_of(describe_parallel(self.all_config))
 
     @property
     def data_parallel_size(self):

@@ -21,7 +21,8 @@ from mindspeed_ms.config.values import (
     number,
     one_of,
 )
-from mindspeed_ms.layout.gpt_sizes import GATED_ACTIVATIONS
+from mindspeed_ms.layout.describers import kinds
+from mindspeed_ms.layout.model_description import GATED_ACTIVATIONS
 
 ACTIVATIONS = ("gelu", "gelu_tanh", "gelu_erf", "fast_gelu", "swiglu", "fused_swiglu", "silu", "relu", "squared_relu")
 NORMALIZATIONS = ("LayerNorm", "RMSNorm", "FusedRMSNorm")
@@ -74,7 +75,7 @@ class TransformerConfig(Section):
         128, "A computed vocabulary size is padded to a multiple of this times tp.", "计算词汇量时填充到该数乘tp的倍数。"
     )
 
-    attention_type: one_of("self_attn") = field("self_attn", "Kind of attention.", "注意力的种类。")
+    attention_type: one_of(*kinds("attention")) = field("self_attn", "Kind of attention.", "注意力的种类。")
     group_query_attention: Bool = field(False, "Several query heads share one key/value head.", "多个查询头共用一组键值头。")
     num_query_groups: PositiveInt | None = field(
         32,

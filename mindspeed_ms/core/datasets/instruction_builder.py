@@ -1,5 +1,6 @@
 """Builds the instruction datasets (SFT, pairwise) of a configuration."""
 
+from mindspeed_ms.config.model_description import describe_parallel
 from mindspeed_ms.core.datasets.instruction_files import InstructionDataError, InstructionFiles
 from mindspeed_ms.core.datasets.sft_dataset import SFTDataset
 from mindspeed_ms.core.datasets.splits import (
@@ -8,7 +9,6 @@ from mindspeed_ms.core.datasets.splits import (
     parse_and_normalize_split,
 )
 from mindspeed_ms.core.datasets.tokenizer import TokenizerSettings, build_tokenizer
-from mindspeed_ms.layout.options import Options
 from mindspeed_ms.layout.sequence import sequence_unit
 
 _SPLITS = (("train", "train_data_path"), ("valid", "valid_data_path"), ("test", "test_data_path"))
@@ -90,7 +90,7 @@ def _options(all_config, dataset_class):
 
 def _multiple(all_config):
     """pad_to_multiple_of, which the parallel sizes that cut a sequence must divide."""
-    cut = sequence_unit(Options(all_config))
+    cut = sequence_unit(describe_parallel(all_config))
     multiple = all_config.dataset_config.pad_to_multiple_of
     if multiple % cut:
         raise InstructionDataError(

@@ -1,8 +1,7 @@
 """Sharded state of this rank: tensors of the model and its optimizer with their global names and slices.
 
-Read from the parameters themselves (`Parameter.sharding`, names with the global layer index) and from the optimizer's
-pieces, so any layout and any new kind of parallelism needs no code here. A parameter whose name inside the
-rank's model is not global has an attribute `global_name`.
+Read from the parameters themselves (`Parameter.description`, names with the global layer index) and from the optimizer's
+pieces, so every layout and any new kind of parallelism is described without a word here.
 """
 
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ from typing import Any
 
 from mindspeed_ms.core.device import dtype_name
 from mindspeed_ms.core.dist_checkpointing.manifest import DTYPE_BYTES, optimizer_key, whole_slice
+from mindspeed_ms.core.tensor_parallel.cell import global_name
 from mindspeed_ms.layout.sharding import FlatSlice, ParameterSharding
 
 
@@ -42,23 +42,13 @@ class ShardedTensor:
         return (self.slice.stop - self.slice.start) * DTYPE_BYTES[self.dtype]
 
 
-def global_key(name, param):
-    """Key of a parameter: its global name; of a tied copy the original's."""
-    name = getattr(param, "global_name", None) or name
-    shared_with = getattr(param, "shared_with", None)
-    if shared_with is not None:
-        own, original = shared_with
-        name = name.removesuffix(own) + original
-    return name
-
-
 def model_tensors(model):
     """ShardedTensor of everything that the chunks (DistributedDataParallel or plain cells) hold; sharded parameters
     (z3) as this rank's parts."""
     for chunk in model:
         parts = _sharded_parts(chunk)
         for name, param in getattr(chunk, "module", chunk).parameters_and_names():
-            key, grouping = global_key(name, param), getattr(param, "grouping", None)
+            key, grouping = global_name(name, param), getattr(param, "grouping", None)
             if id(param) in parts:
                 for piece, tensor in parts[id(param)]:
                     yield ShardedTensor(key, piece, tensor, grouping, name)
@@ -69,7 +59,7 @@ def model_tensors(model):
 def optimizer_tensors(optimizer):
     """ShardedTensor of every moment and master that this rank's optimizer holds."""
     for piece, state in optimizer.pieces_with_states():
-        key, grouping = global_key(piece.name, piece.param), getattr(piece.param, "grouping", None)
+        key, grouping = global_name(piece.name, piece.param), getattr(piece.param, "grouping", None)
         part = FlatSlice(_sharding_of(piece.param, piece.shape), piece.offset, piece.offset + piece.stop - piece.start)
         for name, tensor in state.items():
             yield ShardedTensor(optimizer_key(name, key), part, tensor, grouping, f"{name}.{piece.name}")

@@ -19,6 +19,7 @@ import os
 import re
 from dataclasses import dataclass
 
+from mindspeed_ms.config.model_description import describe_model
 from mindspeed_ms.core.dist_checkpointing.ckpt_file import read_tensors
 from mindspeed_ms.core.dist_checkpointing.errors import CheckpointError
 from mindspeed_ms.core.dist_checkpointing.manifest import (
@@ -123,7 +124,7 @@ def read_upstream_manifest(folder, config, step=None):
         CheckpointError: no complete set of files, a damaged one, or weights of another model.
     """
     epoch, step, files = _newest(folder, step)
-    described = {entry.name: entry for entry in describe_whole_model(config)}
+    described = {entry.name: entry for entry in describe_whole_model(describe_model(config))}
     headers = {rank: tensors_in_file(os.path.join(folder, name)) for rank, name in sorted(files.items())}
     found = {rank: {name: tensor for name, tensor in tensors.items() if name in described} for rank, tensors in headers.items()}
     parts = _tensor_parallel_size(folder, described, found)

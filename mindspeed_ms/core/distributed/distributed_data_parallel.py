@@ -6,6 +6,7 @@ import mindspore as ms
 from mindspore import nn
 
 from mindspeed_ms import ops
+from mindspeed_ms.config.model_description import describe_model
 from mindspeed_ms.core import autograd, parallel_state, storage
 from mindspeed_ms.core.distributed.param_and_grad_buffer import ParamAndGradBuffer
 from mindspeed_ms.core.distributed.param_gather import OverlappedParamGather
@@ -22,8 +23,8 @@ class DistributedDataParallel(nn.Cell):
     z3 holds nothing else; `whole_parameters` gives access to parameters that are sharded.
 
     Args:
-        config: the model's configuration; read: `gradient_accumulation_fusion` and `calculate_per_token_loss`
-            (gradients are then summed, not averaged).
+        config: TransformerConfig, AllConfig or ModelDescription; read: `gradient_accumulation_fusion` and
+            `calculate_per_token_loss` (gradients are then summed, not averaged).
         ddp_config (DistributedDataParallelConfig): options.
         module (nn.Cell): the model chunk; its parameters' data move into the buffers.
         disable_bucketing (bool): one bucket, whatever `ddp_config` says (later pipeline stages and chunks).
@@ -35,7 +36,7 @@ class DistributedDataParallel(nn.Cell):
     def __init__(self, config, ddp_config, module, disable_bucketing=False):
         # without auto_prefix the parameters keep their state-dict keys
         super().__init__(auto_prefix=False)
-        self.config = config
+        self.config = describe_model(config)
         self.ddp_config = ddp_config
         self.module = module
         self.is_last_microbatch = True
@@ -55,7 +56,7 @@ class DistributedDataParallel(nn.Cell):
             self._param_gather = OverlappedParamGather(module, self.buffers)
         # gradients fused into the backward add to main_grad by themselves and need zeros there; where gradients are
         # sharded there is no main_grad then, and nothing is fused
-        self._zero_eagerly = bool(getattr(config, "gradient_accumulation_fusion", False)) and not ddp_config.shards_grads
+        self._zero_eagerly = self.config.parallel.gradient_accumulation_fusion and not ddp_config.shards_grads
         self._unwritten = set(self._buffer_of)
 
     def _resolved_bucket_size(self, disable_bucketing):
@@ -72,7 +73,7 @@ class DistributedDataParallel(nn.Cell):
         # a pipeline stage may hold nothing but no-op layers
         if not kinds and parallel_state.get_pipeline_model_parallel_world_size() == 1:
             raise ValueError(f"{type(self.module).__name__} has no parameter that requires a gradient: nothing to train.")
-        sums = getattr(self.config, "calculate_per_token_loss", False) or self.ddp_config.sum_gradients
+        sums = self.config.calculate_per_token_loss or self.ddp_config.sum_gradients
         factor = 1.0 if sums else 1.0 / self._data_group.size
         groups = {
             expert: parallel_state.get_expert_data_parallel_group() if expert else self._data_group

@@ -11,7 +11,7 @@ import numpy as np
 
 from mindspeed_ms import ops
 from mindspeed_ms.core import parallel_state, storage
-from mindspeed_ms.layout.parameters import counts_once
+from mindspeed_ms.layout.parameter_description import counts_once
 
 
 def counts_in_norm(param, is_expert=False):

@@ -4,7 +4,7 @@ import math
 
 from mindspeed_ms.core import parallel_state
 from mindspeed_ms.core.distributed.distributed_data_parallel import is_expert
-from mindspeed_ms.layout.parameters import decays
+from mindspeed_ms.layout.parameter_description import decays
 
 
 def get_param_groups(named_params, config, no_weight_decay_cond=None, scale_lr_cond=None, lr_mult=1.0):
@@ -42,7 +42,7 @@ def is_embedding_or_output(param):
 
 
 def has_no_weight_decay(name, param, config):
-    """The rule of `layout.parameters.decays`, or the endings that the user listed."""
+    """The rule of `layout.parameter_description.decays`, or the endings that the user listed."""
     if config.no_weight_decay_params is not None:
         return any(name.endswith(ending) for ending in config.no_weight_decay_params)
     return not decays(name, param.shape)

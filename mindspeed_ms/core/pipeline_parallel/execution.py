@@ -10,7 +10,7 @@ from mindspore import Tensor
 from mindspeed_ms.core import autograd, parallel_state
 from mindspeed_ms.core.device import to_dtype
 from mindspeed_ms.core.pipeline_parallel.losses import BackwardScale, MicroBatchLoss, as_float, filled
-from mindspeed_ms.layout.pipeline_actions import BACKWARD, FORWARD, Communicate
+from mindspeed_ms.layout.schedule_order import BACKWARD, FORWARD, Communicate
 
 
 @dataclass
@@ -25,7 +25,7 @@ class PlanExecution:
         forward_step_func (Callable): `(data_iterator, model) -> (output, loss_func)`.
         scale (BackwardScale): the gradient that a micro-batch's backward starts with.
         communicator (Optional[PipelineCommunicator]): None without other stages.
-        settings (Optional[PipelineSettings]): None without other stages.
+        description (Optional[ModelDescription]): None without other stages.
         collect_non_loss_data (bool): ask the loss function for that instead of losses.
 
     Attributes:
@@ -39,7 +39,7 @@ class PlanExecution:
     forward_step_func: Callable
     scale: BackwardScale
     communicator: Any = None
-    settings: Any = None
+    description: Any = None
     collect_non_loss_data: bool = False
 
     def __post_init__(self):
@@ -73,7 +73,7 @@ class PlanExecution:
         model, iterator = self.models[step.chunk], self.iterators[step.chunk]
         input_tensor = None
         if not self.plan.is_first(self.stage, step.chunk):
-            input_tensor = self._received(FORWARD, key, to_dtype(self.settings.hidden_dtype))
+            input_tensor = self._received(FORWARD, key, to_dtype(self.description.residual_connection_dtype))
         with autograd.no_grad() if self.plan.forward_only else nullcontext():
             if input_tensor is not None:
                 if not self.plan.forward_only:
@@ -147,7 +147,7 @@ class PlanExecution:
 
     def _deallocate(self, output, transfer):
         input_tensor = self._live[transfer.micro_batch, transfer.chunk][0]
-        if self.settings.deallocate_pipeline_outputs and output is not input_tensor:
+        if self.description.parallel.deallocate_pipeline_outputs and output is not input_tensor:
             autograd.deallocate_output(output)
 
 

@@ -1,11 +1,10 @@
-"""Tensors on their way between pipeline stages. Source: Megatron core, `p2p_communication.py`.
+"""Point-to-point communication of pipeline stages: hidden states and their gradients. Source: Megatron core.
 
 The order of transfers comes from a plan of `layout.pipeline_plan`, which puts all of them into one order over all stages:
 nothing here can wait in a circle, whatever the backend buffers.
 """
 
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -13,7 +12,6 @@ from mindspeed_ms.core import autograd, parallel_state
 from mindspeed_ms.core.comm.errors import DeadlockError, MismatchError
 from mindspeed_ms.core.comm.interface import P2P
 from mindspeed_ms.core.device import to_dtype
-from mindspeed_ms.layout.options import Options
 from mindspeed_ms.layout.sequence import sequence_ranks
 
 _DIMENSIONS = 3  # hidden states are [s, b, h]
@@ -23,70 +21,10 @@ class PipelineMismatchError(RuntimeError):
     """A stage sends a tensor of another shape or dtype than its neighbour expects; the text names ranks and both."""
 
 
-@dataclass(frozen=True)
-class PipelineSettings:
-    """What the stages know of each other's tensors without asking.
-
-    Attributes:
-        hidden_size (int): width of the hidden states.
-        seq_length (int): whole length of a sequence.
-        micro_batch_size (int): rows of a micro-batch.
-        hidden_dtype (str): dtype in which a stage works on hidden states.
-        recv_dtype (str): dtype in which they travel.
-        sequence_ranks (int): over how many ranks hidden states are cut along the sequence.
-        variable_seq_lengths (bool): each tensor's shape is sent ahead of it.
-        overlap_p2p_comm (bool): transfers of the interleaved schedule go on during computation.
-        deallocate_pipeline_outputs (bool): a sent output keeps its graph but not its memory.
-        microbatch_group_size (Optional[int]): micro-batches that one chunk runs in a row; None: number of stages.
-    """
-
-    hidden_size: int
-    seq_length: int
-    micro_batch_size: int
-    hidden_dtype: str = "float32"
-    recv_dtype: str = "float32"
-    sequence_ranks: int = 1
-    variable_seq_lengths: bool = False
-    overlap_p2p_comm: bool = True
-    deallocate_pipeline_outputs: bool = True
-    microbatch_group_size: int | None = None
-
-    @classmethod
-    def of(cls, config):
-        """The settings of an AllConfig, a TransformerConfig, or an object that has them as `pipeline`.
-
-        Raises:
-            ValueError: the configuration does not say how large the hidden states are.
-        """
-        if isinstance(getattr(config, "pipeline", None), cls):
-            return config.pipeline
-        model = getattr(config, "model_config", None)
-        model = model if hasattr(model, "hidden_size") else config
-        parallel = getattr(config, "parallel_config", None) or getattr(model, "parallel_config", None)
-        dataset = getattr(config, "dataset_config", None) or getattr(model, "dataset_config", None)
-        if parallel is None or dataset is None or not hasattr(model, "hidden_size"):
-            raise ValueError(
-                f"a model chunk has a {type(config).__name__} as its config: a pipeline needs an AllConfig "
-                "or TransformerConfig, from which it knows the shape of the hidden states."
-            )
-        hidden_dtype = model.residual_connection_dtype or model.compute_dtype
-        return cls(
-            model.hidden_size,
-            model.seq_length,
-            dataset.batch_size,
-            hidden_dtype,
-            parallel.recv_dtype or hidden_dtype,
-            sequence_ranks(Options(config)),
-            parallel.variable_seq_lengths,
-            parallel.overlap_p2p_comm,
-            parallel.deallocate_pipeline_outputs,
-            parallel.microbatch_group_size_per_virtual_pipeline_stage,
-        )
-
-    def tensor_shape(self, seq_length=None, micro_batch_size=None):
-        """Shape `[s, b, h]` of the hidden states of one rank; Megatron's `get_tensor_shapes`."""
-        length = (seq_length or self.seq_length) // self.sequence_ranks
-        return length, micro_batch_size or self.micro_batch_size, self.hidden_size
+def tensor_shape(model, seq_length=None, micro_batch_size=None):
+    """Shape `[s, b, h]` of one rank's hidden states, as the ModelDescription says; Megatron's `get_tensor_shapes`."""
+    length = (seq_length or model.seq_length) // sequence_ranks(model.parallel)
+    return length, micro_batch_size or model.micro_batch_size, model.hidden_size
 
 
 class InFlight:
@@ -126,15 +64,15 @@ class PipelineCommunicator:
     """Executes the transfers of a plan for this stage.
 
     Args:
-        settings (PipelineSettings): dtypes, and whether shapes are exchanged.
+        model (ModelDescription): dtype of the hidden states, and whether shapes are exchanged.
         shape (tuple): of every tensor, unless shapes are exchanged.
     """
 
-    def __init__(self, settings, shape):
+    def __init__(self, model, shape):
         self.group = parallel_state.get_pipeline_model_parallel_group()
-        self.exchanges_shapes = settings.variable_seq_lengths
+        self.exchanges_shapes = model.parallel.variable_seq_lengths
         self.shape = tuple(shape)
-        self.recv_dtype = to_dtype(settings.recv_dtype)
+        self.recv_dtype = to_dtype(model.parallel.recv_dtype or model.residual_connection_dtype)
 
     def start(self, transfers, tensors):
         """Start transfers that may go on together.

@@ -6,11 +6,12 @@ The order of work is a plan of `layout.pipeline_plan`; `execution` runs it.
 from functools import lru_cache
 from itertools import tee
 
+from mindspeed_ms.config.model_description import describe_model
 from mindspeed_ms.core import parallel_state
 from mindspeed_ms.core.pipeline_parallel.execution import PlanExecution
 from mindspeed_ms.core.pipeline_parallel.losses import BackwardScale, published
-from mindspeed_ms.core.pipeline_parallel.p2p_communication import PipelineCommunicator, PipelineSettings
-from mindspeed_ms.layout.pipeline_actions import build_plan
+from mindspeed_ms.core.pipeline_parallel.p2p_communication import PipelineCommunicator, tensor_shape
+from mindspeed_ms.layout.schedule_order import build_plan
 
 
 def get_forward_backward_func():
@@ -73,14 +74,15 @@ def forward_backward(
     stages = parallel_state.get_pipeline_model_parallel_world_size()
     chunks = parallel_state.get_virtual_pipeline_model_parallel_world_size() or 1
     models = _per_chunk(model, chunks, "model")
-    communicator = settings = None
+    communicator = description = None
     group_size, overlap = None, False
     if stages > 1:
-        settings = PipelineSettings.of(models[0].config)
-        communicator = PipelineCommunicator(settings, settings.tensor_shape(seq_length, micro_batch_size))
-        group_size = settings.microbatch_group_size if chunks > 1 else None
+        description = describe_model(models[0].config)
+        parallel = description.parallel
+        communicator = PipelineCommunicator(description, tensor_shape(description, seq_length, micro_batch_size))
+        group_size = parallel.microbatch_group_size_per_virtual_pipeline_stage if chunks > 1 else None
         # the length of a message must be known before it can be received, so exchanging shapes excludes overlap
-        overlap = chunks > 1 and settings.overlap_p2p_comm and not settings.variable_seq_lengths
+        overlap = chunks > 1 and parallel.overlap_p2p_comm and not parallel.variable_seq_lengths
     plan = _plan(stages, num_microbatches, chunks, group_size, forward_only, overlap)
     scale = backward_scale or BackwardScale(1.0, num_microbatches)
     execution = PlanExecution(
@@ -91,7 +93,7 @@ def forward_backward(
         forward_step_func,
         scale,
         communicator,
-        settings,
+        description,
         collect_non_loss_data,
     )
     with published(scale):

@@ -1,15 +1,16 @@
 """Tensor and sequence parallelism: layers, mappings, loss and random states, under Megatron's and upstream's names."""
 
-from mindspeed_ms.core.tensor_parallel.cell import ParallelCell, create_parameter, initialize_parameters
+from mindspeed_ms.core.tensor_parallel.cell import (
+    ParallelCell,
+    create_parameter,
+    deferred_initialization,
+    initialize_parameters,
+    place_globally,
+)
 from mindspeed_ms.core.tensor_parallel.cross_entropy import VocabParallelCrossEntropy, vocab_parallel_cross_entropy
 from mindspeed_ms.core.tensor_parallel.data import broadcast_data
 from mindspeed_ms.core.tensor_parallel.initialization import init_method_normal, scaled_init_method_normal
-from mindspeed_ms.core.tensor_parallel.layers import (
-    ColumnParallelLinear,
-    RowParallelLinear,
-    VocabParallelEmbedding,
-    parallel_config_of,
-)
+from mindspeed_ms.core.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear, VocabParallelEmbedding
 from mindspeed_ms.core.tensor_parallel.linear import (
     LinearWithGradAccumulationAndAsyncCommunication,
     linear_with_frozen_weight,
@@ -89,6 +90,7 @@ __all__ = [
     "checkpoint",
     "copy_to_tensor_model_parallel_region",
     "create_parameter",
+    "deferred_initialization",
     "divide",
     "gather_from_sequence_parallel_region",
     "gather_from_tensor_model_parallel_region",
@@ -103,7 +105,7 @@ __all__ = [
     "linear_with_grad_accumulation_and_async_allreduce",
     "model_parallel_cuda_manual_seed",
     "model_parallel_manual_seed",
-    "parallel_config_of",
+    "place_globally",
     "reduce_from_context_parallel_region",
     "reduce_from_tensor_model_parallel_region",
     "reduce_scatter_last_dim_to_tensor_parallel_region",

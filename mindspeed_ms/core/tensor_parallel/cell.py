@@ -1,16 +1,19 @@
-"""Base of all parallel cells: parameters that know their place in the whole model, and their initialisation.
+"""ParallelCell, creation and initialisation of parameters.
 
-A parameter is created with the right local shape and a description (`Parameter.sharding`, `.initializer`, ...). When
-the outermost cell has been constructed, every parameter gets its values by its *global* name: the same weights in every
-layout, and no rank ever holds a whole tensor.
+Three steps: build, transform (adapters, wrappers), `initialize_parameters(model)`. A parameter is created from its
+`ParameterDescription` and has no values until the last step, which draws them by its *global* name: the same weights in
+every layout, and no rank ever holds a whole tensor. `with deferred_initialization():` keeps the first two steps apart
+from the last; without it the outermost constructor ends with the last.
 """
 
 import functools
+from contextlib import contextmanager
 
 from mindspore import Parameter, nn, ops
 
 from mindspeed_ms.core import rng, storage
 from mindspeed_ms.core.device import dtype_name, initialize_device, to_dtype
+from mindspeed_ms.core.released_parameter import UnfilledParameter, mark_unfilled
 from mindspeed_ms.layout.sharding import ParameterSharding
 
 _construction_depth = 0
@@ -20,8 +23,8 @@ class ParallelCell(nn.Cell):
     """`nn.Cell` whose parameters are initialised once its outermost constructor returns.
 
     Class attribute `names_are_global`: True when the names inside the cell are those of the state dictionary, as in a
-    whole model (or a stage of it). Building blocks say False: used outside of a model, each gets a number, so that two
-    equal layers do not start with equal weights. The numbers restart when the random states are seeded.
+    whole model (or a stage of it). Building blocks say False: constructed alone, outside of a model, each gets a number,
+    so that two equal layers do not start with equal weights. The numbers restart when the random states are seeded.
     """
 
     names_are_global = True
@@ -31,107 +34,124 @@ class ParallelCell(nn.Cell):
         if "__init__" in cls.__dict__:
             cls.__init__ = _initializing(cls.__init__)
 
+    def create_parameters(self, descriptions):
+        """Own a Parameter for each ParameterDescription, under its name."""
+        for description in descriptions:
+            setattr(self, description.name, create_parameter(description))
+
 
 def _initializing(constructor):
     """`constructor`, followed by the initialisation of the parameters when it is the outermost one."""
 
     @functools.wraps(constructor)
     def construct_and_initialize(self, *args, **kwargs):
-        global _construction_depth
-        if _construction_depth == 0:
-            initialize_device()
-        _construction_depth += 1
-        try:
+        is_outermost = _construction_depth == 0
+        with deferred_initialization():
             constructor(self, *args, **kwargs)
-        finally:
-            _construction_depth -= 1
-        if _construction_depth == 0:
-            initialize_parameters(self)
+        if is_outermost:
+            initialize_parameters(self, "" if self.names_are_global else _numbered_prefix(self))
 
     return construct_and_initialize
 
 
-def create_parameter(
-    sharding,
-    dtype,
-    initializer,
-    *,
-    tensor_model_parallel=False,
-    sequence_parallel=False,
-    shared_embedding=False,
-    is_expert=False,
-    grouping=None,
-    shared_with=None,
-    keep_master_weight=False,
-    draw_dtype=None,
-):
-    """A Parameter of `sharding.local_shape`, to be filled by `initialize_parameters`.
+@contextmanager
+def deferred_initialization():
+    """Inside, constructors leave their parameters without values: `initialize_parameters` fills them later."""
+    global _construction_depth
+    if _construction_depth == 0:
+        initialize_device()
+    _construction_depth += 1
+    try:
+        yield
+    finally:
+        _construction_depth -= 1
+
+
+def create_parameter(description):
+    """A Parameter of the described local shape, to be filled by `initialize_parameters`.
 
     Args:
-        sharding (ParameterSharding): the whole parameter and the part that this rank holds.
-        dtype: MindSpore dtype or its name.
-        initializer (Initializer): how it starts.
-        tensor_model_parallel (bool): cut over the tensor-parallel group; False when all its ranks hold the same.
-        sequence_parallel (bool): its gradient is summed over the tensor-parallel group (sequence parallelism).
-        shared_embedding (bool): one of the two copies of a tied word embedding.
-        is_expert (bool): belongs to an expert.
-        grouping (Optional[str]): "qkv", "gate_up", "vocab" or None, see `layout.ParameterDescription`.
-        shared_with (Optional[tuple[str, str]]): for the copy of a tied parameter the end of its own name and what stands
-            there in the original's; both are then drawn alike.
-        draw_dtype: dtype that the initial values are rounded to before they get the parameter's; default none.
-        keep_master_weight (bool): also keep the whole initial tensor as `parameter.master_weight` (tests).
+        description (ParameterDescription): name, sharding, dtype, initializer, flags. It is kept as
+            `parameter.description`; the flags become the attributes that data parallelism and optimizer read.
     """
-    parameter = Parameter(ops.zeros(tuple(sharding.local_shape), to_dtype(dtype)))
-    parameter.sharding = sharding
-    parameter.initializer = initializer
-    parameter.tensor_model_parallel = tensor_model_parallel
-    parameter.sequence_parallel = sequence_parallel
-    parameter.shared_embedding = shared_embedding
-    parameter.is_expert = is_expert
-    parameter.grouping = grouping
-    parameter.shared_with = shared_with
-    parameter.keep_master_weight = keep_master_weight
-    parameter.draw_dtype = draw_dtype
-    parameter.is_initialized = False
+    parameter = Parameter(
+        ops.zeros(tuple(description.sharding.local_shape), to_dtype(description.dtype)),
+        name=description.name,
+        requires_grad=description.trainable,
+    )
+    parameter.description = description
+    parameter.sharding = description.sharding
+    parameter.tensor_model_parallel = description.tensor_parallel
+    parameter.sequence_parallel = description.sequence_parallel
+    parameter.shared_embedding = description.shared
+    parameter.is_expert = description.expert
+    parameter.grouping = description.grouping
+    parameter.keep_master_weight = False
+    mark_unfilled(parameter)
     return parameter
 
 
-def initialize_parameters(cell):
-    """Give every parameter of `cell` that was not filled yet its initial values, by its global name.
+def place_globally(cell, name, local_name):
+    """Give the parameters of `cell` global names that differ from those inside this rank's model.
+
+    Args:
+        cell (Cell): such as one expert.
+        name (str): of the cell in the whole model ("local_experts.5"), relative like `local_name`.
+        local_name (str): of the cell in its owner on this rank ("local_experts.1").
+    """
+    for path, parameter in cell.parameters_and_names():
+        description = parameter.description
+        between = path.removesuffix(description.local_name).rstrip(".")
+        description = description.under(between) if between else description
+        parameter.description = description.under(name, local_name)
+
+
+def global_name(name, parameter):
+    """Global key of a parameter that its outermost cell calls `name`; of a tied copy the original's."""
+    description = getattr(parameter, "description", None)
+    return name if description is None else description.original_name(name)
+
+
+def initialize_parameters(cell, prefix=""):
+    """Give every parameter of `cell` that has no values yet its initial ones, by its global name.
 
     The seed is that of `set_seed` / `model_parallel_manual_seed`; 0 when there was none.
+
+    Args:
+        cell (Cell): the outermost one; the names inside it are the keys.
+        prefix (str): put in front of the names.
     """
-    prefix = ""
     for name, parameter in cell.parameters_and_names():
-        if getattr(parameter, "is_initialized", True):
-            continue
-        if not cell.names_are_global and not prefix:
-            prefix = _numbered_prefix(type(cell).__name__)
-        parameter.name = name
-        _fill(prefix + name, parameter)
+        if isinstance(parameter, UnfilledParameter):
+            parameter.name = name
+            storage.set_data(parameter, initial_values(prefix + name, parameter))
+            if parameter.keep_master_weight:
+                whole = ParameterSharding.replicated(parameter.sharding.global_shape)
+                parameter.master_weight = initial_values(prefix + name, parameter, whole)
 
 
-def _numbered_prefix(class_name):
+def initial_values(name, parameter, sharding=None):
+    """Initial values of a created parameter under the name `name`: those of its own part, or of `sharding`."""
+    description = parameter.description
+    initializer, dtype = description.initializer, description.dtype
+    draw_dtype = dtype_name(description.draw_dtype or dtype)
+    values = rng.initial_values(
+        description.original_name(name),
+        sharding or description.sharding,
+        initializer.kind,
+        initializer.value,
+        rng.get_rng_tracker().initial_seed,
+        draw_dtype,
+    )
+    return values if draw_dtype == dtype else values.astype(to_dtype(dtype))
+
+
+def _numbered_prefix(cell):
+    """Prefix of a building block that was constructed alone; counted only where it has parameters to fill."""
+    if not any(isinstance(parameter, UnfilledParameter) for parameter in cell.get_parameters()):
+        return ""
+    class_name = type(cell).__name__
     counts = rng.get_rng_tracker().initialized_names
     number = counts.get(class_name, 0)
     counts[class_name] = number + 1
     return f"{class_name}.{number}."
-
-
-def _fill(name, parameter):
-    if parameter.shared_with is not None:
-        own, original = parameter.shared_with
-        name = name.removesuffix(own) + original
-    storage.set_data(parameter, _initial_values(name, parameter, parameter.sharding))
-    if parameter.keep_master_weight:
-        whole = ParameterSharding.replicated(parameter.sharding.global_shape)
-        parameter.master_weight = _initial_values(name, parameter, whole)
-    parameter.is_initialized = True
-
-
-def _initial_values(name, parameter, sharding):
-    initializer = parameter.initializer
-    seed, dtype = rng.get_rng_tracker().initial_seed, dtype_name(parameter.dtype)
-    draw_dtype = dtype_name(parameter.draw_dtype or dtype)
-    values = rng.initial_values(name, sharding, initializer.kind, initializer.value, seed, draw_dtype)
-    return values if draw_dtype == dtype else values.astype(parameter.dtype)

@@ -4,8 +4,8 @@ from mindspore.common.initializer import Zero
 
 from mindspeed_ms import ops
 from mindspeed_ms.core import parallel_state
-from mindspeed_ms.core.device import to_dtype
-from mindspeed_ms.core.tensor_parallel.cell import ParallelCell, create_parameter
+from mindspeed_ms.core.device import dtype_name, to_dtype
+from mindspeed_ms.core.tensor_parallel.cell import ParallelCell
 from mindspeed_ms.core.tensor_parallel.initialization import to_initializer
 from mindspeed_ms.core.tensor_parallel.linear import cast, linear_with_grad_accumulation_and_async_allreduce
 from mindspeed_ms.core.tensor_parallel.mappings import (
@@ -14,32 +14,15 @@ from mindspeed_ms.core.tensor_parallel.mappings import (
     reduce_scatter_to_sequence_parallel_region,
     scatter_to_tensor_model_parallel_region,
 )
+from mindspeed_ms.core.tensor_parallel.settings import LayerSettings
 from mindspeed_ms.core.tensor_parallel.utils import VocabUtility, check_integer, divide
-from mindspeed_ms.layout import options
-from mindspeed_ms.layout.sharding import ParameterSharding
+from mindspeed_ms.layout.layer_parameters import EmbeddingTable, LayerPart, Linear
 
 _ZERO = Zero()
 
 
-def parallel_config_of(config):
-    """The parallel section of a TransformerConfig, or the given ModelParallelConfig itself."""
-    return getattr(config, "parallel_config", config)
-
-
-def uses_sequence_parallel(config):
-    """Whether activations between tensor-parallel regions are cut along the sequence, on the ranks that are there."""
-    return options.uses_sequence_parallel(config, parallel_state.get_tensor_model_parallel_world_size())
-
-
-def _strided_sharding(global_shape, axis, rank, world_size, stride, name):
-    """Part `rank` of each of `stride` equal blocks along `axis`: stride 2 keeps `[gate; up]` pairs together."""
-    part = divide(global_shape[axis], stride * world_size, name, "stride x tensor_model_parallel_size")
-    starts = [(block * world_size + rank) * part for block in range(stride)]
-    return ParameterSharding(tuple(global_shape), axis, tuple((start, start + part) for start in starts))
-
-
 class _ParallelLinear(ParallelCell):
-    """What column- and row-parallel linears share: checks, group, dtypes and the weight."""
+    """Base of column- and row-parallel linears: checks, group, dtypes, parameters."""
 
     names_are_global = False
 
@@ -54,13 +37,12 @@ class _ParallelLinear(ParallelCell):
         param_init_dtype,
         compute_dtype,
         transpose_b,
-        axis,
+        column,
     ):
         super().__init__()
         self.config = config
         self.input_size, self.output_size = input_size, output_size
-        self.is_expert, self.transpose_b = is_expert, transpose_b
-        self.axis = axis  # of the [out, in] weight
+        self.is_expert, self.transpose_b, self.is_column = is_expert, transpose_b, column
         if not isinstance(stride, int) or stride < 1:
             raise ValueError(f"{self._label}: stride must be a positive integer, but got {stride!r}.")
         self.stride = stride
@@ -69,16 +51,23 @@ class _ParallelLinear(ParallelCell):
                 f"{self._label}: tp_comm_buffer_name {tp_comm_buffer_name!r} names a buffer of Transformer Engine, "
                 "which is not used here: leave it None."
             )
+        self.settings = settings = LayerSettings.of(config)
         kind = "expert-tp" if is_expert else "tp"
         self.world_size = parallel_state.group_size(kind)
         self.rank = parallel_state.group_rank(kind)
-        self.sequence_parallel = uses_sequence_parallel(config)
+        self.sequence_parallel = settings.sequence_parallel
         expert_parallel_size = parallel_state.get_expert_model_parallel_world_size()
         # The token dispatcher of an expert layer communicates for it.
         self.explicit_expert_comm = is_expert and (self.world_size > 1 or expert_parallel_size > 1)
-        self.param_dtype = to_dtype(param_init_dtype or getattr(config, "params_dtype", "float32"))
-        self.compute_dtype = to_dtype(compute_dtype or getattr(config, "compute_dtype", None) or self.param_dtype)
-        self.fuse_accumulation = bool(getattr(parallel_config_of(config), "gradient_accumulation_fusion", False))
+        self.param_dtype = to_dtype(param_init_dtype or settings.params_dtype)
+        self.compute_dtype = to_dtype(compute_dtype or settings.compute_dtype or self.param_dtype)
+        self.fuse_accumulation = settings.gradient_accumulation_fusion
+        size, cut = (output_size, "output_size") if column else (input_size, "input_size")
+        divide(
+            size, stride * self.world_size, f"{self._label}: {cut}", "stride x " * (stride > 1) + "tensor_model_parallel_size"
+        )
+        self.size_per_partition = size // self.world_size
+        self.weight = self.bias = None
 
     @property
     def _label(self):
@@ -94,20 +83,24 @@ class _ParallelLinear(ParallelCell):
         """The whole initial weight, with `keep_master_weight_for_test`; else None."""
         return getattr(self.weight, "master_weight", None)
 
-    def _create_weight(self, init_method, keep_master_weight, grouping=None):
-        shape, axis = (self.output_size, self.input_size), self.axis
-        if not self.transpose_b:
-            shape, axis = shape[::-1], 1 - axis
-        name = f"{self._label}: {'output_size' if self.axis == 0 else 'input_size'}"
-        self.weight = create_parameter(
-            _strided_sharding(shape, axis, self.rank, self.world_size, self.stride, name),
-            self.param_dtype,
-            to_initializer(init_method, getattr(self.config, "init_method_std", None)),
-            tensor_model_parallel=True,
-            is_expert=self.is_expert,
+    def _create_parameters(self, init_method, bias_init, has_weight, keep_master_weight, grouping=None):
+        """`weight` (with `has_weight`) and `bias` (None without `bias_init`)."""
+        linear = Linear(
+            column=self.is_column,
+            input_size=self.input_size,
+            output_size=self.output_size,
+            initializer=to_initializer(init_method, self.settings.init_method_std),
+            bias=None if bias_init is None else to_initializer(bias_init),
+            has_weight=has_weight,
+            stride=self.stride,
             grouping=grouping,
-            keep_master_weight=keep_master_weight,
+            expert=self.is_expert,
+            transpose_b=self.transpose_b,
         )
+        part = LayerPart(self.rank, self.world_size, dtype_name(self.param_dtype), self.sequence_parallel)
+        self.create_parameters(linear.describe(part))
+        if has_weight:
+            self.weight.keep_master_weight = keep_master_weight
 
     def _matmul(self, input_, weight, bias, allreduce_dgrad, sequence_parallel):
         if not self.transpose_b:
@@ -187,7 +180,7 @@ class ColumnParallelLinear(_ParallelLinear):
             param_init_dtype,
             compute_dtype,
             transpose_b,
-            axis=0,
+            column=True,
         )
         for name, value in (
             ("embedding_activation_buffer", embedding_activation_buffer),
@@ -201,28 +194,16 @@ class ColumnParallelLinear(_ParallelLinear):
         self.gather_output, self.skip_bias_add = gather_output, skip_bias_add
         self.allreduce_dgrad = self.world_size > 1 and not self.sequence_parallel and not disable_grad_reduce
         self.disable_grad_reduce = disable_grad_reduce
-        self.output_size_per_partition = divide(
-            output_size, self.world_size, "ColumnParallelLinear: output_size", "tensor_model_parallel_size"
-        )
+        self.output_size_per_partition = self.size_per_partition
         if gather_output and self.sequence_parallel and not self.explicit_expert_comm:
             raise ValueError("ColumnParallelLinear: gather_output cannot be combined with sequence_parallel.")
-        self.weight = self.bias = None
-        if not skip_weight_param_allocation:
-            self._create_weight(init_method, keep_master_weight_for_test, grouping)
-        elif keep_master_weight_for_test:
+        if skip_weight_param_allocation and keep_master_weight_for_test:
             raise ValueError(
                 "ColumnParallelLinear: keep_master_weight_for_test needs a weight of its own, but "
                 "skip_weight_param_allocation is True."
             )
-        if bias:
-            self.bias = create_parameter(
-                _strided_sharding((output_size,), 0, self.rank, self.world_size, stride, "output_size"),
-                self.param_dtype,
-                to_initializer(bias_init),
-                tensor_model_parallel=True,
-                is_expert=is_expert,
-                grouping=grouping,
-            )
+        has_weight = not skip_weight_param_allocation
+        self._create_parameters(init_method, bias_init if bias else None, has_weight, keep_master_weight_for_test, grouping)
 
     def construct(self, input_, weight=None):
         """See the class."""
@@ -295,25 +276,14 @@ class RowParallelLinear(_ParallelLinear):
             param_init_dtype,
             compute_dtype,
             transpose_b,
-            axis=1,
+            column=False,
         )
         if self.sequence_parallel and not input_is_parallel:
             raise ValueError("RowParallelLinear: sequence_parallel needs input_is_parallel=True.")
         self.input_is_parallel, self.skip_bias_add = input_is_parallel, skip_bias_add
-        self.input_size_per_partition = divide(
-            input_size, self.world_size, "RowParallelLinear: input_size", "tensor_model_parallel_size"
-        )
-        self._create_weight(init_method, keep_master_weight_for_test)
-        self.bias = None
-        if bias:
-            # Every rank adds the whole bias to its part of the sequence: its gradient is a partial sum then.
-            self.bias = create_parameter(
-                ParameterSharding.replicated((output_size,)),
-                self.param_dtype,
-                to_initializer(bias_init),
-                sequence_parallel=self.sequence_parallel,
-                is_expert=is_expert,
-            )
+        self.input_size_per_partition = self.size_per_partition
+        # Every rank adds the whole bias to its part of the sequence: its gradient is a partial sum then.
+        self._create_parameters(init_method, bias_init if bias else None, True, keep_master_weight_for_test)
 
     def construct(self, input_):
         """See the class."""
@@ -343,6 +313,7 @@ class VocabParallelEmbedding(ParallelCell):
         reduce_scatter_embeddings (bool): leave the sum cut along the sequence, as `[s / tp, b, h]`.
         config: TransformerConfig or ModelParallelConfig.
         param_init_dtype: dtype of the table; default config's.
+        grouping (Optional[str]): what the rows mean, kept on the weight; None for other ids than a vocabulary's.
 
     Inputs: ids `[b, s]` (any shape without `reduce_scatter_embeddings`). Output: `[b, s, h]`, or `[s / tp, b, h]`.
 
@@ -353,7 +324,15 @@ class VocabParallelEmbedding(ParallelCell):
     names_are_global = False
 
     def __init__(
-        self, num_embeddings, embedding_dim, *, init_method, reduce_scatter_embeddings=False, config, param_init_dtype=None
+        self,
+        num_embeddings,
+        embedding_dim,
+        *,
+        init_method,
+        reduce_scatter_embeddings=False,
+        config,
+        param_init_dtype=None,
+        grouping="vocab",
     ):
         super().__init__()
         world_size = parallel_state.get_tensor_model_parallel_world_size()
@@ -364,14 +343,16 @@ class VocabParallelEmbedding(ParallelCell):
             num_embeddings, rank, world_size
         )
         self.num_embeddings_per_partition = self.vocab_end_index - self.vocab_start_index
-        self.weight = create_parameter(
-            ParameterSharding.contiguous((num_embeddings, embedding_dim), 0, rank, world_size),
-            param_init_dtype or getattr(config, "params_dtype", "float32"),
-            to_initializer(init_method, getattr(config, "embedding_init_std", None)),
-            tensor_model_parallel=True,
-            grouping="vocab",
-            draw_dtype=getattr(config, "embedding_init_dtype", None),
+        settings = LayerSettings.of(config)
+        table = EmbeddingTable(
+            rows=num_embeddings,
+            width=embedding_dim,
+            initializer=to_initializer(init_method, settings.embedding_init_std),
+            is_cut=True,
+            grouping=grouping,
+            draw_dtype=settings.embedding_init_dtype,
         )
+        self.create_parameters(table.describe(settings.part(param_init_dtype)))
 
     def construct(self, input_):
         """See the class."""
@@ -382,3 +363,21 @@ class VocabParallelEmbedding(ParallelCell):
         if self.reduce_scatter_embeddings:
             return reduce_scatter_to_sequence_parallel_region(output)
         return reduce_from_tensor_model_parallel_region(output)
+
+
+def build_linear(linear, config, **arguments):
+    """The cell of a `layout` Linear; `arguments` are those of its constructor that `linear` does not hold."""
+    kind = RowParallelLinear
+    if linear.column:
+        kind, arguments = ColumnParallelLinear, {"grouping": linear.grouping, **arguments}
+    return kind(
+        linear.input_size,
+        linear.output_size,
+        config=config,
+        init_method=linear.initializer,
+        bias=linear.bias is not None,
+        bias_init=linear.bias,
+        stride=linear.stride,
+        is_expert=linear.expert,
+        **arguments,
+    )

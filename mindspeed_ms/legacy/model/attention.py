@@ -1,16 +1,18 @@
 """Attention. Source: Megatron's `CoreAttention`, `FlashSelfAttention` and `ParallelAttention`."""
 
 import math
+from dataclasses import replace
 
 from mindspeed_ms import ops
+from mindspeed_ms.config.model_description import describe_model
 from mindspeed_ms.core import parallel_state
 from mindspeed_ms.core.rng import get_rng_tracker
-from mindspeed_ms.core.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear
+from mindspeed_ms.core.tensor_parallel.layers import build_linear
 from mindspeed_ms.core.tensor_parallel.random import checkpoint
 from mindspeed_ms.core.tensor_parallel.utils import divide
+from mindspeed_ms.layout.describers.attention import attention_linears
 from mindspeed_ms.legacy.model.attention_mask import expand_attention_mask, is_causal
 from mindspeed_ms.legacy.model.enums import AttnMaskType, AttnType, to_enum
-from mindspeed_ms.legacy.model.initializers import model_initializers
 from mindspeed_ms.legacy.model.module import Module
 from mindspeed_ms.legacy.model.rotary_pos_embedding import apply_rotary_pos_emb, to_rotary_tables
 
@@ -97,11 +99,8 @@ class _Band:
 
 def _explicit_band(config):
     """The band that the user wrote into `fa_config`; defaults of the fused operator bind plain attention to nothing."""
-    fa_config = getattr(config, "fa_config", None)
-    if isinstance(fa_config, dict) or fa_config is None:
-        return None
-    given = getattr(fa_config, "model_fields_set", set()) & {"pre_tokens", "next_tokens", "sparse_mode"}
-    return _Band(fa_config) if given else None
+    given = config.fa_config.model_fields_set & {"pre_tokens", "next_tokens", "sparse_mode"}
+    return _Band(config.fa_config) if given else None
 
 
 class FlashAttention(Module):
@@ -190,50 +189,33 @@ class ParallelAttention(Module):
         self.layer_number = max(1, layer_number)
         self.attention_type = to_enum(AttnType, attention_type)
         self.attn_mask_type = to_enum(AttnMaskType, attn_mask_type)
-        self.head_size = config.kv_channels
-        heads = config.num_attention_heads
-        groups = config.num_query_groups if config.group_query_attention else heads
+        model = describe_model(config)
+        heads, groups, self.head_size = model.num_attention_heads, model.query_groups, model.head_dim
         self.queries_per_group = divide(heads, groups, "num_attention_heads", "num_query_groups")
         tensor_parallel_size = parallel_state.get_tensor_model_parallel_world_size()
         divide(heads, tensor_parallel_size, "num_attention_heads", "tensor_model_parallel_size")
         self.groups = divide(groups, tensor_parallel_size, "num_query_groups", "tensor_model_parallel_size")
         if parallel_state.get_context_parallel_world_size() > 1:
             raise ValueError("attention over a sequence cut over ranks is not available: set context_parallel_size 1.")
-        self._create_projections(config, heads, groups)
+        self._create_projections(config, model)
         core = FlashAttention if config.use_flash_attention else CoreAttention
         self.core_attention = core(self.layer_number, config, self.attn_mask_type)
         self.recompute_core_attention = False
-        self.rotary_interleaved = getattr(config, "rotary_interleaved", False)
-        self.apply_rope_fusion = getattr(config, "apply_rope_fusion", True)
+        self.rotary_interleaved = config.rotary_interleaved
+        self.apply_rope_fusion = config.apply_rope_fusion
 
-    def _create_projections(self, config, heads, groups):
-        initial = model_initializers(config)
-        hidden, width = config.hidden_size, heads * self.head_size
-        column = {
-            "config": config,
-            "init_method": initial.block,
-            "bias": config.add_bias_linear or config.qkv_has_bias,
-            "bias_init": initial.bias,
-            "gather_output": False,
-        }
+    def _create_projections(self, config, model):
+        linears = attention_linears(model)
+        qkv = linears["qkv_proj"]
         if self.attention_type == AttnType.self_attn:
-            size = width + 2 * groups * self.head_size
-            self.qkv_proj = ColumnParallelLinear(hidden, size, grouping="qkv", **column)
+            self.qkv_proj = build_linear(qkv, config, gather_output=False)
         elif self.queries_per_group > 1:
             raise ValueError("cross attention cannot be combined with group_query_attention.")
         else:
-            self.q_proj = ColumnParallelLinear(hidden, width, **column)
-            self.kv_proj = ColumnParallelLinear(hidden, 2 * width, **column)
-        self.out_proj = RowParallelLinear(
-            width,
-            hidden,
-            config=config,
-            init_method=initial.output,
-            bias=config.add_bias_linear or config.out_proj_has_bias,
-            bias_init=initial.bias,
-            input_is_parallel=True,
-            skip_bias_add=True,
-        )
+            width = model.attention_width
+            self.q_proj = build_linear(replace(qkv, output_size=width, grouping=None), config, gather_output=False)
+            self.kv_proj = build_linear(replace(qkv, output_size=2 * width, grouping=None), config, gather_output=False)
+        self.out_proj = build_linear(linears["out_proj"], config, input_is_parallel=True, skip_bias_add=True)
 
     def construct(self, hidden_states, attention_mask=None, encoder_output=None, inference_params=None, rotary_pos_emb=None):
         """See the class."""

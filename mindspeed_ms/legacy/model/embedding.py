@@ -1,30 +1,29 @@
 """Word, position and token type embeddings. Source: Megatron's `Embedding` / `LanguageModelEmbedding`."""
 
+from dataclasses import replace
+
 from mindspore import Tensor, dtype
 
 from mindspeed_ms import ops
+from mindspeed_ms.config.model_description import describe_model
 from mindspeed_ms.core.device import to_dtype
-from mindspeed_ms.core.tensor_parallel.cell import create_parameter
-from mindspeed_ms.core.tensor_parallel.layers import VocabParallelEmbedding, uses_sequence_parallel
+from mindspeed_ms.core.tensor_parallel.layers import VocabParallelEmbedding
 from mindspeed_ms.core.tensor_parallel.linear import cast
 from mindspeed_ms.core.tensor_parallel.mappings import scatter_to_sequence_parallel_region
-from mindspeed_ms.layout.gpt_sizes import LEARNED_POSITIONS
-from mindspeed_ms.layout.sharding import ParameterSharding
-from mindspeed_ms.legacy.model.initializers import model_initializers
+from mindspeed_ms.core.tensor_parallel.settings import LayerSettings
+from mindspeed_ms.layout.describers.gpt import embedding_tables
 from mindspeed_ms.legacy.model.module import Module
 from mindspeed_ms.legacy.model.transformer_layer import draw_keep_mask
 
 
 class ReplicatedEmbedding(Module):
-    """A table that every tensor-parallel rank holds whole. Input: ids of any shape; output: ids.shape + `[h]`."""
+    """EmbeddingTable (`layout`) that every tensor-parallel rank holds whole. Input: ids; output: ids.shape + `[h]`."""
 
     names_are_global = False
 
-    def __init__(self, num_embeddings, embedding_dim, init_method, config):
+    def __init__(self, table, config):
         super().__init__(config)
-        sharding = ParameterSharding.replicated((num_embeddings, embedding_dim))
-        draw_dtype = getattr(config, "embedding_init_dtype", None)
-        self.weight = create_parameter(sharding, config.params_dtype, init_method, draw_dtype=draw_dtype)
+        self.create_parameters(table.describe(LayerSettings.of(config).part()))
 
     def construct(self, ids):
         """See the class."""
@@ -51,28 +50,33 @@ class Embedding(Module):
 
     def __init__(self, hidden_size, vocab_size, max_sequence_length, embedding_dropout_prob, config, num_tokentypes=0):
         super().__init__(config)
-        std = model_initializers(config).embedding
+        model = replace(
+            describe_model(config),
+            hidden_size=hidden_size,
+            vocab_size=vocab_size,
+            max_position_embeddings=max_sequence_length,
+            num_tokentypes=num_tokentypes,
+        )
         self.embedding_dropout = embedding_dropout_prob
         self.num_tokentypes = num_tokentypes
-        self.sequence_parallel = uses_sequence_parallel(config)
-        self.hidden_dtype = to_dtype(getattr(config, "residual_connection_dtype", None) or config.compute_dtype)
-        self.has_positions = config.position_embedding_type in LEARNED_POSITIONS
+        self.sequence_parallel = LayerSettings.of(config).sequence_parallel
+        self.hidden_dtype = to_dtype(model.residual_connection_dtype)
+        self.has_positions = model.has_position_table
         # Alone, the sum over the ranks can already leave each its part of the sequence.
         self.reduce_scatter = self.sequence_parallel and not self.has_positions and num_tokentypes == 0
-        self.word_embeddings = VocabParallelEmbedding(
-            vocab_size, hidden_size, init_method=std, reduce_scatter_embeddings=self.reduce_scatter, config=config
-        )
-        if self.has_positions:
-            if getattr(config, "parallel_position_embedding", False):
-                self.position_embeddings = VocabParallelEmbedding(
-                    max_sequence_length, hidden_size, init_method=std, config=config
-                )
-                self.position_embeddings.weight.grouping = None  # rows are positions
-            else:
-                self.position_embeddings = ReplicatedEmbedding(max_sequence_length, hidden_size, std, config)
-        if num_tokentypes > 0:
-            self.tokentype_embeddings = ReplicatedEmbedding(num_tokentypes, hidden_size, std, config)
+        for name, table in embedding_tables(model).items():
+            setattr(self, name, self._cut_table(table, config) if table.is_cut else ReplicatedEmbedding(table, config))
         self._positions = {}
+
+    def _cut_table(self, table, config):
+        return VocabParallelEmbedding(
+            table.rows,
+            table.width,
+            init_method=table.initializer,
+            reduce_scatter_embeddings=self.reduce_scatter,
+            config=config,
+            grouping=table.grouping,
+        )
 
     def construct(self, input_ids, position_ids=None, tokentype_ids=None):
         """See the class."""

@@ -97,8 +97,8 @@ class GPTModel(Module):
         )
         if post_process:
             self.parallel_lm_logits = ParallelLMLogits(config, bias=False, compute_dtype=config.compute_dtype)
-            label_smoothing = getattr(config, "label_smoothing", 0.0)
-            self.loss = LossWithMask(VocabParallelCrossEntropy(overwrite_logits=True), label_smoothing=label_smoothing)
+            cross_entropy = VocabParallelCrossEntropy(overwrite_logits=True)
+            self.loss = LossWithMask(cross_entropy, label_smoothing=config.label_smoothing)
         if not self.untie_embeddings_and_output_weights:
             self.initialize_word_embeddings()
 

@@ -1,12 +1,14 @@
 """Embedding, layers and head weight of a language model. Source: Megatron's legacy `language_model.py`."""
 
+from mindspeed_ms.config.model_description import describe_model
 from mindspeed_ms.core import parallel_state
-from mindspeed_ms.core.tensor_parallel.layers import ColumnParallelLinear, uses_sequence_parallel
+from mindspeed_ms.core.tensor_parallel.layers import build_linear
+from mindspeed_ms.core.tensor_parallel.settings import LayerSettings
 from mindspeed_ms.core.tensor_parallel.utils import divide
-from mindspeed_ms.layout.gpt_sizes import read_sizes
+from mindspeed_ms.layout.describers.gpt import as_tied_copy, output_layer
+from mindspeed_ms.layout.divisibility import check_model
 from mindspeed_ms.legacy.model.embedding import Embedding
 from mindspeed_ms.legacy.model.enums import AttnMaskType, to_enum
-from mindspeed_ms.legacy.model.initializers import model_initializers
 from mindspeed_ms.legacy.model.module import Module
 from mindspeed_ms.legacy.model.rotary_pos_embedding import RotaryEmbedding
 from mindspeed_ms.legacy.model.transformer_block import ParallelTransformer
@@ -75,17 +77,18 @@ class TransformerLanguageModel(Module):
         **kwargs,
     ):
         super().__init__(config)
-        read_sizes(config)  # every size divides, every kind is known
+        model = describe_model(config)
+        check_model(model)
         _refuse_other_architectures(config, add_encoder, add_decoder, add_pooler, visual_encoder, kwargs)
         self.pre_process, self.post_process = pre_process, post_process
         self.num_tokentypes = num_tokentypes
         self.encoder_hidden_state = None
-        self.sequence_parallel = uses_sequence_parallel(config)
+        self.sequence_parallel = LayerSettings.of(config).sequence_parallel
         if pre_process:
             self.embedding = Embedding(
                 config.hidden_size,
                 config.vocab_size,
-                getattr(config, "max_position_embeddings", None) or config.seq_length,
+                model.max_position_embeddings,
                 config.hidden_dropout,
                 config,
                 num_tokentypes,
@@ -93,12 +96,12 @@ class TransformerLanguageModel(Module):
         self.use_rope = config.position_embedding_type == "rope"
         if self.use_rope:
             self.rotary_pos_emb = RotaryEmbedding(
-                config.kv_channels,
+                model.head_dim,
                 config.rotary_percent,
                 config.rotary_interleaved,
                 config.rotary_seq_len_interpolation_factor,
                 config.rotary_base,
-                getattr(config, "max_position_embeddings", None) or config.seq_length,
+                model.max_position_embeddings,
             )
         self.encoder = ParallelTransformer(
             config,
@@ -107,26 +110,16 @@ class TransformerLanguageModel(Module):
             post_process=post_process,
         )
         if post_process:
-            self._create_output_layer(config)
+            self._create_output_layer(config, model)
 
-    def _create_output_layer(self, config):
+    def _create_output_layer(self, config, model):
         """The head's weight: its own, or on a last stage without the embedding a copy of the tied one."""
-        untied = config.untie_embeddings_and_output_weights
-        if not untied and self.pre_process:
+        if model.is_tied and self.pre_process:
             return
-        initial = model_initializers(config)
-        self.output_layer = ColumnParallelLinear(
-            config.hidden_size,
-            config.vocab_size,
-            config=config,
-            init_method=initial.block if untied else initial.embedding,
-            bias=False,
-            grouping="vocab",
-        )
-        if not untied:
+        self.output_layer = build_linear(output_layer(model), config)
+        if model.is_tied:
             weight = self.output_layer.weight
-            weight.shared_with = ("output_layer.weight", "embedding.word_embeddings.weight")
-            weight.draw_dtype = getattr(config, "embedding_init_dtype", None)
+            weight.description = as_tied_copy(model, weight.description.under("output_layer"))
 
     def set_input_tensor(self, input_tensor):
         """Hidden states from the stage before: a Tensor, a list of one, or None.
@@ -203,13 +196,13 @@ def _refuse_other_architectures(config, add_encoder, add_decoder, add_pooler, vi
         "add_decoder=True": add_decoder,
         "add_pooler=True": add_pooler,
         "visual_encoder": visual_encoder is not None,
-        "qk_layernorm": getattr(config, "qk_layernorm", False),
-        "multi_latent_attention": getattr(config, "multi_latent_attention", False),
-        "apply_layernorm_1p": getattr(config, "apply_layernorm_1p", False),
-        "rope_scaling": getattr(config, "rope_scaling", None) is not None,
-        "retro_add_retriever": getattr(config, "retro_add_retriever", False),
-        "fp8_format": getattr(config, "fp8_format", None) is not None,
-        "num_experts above 1": (getattr(getattr(config, "moe_config", None), "num_experts", None) or 1) > 1,
+        "qk_layernorm": config.qk_layernorm,
+        "multi_latent_attention": config.multi_latent_attention,
+        "apply_layernorm_1p": config.apply_layernorm_1p,
+        "rope_scaling": config.rope_scaling is not None,
+        "retro_add_retriever": config.retro_add_retriever,
+        "fp8_format": config.fp8_format is not None,
+        "num_experts above 1": config.moe_config.num_experts > 1,
     }
     given = [name for name, is_given in refused.items() if is_given] + sorted(kwargs)
     if given:

@@ -1,12 +1,11 @@
 """The head. Source: Megatron's `parallel_lm_logits`."""
 
-from mindspeed_ms.core import parallel_state
 from mindspeed_ms.core.device import to_dtype
-from mindspeed_ms.core.tensor_parallel.cell import create_parameter
-from mindspeed_ms.core.tensor_parallel.layers import parallel_config_of, uses_sequence_parallel
 from mindspeed_ms.core.tensor_parallel.linear import linear_with_grad_accumulation_and_async_allreduce
 from mindspeed_ms.core.tensor_parallel.mappings import gather_from_tensor_model_parallel_region
-from mindspeed_ms.layout.sharding import Initializer, ParameterSharding
+from mindspeed_ms.core.tensor_parallel.settings import LayerSettings
+from mindspeed_ms.layout.layer_parameters import Linear
+from mindspeed_ms.layout.sharding import Initializer
 from mindspeed_ms.legacy.model.module import Module
 
 
@@ -28,19 +27,15 @@ class ParallelLMLogits(Module):
     def __init__(self, config, bias=False, compute_dtype=None):
         super().__init__(config)
         self.compute_dtype = to_dtype(compute_dtype or config.compute_dtype)
-        self.sequence_parallel = uses_sequence_parallel(config)
-        self.fuse_accumulation = bool(getattr(parallel_config_of(config), "gradient_accumulation_fusion", False))
+        settings = LayerSettings.of(config)
+        self.sequence_parallel = settings.sequence_parallel
+        self.fuse_accumulation = settings.gradient_accumulation_fusion
         self.bias = None
         if bias:
-            size = parallel_state.get_tensor_model_parallel_world_size()
-            rank = parallel_state.get_tensor_model_parallel_rank()
-            self.bias = create_parameter(
-                ParameterSharding.contiguous((config.vocab_size,), 0, rank, size),
-                config.params_dtype,
-                Initializer.zeros(),
-                tensor_model_parallel=True,
-                grouping="vocab",
-            )
+            zeros = Initializer.zeros()
+            sizes = {"input_size": config.hidden_size, "output_size": config.vocab_size}
+            head = Linear(column=True, **sizes, initializer=zeros, bias=zeros, has_weight=False, grouping="vocab")
+            self.create_parameters(head.describe(settings.part()))
 
     def construct(self, input_, word_embedding_table, parallel_output=True, bias=None):
         """See the class."""

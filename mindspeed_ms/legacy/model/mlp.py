@@ -3,10 +3,11 @@
 from mindspore import mint
 
 from mindspeed_ms import ops
-from mindspeed_ms.core.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear
+from mindspeed_ms.config.model_description import describe_model
+from mindspeed_ms.core.tensor_parallel.layers import build_linear
 from mindspeed_ms.core.tensor_parallel.linear import cast
 from mindspeed_ms.core.tensor_parallel.random import checkpoint
-from mindspeed_ms.legacy.model.initializers import model_initializers
+from mindspeed_ms.layout.describers.mlp import mlp_linears
 from mindspeed_ms.legacy.model.module import Module
 
 _FAST_GELU = 1.702
@@ -32,10 +33,7 @@ def activation_name(config):
         ValueError: an unknown activation.
     """
     if config.hidden_act == "gelu":
-        approximation = getattr(config, "gelu_approximation", None)
-        if approximation is None:
-            approximation = "tanh" if getattr(config, "bias_gelu_fusion", True) else "none"
-        return "gelu_tanh" if approximation == "tanh" else "gelu_erf"
+        return "gelu_tanh" if config.gelu_approximation == "tanh" else "gelu_erf"
     if config.hidden_act not in _OPERATORS:
         raise ValueError(f"hidden_act '{config.hidden_act}' is unknown, choose one of {['gelu', *_OPERATORS]}.")
     return _OPERATORS[config.hidden_act]
@@ -65,35 +63,13 @@ class ParallelMLP(Module):
 
     def __init__(self, config, is_expert=False):
         super().__init__(config)
-        initial = model_initializers(config)
+        model = describe_model(config)
         self.activation = activation_name(config)
-        self.fused = getattr(config, "apply_swiglu_fusion", True) or config.hidden_act == "fused_swiglu"
-        self.gated = bool(getattr(config, "gated_linear_unit", False)) or self.activation == "swiglu"
-        has_bias = config.add_bias_linear or config.mlp_has_bias
-        self.mapping = ColumnParallelLinear(
-            config.hidden_size,
-            config.ffn_hidden_size * (2 if self.gated else 1),
-            config=config,
-            init_method=initial.block,
-            bias=has_bias,
-            bias_init=initial.bias,
-            gather_output=False,
-            skip_bias_add=True,
-            stride=2 if self.gated else 1,
-            is_expert=is_expert,
-            grouping="gate_up" if self.gated else None,
-        )
-        self.projection = RowParallelLinear(
-            config.ffn_hidden_size,
-            config.hidden_size,
-            config=config,
-            init_method=initial.output,
-            bias=has_bias,
-            bias_init=initial.bias,
-            input_is_parallel=True,
-            skip_bias_add=True,
-            is_expert=is_expert,
-        )
+        self.fused = config.apply_swiglu_fusion or config.hidden_act == "fused_swiglu"
+        self.gated = model.is_gated
+        linears = mlp_linears(model, model.ffn_hidden_size, is_expert)
+        self.mapping = build_linear(linears["mapping"], config, gather_output=False, skip_bias_add=True)
+        self.projection = build_linear(linears["projection"], config, input_is_parallel=True, skip_bias_add=True)
         self.recompute_activation = False
 
     def construct(self, hidden_states):

@@ -3,7 +3,7 @@
 import numpy as np
 
 from mindspeed_ms.core.tensor_parallel.utils import check_integer
-from mindspeed_ms.layout.gpt_sizes import LEARNED_POSITIONS
+from mindspeed_ms.layout.model_description import LEARNED_POSITIONS
 
 
 def check_inputs(config, tokens, position_ids, loss_mask, labels):
@@ -63,7 +63,7 @@ def _check_labels(config, labels, loss_mask):
 
 
 def _check_positions(config, positions):
-    count = getattr(config, "max_position_embeddings", None) or config.seq_length
+    count = config.max_position_embeddings
     smallest, largest = int(positions.min()), int(positions.max())
     if smallest < 0 or largest >= count:
         raise ValueError(

@@ -1,23 +1,20 @@
 """Normalisation layers."""
 
 from mindspeed_ms import ops
-from mindspeed_ms.core.tensor_parallel.cell import create_parameter
-from mindspeed_ms.core.tensor_parallel.layers import uses_sequence_parallel
-from mindspeed_ms.layout.sharding import Initializer, ParameterSharding
+from mindspeed_ms.core.tensor_parallel.settings import LayerSettings
+from mindspeed_ms.layout.layer_parameters import Norm
 from mindspeed_ms.legacy.model.module import Module
 
 
 class _Norm(Module):
     names_are_global = False
+    kind = ""
 
-    def _parameter(self, hidden_size, initializer, config, params_dtype):
-        # Under sequence parallelism each rank sees a part of the sequence: the gradient is a partial sum.
-        return create_parameter(
-            ParameterSharding.replicated((hidden_size,)),
-            params_dtype or getattr(config, "params_dtype", "float32"),
-            initializer,
-            sequence_parallel=config is not None and uses_sequence_parallel(config),
-        )
+    def __init__(self, hidden_size, eps, config, scale, params_dtype):
+        super().__init__(config)
+        self.eps = eps
+        settings = LayerSettings(False, False) if config is None else LayerSettings.of(config)
+        self.create_parameters(Norm(self.kind, hidden_size, scale).describe(settings.part(params_dtype)))
 
 
 class LayerNorm(_Norm):
@@ -33,11 +30,10 @@ class LayerNorm(_Norm):
     Input and output: `[..., hidden_size]`, same dtype.
     """
 
+    kind = "LayerNorm"
+
     def __init__(self, hidden_size, eps=1e-5, config=None, scale=1.0, params_dtype=None):
-        super().__init__(config)
-        self.eps = eps
-        self.gamma = self._parameter(hidden_size, Initializer.constant(scale), config, params_dtype)
-        self.beta = self._parameter(hidden_size, Initializer.zeros(), config, params_dtype)
+        super().__init__(hidden_size, eps, config, scale, params_dtype)
 
     def construct(self, x):
         """See the class."""
@@ -47,10 +43,10 @@ class LayerNorm(_Norm):
 class RMSNorm(_Norm):
     """`x / sqrt(mean(x^2) + eps) * weight` over the last dimension. Arguments as `LayerNorm`."""
 
+    kind = "RMSNorm"
+
     def __init__(self, hidden_size, eps=1e-6, config=None, scale=1.0, params_dtype=None):
-        super().__init__(config)
-        self.eps = eps
-        self.weight = self._parameter(hidden_size, Initializer.constant(scale), config, params_dtype)
+        super().__init__(hidden_size, eps, config, scale, params_dtype)
 
     def construct(self, x):
         """See the class."""

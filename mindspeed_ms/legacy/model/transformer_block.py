@@ -2,11 +2,12 @@
 
 from mindspore import nn
 
+from mindspeed_ms.config.model_description import describe_model
 from mindspeed_ms.core import parallel_state
-from mindspeed_ms.core.tensor_parallel.layers import uses_sequence_parallel
 from mindspeed_ms.core.tensor_parallel.random import checkpoint
+from mindspeed_ms.core.tensor_parallel.settings import LayerSettings
 from mindspeed_ms.layout.layer_lists import LayerRecompute
-from mindspeed_ms.layout.stages import recompute_from_config, stages_from_config
+from mindspeed_ms.layout.stages import recompute_of
 from mindspeed_ms.legacy.model.attention_mask import expand_attention_mask
 from mindspeed_ms.legacy.model.enums import AttnMaskType, LayerType, to_enum
 from mindspeed_ms.legacy.model.module import Module
@@ -69,11 +70,11 @@ class ParallelTransformer(Module):
         self.model_type = model_type
         self.pre_process, self.post_process = pre_process, post_process
         self.self_attn_mask_type = to_enum(AttnMaskType, self_attn_mask_type)
-        self.sequence_parallel = uses_sequence_parallel(config)
+        self.sequence_parallel = LayerSettings.of(config).sequence_parallel
         self.input_tensor = None
-        stages = stages_from_config(config)
-        stage, chunk = _place(stages)
-        numbers = stages.layers(stage, chunk)
+        model = describe_model(config)
+        stage, chunk = _place(model.stages)
+        numbers = model.stages.layers(stage, chunk)
         self.layers = LayerList(
             {
                 number: ParallelTransformerLayer(config, number + 1, layer_type, self.self_attn_mask_type, drop_path_rate)
@@ -83,7 +84,7 @@ class ParallelTransformer(Module):
         self.has_final_norm = post_process and post_norm and config.use_final_norm
         if self.has_final_norm:
             self.final_norm = get_norm(config)
-        self._plan_recompute(config, stages, stage, chunk)
+        self._plan_recompute(config, recompute_of(model).of_chunk(stage, chunk))
 
     def set_input_tensor(self, input_tensor):
         """Hidden states from the stage before, used by the next call."""
@@ -143,15 +144,14 @@ class ParallelTransformer(Module):
 
         return run
 
-    def _plan_recompute(self, config, stages, stage, chunk):
+    def _plan_recompute(self, config, kinds):
         """`segments`: runs of layers `(start, stop, recomputed)`; also marks the layers that recompute a part."""
-        self.distribute_saved_activations = bool(getattr(config, "distribute_saved_activations", False))
+        self.distribute_saved_activations = config.distribute_saved_activations
         count = len(self.layers)
-        kinds = recompute_from_config(config, stages).of_chunk(stage, chunk)
-        if getattr(config, "recompute_granularity", None) == "selective":
+        if config.recompute_granularity == "selective":
             kinds = [LayerRecompute(select=True)] * count
         self.segments = _segments_of_lists(kinds)
-        if getattr(config, "recompute_granularity", None) == "full":
+        if config.recompute_granularity == "full":
             self.segments = _segments_of_method(config.recompute_method, config.recompute_num_layers or 1, count)
         for layer, kind in zip(self.layers, kinds):
             layer.attention.recompute_core_attention = kind.select and not config.use_flash_attention

@@ -3,14 +3,19 @@
 from contextlib import nullcontext
 
 from mindspeed_ms import ops
+from mindspeed_ms.config.model_description import describe_model
 from mindspeed_ms.core.rng import get_rng_tracker
-from mindspeed_ms.core.tensor_parallel.layers import uses_sequence_parallel
 from mindspeed_ms.core.tensor_parallel.linear import cast
+from mindspeed_ms.core.tensor_parallel.settings import LayerSettings
+from mindspeed_ms.layout.describers.gpt import layer_norms
 from mindspeed_ms.legacy.model.attention import ParallelAttention
 from mindspeed_ms.legacy.model.enums import AttnMaskType, AttnType, LayerType, to_enum
 from mindspeed_ms.legacy.model.mlp import ParallelMLP
 from mindspeed_ms.legacy.model.module import Module
 from mindspeed_ms.legacy.model.norms import get_norm
+
+# attention_type -> cell, called with (config, layer_number, AttnType, AttnMaskType)
+ATTENTIONS = {"self_attn": ParallelAttention}
 
 
 def hidden_rng_context(sequence_parallel):
@@ -27,8 +32,8 @@ def draw_keep_mask(shape, probability, sequence_parallel):
 class ParallelTransformerLayer(Module):
     """`x + dropout(attention(norm(x)))`, then the same with the feed-forward block.
 
-    With `use_sandwich_norm` another norm stands between each block's dropout and the addition; with
-    `apply_residual_connection_post_norm` the normed input is what the block's output is added to.
+    With `use_sandwich_norm` another norm follows each block's dropout; with `apply_residual_connection_post_norm` the
+    block's output is added to the normed input.
 
     Args:
         config (TransformerConfig): the model.
@@ -56,16 +61,17 @@ class ParallelTransformerLayer(Module):
             raise ValueError(f"drop_path_rate {drop_path_rate} is stochastic depth of vision models; it must be 0.")
         self.layer_number = layer_number
         self.hidden_dropout = config.hidden_dropout
-        self.sequence_parallel = uses_sequence_parallel(config)
+        self.sequence_parallel = LayerSettings.of(config).sequence_parallel
         self.residual_post_norm = config.apply_residual_connection_post_norm
-        self.input_norm = get_norm(config)
-        self.attention = ParallelAttention(config, layer_number, AttnType.self_attn, self_attn_mask_type)
-        self.post_attention_norm = get_norm(config)
+        norms = layer_norms(describe_model(config))
+        self.input_norm = get_norm(config, norms["input_norm"].scale)
+        self.attention = ATTENTIONS[config.attention_type](config, layer_number, AttnType.self_attn, self_attn_mask_type)
+        self.post_attention_norm = get_norm(config, norms["post_attention_norm"].scale)
         self.mlp = ParallelMLP(config)
         self.sandwich = config.use_sandwich_norm
         if self.sandwich:
-            self.attn_post_norm = get_norm(config, config.attn_post_norm_scale)
-            self.ffn_post_norm = get_norm(config, config.ffn_post_norm_scale)
+            self.attn_post_norm = get_norm(config, norms["attn_post_norm"].scale)
+            self.ffn_post_norm = get_norm(config, norms["ffn_post_norm"].scale)
 
     def construct(
         self,

@@ -35,11 +35,10 @@ def fill_weights(model, weights):
     from mindspore import Tensor
 
     from mindspeed_ms.core import storage
+    from mindspeed_ms.core.tensor_parallel.cell import global_name
 
     for name, parameter in model.parameters_and_names():
-        if parameter.shared_with is not None:  # the last stage's copy of tied word embeddings
-            own, original = parameter.shared_with
-            name = name.replace(own, original)
+        name = global_name(name, parameter)  # of the last stage's copy of tied word embeddings: the original's
         if weights is None:
             whole = rule_weight(megatron_name(name), parameter.sharding.global_shape)
         else:
@@ -144,7 +143,10 @@ def run(flags, extra, batches, weights=None, keep=(), settings=None, watch=None)
 def _parameters(model):
     """(name, Parameter) of all chunks, without the last stage's copy of tied word embeddings."""
     return [
-        (name, param) for chunk in model for name, param in chunk.module.parameters_and_names() if param.shared_with is None
+        (name, param)
+        for chunk in model
+        for name, param in chunk.module.parameters_and_names()
+        if param.description.shared_with is None
     ]
 
 

@@ -8,12 +8,10 @@ import json
 import logging
 import signal
 import sys
-from types import SimpleNamespace
 
 from mindspeed_ms.config import ConfigError, init_configs_from_dict, init_configs_from_yaml
 from mindspeed_ms.core.dist_checkpointing.errors import CheckpointError, DamagedCheckpointError
 from mindspeed_ms.layout.errors import LayoutError
-from mindspeed_ms.layout.options import uses_sequence_parallel
 from mindspeed_ms.tools.checkpoint import diff, inspect, rewrite, verify
 from mindspeed_ms.tools.checkpoint.source import all_checkpoints, open_checkpoint
 from mindspeed_ms.tools.checkpoint.target_layout import layout_cut
@@ -142,7 +140,8 @@ def _target_config(arguments, manifest):
         # what cut the layers for the old sizes does not fit the new ones
         kept = {name: value for name, value in values["parallel_config"].items() if name not in _CUTS_OF_LAYERS}
         new = {**kept, "tensor_model_parallel_size": 1, "pipeline_model_parallel_size": 1, **sizes}
-        values["parallel_config"] = {**new, "sequence_parallel": uses_sequence_parallel(SimpleNamespace(**new))}
+        cuts_sequence = new.get("sequence_parallel", False) and new["tensor_model_parallel_size"] > 1
+        values["parallel_config"] = {**new, "sequence_parallel": cuts_sequence}
     values["parallel_config"] = {**values["parallel_config"], "world_size": None}
     return init_configs_from_dict(values)
 

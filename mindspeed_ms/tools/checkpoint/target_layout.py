@@ -1,5 +1,6 @@
 """Slices of a checkpoint's tensors for the ranks of another layout."""
 
+from mindspeed_ms.config.model_description import describe_model
 from mindspeed_ms.core.dist_checkpointing.errors import CheckpointError
 from mindspeed_ms.core.dist_checkpointing.manifest import OPTIMIZER_PREFIX, whole_slice
 from mindspeed_ms.layout.parameters import describe_parameters
@@ -21,9 +22,10 @@ def layout_cut(manifest, all_config, data_parallel_size=1):
         CheckpointError: the configuration describes another model.
         LayoutError: impossible layout.
     """
-    parallel = all_config.parallel_config
-    world = WorldLayout.from_config(
-        all_config,
+    model = describe_model(all_config)
+    parallel = model.parallel
+    world = WorldLayout.from_description(
+        parallel,
         parallel.tensor_model_parallel_size
         * parallel.context_parallel_size
         * parallel.pipeline_model_parallel_size
@@ -34,7 +36,7 @@ def layout_cut(manifest, all_config, data_parallel_size=1):
     for rank in range(world.world_size):
         at = world.coordinates(rank)
         files.append([])
-        for description in describe_parameters(all_config, at):
+        for description in describe_parameters(model, at):
             # experts have their own grid, where context parallel ranks are copies like data parallel ones
             copy, copies = (at.expert_dp, world.expert_dp) if description.expert else (at.dp, world.dp)
             is_other = description.sharding.axis is None and (at.expert_tp if description.expert else at.tp) != 0

@@ -8,7 +8,7 @@ from mindspeed_ms.core.datasets.tokenizer.null import NullTokenizer
 from mindspeed_ms.core.datasets.tokenizer.sentence_piece import gpt_sentence_piece, llama2, megatron_sentence_piece
 from mindspeed_ms.core.datasets.tokenizer.settings import TokenizerSettings
 from mindspeed_ms.core.logging import logger
-from mindspeed_ms.layout.gpt_sizes import padded_vocab_size
+from mindspeed_ms.layout.vocabulary import padded_vocab_size
 
 _NEEDS_MODEL = {
     "Llama2Tokenizer": llama2,

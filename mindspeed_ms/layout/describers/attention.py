@@ -1,0 +1,33 @@
+"""Self attention with packed query, key and value: its linears and their parameters."""
+
+from mindspeed_ms.layout.describers.registry import describe_linear, register_describer
+from mindspeed_ms.layout.layer_parameters import Linear
+
+
+def attention_linears(model):
+    """`{name: Linear}` of the projections. Rows of `qkv_proj`: `groups * (heads / groups + 2) * head_dim`."""
+    initial, hidden, width = model.initializers, model.hidden_size, model.attention_width
+    return {
+        "qkv_proj": Linear(
+            column=True,
+            input_size=hidden,
+            output_size=width + 2 * model.query_groups * model.head_dim,
+            initializer=initial.block,
+            bias=initial.bias if model.add_bias_linear or model.qkv_has_bias else None,
+            grouping="qkv",
+        ),
+        "out_proj": Linear(
+            column=False,
+            input_size=width,
+            output_size=hidden,
+            initializer=initial.output,
+            bias=initial.bias if model.add_bias_linear or model.out_proj_has_bias else None,
+        ),
+    }
+
+
+@register_describer("attention", "self_attn")
+def describe_self_attention(model, rank):
+    """Parameters of `ParallelAttention`."""
+    linears = attention_linears(model).items()
+    return [description for name, linear in linears for description in describe_linear(model, rank, name, linear)]

@@ -1,0 +1,88 @@
+"""GPT: embedding, transformer layer and head. Names: upstream's legacy GPTModel."""
+
+from dataclasses import replace
+
+from mindspeed_ms.layout.describers.registry import describer, placed, register_describer
+from mindspeed_ms.layout.layer_parameters import EmbeddingTable, Linear, Norm
+
+_WORDS = "embedding.word_embeddings.weight"
+WORD_EMBEDDINGS = f"language_model.{_WORDS}"
+
+
+def embedding_tables(model):
+    """`{name: EmbeddingTable}` of the embedding."""
+    common = {"width": model.hidden_size, "initializer": model.initializers.embedding, "draw_dtype": model.embedding_init_dtype}
+    tables = {"word_embeddings": EmbeddingTable(rows=model.vocab_size, is_cut=True, grouping="vocab", **common)}
+    if model.has_position_table:
+        rows, is_cut = model.max_position_embeddings, model.parallel_position_embedding
+        tables["position_embeddings"] = EmbeddingTable(rows=rows, is_cut=is_cut, **common)
+    if model.num_tokentypes:
+        tables["tokentype_embeddings"] = EmbeddingTable(rows=model.num_tokentypes, is_cut=False, **common)
+    return tables
+
+
+def output_layer(model):
+    """The Linear of an own head, or of a tied head's copy, which starts like the word embeddings."""
+    initial = model.initializers
+    return Linear(
+        column=True,
+        input_size=model.hidden_size,
+        output_size=model.vocab_size,
+        initializer=initial.embedding if model.is_tied else initial.block,
+        bias=None,
+        grouping="vocab",
+    )
+
+
+def as_tied_copy(model, description):
+    """The description of `output_layer.weight` as a copy of the word embeddings, relative to the language model."""
+    return replace(description, shared=True, shared_with=_WORDS, draw_dtype=model.embedding_init_dtype)
+
+
+def layer_norms(model):
+    """`{name: Norm}` of a layer."""
+    scales = {"input_norm": 1.0, "post_attention_norm": 1.0}
+    if model.use_sandwich_norm:
+        scales.update(attn_post_norm=model.attn_post_norm_scale, ffn_post_norm=model.ffn_post_norm_scale)
+    return {name: Norm(model.norm, model.hidden_size, scale) for name, scale in scales.items()}
+
+
+@register_describer("embedding", "gpt")
+def describe_embedding(model, rank):
+    """Word, position and token type tables."""
+    descriptions = []
+    for name, table in embedding_tables(model).items():
+        found = placed(f"language_model.embedding.{name}", table.describe(rank.tensor))
+        is_shared = name == "word_embeddings" and model.is_tied and rank.is_pipelined
+        descriptions += [replace(one, shared=True) if is_shared else one for one in found]
+    return descriptions
+
+
+@register_describer("layer", "gpt")
+def describe_layer(model, rank, layer):
+    """Norms, attention and feed-forward block of the global layer `layer`."""
+    norms = {name: placed(name, norm.describe(rank.tensor)) for name, norm in layer_norms(model).items()}
+    attention = describer("attention", model.attention_type)(model, rank)
+    mlp = describer("mlp", "experts" if layer in model.layers_with_experts else "dense")(model, rank)
+    parts = [
+        *norms["input_norm"],
+        *placed("attention", attention),
+        *norms.get("attn_post_norm", ()),
+        *norms["post_attention_norm"],
+        *placed("mlp", mlp),
+        *norms.get("ffn_post_norm", ()),
+    ]
+    return placed(f"language_model.encoder.layers.{layer}", parts)
+
+
+@register_describer("head", "gpt")
+def describe_head(model, rank):
+    """Final norm, and the head's weight unless one rank holds both embedding and a tied head."""
+    descriptions = []
+    if model.use_final_norm:
+        norm = Norm(model.norm, model.hidden_size)
+        descriptions += placed("encoder.final_norm", norm.describe(rank.tensor))
+    if not model.is_tied or rank.is_pipelined:
+        weights = placed("output_layer", output_layer(model).describe(rank.tensor))
+        descriptions += [as_tied_copy(model, weight) for weight in weights] if model.is_tied else weights
+    return placed("language_model", descriptions)

@@ -1,0 +1,57 @@
+"""Feed-forward blocks: one MLP, or a router with experts and shared experts; their linears and parameters."""
+
+from mindspeed_ms.layout.describers.registry import describe_linear, placed, register_describer
+from mindspeed_ms.layout.layer_parameters import GroupedExperts, Linear, Router
+
+
+def mlp_linears(model, width, expert=False):
+    """`{name: Linear}` of an MLP that is `width` wide inside."""
+    initial = model.initializers
+    bias, expansion = initial.bias if model.has_mlp_bias else None, 2 if model.is_gated else 1
+    return {
+        "mapping": Linear(
+            column=True,
+            input_size=model.hidden_size,
+            output_size=width * expansion,
+            initializer=initial.block,
+            bias=bias,
+            stride=expansion,
+            grouping="gate_up" if model.is_gated else None,
+            expert=expert,
+        ),
+        "projection": Linear(
+            column=False, input_size=width, output_size=model.hidden_size, initializer=initial.output, bias=bias, expert=expert
+        ),
+    }
+
+
+def _describe_mlp(model, rank, width, expert=False):
+    linears = mlp_linears(model, width, expert).items()
+    return [description for name, linear in linears for description in describe_linear(model, rank, name, linear)]
+
+
+@register_describer("mlp", "dense")
+def describe_dense_mlp(model, rank):
+    """Parameters of `ParallelMLP`."""
+    return _describe_mlp(model, rank, model.ffn_hidden_size)
+
+
+@register_describer("mlp", "experts")
+def describe_experts(model, rank):
+    """Router, experts under their global ids, shared experts."""
+    router = Router(model.num_experts, model.hidden_size, model.initializers.block, model.moe_router_enable_expert_bias)
+    descriptions = placed("router", router.describe(rank.tensor))
+    width = model.expert_ffn_size
+    if model.moe_grouped_gemm:
+        linears = mlp_linears(model, width, expert=True)
+        grouped = GroupedExperts(model.num_experts, linears["mapping"], linears["projection"])
+        part = grouped.describe(rank.expert_tensor, rank.experts.start, rank.experts.stop)
+        descriptions += placed("experts", part)
+    else:
+        prefix = "experts.local_experts"
+        for local, expert in enumerate(rank.experts):
+            one = _describe_mlp(model, rank, width, expert=True)
+            descriptions += [description.under(f"{prefix}.{expert}", f"{prefix}.{local}") for description in one]
+    if model.shared_expert_ffn_size:
+        descriptions += placed("shared_experts", _describe_mlp(model, rank, model.shared_expert_ffn_size))
+    return descriptions

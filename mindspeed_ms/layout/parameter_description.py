@@ -1,0 +1,89 @@
+"""ParameterDescription: name, shape, cut, initializer and flags of one parameter on one rank."""
+
+from dataclasses import dataclass, replace
+
+from mindspeed_ms.layout.sharding import Initializer, ParameterSharding
+
+_BIASES = (".bias", ".beta")
+
+
+@dataclass(frozen=True)
+class ParameterDescription:
+    """One parameter on one rank; the Parameter is created from it (`tensor_parallel.create_parameter`).
+
+    Attributes:
+        name (str): global state-dict key: global layer index, global expert index. In a layer that is not yet part of
+            a model: relative to the layer.
+        sharding (ParameterSharding): what this rank holds of it.
+        dtype (str): "float32", "bfloat16" or "float16".
+        initializer (Initializer): how it starts; a copy like its original.
+        tensor_parallel (bool): cut over the tensor-parallel group (the expert-tensor one for experts); False: replicated.
+        sequence_parallel (bool): its gradient is summed over the tensor-parallel group under sequence parallelism.
+        shared (bool): one of the two copies of a tied embedding (first and last stage).
+        expert (bool): belongs to an expert; its gradient is averaged over the expert-data-parallel group.
+        grouping (Optional[str]): what the rows (of grouped experts the columns) mean: "qkv" (per kv group `[q.., k, v]`),
+            "gate_up" (`[gate; up]`), "vocab", or None.
+        local_name (str): key inside this rank's model; differs from `name` only for experts (local index).
+        chunk (int): virtual pipeline chunk that holds it.
+        layer (Optional[int]): global layer index; None outside the layers.
+        shared_with (Optional[str]): name of the parameter that this one is a copy of; a copy is counted nowhere.
+        trainable (bool): False for state without gradient (the router's expert bias, moved by the load of the experts).
+        draw_dtype (Optional[str]): dtype that initial values are rounded to before they get `dtype`; None: `dtype`.
+    """
+
+    name: str
+    sharding: ParameterSharding
+    dtype: str
+    initializer: Initializer
+    tensor_parallel: bool = False
+    sequence_parallel: bool = False
+    shared: bool = False
+    expert: bool = False
+    grouping: str | None = None
+    local_name: str = ""
+    chunk: int = 0
+    layer: int | None = None
+    shared_with: str | None = None
+    trainable: bool = True
+    draw_dtype: str | None = None
+
+    def __post_init__(self):
+        if not self.local_name:
+            object.__setattr__(self, "local_name", self.name)
+
+    @property
+    def decay(self):
+        """Whether weight decay applies (neither one-dimensional nor a bias)."""
+        return decays(self.name, self.sharding.global_shape)
+
+    def under(self, prefix, local_prefix=None):
+        """The same parameter inside the part `prefix` of a model, which this rank's model calls `local_prefix`."""
+        return replace(
+            self,
+            name=f"{prefix}.{self.name}",
+            local_name=f"{local_prefix or prefix}.{self.local_name}",
+            shared_with=self.shared_with and f"{prefix}.{self.shared_with}",
+        )
+
+    def global_name(self, local_name):
+        """Global key of the parameter that a whole model calls `local_name`."""
+        return local_name.removesuffix(self.local_name) + self.name
+
+    def original_name(self, local_name):
+        """Global key that the initial values belong to: of a copy its original's."""
+        return local_name.removesuffix(self.local_name) + (self.shared_with or self.name)
+
+    def counts_in_norm(self, coordinates):
+        """True on the ranks that add this parameter to a global norm, each element once per data-parallel copy."""
+        rank = coordinates.expert_tp if self.expert else coordinates.tp
+        return self.trainable and counts_once(self.tensor_parallel, self.shared_with is not None, rank)
+
+
+def counts_once(tensor_parallel, is_copy, tensor_rank):
+    """Megatron's rule of the ranks that count a parameter: no copy, and of what all tensor ranks hold the first's."""
+    return not is_copy and (tensor_parallel or tensor_rank == 0)
+
+
+def decays(name, shape):
+    """Megatron's rule of what weight decay applies to: neither biases nor one-dimensional parameters."""
+    return len(shape) > 1 and not name.endswith(_BIASES)

@@ -4,9 +4,11 @@ import argparse
 import sys
 
 from mindspeed_ms.config import argument_table
-from mindspeed_ms.config.argument_table import IGNORED, LIST, OFF, ON, REFUSED, SWITCH, TABLE
+from mindspeed_ms.config.argument_table import TABLE
 from mindspeed_ms.config.errors import Problem
-from mindspeed_ms.config.rows.row import field_info
+from mindspeed_ms.config.row import IGNORED, REFUSED, WORKS
+from mindspeed_ms.config.schema import field_info
+from mindspeed_ms.config.sections.field import LIST, OFF, ON, SWITCH, default_of
 from mindspeed_ms.config.settings import ARGUMENTS, COMMAND_LINE, MEGATRON_DEFAULT, Settings
 from mindspeed_ms.config.values import read_bool, read_dtype
 from mindspeed_ms.config.yaml_loader import plain_value
@@ -261,7 +263,8 @@ def _differs(value, row):
     if row.form in (ON, OFF, SWITCH) and isinstance(value, bool):
         return value != bool(default)
     if isinstance(default, (list, tuple)) or isinstance(value, (list, tuple)):
-        return list(value) != list(default or []) if isinstance(value, (list, tuple)) else True
+        lists = isinstance(value, (list, tuple)) and isinstance(default or [], (list, tuple))
+        return not lists or list(value) != list(default or [])
     return value != default and _plain(value) != _plain(default)
 
 
@@ -275,15 +278,14 @@ def _plain(value):
 
 def _add_defaults(settings, view):
     for row in TABLE:
-        if row.status != "works" or not row.path or not (row.flags or row.off_flags) or not _is_needed(row, view):
+        if row.status != WORKS or not row.path or not (row.flags or row.off_flags) or not _is_needed(row, view):
             continue
         value = view.get(row.name)
         if value is None:
             continue
         changes = row.convert(value, view) if row.convert else {row.path: value}
         for path, item in changes.items():
-            info = field_info(path)
-            if info.is_required() or item != info.get_default(call_default_factory=True):
+            if item != default_of(field_info(path)):
                 settings.add(path, item, view.flag(row.name), MEGATRON_DEFAULT)
 
 
@@ -298,7 +300,7 @@ def _is_needed(row, view):
 def _add_typed(settings, view, row, given):
     value = view.get(row.name)
     flag = view.flag(row.name)
-    if row.status != "works" and not row.path:
+    if row.status != WORKS and not row.path:
         _judge(settings, row, flag, value, view.place)
         return
     changes = row.convert(value, view) if row.convert else {row.path: value}

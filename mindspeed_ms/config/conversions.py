@@ -13,12 +13,12 @@ _LONGEST_PATTERN = 10000  # more than any model has layers
 _LOG_LEVELS = {10: "debug", 20: "info", 30: "warning", 40: "error"}
 
 
-def activation(name):
-    """A flag that stands for one activation."""
+def stands_for(path, stands):
+    """A flag that stands for one value of a setting."""
 
     def convert(value, view):
         del view
-        return {"model_config.hidden_act": name} if value else {}
+        return {path: stands} if value else {}
 
     return convert
 
@@ -109,12 +109,6 @@ def transformer_impl(value, view):
     return {"model_config.transformer_impl": value} if value is not None else {}
 
 
-def recompute_activations(value, view):
-    """--recompute-activations is --recompute-granularity selective."""
-    del view
-    return {"model_config.recompute_granularity": "selective"} if value else {}
-
-
 def encoder_num_layers(value, view):
     """Megatron sets it to num_layers itself."""
     return {} if value == view.get("num_layers") else {"model_config.encoder_num_layers": value}
@@ -139,12 +133,6 @@ def ulysses_degree(value, view):
             view.notice("ulysses_degree_in_cp", "no effect, only --context-parallel-algo hybrid_cp_algo takes it")
         return {}
     return {"parallel_config.ulysses_degree_in_cp": value}
-
-
-def rank_order(value, view):
-    """--use-tp-pp-dp-mapping puts pipeline before data parallel ranks."""
-    del view
-    return {"parallel_config.order": "tp-cp-ep-pp-dp"} if value else {}
 
 
 def distributed_backend(value, view):
@@ -211,23 +199,11 @@ def ckpt_format(value, view):
     return {"training_config.ckpt_format": value} if value is not None else {}
 
 
-def load_loosely(value, view):
-    """--load-checkpoint-loosely."""
-    del view
-    return {"training_config.load_strict": False} if value else {}
-
-
 def strictness(value, view):
     """Megatron's handling of missing and unexpected tensors."""
     if value is None or not view.is_typed("dist_ckpt_strictness"):
         return {}
     return {"training_config.load_strict": value in ("raise_all", "raise_unexpected", "assume_ok_unexpected")}
-
-
-def no_shuffle(value, view):
-    """--no-shuffle."""
-    del view
-    return {"dataset_config.shuffle": False} if value else {}
 
 
 def slow_tokenizer(value, view):
@@ -244,6 +220,8 @@ def beta(index):
     def convert(value, view):
         if value is None:
             return {}
+        if view.is_typed("betas"):
+            view.problem(f"adam_beta{index + 1}", f"contradicts --betas {view.get('betas')}; keep one")
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 1:
             view.problem(f"adam_beta{index + 1}", "expects a number >= 0 and < 1")
             return {}
@@ -275,18 +253,6 @@ def load_balancing(value, view):
     return {"moe_config.moe_router_load_balancing_type": {"group_limited_greedy": "aux_loss"}.get(value, value)}
 
 
-def router_in_fp32(value, view):
-    """--router-gating-in-fp32."""
-    del view
-    return {"moe_config.moe_router_dtype": "fp32"} if value else {}
-
-
-def profile_with_cpu(value, view):
-    """--profile-with-cpu."""
-    del view
-    return {"training_config.profile_framework": "all"} if value else {}
-
-
 def first_k_dense(value, view):
     """-1 stands for "not set"."""
     del view
@@ -311,7 +277,7 @@ def lora_targets(value, view):
     if not value:
         return {}
     names = [value] if isinstance(value, str) else list(value)
-    settings = {"lora_config.target_cells": [{"target_cells": [rf".*\.{re.escape(name)}" for name in names]}]}
+    settings = {"lora_config.target_cells": [{"target_cells": [rf".*\.{re.escape(str(name))}" for name in names]}]}
     if not view.is_typed("use_lora"):
         settings["lora_config.use_lora"] = True
     return settings

@@ -11,13 +11,15 @@ import re
 import shlex
 from dataclasses import dataclass
 
-from mindspeed_ms.config.argument_table import LIST, REFUSED, SWITCH, VALUE, all_flags, row_at, row_of_flag
+from mindspeed_ms.config.argument_table import all_flags, row_at, row_of_flag
 from mindspeed_ms.config.arguments import argument_parser, settings_of_arguments
 from mindspeed_ms.config.errors import ConfigError, Problem
 from mindspeed_ms.config.printing import dump_yaml
 from mindspeed_ms.config.resolve import complete
-from mindspeed_ms.config.rows.row import field_info
+from mindspeed_ms.config.row import IGNORED, REFUSED
+from mindspeed_ms.config.schema import field_info
 from mindspeed_ms.config.sections.base import nested_section
+from mindspeed_ms.config.sections.field import LIST, SWITCH, VALUE
 from mindspeed_ms.config.settings import build
 from mindspeed_ms.layout.options import uses_sequence_parallel
 from mindspeed_ms.spelling import did_you_mean
@@ -251,9 +253,9 @@ def _grouped(words):
 
 
 def _fate(row):
-    if row.status == "ignored":
+    if row.status == IGNORED:
         return f"ignored: {row.reason}"
-    if row.status == "refused":
+    if row.status == REFUSED:
         return f"LEFT OUT: {row.reason}"
     return f"-> {row.path}"
 

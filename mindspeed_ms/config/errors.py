@@ -1,4 +1,4 @@
-"""The errors of the configuration: every problem found is reported together, each with its key path and value."""
+"""Errors and warnings of the configuration: all problems are reported together, each with its key path and value."""
 
 from dataclasses import dataclass, replace
 
@@ -53,6 +53,10 @@ class ConfigError(ValueError):
             return str(self.problems[0])
         lines = [f"{len(self.problems)} problems in the configuration:"]
         return "\n".join(lines + [f"  {number}. {problem}" for number, problem in enumerate(self.problems, 1)])
+
+
+class WarningNotice(str):
+    """A notice that a run logs as a warning: the user gets something else than he asked for."""
 
 
 def shorten(value, limit=120):

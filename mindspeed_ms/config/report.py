@@ -24,7 +24,7 @@ def report(all_config):
     missing = missing_features(all_config)
     if missing:
         parts += ["", "== not available yet (the configuration is valid, a start would refuse it)"]
-        parts += [f"{entry.path} = {value!r}: {entry.feature}" for entry, value in missing]
+        parts += [f"{path} = {value!r}: {feature}" for path, feature, value in missing]
     return "\n".join(parts)
 
 

@@ -1,10 +1,12 @@
 """The configuration classes under upstream's names: seven sections and AllConfig, which holds them."""
 
 import copy
+from functools import cache
 
 from mindspeed_ms.config.errors import ConfigError, Problem
+from mindspeed_ms.config.printing import settings_text, to_yaml
 from mindspeed_ms.config.sections.attention import FlashAttentionConfig, RopeScalingConfig
-from mindspeed_ms.config.sections.base import Section
+from mindspeed_ms.config.sections.base import Section, nested_section
 from mindspeed_ms.config.sections.dataset import DatasetConfig
 from mindspeed_ms.config.sections.lora import LoraConfig
 from mindspeed_ms.config.sections.model import TransformerConfig
@@ -43,6 +45,23 @@ SECTIONS = {
         TransformerConfig,
     )
 }
+
+
+@cache
+def field_info(path):
+    """The pydantic FieldInfo at `section.field` or `section.field.key`; None if there is no such field."""
+    section, *fields = path.split(".")
+    kind, info = SECTIONS.get(section), None
+    for name in fields:
+        info = kind.own_fields().get(name) if kind is not None else None
+        kind = nested_section(info) if info is not None else None
+    return info
+
+
+def all_fields():
+    """(path, pydantic FieldInfo) of every field of every section."""
+    for name, kind in SECTIONS.items():
+        yield from ((f"{name}.{field}", info) for field, info in kind.own_fields().items())
 
 
 class GeneralConfig(dict):
@@ -124,8 +143,6 @@ class AllConfig:
 
     def to_yaml(self, path=None):
         """Yaml text of every setting (written to ``path`` too if given); it reads back to an equal AllConfig."""
-        from mindspeed_ms.config.printing import to_yaml
-
         return to_yaml(self, path)
 
     def __eq__(self, other):
@@ -137,8 +154,6 @@ class AllConfig:
         return f"AllConfig({', '.join(f'{name}={section!r}' for name, section in self.sections().items())})"
 
     def __str__(self):
-        from mindspeed_ms.config.printing import settings_text
-
         return settings_text(self)
 
 

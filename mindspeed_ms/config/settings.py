@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass, replace
 
-from mindspeed_ms.config.errors import ConfigError, Problem
+from mindspeed_ms.config.argument_table import row_at
+from mindspeed_ms.config.errors import ConfigError, Problem, WarningNotice
 from mindspeed_ms.config.schema import SECTIONS, AllConfig
 from mindspeed_ms.config.sections.base import collecting, nested_section
 from mindspeed_ms.config.values import read_bool
@@ -32,10 +33,6 @@ class Setting:
     def origin(self):
         """One text of place and, if it differs from the path, key."""
         return self.place if self.key == self.path else f"{self.place} ({self.key})"
-
-
-class WarningNotice(str):
-    """A notice that a run logs as a warning: the user gets something else than he asked for."""
 
 
 class Settings:
@@ -98,8 +95,6 @@ class Settings:
 
     def _by_flag(self, problem):
         """A problem of a path that nobody set, under its flag if the user came with flags."""
-        from mindspeed_ms.config.argument_table import row_at  # the table is built upon the sections
-
         row = row_at(problem.key)
         if row is None or not row.flags or not any(item.place == COMMAND_LINE for item in self.by_path.values()):
             return problem

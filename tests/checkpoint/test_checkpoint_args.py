@@ -15,7 +15,7 @@ from mindspeed_ms.config import (
     require_available,
 )
 from mindspeed_ms.config.__main__ import main as config_command
-from mindspeed_ms.config.settings import WarningNotice
+from mindspeed_ms.config.errors import WarningNotice
 from tests.checkpoint import runs
 from tests.checkpoint.test_format import damage
 from tests.tools.test_checkpoint import CONFIG, save

@@ -4,6 +4,16 @@ from mindspeed_ms.config.errors import Problem
 from mindspeed_ms.config.settings import ARGUMENTS, COMMAND_LINE
 from mindspeed_ms.layout.ranks import world_unit_from_config
 
+# what only the data parallel wrapper does
+_NEEDS_DDP = (
+    "overlap_grad_reduce",
+    "delay_grad_reduce",
+    "check_for_nan_in_grad",
+    "bucket_size",
+    "average_in_collective",
+    "grad_reduce_in_bf16",
+    "enable_mem_align",
+)
 RULES = []
 LAST_RULES = []
 
@@ -77,6 +87,11 @@ class Context:
         """Tell the user something that is no error."""
         if text not in self.all_config.notices:
             self.all_config.notices.append(text)
+
+    @property
+    def ddp_switches(self):
+        """Fields of training_config that the user set to what only the data parallel wrapper does."""
+        return [name for name in _NEEDS_DDP if self.training[name] and self.was_set(f"training_config.{name}")]
 
     @property
     def model_parallel_size(self):

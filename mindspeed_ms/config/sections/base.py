@@ -5,41 +5,12 @@ from contextvars import ContextVar
 from functools import cache
 from typing import Annotated, Any, ClassVar, Literal, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from mindspeed_ms.config.errors import ConfigError, Problem
+from mindspeed_ms.config.sections.field import is_link, option_of
 from mindspeed_ms.config.values import Kind
 from mindspeed_ms.spelling import did_you_mean
-
-
-def field(default, english, chinese, derived=""):
-    """A field of a section.
-
-    Args:
-        default: the guide's default (nested yaml and constructors); ``...`` if there is none. Lists and
-            dicts are copied, a class is called.
-        english (str): one line of help.
-        chinese (str): the same in Chinese.
-        derived (str): how a None is filled in when the section is built; "" if it is not.
-    """
-    extra = {"zh": chinese}
-    if derived:
-        extra["derived"] = derived
-    if isinstance(default, (list, dict)):
-        return Field(default_factory=default.copy, description=english, json_schema_extra=extra)
-    if isinstance(default, type):
-        return Field(default_factory=default, description=english, json_schema_extra=extra)
-    return Field(default, description=english, json_schema_extra=extra)
-
-
-def link(section):
-    """A reference to another section: shared by identity, never written out."""
-    return Field(default_factory=section, exclude=True, repr=False, json_schema_extra={"link": True})
-
-
-def is_link(info):
-    """True if the pydantic field ``info`` was made by :func:`link`."""
-    return isinstance(info.json_schema_extra, dict) and bool(info.json_schema_extra.get("link"))
 
 
 @cache
@@ -85,10 +56,14 @@ class Section(BaseModel):
 
     model_config = ConfigDict(extra="forbid", validate_assignment=True, protected_namespaces=(), arbitrary_types_allowed=True)
     config_name: ClassVar[str] = ""
-    # second spelling -> field
+    # further key in yaml -> field; collected from the fields
     spellings: ClassVar[dict[str, str]] = {}
     # mapping that upstream has -> {its key: field}; settings of such a mapping are the fields
     groups: ClassVar[dict[str, dict[str, str]]] = {}
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **_):
+        cls.spellings = {name: field for field, info in cls.own_fields().items() for name in option_of(info).yaml_names}
 
     def __init__(self, **values):
         problems = []

@@ -2,8 +2,10 @@
 
 from typing import ClassVar
 
+from mindspeed_ms.config import conversions
 from mindspeed_ms.config.errors import ConfigError
-from mindspeed_ms.config.sections.base import Section, field, link
+from mindspeed_ms.config.sections.base import Section
+from mindspeed_ms.config.sections.field import LIST, VALUE, YAML_ONLY, Alias, field, link
 from mindspeed_ms.config.sections.parallel import ModelParallelConfig
 from mindspeed_ms.config.values import (
     Bool,
@@ -18,6 +20,10 @@ from mindspeed_ms.config.values import (
     one_of,
 )
 
+_HOST_STATE = (
+    "on CPU the optimizer's state is in the host's memory in any case; on Ascend a start refuses it",
+    "CPU上优化器状态总在主机内存；Ascend上启动时会拒绝",
+)
 ADAM = ("AdamWeightDecay", "adam", "Adam", "AdamW", "mint.AdamW", "SpeedAdamW", "AdamWZeRO")  # all are Megatron's AdamW
 SGD = ("sgd", "SGD")
 CLIP_TYPES = ("ClipGlobalNorm", "GradClipByValue")
@@ -30,9 +36,12 @@ class GradClipConfig(Section):
     config_name: ClassVar[str] = "grad_clip_kwargs"
 
     grad_clip_type: one_of(*CLIP_TYPES) = field(
-        "ClipGlobalNorm", "What is limited: the global norm, or each element.", "限制的对象：全局范数或每个元素。"
+        "ClipGlobalNorm",
+        "What is limited: the global norm, or each element.",
+        "限制的对象：全局范数或每个元素。",
+        seen="optimizer",
     )
-    clip_value: NotNegative = field(..., "The limit; 0 for none.", "上限，0表示不裁剪。")
+    clip_value: NotNegative = field(..., "The limit; 0 for none.", "上限，0表示不裁剪。", seen="optimizer")
 
 
 class ZeroConfig(Section):
@@ -41,87 +50,221 @@ class ZeroConfig(Section):
     config_name: ClassVar[str] = "zero_config"
 
     param_resident: Bool = field(
-        False, "z3: keep layers in full between forward and backward.", "z3：前向与反向之间保留完整的层。"
+        False, "z3: keep layers in full between forward and backward.", "z3：前向与反向之间保留完整的层。", seen="memory"
     )
     allreduce_after_grad_accumulation: Bool = field(
-        False, "z2, z3: reduce once a step, not after each micro-batch.", "z2、z3：每步规约一次，而不是每个微批之后。"
+        False,
+        "z2, z3: reduce once a step, not after each micro-batch.",
+        "z2、z3：每步规约一次，而不是每个微批之后。",
+        seen="operators",
     )
     grad_allreduce_op: one_of("mean", "sum") = field(
-        "mean", "Gradients are averaged or summed over data parallel ranks.", "数据并行rank间梯度取平均或求和。"
+        "mean",
+        "Gradients are averaged or summed over data parallel ranks.",
+        "数据并行rank间梯度取平均或求和。",
+        seen="optimizer",
     )
-    opt_parallel_group: Str | None = field(None, "Upstream's name of the sharding group.", "上游的切分组名称。")
-    cpu_offload: Bool = field(False, "Keep optimizer state on the host.", "优化器状态放在主机内存。")
+    opt_parallel_group: Str | None = field(
+        None,
+        "Upstream's name of the sharding group.",
+        "上游的切分组名称。",
+        refused=("use parallel_config.zero_shard_size", "请使用parallel_config.zero_shard_size"),
+        seen="error",
+    )
+    cpu_offload: Bool = field(
+        False, "Keep optimizer state on the host.", "优化器状态放在主机内存。", ignored=_HOST_STATE, seen="log"
+    )
 
 
 class OptimizerConfig(Section):
     """Optimizer and its schedules. ``OptimizerConfig(parallel_config, **fields)``."""
 
     config_name: ClassVar[str] = "optimizer_config"
-    spellings: ClassVar[dict[str, str]] = {"optimizer": "optimizer_type", "lr": "learning_rate", "adam_eps": "eps"}
 
     optimizer_type: one_of(*ADAM, *SGD) = field(
-        "AdamWeightDecay", "Optimizer; all Adam names are Megatron's AdamW.", "优化器；所有Adam名称都是Megatron的AdamW。"
+        "AdamWeightDecay",
+        "Optimizer; all Adam names are Megatron's AdamW.",
+        "优化器；所有Adam名称都是Megatron的AdamW。",
+        name="optimizer",
+        also=("--optimizer-type",),
+        megatron="adam",
+        seen="optimizer",
+        yaml_names=("optimizer",),
     )
-    betas: FloatList = field([0.9, 0.999], "Adam's decay rates of the two moments.", "Adam一阶、二阶矩的衰减率。")
-    eps: PositiveFloat = field(1e-8, "Adam's epsilon, outside the root.", "Adam的epsilon，位于根号之外。")
-    sgd_momentum: number(ge=0, lt=1) = field(0.9, "Momentum of SGD.", "SGD的动量。")
-    learning_rate: PositiveFloat = field(1e-3, "Highest learning rate.", "最大学习率。")
-    decoupled_lr: PositiveFloat | None = field(None, "Learning rate of embedding and head.", "词嵌入和输出头的学习率。")
+    betas: FloatList = field(
+        [0.9, 0.999],
+        "Adam's decay rates of the two moments.",
+        "Adam一阶、二阶矩的衰减率。",
+        form=LIST,
+        seen="optimizer",
+        aliases=(
+            Alias(
+                "adam_beta1",
+                "Decay rate of Adam's first moment (default 0.9).",
+                "Adam一阶矩的衰减率（默认0.9）。",
+                convert=conversions.beta(0),
+                form=VALUE,
+            ),
+            Alias(
+                "adam_beta2",
+                "Decay rate of Adam's second moment (default 0.999).",
+                "Adam二阶矩的衰减率（默认0.999）。",
+                convert=conversions.beta(1),
+                form=VALUE,
+            ),
+        ),
+    )
+    eps: PositiveFloat = field(
+        1e-08,
+        "Adam's epsilon, outside the root.",
+        "Adam的epsilon，位于根号之外。",
+        name="adam_eps",
+        also=("--eps",),
+        seen="optimizer",
+        yaml_names=("adam_eps",),
+    )
+    sgd_momentum: number(ge=0, lt=1) = field(0.9, "Momentum of SGD.", "SGD的动量。", seen="optimizer")
+    learning_rate: PositiveFloat = field(
+        0.001,
+        "Highest learning rate.",
+        "最大学习率。",
+        name="lr",
+        also=("--learning-rate",),
+        megatron=None,
+        seen="lr",
+        yaml_names=("lr",),
+    )
+    decoupled_lr: PositiveFloat | None = field(
+        None, "Learning rate of embedding and head.", "词嵌入和输出头的学习率。", seen="lr"
+    )
     decoupled_min_lr: NotNegative | None = field(
-        None, "Lowest learning rate of embedding and head.", "词嵌入和输出头的最小学习率。"
+        None, "Lowest learning rate of embedding and head.", "词嵌入和输出头的最小学习率。", seen="lr"
     )
-    min_lr: NotNegative = field(0.0, "Lowest learning rate after decay.", "衰减后的最小学习率。")
-    lr_decay_style: one_of(*DECAY_STYLES) = field("constant", "Shape of the decay.", "学习率衰减方式。")
-    lr_decay_iters: PositiveInt | None = field(None, "Steps over which it decays; null takes all.", "衰减的步数，空表示全程。")
-    lr_decay_samples: PositiveInt | None = field(None, "Samples over which it decays.", "衰减的样本数。")
-    lr_warmup_iters: Count = field(0, "Steps of linear warm-up.", "线性预热的步数。")
-    lr_warmup_samples: Count = field(0, "Samples of linear warm-up.", "线性预热的样本数。")
-    lr_warmup_fraction: number(ge=0, le=1) | None = field(None, "Warm-up as a share of the decay.", "预热占衰减长度的比例。")
-    lr_warmup_init: NotNegative = field(0.0, "Learning rate at the start of the warm-up.", "预热起点的学习率。")
+    min_lr: NotNegative = field(0.0, "Lowest learning rate after decay.", "衰减后的最小学习率。", seen="lr")
+    lr_decay_style: one_of(*DECAY_STYLES) = field(
+        "constant", "Shape of the decay.", "学习率衰减方式。", megatron="linear", seen="lr"
+    )
+    lr_decay_iters: PositiveInt | None = field(
+        None, "Steps over which it decays; null takes all.", "衰减的步数，空表示全程。", seen="lr"
+    )
+    lr_decay_samples: PositiveInt | None = field(None, "Samples over which it decays.", "衰减的样本数。", seen="lr")
+    lr_warmup_iters: Count = field(0, "Steps of linear warm-up.", "线性预热的步数。", seen="lr")
+    lr_warmup_samples: Count = field(0, "Samples of linear warm-up.", "线性预热的样本数。", seen="lr")
+    lr_warmup_fraction: number(ge=0, le=1) | None = field(
+        None, "Warm-up as a share of the decay.", "预热占衰减长度的比例。", seen="lr"
+    )
+    lr_warmup_init: NotNegative = field(0.0, "Learning rate at the start of the warm-up.", "预热起点的学习率。", seen="lr")
     lr_wsd_decay_style: one_of("linear", "cosine", "exponential", "minus_sqrt") = field(
-        "linear", "Shape of the last part of WSD.", "WSD末段的衰减方式。"
+        "linear",
+        "Shape of the last part of WSD.",
+        "WSD末段的衰减方式。",
+        megatron="exponential",
+        needs=("lr_decay_style=WSD",),
+        seen="lr",
     )
-    lr_wsd_decay_iters: PositiveInt | None = field(None, "Steps of the last part of WSD.", "WSD末段的步数。")
-    lr_wsd_decay_samples: PositiveInt | None = field(None, "Samples of the last part of WSD.", "WSD末段的样本数。")
-    learning_rate_scheduler_kwargs: dict | None = field(None, "Upstream's older schedulers.", "上游的旧调度器。")
+    lr_wsd_decay_iters: PositiveInt | None = field(None, "Steps of the last part of WSD.", "WSD末段的步数。", seen="lr")
+    lr_wsd_decay_samples: PositiveInt | None = field(None, "Samples of the last part of WSD.", "WSD末段的样本数。", seen="lr")
+    learning_rate_scheduler_kwargs: dict | None = field(
+        None,
+        "Upstream's older schedulers.",
+        "上游的旧调度器。",
+        name=YAML_ONLY,
+        refused=("use lr_decay_style and the lr_ settings", "请使用lr_decay_style及lr_各项"),
+        seen="error",
+    )
     use_checkpoint_opt_param_scheduler: Bool = field(
-        True, "When resuming, schedules come from the checkpoint.", "续训时调度器取检查点中的设置。"
+        True,
+        "When resuming, schedules come from the checkpoint.",
+        "续训时调度器取检查点中的设置。",
+        flag="--use-checkpoint-opt_param-scheduler",
+        also=("--use-checkpoint-opt-param-scheduler",),
+        megatron=False,
+        seen="lr",
     )
     override_opt_param_scheduler: Bool = field(
-        False, "When resuming, schedules come from this configuration.", "续训时调度器取本配置的设置。"
+        False,
+        "When resuming, schedules come from this configuration.",
+        "续训时调度器取本配置的设置。",
+        flag="--override-opt_param-scheduler",
+        also=("--override-opt-param-scheduler",),
+        seen="lr",
     )
 
-    weight_decay: NotNegative = field(0.0, "Weight decay.", "权重衰减。")
+    weight_decay: NotNegative = field(0.0, "Weight decay.", "权重衰减。", megatron=0.01, seen="optimizer")
     start_weight_decay: NotNegative | None = field(
-        None, "Weight decay at the start.", "起始权重衰减。", derived="weight_decay if constant, else 0.0"
+        None, "Weight decay at the start.", "起始权重衰减。", derived="weight_decay if constant, else 0.0", seen="optimizer"
     )
-    end_weight_decay: NotNegative | None = field(None, "Weight decay at the end.", "结束权重衰减。", derived="weight_decay")
+    end_weight_decay: NotNegative | None = field(
+        None, "Weight decay at the end.", "结束权重衰减。", derived="weight_decay", seen="optimizer"
+    )
     weight_decay_incr_style: one_of("constant", "linear", "cosine") = field(
-        "constant", "How weight decay goes from start to end.", "权重衰减从起始到结束的变化方式。"
+        "constant", "How weight decay goes from start to end.", "权重衰减从起始到结束的变化方式。", seen="optimizer"
     )
-    weight_decay_kwargs: dict | None = field(None, "Upstream's older form.", "上游的旧形式。")
+    weight_decay_kwargs: dict | None = field(
+        None,
+        "Upstream's older form.",
+        "上游的旧形式。",
+        name=YAML_ONLY,
+        refused=(
+            "use weight_decay, start_weight_decay, end_weight_decay",
+            "请使用weight_decay、start_weight_decay、end_weight_decay",
+        ),
+        seen="error",
+    )
     no_weight_decay_params: StrList | None = field(
         None,
         "Parameters without weight decay; null: biases and one-dimensional ones.",
         "不做权重衰减的参数，空表示偏置和一维参数。",
+        form=LIST,
+        seen="optimizer",
     )
     clip_grad: NotNegative = field(
-        0.0, "Gradients are clipped to this global norm; 0 for none.", "梯度裁剪的全局范数，0表示不裁剪。"
+        0.0,
+        "Gradients are clipped to this global norm; 0 for none.",
+        "梯度裁剪的全局范数，0表示不裁剪。",
+        megatron=1.0,
+        seen="optimizer",
     )
     clip_grad_type: one_of(*CLIP_TYPES) = field(
         "ClipGlobalNorm",
         "What clip_grad limits: the global norm, or each element.",
         "clip_grad限制的对象：全局范数或每个元素。",
+        seen="optimizer",
     )
 
-    overlap_param_gather: Bool = field(False, "Gather parameters while the forward pass runs.", "前向计算的同时聚合参数。")
+    overlap_param_gather: Bool = field(
+        False, "Gather parameters while the forward pass runs.", "前向计算的同时聚合参数。", seen="operators"
+    )
     overlap_param_gather_with_optimizer_step: Bool = field(
-        False, "Gather parameters while the optimizer steps.", "优化器更新的同时聚合参数。"
+        False,
+        "Gather parameters while the optimizer steps.",
+        "优化器更新的同时聚合参数。",
+        seen="operators",
+        later="gathering parameters during the update",
     )
     zero_config: ZeroConfig | None = field(None, "Details of ZeRO.", "ZeRO的细节设置。")
-    optimizer_cpu_offload: Bool = field(False, "Keep optimizer state on the host.", "优化器状态放在主机内存。")
-    use_precision_aware_optimizer: Bool = field(False, "Optimizer state in other data types.", "优化器状态使用其他数据类型。")
-    reuse_fp32_param: Bool = field(False, "bf16 weights and master weights share memory.", "bf16权重与fp32主权重共用内存。")
+    optimizer_cpu_offload: Bool = field(
+        False,
+        "Keep optimizer state on the host.",
+        "优化器状态放在主机内存。",
+        also=("--swap-optimizer",),
+        ignored=_HOST_STATE,
+        seen="log",
+    )
+    use_precision_aware_optimizer: Bool = field(
+        False,
+        "Optimizer state in other data types.",
+        "优化器状态使用其他数据类型。",
+        refused=("optimizer state is kept in fp32", "优化器状态以fp32保存"),
+        seen="error",
+    )
+    reuse_fp32_param: Bool = field(
+        False,
+        "bf16 weights and master weights share memory.",
+        "bf16权重与fp32主权重共用内存。",
+        seen="memory",
+        later="shared storage of bf16 and fp32 parameters",
+    )
 
     parallel_config: ModelParallelConfig = link(ModelParallelConfig)
 

@@ -1,4 +1,4 @@
-"""``python -m mindspeed_ms.config check|explain|schema|convert|docs ...``: see ``--help``."""
+"""`python -m mindspeed_ms.config check|explain|schema|convert|docs ...`: see `--help`."""
 
 import os
 import sys

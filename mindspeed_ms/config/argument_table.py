@@ -1,6 +1,6 @@
-"""The argument table: every option by Megatron's name, with its place in the configuration.
+"""The argument table: one row per option, with Megatron's name, flags and defaults and its place in the configuration.
 
-Argparse, the reference pages, `explain` and the readers all come from these rows, and the rows from the sections' fields.
+Argparse, the reference pages, `explain` and the readers use these rows; the rows are derived from the sections' fields.
 """
 
 from functools import cache

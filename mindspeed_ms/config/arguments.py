@@ -1,4 +1,4 @@
-"""Megatron's command line: the parser with every flag of the table, and what a Namespace says."""
+"""Megatron's command line: the argument parser, and settings from a Namespace."""
 
 import argparse
 import sys
@@ -22,7 +22,7 @@ _STRING_KINDS = ("a string", "a list of words")
 class ArgumentParser(argparse.ArgumentParser):
     """argparse with the near flag named in errors.
 
-    The Namespace's ``typed_options`` lists what was really typed, its ``typed_flags`` with which of its spellings.
+    The Namespace's `typed_options` lists what was really typed, its `typed_flags` with which of its spellings.
     """
 
     def parse_args(self, args=None, namespace=None):
@@ -40,7 +40,7 @@ class ArgumentParser(argparse.ArgumentParser):
         return result
 
     def _hint(self, word, words):
-        """What may have been meant by an unknown word of the command line."""
+        """Suggestion for an unknown word of the command line."""
         before = words[words.index(word) - 1] if word in words[1:] else ""
         action = self._option_string_actions.get(before)
         if action is not None and action.nargs == 0:
@@ -89,14 +89,14 @@ def _is_number(word):
 
 
 def argument_parser(extra_args_provider=None, defaults=None):
-    """The parser with every flag of the argument table, Megatron's defaults, and our own ``--config FILE...``.
+    """The parser with every flag of the argument table, Megatron's defaults, and our own `--config FILE...`.
 
     Args:
-        extra_args_provider (callable | None): ``provider(parser) -> parser`` that adds the caller's own arguments.
+        extra_args_provider (callable | None): `provider(parser) -> parser` that adds the caller's own arguments.
         defaults (dict | None): defaults by Namespace name, over Megatron's.
 
     Returns:
-        ArgumentParser: its Namespace has ``typed_options``.
+        ArgumentParser: its Namespace has `typed_options`.
     """
     parser = ArgumentParser(description="Megatron arguments of mindspeed_ms", allow_abbrev=False)
     parser.add_argument(
@@ -170,9 +170,9 @@ def _value_or_text(text):
 
 
 class ArgumentView:
-    """What conversions see of the arguments.
+    """Arguments as conversions read them.
 
-    Attributes: ``settings`` collected so far; ``has_files``: yaml files lie below the arguments.
+    Attributes: `settings` collected so far; `has_files`: yaml files lie below the arguments.
     """
 
     def __init__(self, args, typed, has_files, settings):
@@ -201,11 +201,11 @@ class ArgumentView:
             self.settings.problems.append(problem)
 
     def notice(self, name, message):
-        """Tell the user something about an argument."""
+        """Add a notice about an argument."""
         self.settings.notices.append(f"{self.flag(name)}: {message}")
 
     def flag(self, name):
-        """What the user calls an argument: as he typed it, else its first flag."""
+        """The flag of an argument as the user typed it, else its first flag."""
         row = argument_table.row_of_name(name)
         written = self.values.get("typed_flags", {})
         for known in row.all_names:

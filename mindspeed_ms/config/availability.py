@@ -12,7 +12,7 @@ def later_paths():
 
 
 def missing_features(all_config):
-    """What `all_config` asks for and does not run yet: list of (path, feature, value)."""
+    """Features that `all_config` asks for and that do not run yet: list of (path, feature, value)."""
     found = []
     for path, info in all_fields():
         section, name = path.split(".")

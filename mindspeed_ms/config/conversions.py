@@ -1,7 +1,7 @@
-"""How a Megatron value becomes settings where that is more than a copy.
+"""Conversions of a Megatron value into settings where that is more than a copy.
 
-A conversion is ``convert(value, view) -> {config path: value}``; ``view`` reads the other arguments
-(:class:`mindspeed_ms.config.arguments.ArgumentView`). An empty dict leaves everything as it is.
+A conversion is `convert(value, view) -> {config path: value}`; `view` reads the other arguments
+(`mindspeed_ms.config.arguments.ArgumentView`). An empty dict leaves everything as it is.
 """
 
 import ast
@@ -13,12 +13,12 @@ _LONGEST_PATTERN = 10000  # more than any model has layers
 _LOG_LEVELS = {10: "debug", 20: "info", 30: "warning", 40: "error"}
 
 
-def stands_for(path, stands):
-    """A flag that stands for one value of a setting."""
+def sets(path, fixed):
+    """A flag that sets one value of a setting."""
 
     def convert(value, view):
         del view
-        return {path: stands} if value else {}
+        return {path: fixed} if value else {}
 
     return convert
 
@@ -115,7 +115,7 @@ def encoder_num_layers(value, view):
 
 
 def minus_one_is_none(path):
-    """-1 stands for "not set"."""
+    """-1 means "not set"."""
 
     def convert(value, view):
         del view
@@ -187,7 +187,7 @@ def load(value, view):
 
 
 def ckpt_format(value, view):
-    """Megatron's formats stand for "ours"; ckpt and safetensors are upstream's."""
+    """Megatron's formats are read as our own format; ckpt and safetensors are upstream's."""
     if value in ("torch", "torch_dist", "torch_dcp", "zarr"):
         if view.is_typed("ckpt_format"):
             view.notice(
@@ -254,7 +254,7 @@ def load_balancing(value, view):
 
 
 def first_k_dense(value, view):
-    """-1 stands for "not set"."""
+    """-1 means "not set"."""
     del view
     return {} if value in (None, -1) else {"moe_config.first_k_dense_replace": value}
 

@@ -1,7 +1,7 @@
-"""A Megatron launch script (.sh) as our yaml, with the fate of each flag.
+"""Conversion of a Megatron launch script (.sh) to our yaml, with the result for each flag.
 
-The script is read, never run: assignments, ``$NAME`` and ``${NAME:-default}``, ``$((...))`` with whole numbers, and
-the words behind the training program's name. Anything else of the shell is left alone and said.
+The script is read, never run: assignments, `$NAME` and `${NAME:-default}`, `$((...))` with whole numbers, and
+the words behind the training program's name. Anything else of the shell is left alone and reported.
 """
 
 import ast
@@ -40,7 +40,7 @@ _ENDS = ("|", ">", ">>", "2>&1", "&", ";", "&&", "||", "2>", "&>")
 
 @dataclass
 class Conversion:
-    """``yaml_text``; ``fate`` of each flag: list of (flag, what became of it); ``fate_text`` in one table."""
+    """`yaml_text`; `fate` of each flag: list of (flag, what became of it); `fate_text` in one table."""
 
     yaml_text: str
     fate: list
@@ -169,7 +169,7 @@ def _number(node, variables):
 
 
 def convert_words(words, source, unknown=()):
-    """Like :func:`convert_script` for the words of a command line."""
+    """Like `convert_script` for the words of a command line."""
     parser = argument_parser()
     known, fate = [], []
     for flag, values in _grouped(words):
@@ -234,8 +234,8 @@ def _take_out_invalid(settings):
 def _noticed(flag, text, notices):
     # a value that was understood but has no effect
     start = f"{flag.split()[0]}: "
-    said = next((notice[len(start) :] for notice in notices if notice.startswith(start)), None)
-    return f"ignored: {said}" if said and text.startswith("->") else text
+    reason = next((notice[len(start) :] for notice in notices if notice.startswith(start)), None)
+    return f"ignored: {reason}" if reason and text.startswith("->") else text
 
 
 def _grouped(words):

@@ -1,4 +1,4 @@
-"""``explain KEY``: everything the table knows about one option, by path, name, flag or key of the trio."""
+"""`explain KEY`: the text about one option, found by path, name, flag or key of the trio."""
 
 from mindspeed_ms.config.argument_table import TABLE, row_at, row_of_flag, row_of_name
 from mindspeed_ms.config.errors import ConfigError, Problem
@@ -17,7 +17,7 @@ def find_rows(key):
 
 
 def find_trio_keys(key):
-    """Keys of the trio that are, or end in, ``key``."""
+    """Keys of the trio that are, or end in, `key`."""
     key = SPELLINGS.get(key, key).replace("residual-connection", "residual_connection")
     return [name for name in TRIO if name == key or name.endswith("." + key)]
 
@@ -26,7 +26,7 @@ def explain(key):
     """Text about one option.
 
     Args:
-        key (str): ``model_config.hidden_size``, ``hidden_size``, ``--hidden-size`` or ``accelerate_config...``.
+        key (str): `model_config.hidden_size`, `hidden_size`, `--hidden-size` or `accelerate_config...`.
 
     Raises:
         ConfigError: if nothing has that name.

@@ -1,4 +1,4 @@
-"""`use_checkpoint_args`: the model as the checkpoint's own configuration describes it, whatever was typed.
+"""`use_checkpoint_args`: settings of the model from the configuration in the checkpoint; they win over what was typed.
 
 Which settings: `same_model`'s, which hold those that Megatron takes (`load_args_from_checkpoint`).
 """
@@ -14,10 +14,10 @@ _UNLESS_TYPED = (f"{_M}.seq_length",)
 
 
 def ask_checkpoint(settings):
-    """Take the model's settings from the checkpoint that the run starts from, if ``use_checkpoint_args`` is set.
+    """Take the model's settings from the checkpoint that the run starts from, if `use_checkpoint_args` is set.
 
-    A setting that was typed and differs is named in a notice; the checkpoint wins. Only ``seq_length`` stays as it was
-    typed, and so does a vocabulary that is given without padding (``dataset_config.vocab_size``): its padding follows
+    A setting that was typed and differs is named in a notice; the checkpoint wins. Only `seq_length` stays as it was
+    typed, and so does a vocabulary that is given without padding (`dataset_config.vocab_size`): its padding follows
     from the tensor parallel size.
 
     Args:

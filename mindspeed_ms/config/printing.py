@@ -1,4 +1,4 @@
-"""Texts of a configuration: yaml that reads back, everything, and one page of what was set by whom."""
+"""Texts of a configuration: yaml that reads back, all settings, and one page of what was set, with its origin."""
 
 import yaml
 

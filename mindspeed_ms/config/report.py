@@ -1,4 +1,4 @@
-"""What ``config check`` prints: settings, layout, groups, layers per stage, parameters. Uses mindspeed_ms.layout."""
+"""Report of `config check`: settings, layout, groups, layers per stage, parameters."""
 
 from mindspeed_ms.config.availability import missing_features
 from mindspeed_ms.config.printing import page

@@ -1,4 +1,4 @@
-"""Values that follow from others across sections, and from the size of the world."""
+"""Derived values: what follows from settings of several sections, and from the world size."""
 
 import os
 
@@ -73,7 +73,7 @@ def _second_place(settings, path, main):
 
 
 def settle(all_config, settings):
-    """Before the rules run: values that settings of several sections decide together, and what the user is told of it.
+    """Fill, before the rules run, values that settings of several sections decide together; notices name the changes.
 
     Args:
         all_config (AllConfig): changed in place.
@@ -183,11 +183,11 @@ def derive_sizes(all_config):
 
 
 def fit_to_world(all_config, world_size):
-    """Tell a configuration how many ranks there are: check it against them and fill what follows.
+    """Check a configuration against the number of ranks and fill what follows from it.
 
     Args:
-        all_config (AllConfig): changed in place: ``parallel_config.world_size``, ``data_parallel_size``,
-            ``dataset_config.micro_batch_num``, ``global_batch_size``.
+        all_config (AllConfig): changed in place: `parallel_config.world_size`, `data_parallel_size`,
+            `dataset_config.micro_batch_num`, `global_batch_size`.
         world_size (int): number of ranks.
 
     Raises:

@@ -53,7 +53,7 @@ class Row:
 
     @property
     def expects(self):
-        """What values it takes, in words."""
+        """The values that it takes, in words."""
         if self.info is not None and self.convert is None:
             return expectation(self.info)
         if self.form in (ON, OFF, SWITCH):
@@ -140,7 +140,7 @@ def _alias_row(path, info, option, alias):
         alias.form,
         is_alias=True,
         megatron=alias.megatron,
-        convert=alias.convert or conversions.stands_for(path, alias.value),
+        convert=alias.convert or conversions.sets(path, alias.value),
         seen=alias.seen or option.seen,
         help_en=alias.english,
         help_zh=alias.chinese,

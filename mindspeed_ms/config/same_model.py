@@ -1,4 +1,4 @@
-"""Same-model settings (`checkpoint=` of a field): those that make a model the one that a checkpoint's weights belong to."""
+"""Same-model settings (`checkpoint=` of a field): under other values the weights of a checkpoint are of another model."""
 
 from functools import cache
 

@@ -65,7 +65,7 @@ def all_fields():
 
 
 class GeneralConfig(dict):
-    """``general_config``: free keys of the user, readable as attributes; a missing one reads as None."""
+    """`general_config`: free keys of the user, readable as attributes; a missing one reads as None."""
 
     config_name = "general_config"
 
@@ -82,9 +82,9 @@ class GeneralConfig(dict):
 class AllConfig:
     """All sections of one run.
 
-    Attributes: ``model_config`` (None if no model was given), ``training_config``, ``dataset_config``,
-    ``optimizer_config``, ``parallel_config``, ``moe_config``, ``lora_config``, ``general_config``. Sections are shared:
-    ``all_config.model_config.parallel_config is all_config.parallel_config``.
+    Attributes: `model_config` (None if no model was given), `training_config`, `dataset_config`,
+    `optimizer_config`, `parallel_config`, `moe_config`, `lora_config`, `general_config`. Sections are shared:
+    `all_config.model_config.parallel_config is all_config.parallel_config`.
 
     Args:
         sections: sections by name; those not given are taken from the given ones that hold them, or get their defaults.
@@ -135,14 +135,14 @@ class AllConfig:
         return {name: getattr(self, name) for name in SECTIONS if getattr(self, name) is not None}
 
     def to_dict(self):
-        """Nested dict of every setting, as :func:`init_configs_from_dict` reads it."""
+        """Nested dict of every setting, as `init_configs_from_dict` reads it."""
         result = {name: section.to_dict() for name, section in self.sections().items()}
         if self.general_config:
             result["general_config"] = copy.deepcopy(dict(self.general_config))
         return result
 
     def to_yaml(self, path=None):
-        """Yaml text of every setting (written to ``path`` too if given); it reads back to an equal AllConfig."""
+        """Yaml text of every setting (written to `path` too if given); it reads back to an equal AllConfig."""
         return to_yaml(self, path)
 
     def __eq__(self, other):
@@ -158,5 +158,5 @@ class AllConfig:
 
 
 def kind_links(section):
-    """Names of the other sections that ``section`` refers to."""
+    """Names of the other sections that `section` refers to."""
     return [name for name in type(section).model_fields if name not in type(section).own_fields()]

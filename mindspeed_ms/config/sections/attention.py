@@ -12,7 +12,7 @@ POSITION_TYPES = ("absolute", "learned_absolute", "rope", "none")
 
 
 class FlashAttentionConfig(Section):
-    """``model_config.fa_config``: settings of the fused attention operator."""
+    """`model_config.fa_config`: settings of the fused attention operator."""
 
     config_name: ClassVar[str] = "fa_config"
 
@@ -58,7 +58,7 @@ class FlashAttentionConfig(Section):
 
 
 class RopeScalingConfig(Section):
-    """``model_config.rope_scaling``: how rotary frequencies are changed for sequences longer than in training."""
+    """`model_config.rope_scaling`: how rotary frequencies are changed for sequences longer than in training."""
 
     config_name: ClassVar[str] = "rope_scaling"
 
@@ -348,6 +348,7 @@ class PositionFields(Section):
         "长序列的旋转频率缩放。",
         later="scaling of rotary frequencies",
         later_parts=("model_config.rope_scaling.",),
+        checkpoint=COMPARED,
     )
     apply_rope_fusion: Bool = field(
         False,

@@ -1,4 +1,4 @@
-"""What all sections share: unknown keys refused with a suggestion, second spellings, links to other sections."""
+"""Section, the base class of all sections: unknown keys are refused with a suggestion, errors name key and value."""
 
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -23,7 +23,7 @@ _COLLECTING = ContextVar("collecting", default=False)
 
 @contextmanager
 def collecting():
-    """Inside it a section leaves rules about several fields to ``checks``, so that all problems come out together."""
+    """Inside it a section leaves rules about several fields to `checks`, so that all problems come out together."""
     token = _COLLECTING.set(True)
     try:
         yield
@@ -32,7 +32,7 @@ def collecting():
 
 
 def is_collecting():
-    """True inside :func:`collecting`."""
+    """True inside `collecting`."""
     return _COLLECTING.get()
 
 
@@ -136,7 +136,7 @@ class Section(BaseModel):
         return getattr(self, name)
 
     def get(self, name, default=None):
-        """The field ``name``, or ``default`` if there is no such field or it is None."""
+        """The field `name`, or `default` if there is no such field or it is None."""
         value = self[name] if name in type(self).own_fields() or name in self.spellings else None
         return default if value is None else value
 
@@ -151,7 +151,7 @@ class Section(BaseModel):
 
 
 def expectation(info):
-    """What the pydantic field ``info`` takes, in words."""
+    """The values that the pydantic field `info` takes, in words."""
     words = _kinds(Annotated[(info.annotation, *info.metadata)] if info.metadata else info.annotation)
     return " or ".join(dict.fromkeys(words)) or "another type"
 
@@ -172,7 +172,7 @@ def _kinds(annotation):
 
 
 def nested_section(info):
-    """The Section class that the pydantic field ``info`` holds, or None."""
+    """The Section class that the pydantic field `info` holds, or None."""
     return next(
         (
             part

@@ -1,4 +1,4 @@
-"""The part of ``training_config`` about checkpoints."""
+"""The part of `training_config` about checkpoints."""
 
 from mindspeed_ms.config import conversions
 from mindspeed_ms.config.sections.base import Section

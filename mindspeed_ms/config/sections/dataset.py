@@ -1,4 +1,4 @@
-"""``dataset_config``: batches, data files, tokenizer."""
+"""`dataset_config`: batches, data files, tokenizer."""
 
 from typing import ClassVar
 
@@ -186,6 +186,6 @@ class DatasetConfig(Section):
     vocab_extra_ids: Count = field(0, "Extra ids behind the vocabulary.", "词表之后的附加id数。", seen="parameters")
 
     def derive(self):
-        """The loader passes once unless told otherwise, as in Megatron."""
+        """The loader passes once by default, as in Megatron."""
         if self.dataloader_type is None:
             self.fill(dataloader_type="single")

@@ -1,4 +1,4 @@
-"""One field of a section: default, help, Megatron's names and flags, status. The only place that declares an option."""
+"""Field of a section: default, help, Megatron's names and flags, status. It is the only place that declares an option."""
 
 from dataclasses import dataclass
 
@@ -20,8 +20,8 @@ class Alias:
         name: Megatron's name in the Namespace.
         english, chinese: one line of help.
         value: the path is set to it if the flag is given.
-        convert: takes the place of `value`, see :class:`Option`.
-        form, megatron: see :class:`Option`.
+        convert: takes the place of `value`, see `Option`.
+        form, megatron: see `Option`.
         seen: what one observes; "" if it is the field's.
     """
 
@@ -37,7 +37,7 @@ class Alias:
 
 @dataclass(frozen=True)
 class Option:
-    """What a field says beside its type, default and English help; pydantic keeps it as `json_schema_extra`.
+    """Facts of a field beside its type, default and English help; pydantic keeps them as `json_schema_extra`.
 
     Args:
         chinese: one line of help.
@@ -53,8 +53,8 @@ class Option:
         flag: option string, "" for `--name-with-dashes` (OFF: `--no-name-with-dashes`).
         also: further option strings; their names count in a Namespace too.
         off: option string that sets an ON switch to False, "" for `--no-name-with-dashes`.
-        megatron: Megatron's default; SAME if it is the guide's. None stands for "not given".
-        convert: `convert(value, view) -> {path: value}` of :mod:`mindspeed_ms.config.conversions`; None copies the value.
+        megatron: Megatron's default; SAME if it is the guide's. None means "not given".
+        convert: `convert(value, view) -> {path: value}` of `mindspeed_ms.config.conversions`; None copies the value.
         needs: Megatron's default has no effect unless one of these was given ("name", or "name=value").
         ignored, refused: why a value other than the default has no effect, or is an error: (English, Chinese).
         note: what differs from Megatron: (English, Chinese).
@@ -99,7 +99,7 @@ def field(default, english, chinese, **facts):
             dicts are copied, a class is called.
         english (str): one line of help.
         chinese (str): the same in Chinese.
-        facts: see :class:`Option`.
+        facts: see `Option`.
     """
     option = Option(chinese, **facts)
     if isinstance(default, (list, dict)):
@@ -125,5 +125,5 @@ def link(section):
 
 
 def is_link(info):
-    """True if the pydantic field `info` was made by :func:`link`."""
+    """True if the pydantic field `info` was made by `link`."""
     return isinstance(info.json_schema_extra, dict) and bool(info.json_schema_extra.get("link"))

@@ -1,4 +1,4 @@
-"""The part of `model_config` inside the layers: activation, norms, residual, initialisation, data types, dropout."""
+"""The part of `model_config` about layers: activation, norms, residual, initialisation, data types, dropout."""
 
 from mindspeed_ms.config import conversions
 from mindspeed_ms.config.sections.base import Section

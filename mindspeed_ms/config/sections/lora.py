@@ -1,4 +1,4 @@
-"""``lora_config``: low-rank adapters."""
+"""`lora_config`: low-rank adapters."""
 
 from typing import ClassVar
 

@@ -1,4 +1,4 @@
-"""``model_config``: shape, numbers and layers of the model."""
+"""`model_config`: shape, numbers and layers of the model."""
 
 from typing import ClassVar
 
@@ -80,7 +80,7 @@ class TransformerConfig(LayerFields, PositionFields, AttentionFields, SizeFields
 
     ``TransformerConfig(vocab_size, num_layers, num_attention_heads, hidden_size, ffn_hidden_size, parallel_config,
     training_config, lora_config=..., dataset_config=..., moe_config=..., **fields)``; sections not given get their
-    defaults. ``parallel_config`` etc. are shared by identity.
+    defaults. `parallel_config` etc. are shared by identity.
     """
 
     config_name: ClassVar[str] = "model_config"
@@ -160,7 +160,12 @@ class TransformerConfig(LayerFields, PositionFields, AttentionFields, SizeFields
         seen="error",
     )
     num_experts: PositiveInt | None = field(
-        None, "Second place of moe_config.num_experts.", "与moe_config.num_experts相同。", name=YAML_ONLY, seen="parameters"
+        None,
+        "Second place of moe_config.num_experts.",
+        "与moe_config.num_experts相同。",
+        name=YAML_ONLY,
+        seen="parameters",
+        checkpoint=TAKEN,
     )
     encoder_num_layers: PositiveInt | None = field(
         None,
@@ -242,14 +247,14 @@ class TransformerConfig(LayerFields, PositionFields, AttentionFields, SizeFields
 
     @classmethod
     def rewrite(cls, values, problems):
-        """``recompute_activations`` is Megatron's short form of selective recomputation."""
+        """`recompute_activations` is Megatron's short form of selective recomputation."""
         values = dict(super().rewrite(values, problems))
         if values.pop("recompute_activations", None):
             values.setdefault("recompute_granularity", "selective")
         return values
 
     def derive(self):
-        """Fill what follows from other fields; see each field's ``derived``."""
+        """Fill what follows from other fields; see each field's `derived`."""
         given = self.model_fields_set
         half = "bfloat16" if self.training_config.bf16 else "float16" if self.training_config.fp16 else None
         if half and "params_dtype" not in given:

@@ -1,10 +1,10 @@
-"""``moe_config``: mixture of experts."""
+"""`moe_config`: mixture of experts."""
 
 from typing import ClassVar
 
 from mindspeed_ms.config import conversions
 from mindspeed_ms.config.sections.base import Section
-from mindspeed_ms.config.sections.field import SWITCH, Alias, field
+from mindspeed_ms.config.sections.field import COMPARED, SWITCH, TAKEN, Alias, field
 from mindspeed_ms.config.values import Bool, Count, Float, IntList, NotNegative, PositiveInt, one_of
 
 _SAME_NUMBERS = (
@@ -26,6 +26,7 @@ class MoEConfig(Section):
         seen="parameters",
         later="a mixture of experts",
         later_parts=("moe_config.",),
+        checkpoint=COMPARED,
     )
     moe_ffn_hidden_size: PositiveInt | None = field(
         None,
@@ -34,11 +35,12 @@ class MoEConfig(Section):
         also=("--moe-intermediate-size",),
         convert=conversions.moe_ffn_hidden_size,
         seen="parameters",
+        checkpoint=COMPARED,
     )
     moe_grouped_gemm: Bool = field(
         False, "All experts in one grouped matrix product.", "所有专家合并为一次分组矩阵乘。", seen="operators"
     )
-    moe_router_topk: PositiveInt = field(2, "Experts per token.", "每个token选择的专家数。", seen="output")
+    moe_router_topk: PositiveInt = field(2, "Experts per token.", "每个token选择的专家数。", seen="output", checkpoint=COMPARED)
     moe_router_load_balancing_type: one_of("aux_loss", "seq_aux_loss", "sinkhorn", "none") = field(
         "none",
         "How the router is kept balanced.",
@@ -48,10 +50,10 @@ class MoEConfig(Section):
         seen="output",
     )
     moe_router_score_function: one_of("softmax", "sigmoid") = field(
-        "softmax", "Function on the router's logits.", "路由分数函数。", seen="output"
+        "softmax", "Function on the router's logits.", "路由分数函数。", seen="output", checkpoint=COMPARED
     )
     moe_router_pre_softmax: Bool = field(
-        False, "Softmax over all experts before top-k.", "先对全部专家做softmax再取top-k。", seen="output"
+        False, "Softmax over all experts before top-k.", "先对全部专家做softmax再取top-k。", seen="output", checkpoint=COMPARED
     )
     moe_router_dtype: one_of("fp32", "fp64") | None = field(
         None,
@@ -63,16 +65,31 @@ class MoEConfig(Section):
         ),
     )
     moe_router_num_groups: PositiveInt | None = field(
-        None, "Groups of experts for group-limited routing.", "分组路由的专家组数。", also=("--n-group",), seen="output"
+        None,
+        "Groups of experts for group-limited routing.",
+        "分组路由的专家组数。",
+        also=("--n-group",),
+        seen="output",
+        checkpoint=COMPARED,
     )
     moe_router_group_topk: PositiveInt | None = field(
-        None, "Groups chosen per token.", "每个token选择的专家组数。", also=("--topk-group",), seen="output"
+        None,
+        "Groups chosen per token.",
+        "每个token选择的专家组数。",
+        also=("--topk-group",),
+        seen="output",
+        checkpoint=COMPARED,
     )
     moe_router_topk_scaling_factor: Float | None = field(
-        None, "Factor on the chosen probabilities.", "所选概率的缩放系数。", also=("--routed-scaling-factor",), seen="output"
+        None,
+        "Factor on the chosen probabilities.",
+        "所选概率的缩放系数。",
+        also=("--routed-scaling-factor",),
+        seen="output",
+        checkpoint=COMPARED,
     )
     moe_router_enable_expert_bias: Bool = field(
-        False, "Balance by a bias per expert without loss.", "用专家偏置实现无损失的均衡。", seen="output"
+        False, "Balance by a bias per expert without loss.", "用专家偏置实现无损失的均衡。", seen="output", checkpoint=TAKEN
     )
     moe_router_bias_update_rate: NotNegative = field(0.001, "Step of the expert bias.", "专家偏置的更新步长。", seen="output")
     norm_topk_prob: Bool = field(
@@ -80,6 +97,7 @@ class MoEConfig(Section):
         "Normalise the chosen probabilities to sum 1 (Qwen, DeepSeek).",
         "将所选概率归一化为和为1（Qwen、DeepSeek）。",
         seen="output",
+        checkpoint=COMPARED,
     )
     moe_token_dispatcher_type: one_of("alltoall", "allgather", "alltoall_seq", "flex") = field(
         "alltoall",
@@ -121,6 +139,7 @@ class MoEConfig(Section):
         megatron=None,
         convert=conversions.moe_layer_freq,
         seen="parameters",
+        checkpoint=TAKEN,
     )
     first_k_dense_replace: Count | None = field(
         None,
@@ -128,12 +147,13 @@ class MoEConfig(Section):
         "前k层保持稠密（DeepSeek）。",
         convert=conversions.first_k_dense,
         seen="parameters",
+        checkpoint=TAKEN,
     )
     moe_shared_expert_intermediate_size: PositiveInt | None = field(
-        None, "Width inside the shared experts.", "共享专家的内部宽度。", seen="parameters"
+        None, "Width inside the shared experts.", "共享专家的内部宽度。", seen="parameters", checkpoint=TAKEN
     )
     n_shared_experts: PositiveInt | None = field(
-        None, "Number of shared experts (DeepSeek).", "共享专家数（DeepSeek）。", seen="parameters"
+        None, "Number of shared experts (DeepSeek).", "共享专家数（DeepSeek）。", seen="parameters", checkpoint=TAKEN
     )
     moe_shared_expert_overlap: Bool = field(
         False, "Overlap shared experts with dispatching.", "共享专家与分发通信重叠。", seen="operators"

@@ -1,4 +1,4 @@
-"""``optimizer_config``: optimizer, learning rate, weight decay, clipping, details of ZeRO."""
+"""`optimizer_config`: optimizer, learning rate, weight decay, clipping, details of ZeRO."""
 
 from typing import ClassVar
 
@@ -31,7 +31,7 @@ DECAY_STYLES = ("constant", "linear", "cosine", "inverse-square-root", "WSD")
 
 
 class GradClipConfig(Section):
-    """``training_config.grad_clip_kwargs``, and the long form of ``optimizer_config.clip_grad``."""
+    """`training_config.grad_clip_kwargs`, and the long form of `optimizer_config.clip_grad`."""
 
     config_name: ClassVar[str] = "grad_clip_kwargs"
 
@@ -45,7 +45,7 @@ class GradClipConfig(Section):
 
 
 class ZeroConfig(Section):
-    """``optimizer_config.zero_config``: details of the ZeRO level that ``parallel_config.zero_level`` chooses."""
+    """`optimizer_config.zero_config`: details of the ZeRO level that `parallel_config.zero_level` chooses."""
 
     config_name: ClassVar[str] = "zero_config"
 
@@ -77,7 +77,7 @@ class ZeroConfig(Section):
 
 
 class OptimizerConfig(Section):
-    """Optimizer and its schedules. ``OptimizerConfig(parallel_config, **fields)``."""
+    """Optimizer and its schedules. `OptimizerConfig(parallel_config, **fields)`."""
 
     config_name: ClassVar[str] = "optimizer_config"
 
@@ -274,7 +274,7 @@ class OptimizerConfig(Section):
 
     @classmethod
     def rewrite(cls, values, problems):
-        """``clip_grad: {grad_clip_type, clip_value}`` is the same as the two fields."""
+        """`clip_grad: {grad_clip_type, clip_value}` is the same as the two fields."""
         clip = values.get("clip_grad")
         if not isinstance(clip, dict):
             return values
@@ -290,7 +290,7 @@ class OptimizerConfig(Section):
         return values
 
     def derive(self):
-        """Fill what follows from other fields; see each field's ``derived``."""
+        """Fill what follows from other fields; see each field's `derived`."""
         constant = self.weight_decay_incr_style == "constant"
         if self.start_weight_decay is None:
             self.fill(start_weight_decay=self.weight_decay if constant else 0.0)

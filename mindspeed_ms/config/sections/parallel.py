@@ -1,4 +1,4 @@
-"""``parallel_config``: how the model and the data are cut over ranks."""
+"""`parallel_config`: how the model and the data are cut over ranks."""
 
 from typing import ClassVar
 
@@ -11,7 +11,7 @@ RECOMPUTE_LISTS = ("recompute", "select_recompute", "select_comm_recompute")
 
 
 class ModelParallelConfig(Section):
-    """Parallel layout. ``ModelParallelConfig(tensor_model_parallel_size=8, sequence_parallel=True)``."""
+    """Parallel layout. `ModelParallelConfig(tensor_model_parallel_size=8, sequence_parallel=True)`."""
 
     config_name: ClassVar[str] = "parallel_config"
     groups: ClassVar[dict[str, dict[str, str]]] = {"recompute_config": {name: name for name in RECOMPUTE_LISTS}}

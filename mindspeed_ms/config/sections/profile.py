@@ -1,4 +1,4 @@
-"""The part of ``training_config`` about profiling."""
+"""The part of `training_config` about profiling."""
 
 from mindspeed_ms.config.sections.base import Section
 from mindspeed_ms.config.sections.field import LIST, SWITCH, Alias, field

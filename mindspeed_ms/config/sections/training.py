@@ -1,4 +1,4 @@
-"""``training_config``: length, precision, loss scaling, gradient reduction, logging."""
+"""`training_config`: length, precision, loss scaling, gradient reduction, logging."""
 
 from typing import ClassVar
 
@@ -20,7 +20,7 @@ LOSS_FUNCTIONS = ("VocabParallelCrossEntropy",)
 
 
 class LossFunctionConfig(Section):
-    """``training_config.loss_func_kwargs``."""
+    """`training_config.loss_func_kwargs`."""
 
     config_name: ClassVar[str] = "loss_func_kwargs"
 
@@ -280,7 +280,7 @@ class RunFields(Section):
 
 
 class TrainingConfig(ProfileFields, CheckpointFields, RunFields):
-    """The run. ``TrainingConfig(parallel_config, dataset_config=..., lora_config=..., **fields)``."""
+    """The run. `TrainingConfig(parallel_config, dataset_config=..., lora_config=..., **fields)`."""
 
     config_name: ClassVar[str] = "training_config"
 
@@ -294,10 +294,10 @@ class TrainingConfig(ProfileFields, CheckpointFields, RunFields):
 
     @property
     def dynamic_loss_scale(self):
-        """True if the loss scale adapts: fp16 without a constant ``loss_scale``."""
+        """True if the loss scale adapts: fp16 without a constant `loss_scale`."""
         return self.fp16 and self.loss_scale is None
 
     @property
     def random_seed(self):
-        """The seed that is used: ``seed``, or 1234."""
+        """The seed that is used: `seed`, or 1234."""
         return self.seed if self.seed is not None else 1234

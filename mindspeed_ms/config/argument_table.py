@@ -9,18 +9,10 @@ from mindspeed_ms.config.flags_without_effect import read_flags
 from mindspeed_ms.config.row import rows_of
 from mindspeed_ms.config.schema import SECTIONS
 
-# in the order of --help; an argument that lies further down wins over what another one implies
-_ORDER = (
-    "model_config",
-    "training_config",
-    "dataset_config",
-    "optimizer_config",
-    "parallel_config",
-    "moe_config",
-    "lora_config",
-)
 _FLAGS, RUNTIME_NAMES = read_flags()
-TABLE = (*(row for name in _ORDER for row in rows_of(SECTIONS[name])), *_FLAGS)
+# in the order of --help; an argument that lies further down wins over what another one implies
+_SECTIONS = [SECTIONS[f"{name}_config"] for name in ("model", "training", "dataset", "optimizer", "parallel", "moe", "lora")]
+TABLE = (*(row for section in _SECTIONS for row in rows_of(section)), *_FLAGS)
 
 
 @cache

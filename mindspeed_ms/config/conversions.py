@@ -72,14 +72,9 @@ def rope_scaling_value(key):
     return convert
 
 
-def only_typed(path):
+def exit_signal_handler(value, view):
     """Megatron's default is not taken over."""
-    name = path.rpartition(".")[2]
-
-    def convert(value, view):
-        return {path: value} if view.is_typed(name) else {}
-
-    return convert
+    return {"training_config.exit_signal_handler": value} if view.is_typed("exit_signal_handler") else {}
 
 
 def rope_fusion(value, view):
@@ -114,14 +109,10 @@ def encoder_num_layers(value, view):
     return {} if value == view.get("num_layers") else {"model_config.encoder_num_layers": value}
 
 
-def minus_one_is_none(path):
+def zero_shard_size(value, view):
     """-1 means "not set"."""
-
-    def convert(value, view):
-        del view
-        return {path: None if value == -1 else value}
-
-    return convert
+    del view
+    return {"parallel_config.zero_shard_size": None if value == -1 else value}
 
 
 def ulysses_degree(value, view):
@@ -163,7 +154,8 @@ def check_for_nan(value, view):
 def logging_level(value, view):
     """Python's number to its name."""
     del view
-    return {"training_config.log_level": _LOG_LEVELS.get(value, value)} if value is not None else {}
+    level = _LOG_LEVELS.get(value, value) if isinstance(value, int) else value
+    return {"training_config.log_level": level} if level is not None else {}
 
 
 def save(value, view):
@@ -250,7 +242,7 @@ def load_balancing(value, view):
         return {}
     if value == "noaux_tc":
         return {"moe_config.moe_router_load_balancing_type": "none", "moe_config.moe_router_enable_expert_bias": True}
-    return {"moe_config.moe_router_load_balancing_type": {"group_limited_greedy": "aux_loss"}.get(value, value)}
+    return {"moe_config.moe_router_load_balancing_type": "aux_loss" if value == "group_limited_greedy" else value}
 
 
 def first_k_dense(value, view):
@@ -276,7 +268,7 @@ def lora_targets(value, view):
     """Module names of MindSpeed-LLM to upstream's list of patterns; naming modules switches LoRA on."""
     if not value:
         return {}
-    names = [value] if isinstance(value, str) else list(value)
+    names = value if isinstance(value, (list, tuple)) else [value]
     settings = {"lora_config.target_cells": [{"target_cells": [rf".*\.{re.escape(str(name))}" for name in names]}]}
     if not view.is_typed("use_lora"):
         settings["lora_config.use_lora"] = True

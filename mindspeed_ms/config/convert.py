@@ -17,8 +17,6 @@ from mindspeed_ms.config.errors import ConfigError, Problem
 from mindspeed_ms.config.printing import dump_yaml
 from mindspeed_ms.config.resolve import complete
 from mindspeed_ms.config.row import IGNORED, REFUSED
-from mindspeed_ms.config.schema import field_info
-from mindspeed_ms.config.sections.base import nested_section
 from mindspeed_ms.config.sections.field import LIST, SWITCH, VALUE
 from mindspeed_ms.config.settings import build
 from mindspeed_ms.layout.options import uses_sequence_parallel
@@ -263,10 +261,9 @@ def _fate(row):
 def _nested(settings):
     result = {}
     for path, setting in settings.by_path.items():
-        section, field, *rest = path.split(".")
-        target = result.setdefault(section, {})
-        if rest and nested_section(field_info(f"{section}.{field}")) is not None:
-            target.setdefault(field, {})[rest[0]] = setting.value
-        else:
-            target[field] = setting.value
-    return {name: result[name] for name in sorted(result, key=list(result).index)}
+        *sections, field = path.split(".")
+        target = result
+        for name in sections:
+            target = target.setdefault(name, {})
+        target[field] = setting.value
+    return result

@@ -99,27 +99,32 @@ def rows_of(section, path=None):
 
 
 def _field_row(path, info, option, name):
-    status = IGNORED if option.ignored else REFUSED if option.refused else WORKS
-    reason, reason_zh = option.ignored or option.refused or option.note or ("", "")
-    facts = {
-        "info": info,
-        "megatron": option.megatron,
-        "convert": option.convert,
-        "status": status,
-        "reason": reason,
-        "reason_zh": reason_zh,
-        "needs": option.needs,
-        "seen": option.seen,
-        "help_en": info.description,
-        "help_zh": option.chinese,
-    }
-    if name == YAML_ONLY:
-        return Row(path, path, **facts)
-    form = option.form or (ON if is_switch(info) else VALUE)
-    flags, off_flags = _flags(name, form, option)
-    names = (() if form == OFF else [other[2:].replace("-", "_") for other in option.also], option.names)
-    names = tuple(dict.fromkeys(other for group in names for other in group if other != name))
-    return Row(name, path, flags=flags, off_flags=off_flags, form=form, names=names, **facts)
+    has_flag = name != YAML_ONLY
+    form = (option.form or (ON if is_switch(info) else VALUE)) if has_flag else VALUE
+    flags, off_flags = _flags(name, form, option) if has_flag else ((), ())
+    others = [*(flag[2:].replace("-", "_") for flag in option.also if form != OFF), *option.names]
+    return Row(
+        name if has_flag else path,
+        path,
+        info,
+        flags,
+        off_flags,
+        form,
+        tuple(dict.fromkeys(other for other in others if other != name)),
+        megatron=option.megatron,
+        convert=option.convert,
+        status=IGNORED if option.ignored else REFUSED if option.refused else WORKS,
+        reason=_text(option, 0),
+        reason_zh=_text(option, 1),
+        needs=option.needs,
+        seen=option.seen,
+        help_en=info.description,
+        help_zh=option.chinese,
+    )
+
+
+def _text(option, language):
+    return (option.ignored or option.refused or option.note or ("", ""))[language]
 
 
 def _flags(name, form, option):

@@ -20,40 +20,40 @@ class FlashAttentionConfig(Section):
         None,
         "1 - dropout inside the operator; null follows attention_dropout.",
         "算子内的保留概率，空表示1-attention_dropout。",
+        "error",
         name="fa_keep_prob",
-        seen="error",
     )
     pre_tokens: Int = field(
         65536,
         "How many earlier tokens a token attends to (sparse_mode 4 and 0).",
         "每个token可见的之前token数。",
+        "output",
         name="pre_tockens",
         names=("pre_tocken",),
         also=("--pre-tokens",),
-        seen="output",
         yaml_names=("pre_tockens",),
     )
     next_tokens: Int = field(
         0,
         "How many later tokens a token attends to.",
         "每个token可见的之后token数。",
+        "output",
         name="next_tockens",
         names=("next_tocken",),
         also=("--next-tokens",),
-        seen="output",
         yaml_names=("next_tockens",),
     )
     input_layout: one_of("SBH", "BNSD", "BSH", "BSND") = field(
         "SBH",
         "Layout of the operator's inputs.",
         "算子输入的排布。",
+        "operators",
         name="shape_order",
         also=("--fa-input-layout",),
-        seen="operators",
         yaml_names=("shape_order",),
     )
     sparse_mode: integer(ge=0, le=4) = field(
-        0, "Mask form of the fused attention operator.", "融合注意力算子的掩码模式。", name="sparse_mode", seen="output"
+        0, "Mask form of the fused attention operator.", "融合注意力算子的掩码模式。", "output", name="sparse_mode"
     )
 
 
@@ -66,9 +66,9 @@ class RopeScalingConfig(Section):
         "llama3",
         "Rule of the scaling.",
         "缩放规则。",
+        "output",
         name="rope_scaling_type",
         megatron=None,
-        seen="output",
         yaml_names=("rope_type",),
         aliases=(
             Alias(
@@ -83,116 +83,112 @@ class RopeScalingConfig(Section):
         8.0,
         "How many times longer the sequence gets.",
         "序列变长的倍数。",
+        "output",
         name="rope_scaling_factor",
         convert=conversions.rope_scaling_value("factor"),
-        seen="output",
     )
     low_freq_factor: PositiveFloat = field(
         1.0,
         "llama3: below this frequency factor all is scaled.",
         "llama3：低于该频率系数的全部缩放。",
+        "output",
         name="rope_scaling_low_freq_factor",
         also=("--low-freq-factor",),
         convert=conversions.rope_scaling_value("low_freq_factor"),
-        seen="output",
     )
     high_freq_factor: PositiveFloat = field(
         4.0,
         "llama3: above this frequency factor nothing is scaled.",
         "llama3：高于该频率系数的不缩放。",
+        "output",
         name="rope_scaling_high_freq_factor",
         also=("--high-freq-factor",),
         convert=conversions.rope_scaling_value("high_freq_factor"),
-        seen="output",
     )
     original_max_position_embeddings: PositiveInt = field(
         8192,
         "Sequence length of the first training.",
         "最初训练的序列长度。",
+        "output",
         name="rope_scaling_original_max_position_embeddings",
         also=("--original-max-position-embeddings",),
         convert=conversions.rope_scaling_value("original_max_position_embeddings"),
-        seen="output",
     )
     beta_fast: PositiveFloat = field(
         32.0,
         "yarn: rotations above which nothing is scaled.",
         "yarn：旋转次数高于此值不缩放。",
+        "output",
         name="rope_scaling_beta_fast",
         convert=conversions.rope_scaling_value("beta_fast"),
-        seen="output",
     )
     beta_slow: PositiveFloat = field(
         1.0,
         "yarn: rotations below which all is scaled.",
         "yarn：旋转次数低于此值全部缩放。",
+        "output",
         name="rope_scaling_beta_slow",
         convert=conversions.rope_scaling_value("beta_slow"),
-        seen="output",
     )
     mscale: PositiveFloat = field(
         1.0,
         "yarn: attention temperature.",
         "yarn：注意力温度系数。",
+        "output",
         name="rope_scaling_mscale",
         convert=conversions.rope_scaling_value("mscale"),
-        seen="output",
     )
     mscale_all_dim: PositiveFloat | None = field(
         None,
         "yarn: attention temperature over all dimensions.",
         "yarn：全维度的注意力温度系数。",
+        "output",
         name="rope_scaling_mscale_all_dim",
         convert=conversions.rope_scaling_value("mscale_all_dim"),
-        seen="output",
     )
     truncate: Bool = field(
         True,
         "yarn: round the correction range.",
         "yarn：修正范围取整。",
+        "output",
         name="rope_scaling_truncate",
         form=SWITCH,
         convert=conversions.rope_scaling_value("truncate"),
-        seen="output",
     )
 
 
 class AttentionFields(Section):
     """Attention: heads, groups, biases, the fused operator."""
 
-    attention_type: one_of("self_attn") = field("self_attn", "Kind of attention.", "注意力的种类。", seen="error")
+    attention_type: one_of("self_attn") = field("self_attn", "Kind of attention.", "注意力的种类。", "error")
     group_query_attention: Bool = field(
-        False,
-        "Several query heads share one key/value head.",
-        "多个查询头共用一组键值头。",
-        seen="parameters",
-        checkpoint=COMPARED,
+        False, "Several query heads share one key/value head.", "多个查询头共用一组键值头。", "parameters", checkpoint=COMPARED
     )
     num_query_groups: PositiveInt | None = field(
         32,
         "Number of key/value groups under group_query_attention.",
         "分组查询注意力的键值组数。",
+        "parameters",
         derived="num_attention_heads without group_query_attention or for null",
         megatron=1,
         convert=conversions.num_query_groups,
-        seen="parameters",
         checkpoint=COMPARED,
     )
     kv_channels: PositiveInt | None = field(
         None,
         "Width of one attention head.",
         "单个注意力头的宽度。",
+        "parameters",
         derived="hidden_size / num_attention_heads",
-        seen="parameters",
         checkpoint=COMPARED,
     )
     qkv_has_bias: Bool = field(
         True,
         "Query, key and value projections have a bias.",
         "QKV投影带偏置。",
+        "parameters",
         name="add_qkv_bias",
         megatron=False,
-        seen="parameters",
         yaml_names=("add_qkv_bias",),
         checkpoint=TAKEN,
     )
@@ -200,39 +196,39 @@ class AttentionFields(Section):
         True,
         "The attention output projection has a bias.",
         "注意力输出投影带偏置。",
+        "parameters",
         name="add_dense_bias",
         megatron=False,
-        seen="parameters",
         yaml_names=("add_dense_bias",),
         checkpoint=TAKEN,
     )
     mlp_has_bias: Bool = field(
-        False, "The feed-forward projections have a bias.", "前馈投影带偏置。", form=SWITCH, seen="parameters", checkpoint=TAKEN
+        False, "The feed-forward projections have a bias.", "前馈投影带偏置。", "parameters", form=SWITCH, checkpoint=TAKEN
     )
     add_bias_linear: Bool = field(
         False,
         "All linear layers have a bias.",
         "所有线性层带偏置。",
+        "parameters",
         form=OFF,
         flag="--disable-bias-linear",
         also=("--no-add-bias-linear",),
         megatron=True,
-        seen="parameters",
         checkpoint=TAKEN,
     )
     apply_query_key_layer_scaling: Bool = field(
         False,
         "Divide attention scores by the layer number before, and multiply inside, the fp32 softmax.",
         "按层号缩放注意力分数，并在fp32 softmax内还原。",
+        "operators",
         convert=conversions.query_key_layer_scaling,
-        seen="operators",
         checkpoint=TAKEN,
     )
     qk_layernorm: Bool = field(
         False,
         "Normalise queries and keys of each head.",
         "对每个头的Q、K做归一化。",
-        seen="parameters",
+        "parameters",
         checkpoint=TAKEN,
         later="norms of queries and keys",
     )
@@ -240,24 +236,24 @@ class AttentionFields(Section):
         True,
         "Attention softmax in fp32.",
         "注意力softmax使用fp32。",
+        "operators",
         derived="softmax_compute_dtype, if that is given",
         megatron=False,
-        seen="operators",
     )
     mask_func_type: one_of("attn_mask_add", "attn_mask_fill") = field(
         "attn_mask_add",
         "How a mask enters the scores: added, or filled in.",
         "掩码作用于分数的方式：相加或填充。",
+        "log",
         ignored=("a masked score leaves the softmax either way", "两种方式下被掩码的分数都不进入softmax"),
-        seen="log",
     )
     use_flash_attention: Bool = field(
         False,
         "Fused attention that holds no [s, s] matrix.",
         "使用不存放[s, s]矩阵的融合注意力。",
+        "operators",
         name="use_flash_attn",
         also=("--use-flash-attention",),
-        seen="operators",
         yaml_names=("use_flash_attn",),
     )
     fa_config: FlashAttentionConfig = field(
@@ -267,6 +263,7 @@ class AttentionFields(Section):
         False,
         "Upstream's joint operator of attention and sequence parallelism.",
         "上游的注意力与序列并行合并算子。",
+        "error",
         form=SWITCH,
         also=("--use-flash-sp",),
         refused=(
@@ -274,15 +271,14 @@ class AttentionFields(Section):
             "as they are",
             "该合并算子不在已发布的MindSpore中；序列并行与FlashAttention可同时使用",
         ),
-        seen="error",
     )
     multi_latent_attention: Bool = field(
         False,
         "DeepSeek's attention with compressed keys and values.",
         "DeepSeek的压缩KV注意力。",
+        "error",
         also=("--multi-head-latent-attention",),
         refused=("compressed attention (MLA) is not part of this framework yet", "本框架尚无压缩注意力（MLA）"),
-        seen="error",
     )
 
 
@@ -293,54 +289,50 @@ class PositionFields(Section):
         "absolute",
         "Positions: absolute (= learned_absolute), rope, or none.",
         "位置编码：absolute（即可学习绝对位置）、rope或none。",
+        "parameters",
         megatron="learned_absolute",
-        seen="parameters",
         checkpoint=COMPARED,
     )
     add_position_embedding: Bool = field(
         True,
         "Add the learned positions to the embedding.",
         "在词嵌入上加可学习位置。",
+        "error",
         form=OFF,
         flag="--no-position-embedding",
         note=(
             "as in Megatron it needs rope; use --position-embedding-type none",
             "与Megatron相同，需使用rope；请用--position-embedding-type none",
         ),
-        seen="error",
         checkpoint=TAKEN,
     )
     parallel_position_embedding: Bool = field(
         False,
         "Cut the learned position table over tensor parallel ranks.",
         "将可学习位置表切到张量并行rank上。",
+        "parameters",
         form=SWITCH,
-        seen="parameters",
     )
     use_rotary_position_embeddings: Bool = field(
         False,
         "Older flag for position_embedding_type rope.",
         "position_embedding_type为rope的旧写法。",
+        "parameters",
         convert=conversions.rotary_positions,
-        seen="parameters",
         yaml_names=("use_rotary_embedding",),
         checkpoint=TAKEN,
     )
     rotary_base: PositiveFloat = field(
-        10000.0, "Base period of rotary positions.", "旋转位置编码的基本周期。", seen="output", checkpoint=COMPARED
+        10000.0, "Base period of rotary positions.", "旋转位置编码的基本周期。", "output", checkpoint=COMPARED
     )
     rotary_percent: number(gt=0, le=1) = field(
-        1.0, "Share of a head's width that is rotated.", "头宽度中参与旋转的比例。", seen="output", checkpoint=COMPARED
+        1.0, "Share of a head's width that is rotated.", "头宽度中参与旋转的比例。", "output", checkpoint=COMPARED
     )
     rotary_interleaved: Bool = field(
-        False,
-        "Rotate neighbouring pairs instead of halves.",
-        "旋转相邻元素对而不是前后两半。",
-        seen="output",
-        checkpoint=COMPARED,
+        False, "Rotate neighbouring pairs instead of halves.", "旋转相邻元素对而不是前后两半。", "output", checkpoint=COMPARED
     )
     rotary_seq_len_interpolation_factor: PositiveFloat | None = field(
-        None, "Positions are divided by this factor.", "位置除以该系数（线性插值）。", seen="output", checkpoint=COMPARED
+        None, "Positions are divided by this factor.", "位置除以该系数（线性插值）。", "output", checkpoint=COMPARED
     )
     rope_scaling: RopeScalingConfig | None = field(
         None,
@@ -354,10 +346,10 @@ class PositionFields(Section):
         False,
         "Use the fused rotary operator.",
         "使用融合的旋转位置算子。",
+        "operators",
         also=("--use-fused-rotary-pos-emb",),
         off="--no-rope-fusion",
         megatron=True,
         convert=conversions.rope_fusion,
         note=ONE_KERNEL,
-        seen="operators",
     )

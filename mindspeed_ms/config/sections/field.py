@@ -91,7 +91,7 @@ class Option:
         schema["description"] = f"{schema['description']} {self.chinese}"
 
 
-def field(default, english, chinese, **facts):
+def field(default, english, chinese, seen="", **facts):
     """A field of a section.
 
     Args:
@@ -99,9 +99,10 @@ def field(default, english, chinese, **facts):
             dicts are copied, a class is called.
         english (str): one line of help.
         chinese (str): the same in Chinese.
+        seen (str): what one observes when the value changes, see `Option`; a nested section has none of its own.
         facts: see `Option`.
     """
-    option = Option(chinese, **facts)
+    option = Option(chinese, seen, **facts)
     if isinstance(default, (list, dict)):
         return Field(default_factory=default.copy, description=english, json_schema_extra=option)
     if isinstance(default, type):

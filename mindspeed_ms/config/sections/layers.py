@@ -18,8 +18,8 @@ class LayerFields(Section):
         "gelu",
         "Activation of the feed-forward block.",
         "前馈网络的激活函数。",
+        "output",
         megatron=None,
-        seen="output",
         aliases=(
             Alias(
                 "swiglu",
@@ -39,43 +39,43 @@ class LayerFields(Section):
         False,
         "The feed-forward block has a gate.",
         "前馈网络带门控。",
+        "error",
         derived="hidden_act",
         form=SWITCH,
-        seen="error",
         checkpoint=COMPARED,
     )
     apply_swiglu_fusion: Bool = field(
         False,
         "Use the fused swiglu operator.",
         "使用融合的swiglu算子。",
+        "operators",
         name="use_fused_swiglu",
         also=("--apply-swiglu-fusion",),
         note=ONE_KERNEL,
-        seen="operators",
     )
     bias_gelu_fusion: Bool = field(
         False,
         "Fused bias and gelu: the tanh form of gelu.",
         "偏置与gelu融合，使用tanh形式的gelu。",
+        "output",
         form=OFF,
         megatron=True,
-        seen="output",
     )
     bias_swiglu_fusion: Bool = field(
         False,
         "Fused bias and swiglu; same numbers.",
         "偏置与swiglu融合，数值相同。",
+        "log",
         form=OFF,
         megatron=True,
         ignored=SAME_NUMBERS,
-        seen="log",
     )
 
     normalization: one_of(*NORMALIZATIONS) = field(
         "LayerNorm",
         "Norm layers.",
         "归一化层的种类。",
-        seen="parameters",
+        "parameters",
         aliases=(
             Alias(
                 "use_fused_rmsnorm",
@@ -87,106 +87,102 @@ class LayerFields(Section):
         ),
         checkpoint=COMPARED,
     )
-    norm_epsilon: PositiveFloat = field(1e-05, "Epsilon of the norms.", "归一化的epsilon。", seen="output", checkpoint=COMPARED)
+    norm_epsilon: PositiveFloat = field(1e-05, "Epsilon of the norms.", "归一化的epsilon。", "output", checkpoint=COMPARED)
     apply_layernorm_1p: Bool = field(
         False,
         "Norm weights are stored minus one.",
         "归一化权重以减一的形式存放。",
+        "error",
         refused=("norm weights are stored as they are; convert the checkpoint instead", "归一化权重按原值存放，请转换检查点"),
-        seen="error",
         checkpoint=COMPARED,
     )
     use_sandwich_norm: Bool = field(
         False,
         "A second norm after attention and after feed-forward.",
         "在注意力和前馈之后再加一次归一化。",
-        seen="parameters",
+        "parameters",
         checkpoint=COMPARED,
     )
     attn_post_norm_scale: Probability = field(
-        1.0, "Initial weight of the norm after attention.", "注意力之后归一化的初始权重。", seen="parameters"
+        1.0, "Initial weight of the norm after attention.", "注意力之后归一化的初始权重。", "parameters"
     )
     ffn_post_norm_scale: Probability = field(
-        1.0, "Initial weight of the norm after feed-forward.", "前馈之后归一化的初始权重。", seen="parameters"
+        1.0, "Initial weight of the norm after feed-forward.", "前馈之后归一化的初始权重。", "parameters"
     )
     apply_residual_connection_post_norm: Bool = field(
         False,
         "The residual is taken after the norm instead of before.",
         "残差取自归一化之后而不是之前。",
+        "output",
         name="apply_residual_connection_post_layernorm",
         also=("--apply-residual-connection-post-norm",),
-        seen="output",
         checkpoint=COMPARED,
     )
     use_final_norm: Bool = field(
         True,
         "Norm after the last layer.",
         "最后一层之后做归一化。",
+        "parameters",
         form=ON,
         off="--no-post-layer-norm",
-        seen="parameters",
         checkpoint=COMPARED,
     )
     residual_connection_dtype: Dtype | None = field(
         None,
         "Data type of the residual stream.",
         "残差流的数据类型。",
+        "output",
         derived="float32 with fp32_residual_connection, else compute_dtype",
-        seen="output",
     )
-    fp32_residual_connection: Bool = field(False, "Keep the residual stream in fp32.", "残差流保持fp32。", seen="output")
+    fp32_residual_connection: Bool = field(False, "Keep the residual stream in fp32.", "残差流保持fp32。", "output")
 
     init_method_std: NotNegative = field(
-        0.01, "Standard deviation of the normal initialisation.", "正态初始化的标准差。", megatron=0.02, seen="parameters"
+        0.01, "Standard deviation of the normal initialisation.", "正态初始化的标准差。", "parameters", megatron=0.02
     )
     embedding_init_std: NotNegative | None = field(
-        None, "Standard deviation for the embeddings.", "词嵌入初始化的标准差。", derived="init_method_std", seen="parameters"
+        None, "Standard deviation for the embeddings.", "词嵌入初始化的标准差。", "parameters", derived="init_method_std"
     )
     scaled_output_init: Bool = field(
         True,
         "Output projections start with std / sqrt(2 * num_layers).",
         "输出投影以std/sqrt(2*层数)初始化。",
+        "parameters",
         form=SWITCH,
-        seen="parameters",
     )
-    init_method: Free = field(
-        "normal", "Initialiser of weights: a name or a number.", "权重初始化：名称或数值。", seen="parameters"
-    )
-    bias_init: Free = field(
-        "zeros", "Initialiser of biases: a name or a number.", "偏置初始化：名称或数值。", seen="parameters"
-    )
+    init_method: Free = field("normal", "Initialiser of weights: a name or a number.", "权重初始化：名称或数值。", "parameters")
+    bias_init: Free = field("zeros", "Initialiser of biases: a name or a number.", "偏置初始化：名称或数值。", "parameters")
 
-    params_dtype: Dtype = field("float32", "Data type of the parameters.", "参数的数据类型。", megatron=None, seen="parameters")
+    params_dtype: Dtype = field("float32", "Data type of the parameters.", "参数的数据类型。", "parameters", megatron=None)
     compute_dtype: Dtype | None = field(
-        None, "Data type of the computation.", "计算的数据类型。", derived="params_dtype", seen="output"
+        None, "Data type of the computation.", "计算的数据类型。", "output", derived="params_dtype"
     )
     softmax_compute_dtype: Dtype = field(
         "float32",
         "Data type of the attention softmax.",
         "注意力softmax的数据类型。",
+        "operators",
         derived="float32 with attention_softmax_in_fp32, else compute_dtype",
-        seen="operators",
     )
     embedding_init_dtype: Dtype = field(
         "float32",
         "Data type in which embedding weights are drawn.",
         "词嵌入初始化时的数据类型。",
+        "parameters",
         name="embedding_dtype",
         also=("--embedding-init-dtype",),
-        seen="parameters",
         yaml_names=("embedding_dtype",),
     )
-    fp16_lm_cross_entropy: Bool = field(False, "Cross entropy in fp16.", "交叉熵使用fp16。", seen="operators")
+    fp16_lm_cross_entropy: Bool = field(False, "Cross entropy in fp16.", "交叉熵使用fp16。", "operators")
     label_smoothing: number(ge=0, lt=1) = field(
-        0.0, "Share of the target spread over the vocabulary.", "标签平滑系数。", seen="output"
+        0.0, "Share of the target spread over the vocabulary.", "标签平滑系数。", "output"
     )
     attention_dropout: Probability = field(
         0.0,
         "Dropout on attention weights.",
         "注意力权重的dropout。",
+        "output",
         names=("attention_dropout_rate",),
         megatron=0.1,
-        seen="output",
         yaml_names=("attention_dropout_rate",),
         checkpoint=TAKEN,
     )
@@ -194,20 +190,15 @@ class LayerFields(Section):
         0.0,
         "Dropout on the outputs of attention, feed-forward and embedding.",
         "注意力、前馈和词嵌入输出的dropout。",
+        "output",
         names=("hidden_dropout_rate",),
         megatron=0.1,
-        seen="output",
         yaml_names=("hidden_dropout_rate",),
         checkpoint=TAKEN,
     )
     untie_embeddings_and_output_weights: Bool = field(
-        False, "The head has a weight of its own.", "输出头使用独立的权重。", seen="parameters", checkpoint=COMPARED
+        False, "The head has a weight of its own.", "输出头使用独立的权重。", "parameters", checkpoint=COMPARED
     )
     transformer_impl: one_of("local") = field(
-        "local",
-        "Implementation of the layers.",
-        "层的实现方式。",
-        megatron=None,
-        convert=conversions.transformer_impl,
-        seen="error",
+        "local", "Implementation of the layers.", "层的实现方式。", "error", megatron=None, convert=conversions.transformer_impl
     )

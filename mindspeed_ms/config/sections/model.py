@@ -32,46 +32,46 @@ class SizeFields(Section):
         ...,
         "Vocabulary size of the embedding table, padding included.",
         "词嵌入表的词汇量（含填充）。",
+        "parameters",
         name="padded_vocab_size",
         megatron=None,
-        seen="parameters",
         yaml_names=("padded_vocab_size",),
     )
     num_layers: integer(gt=0, le=10000) = field(
-        ..., "Number of transformer layers.", "Transformer层数。", megatron=None, seen="parameters", checkpoint=TAKEN
+        ..., "Number of transformer layers.", "Transformer层数。", "parameters", megatron=None, checkpoint=TAKEN
     )
     hidden_size: PositiveInt = field(
-        ..., "Width of the hidden states.", "隐藏状态的宽度。", megatron=None, seen="parameters", checkpoint=COMPARED
+        ..., "Width of the hidden states.", "隐藏状态的宽度。", "parameters", megatron=None, checkpoint=COMPARED
     )
     num_attention_heads: PositiveInt = field(
-        ..., "Number of attention heads.", "注意力头数。", megatron=None, seen="output", checkpoint=COMPARED
+        ..., "Number of attention heads.", "注意力头数。", "output", megatron=None, checkpoint=COMPARED
     )
     ffn_hidden_size: PositiveInt = field(
         ...,
         "Width inside the feed-forward block.",
         "前馈网络的内部宽度。",
+        "parameters",
         megatron=None,
         note=(
             "from arguments its default is 4 * hidden_size, or int(8/3 * hidden_size / 64) * 64 with --swiglu",
             "参数方式下默认4*hidden_size，--swiglu时为int(8/3*hidden_size/64)*64",
         ),
-        seen="parameters",
         checkpoint=COMPARED,
     )
-    seq_length: PositiveInt = field(..., "Tokens per sample.", "每个样本的token数。", megatron=None, seen="data")
+    seq_length: PositiveInt = field(..., "Tokens per sample.", "每个样本的token数。", "data", megatron=None)
     max_position_embeddings: PositiveInt | None = field(
         None,
         "Rows of a learned position table; at least seq_length.",
         "可学习位置表的行数，不小于seq_length。",
+        "parameters",
         derived="seq_length",
-        seen="parameters",
         checkpoint=TAKEN,
     )
     make_vocab_size_divisible_by: PositiveInt = field(
         128,
         "A computed vocabulary size is padded to a multiple of this times tp.",
         "计算词汇量时填充到该数乘tp的倍数。",
-        seen="parameters",
+        "parameters",
     )
 
 
@@ -90,7 +90,7 @@ class TransformerConfig(LayerFields, PositionFields, AttentionFields, SizeFields
         None,
         "What is recomputed in backward: whole layers or the core of attention.",
         "反向中重计算的内容：整层或注意力核心。",
-        seen="operators",
+        "operators",
         aliases=(
             Alias(
                 "recompute_activations",
@@ -104,113 +104,110 @@ class TransformerConfig(LayerFields, PositionFields, AttentionFields, SizeFields
         None,
         "Full recomputation in equal groups of layers, or of the first layers.",
         "整层重计算：均匀分组，或只对前若干层。",
-        seen="operators",
+        "operators",
     )
     recompute_num_layers: PositiveInt | None = field(
-        None,
-        "Layers per group (uniform) or number of layers (block).",
-        "每组层数（uniform）或层数（block）。",
-        seen="operators",
+        None, "Layers per group (uniform) or number of layers (block).", "每组层数（uniform）或层数（block）。", "operators"
     )
     distribute_saved_activations: Bool = field(
-        False, "Cut checkpointed activations over tensor parallel ranks.", "把保存的激活切到张量并行rank上。", seen="memory"
+        False, "Cut checkpointed activations over tensor parallel ranks.", "把保存的激活切到张量并行rank上。", "memory"
     )
 
     bias_dropout_fusion: Bool = field(
         False,
         "Fused bias, dropout and residual; same numbers.",
         "偏置、dropout与残差融合，数值相同。",
+        "log",
         form=OFF,
         megatron=True,
         ignored=SAME_NUMBERS,
-        seen="log",
     )
     masked_softmax_fusion: Bool = field(
         False,
         "Fused mask and softmax; same numbers.",
         "掩码与softmax融合，数值相同。",
+        "log",
         form=OFF,
         megatron=True,
         ignored=SAME_NUMBERS,
-        seen="log",
     )
     clone_scatter_output_in_embedding: Bool = field(
         False,
         "Copy the scattered embedding so that the whole one can be freed.",
         "复制切分后的词嵌入以释放完整的那份。",
+        "log",
         form=OFF,
         megatron=True,
         ignored=("the scattered embedding is a tensor of its own in any case", "切分后的词嵌入本就是独立张量"),
-        seen="log",
     )
     fp8_format: one_of("e4m3", "hybrid") | None = field(
         None,
         "fp8 computation.",
         "fp8计算。",
+        "error",
         names=("fp8",),
         refused=("there is no fp8 computation here", "本框架没有fp8计算"),
-        seen="error",
         yaml_names=("fp8",),
     )
     out_hidden_size: PositiveInt | None = field(
         None,
         "Output width of the last layer.",
         "最后一层的输出宽度。",
+        "error",
         refused=("the last layer is as wide as the others", "最后一层与其他层同宽"),
-        seen="error",
     )
     num_experts: PositiveInt | None = field(
         None,
         "Second place of moe_config.num_experts.",
         "与moe_config.num_experts相同。",
+        "parameters",
         name=YAML_ONLY,
-        seen="parameters",
         checkpoint=TAKEN,
     )
     encoder_num_layers: PositiveInt | None = field(
         None,
         "Encoder layers of an encoder-decoder model.",
         "编码器层数（编解码模型）。",
+        "error",
         convert=conversions.encoder_num_layers,
         refused=_NO_ENCODER,
-        seen="error",
     )
     decoder_num_layers: PositiveInt | None = field(
-        None, "Decoder layers of an encoder-decoder model.", "解码器层数（编解码模型）。", refused=_NO_ENCODER, seen="error"
+        None, "Decoder layers of an encoder-decoder model.", "解码器层数（编解码模型）。", "error", refused=_NO_ENCODER
     )
     head_skip_weight_param_allocation: Bool = field(
         True,
         "Upstream's switch; the head of a tied model never allocates a weight.",
         "上游开关；共享权重时输出头从不分配权重。",
+        "log",
         form=SWITCH,
         ignored=("the head of a tied model never allocates a weight", "共享权重时输出头从不分配权重"),
-        seen="log",
     )
     use_query_layer: Bool = field(
         False,
         "PanGu's query layer.",
         "盘古的query层。",
+        "error",
         form=SWITCH,
         refused=("the query layer is not part of this framework", "本框架没有query层"),
-        seen="error",
     )
     use_visual_encoder: Bool = field(
         False,
         "Visual encoder.",
         "视觉编码器。",
+        "error",
         form=SWITCH,
         refused=("visual encoders are not part of this framework", "本框架没有视觉编码器"),
-        seen="error",
     )
-    use_retriever: Bool = field(False, "Retrieval inputs.", "检索输入。", form=SWITCH, refused=_NO_RETRO, seen="error")
-    retro_add_retriever: Bool = field(False, "Retro model.", "Retro模型。", refused=_NO_RETRO, seen="error")
+    use_retriever: Bool = field(False, "Retrieval inputs.", "检索输入。", "error", form=SWITCH, refused=_NO_RETRO)
+    retro_add_retriever: Bool = field(False, "Retro model.", "Retro模型。", "error", refused=_NO_RETRO)
     flatten_labels_and_input_mask: Bool = field(
         True,
         "Upstream's switch; labels are used in either shape.",
         "上游开关；标签的两种形状都可用。",
+        "log",
         form=SWITCH,
         ignored=("labels and masks are used in either shape", "标签和掩码两种形状均可"),
-        seen="log",
     )
 
     parallel_config: ModelParallelConfig = link(ModelParallelConfig)

@@ -1,4 +1,4 @@
-"""The configuration: three ways in (Megatron arguments, nested yaml, the 38BV3 yaml trio), one table behind them.
+"""The configuration: sections of options, read from Megatron arguments, nested yaml or the 38BV3 yaml trio, and checked.
 
 Imports no MindSpore.
 """

@@ -1,6 +1,5 @@
-"""``python -m mindspeed_ms.config check|explain|schema|convert|docs ...``: see ``--help``."""
+"""`python -m mindspeed_ms.config check|explain|schema|convert|docs ...`: see `--help`."""
 
-import json
 import os
 import sys
 
@@ -13,7 +12,7 @@ _USAGE = """usage: python -m mindspeed_ms.config COMMAND ...
   explain KEY...                                  what one option means: path, name, flag or key of the trio
   schema [FILE]                                   JSON schema of yaml files, for editors
   convert SCRIPT.sh [OUT.yaml]                    a Megatron launch script as our yaml, with the fate of each flag
-  docs [--check] [FOLDER]                         write docs/arguments.md and docs/arguments_zh.md
+  docs [--check] [ROOT]                           write docs/arguments.md, docs/arguments_zh.md, configs/schema/config.json
 """
 
 
@@ -52,10 +51,9 @@ def explain(words):
 
 def schema(words):
     """Write the JSON schema to a file, or print it."""
-    from mindspeed_ms.config.json_schema import build_schema
+    from mindspeed_ms.config.json_schema import schema_text
 
-    text = json.dumps(build_schema(), ensure_ascii=False, indent=1) + "\n"
-    _write(words[0] if words else None, text)
+    _write(words[0] if words else None, schema_text())
 
 
 def convert(words):
@@ -70,14 +68,14 @@ def convert(words):
 
 
 def docs(words):
-    """Write the reference pages; with --check only compare them."""
-    from mindspeed_ms.config.docs import write_pages
+    """Write the reference pages and the JSON schema; with --check only compare them."""
+    from mindspeed_ms.config.docs import write_generated
 
-    folder = next((word for word in words if not word.startswith("-")), "docs")
-    stale = write_pages(folder, only_check="--check" in words)
+    root = next((word for word in words if not word.startswith("-")), ".")
+    stale = write_generated(root, only_check="--check" in words)
     if stale and "--check" in words:
         raise ConfigError([_problem(f"not current: {', '.join(stale)}; run python -m mindspeed_ms.config docs")])
-    print("\n".join(stale) if stale else "all pages are current")
+    print("\n".join(stale) if stale else "all files are current")
 
 
 def _problem(text):

@@ -1,66 +1,33 @@
-"""The argument table: every option by Megatron's name, with its place in the configuration.
+"""The argument table: one row per option, with Megatron's name, flags and defaults and its place in the configuration.
 
-Argparse, the reference pages, ``explain`` and the readers all come from these rows.
+Argparse, the reference pages, `explain` and the readers use these rows; the rows are derived from the sections' fields.
 """
 
-from functools import lru_cache
+from functools import cache
 
-from mindspeed_ms.config.rows import checkpoint, data, experts_lora, grouped, model, optimizer, parallel, training
-from mindspeed_ms.config.rows.row import IGNORED, LIST, OFF, ON, REFUSED, SAME, SWITCH, VALUE, WORKS, Row
+from mindspeed_ms.config.flags_without_effect import read_flags
+from mindspeed_ms.config.row import rows_of
 from mindspeed_ms.config.schema import SECTIONS
-from mindspeed_ms.config.sections.base import nested_section
 
-__all__ = [
-    "IGNORED",
-    "LIST",
-    "OFF",
-    "ON",
-    "REFUSED",
-    "SAME",
-    "SWITCH",
-    "TABLE",
-    "VALUE",
-    "WORKS",
-    "Row",
-    "all_flags",
-    "all_paths",
-    "row_at",
-    "row_of_flag",
-    "row_of_name",
-    "rows_with_path",
-]
-
-TABLE = (
-    *model.ROWS,
-    *training.ROWS,
-    *checkpoint.ROWS,
-    *data.ROWS,
-    *optimizer.ROWS,
-    *parallel.ROWS,
-    *experts_lora.ROWS,
-    *grouped.ROWS,
-)
-RUNTIME_NAMES = grouped.RUNTIME_NAMES
+_FLAGS, RUNTIME_NAMES = read_flags()
+# in the order of --help; an argument that lies further down wins over what another one implies
+_SECTIONS = [SECTIONS[f"{name}_config"] for name in ("model", "training", "dataset", "optimizer", "parallel", "moe", "lora")]
+TABLE = (*(row for section in _SECTIONS for row in rows_of(section)), *_FLAGS)
 
 
-@lru_cache
+@cache
 def _by_name():
     return {name: row for row in reversed(TABLE) for name in row.all_names}
 
 
-@lru_cache
+@cache
 def _by_flag():
     return {flag: row for row in reversed(TABLE) for flag in (*row.flags, *row.off_flags)}
 
 
-@lru_cache
+@cache
 def _by_path():
-    # the row that copies its value stands for the path, not one that converts
-    result = {}
-    for row in sorted(TABLE, key=lambda row: row.english != ""):
-        if row.path:
-            result.setdefault(row.path, row)
-    return result
+    return {row.path: row for row in TABLE if row.path and not row.is_alias}
 
 
 def row_of_name(name):
@@ -74,7 +41,7 @@ def row_of_flag(flag):
 
 
 def row_at(path):
-    """The Row that stands for a config path, or None."""
+    """The Row that copies its value to a config path, or None."""
     return _by_path().get(path)
 
 
@@ -86,14 +53,3 @@ def all_flags():
 def rows_with_path():
     """One Row per config path."""
     return list(_by_path().values())
-
-
-def all_paths():
-    """Every config path: ``section.field``, and ``section.field.key`` for fields that are sections themselves."""
-    for name, kind in SECTIONS.items():
-        for field, info in kind.own_fields().items():
-            nested = nested_section(info)
-            if nested is None:
-                yield f"{name}.{field}"
-            else:
-                yield from (f"{name}.{field}.{key}" for key in nested.own_fields())

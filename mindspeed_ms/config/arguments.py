@@ -1,12 +1,14 @@
-"""Megatron's command line: the parser with every flag of the table, and what a Namespace says."""
+"""Megatron's command line: the argument parser, and settings from a Namespace."""
 
 import argparse
 import sys
 
 from mindspeed_ms.config import argument_table
-from mindspeed_ms.config.argument_table import IGNORED, LIST, OFF, ON, REFUSED, SWITCH, TABLE
+from mindspeed_ms.config.argument_table import TABLE
 from mindspeed_ms.config.errors import Problem
-from mindspeed_ms.config.rows.row import field_info
+from mindspeed_ms.config.row import IGNORED, REFUSED, WORKS
+from mindspeed_ms.config.schema import field_info
+from mindspeed_ms.config.sections.field import LIST, OFF, ON, SWITCH, default_of
 from mindspeed_ms.config.settings import ARGUMENTS, COMMAND_LINE, MEGATRON_DEFAULT, Settings
 from mindspeed_ms.config.values import read_bool, read_dtype
 from mindspeed_ms.config.yaml_loader import plain_value
@@ -20,7 +22,7 @@ _STRING_KINDS = ("a string", "a list of words")
 class ArgumentParser(argparse.ArgumentParser):
     """argparse with the near flag named in errors.
 
-    The Namespace's ``typed_options`` lists what was really typed, its ``typed_flags`` with which of its spellings.
+    The Namespace's `typed_options` lists what was really typed, its `typed_flags` with which of its spellings.
     """
 
     def parse_args(self, args=None, namespace=None):
@@ -38,7 +40,7 @@ class ArgumentParser(argparse.ArgumentParser):
         return result
 
     def _hint(self, word, words):
-        """What may have been meant by an unknown word of the command line."""
+        """Suggestion for an unknown word of the command line."""
         before = words[words.index(word) - 1] if word in words[1:] else ""
         action = self._option_string_actions.get(before)
         if action is not None and action.nargs == 0:
@@ -87,14 +89,14 @@ def _is_number(word):
 
 
 def argument_parser(extra_args_provider=None, defaults=None):
-    """The parser with every flag of the argument table, Megatron's defaults, and our own ``--config FILE...``.
+    """The parser with every flag of the argument table, Megatron's defaults, and our own `--config FILE...`.
 
     Args:
-        extra_args_provider (callable | None): ``provider(parser) -> parser`` that adds the caller's own arguments.
+        extra_args_provider (callable | None): `provider(parser) -> parser` that adds the caller's own arguments.
         defaults (dict | None): defaults by Namespace name, over Megatron's.
 
     Returns:
-        ArgumentParser: its Namespace has ``typed_options``.
+        ArgumentParser: its Namespace has `typed_options`.
     """
     parser = ArgumentParser(description="Megatron arguments of mindspeed_ms", allow_abbrev=False)
     parser.add_argument(
@@ -168,9 +170,9 @@ def _value_or_text(text):
 
 
 class ArgumentView:
-    """What conversions see of the arguments.
+    """Arguments as conversions read them.
 
-    Attributes: ``settings`` collected so far; ``has_files``: yaml files lie below the arguments.
+    Attributes: `settings` collected so far; `has_files`: yaml files lie below the arguments.
     """
 
     def __init__(self, args, typed, has_files, settings):
@@ -199,11 +201,11 @@ class ArgumentView:
             self.settings.problems.append(problem)
 
     def notice(self, name, message):
-        """Tell the user something about an argument."""
+        """Add a notice about an argument."""
         self.settings.notices.append(f"{self.flag(name)}: {message}")
 
     def flag(self, name):
-        """What the user calls an argument: as he typed it, else its first flag."""
+        """The flag of an argument as the user typed it, else its first flag."""
         row = argument_table.row_of_name(name)
         written = self.values.get("typed_flags", {})
         for known in row.all_names:
@@ -261,7 +263,8 @@ def _differs(value, row):
     if row.form in (ON, OFF, SWITCH) and isinstance(value, bool):
         return value != bool(default)
     if isinstance(default, (list, tuple)) or isinstance(value, (list, tuple)):
-        return list(value) != list(default or []) if isinstance(value, (list, tuple)) else True
+        lists = isinstance(value, (list, tuple)) and isinstance(default or [], (list, tuple))
+        return not lists or list(value) != list(default or [])
     return value != default and _plain(value) != _plain(default)
 
 
@@ -275,15 +278,14 @@ def _plain(value):
 
 def _add_defaults(settings, view):
     for row in TABLE:
-        if row.status != "works" or not row.path or not (row.flags or row.off_flags) or not _is_needed(row, view):
+        if row.status != WORKS or not row.path or not (row.flags or row.off_flags) or not _is_needed(row, view):
             continue
         value = view.get(row.name)
         if value is None:
             continue
         changes = row.convert(value, view) if row.convert else {row.path: value}
         for path, item in changes.items():
-            info = field_info(path)
-            if info.is_required() or item != info.get_default(call_default_factory=True):
+            if item != default_of(field_info(path)):
                 settings.add(path, item, view.flag(row.name), MEGATRON_DEFAULT)
 
 
@@ -298,7 +300,7 @@ def _is_needed(row, view):
 def _add_typed(settings, view, row, given):
     value = view.get(row.name)
     flag = view.flag(row.name)
-    if row.status != "works" and not row.path:
+    if row.status != WORKS and not row.path:
         _judge(settings, row, flag, value, view.place)
         return
     changes = row.convert(value, view) if row.convert else {row.path: value}

@@ -1,7 +1,7 @@
-"""How a Megatron value becomes settings where that is more than a copy.
+"""Conversions of a Megatron value into settings where that is more than a copy.
 
-A conversion is ``convert(value, view) -> {config path: value}``; ``view`` reads the other arguments
-(:class:`mindspeed_ms.config.arguments.ArgumentView`). An empty dict leaves everything as it is.
+A conversion is `convert(value, view) -> {config path: value}`; `view` reads the other arguments
+(`mindspeed_ms.config.arguments.ArgumentView`). An empty dict leaves everything as it is.
 """
 
 import ast
@@ -13,12 +13,12 @@ _LONGEST_PATTERN = 10000  # more than any model has layers
 _LOG_LEVELS = {10: "debug", 20: "info", 30: "warning", 40: "error"}
 
 
-def activation(name):
-    """A flag that stands for one activation."""
+def sets(path, fixed):
+    """A flag that sets one value of a setting."""
 
     def convert(value, view):
         del view
-        return {"model_config.hidden_act": name} if value else {}
+        return {path: fixed} if value else {}
 
     return convert
 
@@ -72,14 +72,9 @@ def rope_scaling_value(key):
     return convert
 
 
-def only_typed(path):
+def exit_signal_handler(value, view):
     """Megatron's default is not taken over."""
-    name = path.rpartition(".")[2]
-
-    def convert(value, view):
-        return {path: value} if view.is_typed(name) else {}
-
-    return convert
+    return {"training_config.exit_signal_handler": value} if view.is_typed("exit_signal_handler") else {}
 
 
 def rope_fusion(value, view):
@@ -109,25 +104,15 @@ def transformer_impl(value, view):
     return {"model_config.transformer_impl": value} if value is not None else {}
 
 
-def recompute_activations(value, view):
-    """--recompute-activations is --recompute-granularity selective."""
-    del view
-    return {"model_config.recompute_granularity": "selective"} if value else {}
-
-
 def encoder_num_layers(value, view):
     """Megatron sets it to num_layers itself."""
     return {} if value == view.get("num_layers") else {"model_config.encoder_num_layers": value}
 
 
-def minus_one_is_none(path):
-    """-1 stands for "not set"."""
-
-    def convert(value, view):
-        del view
-        return {path: None if value == -1 else value}
-
-    return convert
+def zero_shard_size(value, view):
+    """-1 means "not set"."""
+    del view
+    return {"parallel_config.zero_shard_size": None if value == -1 else value}
 
 
 def ulysses_degree(value, view):
@@ -139,12 +124,6 @@ def ulysses_degree(value, view):
             view.notice("ulysses_degree_in_cp", "no effect, only --context-parallel-algo hybrid_cp_algo takes it")
         return {}
     return {"parallel_config.ulysses_degree_in_cp": value}
-
-
-def rank_order(value, view):
-    """--use-tp-pp-dp-mapping puts pipeline before data parallel ranks."""
-    del view
-    return {"parallel_config.order": "tp-cp-ep-pp-dp"} if value else {}
 
 
 def distributed_backend(value, view):
@@ -175,7 +154,8 @@ def check_for_nan(value, view):
 def logging_level(value, view):
     """Python's number to its name."""
     del view
-    return {"training_config.log_level": _LOG_LEVELS.get(value, value)} if value is not None else {}
+    level = _LOG_LEVELS.get(value, value) if isinstance(value, int) else value
+    return {"training_config.log_level": level} if level is not None else {}
 
 
 def save(value, view):
@@ -199,7 +179,7 @@ def load(value, view):
 
 
 def ckpt_format(value, view):
-    """Megatron's formats stand for "ours"; ckpt and safetensors are upstream's."""
+    """Megatron's formats are read as our own format; ckpt and safetensors are upstream's."""
     if value in ("torch", "torch_dist", "torch_dcp", "zarr"):
         if view.is_typed("ckpt_format"):
             view.notice(
@@ -211,23 +191,11 @@ def ckpt_format(value, view):
     return {"training_config.ckpt_format": value} if value is not None else {}
 
 
-def load_loosely(value, view):
-    """--load-checkpoint-loosely."""
-    del view
-    return {"training_config.load_strict": False} if value else {}
-
-
 def strictness(value, view):
     """Megatron's handling of missing and unexpected tensors."""
     if value is None or not view.is_typed("dist_ckpt_strictness"):
         return {}
     return {"training_config.load_strict": value in ("raise_all", "raise_unexpected", "assume_ok_unexpected")}
-
-
-def no_shuffle(value, view):
-    """--no-shuffle."""
-    del view
-    return {"dataset_config.shuffle": False} if value else {}
 
 
 def slow_tokenizer(value, view):
@@ -244,6 +212,8 @@ def beta(index):
     def convert(value, view):
         if value is None:
             return {}
+        if view.is_typed("betas"):
+            view.problem(f"adam_beta{index + 1}", f"contradicts --betas {view.get('betas')}; keep one")
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 1:
             view.problem(f"adam_beta{index + 1}", "expects a number >= 0 and < 1")
             return {}
@@ -272,23 +242,11 @@ def load_balancing(value, view):
         return {}
     if value == "noaux_tc":
         return {"moe_config.moe_router_load_balancing_type": "none", "moe_config.moe_router_enable_expert_bias": True}
-    return {"moe_config.moe_router_load_balancing_type": {"group_limited_greedy": "aux_loss"}.get(value, value)}
-
-
-def router_in_fp32(value, view):
-    """--router-gating-in-fp32."""
-    del view
-    return {"moe_config.moe_router_dtype": "fp32"} if value else {}
-
-
-def profile_with_cpu(value, view):
-    """--profile-with-cpu."""
-    del view
-    return {"training_config.profile_framework": "all"} if value else {}
+    return {"moe_config.moe_router_load_balancing_type": "aux_loss" if value == "group_limited_greedy" else value}
 
 
 def first_k_dense(value, view):
-    """-1 stands for "not set"."""
+    """-1 means "not set"."""
     del view
     return {} if value in (None, -1) else {"moe_config.first_k_dense_replace": value}
 
@@ -310,8 +268,8 @@ def lora_targets(value, view):
     """Module names of MindSpeed-LLM to upstream's list of patterns; naming modules switches LoRA on."""
     if not value:
         return {}
-    names = [value] if isinstance(value, str) else list(value)
-    settings = {"lora_config.target_cells": [{"target_cells": [rf".*\.{re.escape(name)}" for name in names]}]}
+    names = value if isinstance(value, (list, tuple)) else [value]
+    settings = {"lora_config.target_cells": [{"target_cells": [rf".*\.{re.escape(str(name))}" for name in names]}]}
     if not view.is_typed("use_lora"):
         settings["lora_config.use_lora"] = True
     return settings

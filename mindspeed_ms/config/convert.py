@@ -1,7 +1,7 @@
-"""A Megatron launch script (.sh) as our yaml, with the fate of each flag.
+"""Conversion of a Megatron launch script (.sh) to our yaml, with the result for each flag.
 
-The script is read, never run: assignments, ``$NAME`` and ``${NAME:-default}``, ``$((...))`` with whole numbers, and
-the words behind the training program's name. Anything else of the shell is left alone and said.
+The script is read, never run: assignments, `$NAME` and `${NAME:-default}`, `$((...))` with whole numbers, and
+the words behind the training program's name. Anything else of the shell is left alone and reported.
 """
 
 import ast
@@ -11,13 +11,13 @@ import re
 import shlex
 from dataclasses import dataclass
 
-from mindspeed_ms.config.argument_table import LIST, REFUSED, SWITCH, VALUE, all_flags, row_at, row_of_flag
+from mindspeed_ms.config.argument_table import all_flags, row_at, row_of_flag
 from mindspeed_ms.config.arguments import argument_parser, settings_of_arguments
 from mindspeed_ms.config.errors import ConfigError, Problem
 from mindspeed_ms.config.printing import dump_yaml
 from mindspeed_ms.config.resolve import complete
-from mindspeed_ms.config.rows.row import field_info
-from mindspeed_ms.config.sections.base import nested_section
+from mindspeed_ms.config.row import IGNORED, REFUSED
+from mindspeed_ms.config.sections.field import LIST, SWITCH, VALUE
 from mindspeed_ms.config.settings import build
 from mindspeed_ms.spelling import did_you_mean
 
@@ -37,7 +37,7 @@ _ENDS = ("|", ">", ">>", "2>&1", "&", ";", "&&", "||", "2>", "&>")
 
 @dataclass
 class Conversion:
-    """``yaml_text``; ``fate`` of each flag: list of (flag, what became of it); ``fate_text`` in one table."""
+    """`yaml_text`; `fate` of each flag: list of (flag, what became of it); `fate_text` in one table."""
 
     yaml_text: str
     fate: list
@@ -166,7 +166,7 @@ def _number(node, variables):
 
 
 def convert_words(words, source, unknown=()):
-    """Like :func:`convert_script` for the words of a command line."""
+    """Like `convert_script` for the words of a command line."""
     parser = argument_parser()
     known, fate = [], []
     for flag, values in _grouped(words):
@@ -231,8 +231,8 @@ def _take_out_invalid(settings):
 def _noticed(flag, text, notices):
     # a value that was understood but has no effect
     start = f"{flag.split()[0]}: "
-    said = next((notice[len(start) :] for notice in notices if notice.startswith(start)), None)
-    return f"ignored: {said}" if said and text.startswith("->") else text
+    reason = next((notice[len(start) :] for notice in notices if notice.startswith(start)), None)
+    return f"ignored: {reason}" if reason and text.startswith("->") else text
 
 
 def _grouped(words):
@@ -250,9 +250,9 @@ def _grouped(words):
 
 
 def _fate(row):
-    if row.status == "ignored":
+    if row.status == IGNORED:
         return f"ignored: {row.reason}"
-    if row.status == "refused":
+    if row.status == REFUSED:
         return f"LEFT OUT: {row.reason}"
     return f"-> {row.path}"
 
@@ -260,10 +260,9 @@ def _fate(row):
 def _nested(settings):
     result = {}
     for path, setting in settings.by_path.items():
-        section, field, *rest = path.split(".")
-        target = result.setdefault(section, {})
-        if rest and nested_section(field_info(f"{section}.{field}")) is not None:
-            target.setdefault(field, {})[rest[0]] = setting.value
-        else:
-            target[field] = setting.value
-    return {name: result[name] for name in sorted(result, key=list(result).index)}
+        *sections, field = path.split(".")
+        target = result
+        for name in sections:
+            target = target.setdefault(name, {})
+        target[field] = setting.value
+    return result

@@ -1,11 +1,13 @@
-"""The reference pages docs/arguments.md and docs/arguments_zh.md, generated from the argument table."""
+"""Generated files: the reference pages docs/arguments.md and docs/arguments_zh.md, and the JSON schema."""
 
 import os
 
 from mindspeed_ms.config.argument_table import TABLE, row_at
-from mindspeed_ms.config.availability import NOT_YET
+from mindspeed_ms.config.json_schema import schema_text
 from mindspeed_ms.config.readings import READINGS
+from mindspeed_ms.config.row import IGNORED, REFUSED, WORKS
 from mindspeed_ms.config.schema import SECTIONS
+from mindspeed_ms.config.sections.field import option_of
 from mindspeed_ms.config.trio_table import SECTION_KEYS, TRIO
 
 PAGES = {"arguments.md": "en", "arguments_zh.md": "zh"}
@@ -102,7 +104,7 @@ def page_text(language):
     parts = [f"# {words['title']}", "", words["intro"], ""]
     for name in SECTIONS:
         parts += [f"## {name}", "", words["head"], "|" + "---|" * 7]
-        parts += [_row_line(row, language) for row in TABLE if row.section == name]
+        parts += [row_line(row, language) for row in TABLE if row.section == name]
         parts.append("")
     parts += [f"## {words['trio']}", "", words["trio_head"], "|---|---|---|"]
     parts += [_trio_line(key, entry, language) for key, entry in TRIO.items()]
@@ -110,7 +112,7 @@ def page_text(language):
     parts += ["", f"## {words['picture_title']}", "", words["picture"], "", "```text", _PICTURE, "```"]
     parts += ["", f"## {words['readings']}", ""]
     parts += [f"- **{subject}**: {english if language == 'en' else chinese}" for subject, english, chinese in READINGS]
-    for status in ("ignored", "refused"):
+    for status in (IGNORED, REFUSED):
         parts += ["", f"## {words[status + '_title']}", "", words["other_head"], "|---|---|"]
         parts += [
             f"| {_flags(row)} | {_cell(row.reason if language == 'en' else row.reason_zh)} |"
@@ -120,18 +122,19 @@ def page_text(language):
     return "\n".join(parts) + "\n"
 
 
-def _row_line(row, language):
+def row_line(row, language):
+    """The line of one option."""
     words = _WORDS[language]
     meaning = row.help_en if language == "en" else row.help_zh
     reason = row.reason if language == "en" else row.reason_zh
-    if row.status != "works":
+    option = option_of(row.info)
+    if row.status != WORKS:
         meaning = f"{meaning} [{words[row.status]}: {reason}]"
-    elif any(entry.path == row.path for entry in NOT_YET):
+    elif option.later:
         meaning = f"{meaning} [{words['later']}]"
-    if reason and row.status == "works":
+    if reason and row.status == WORKS:
         meaning = f"{meaning} ({reason})"
-    derived = row.info.json_schema_extra.get("derived")
-    default = _default(row.guide_default, words) + (f" ({derived})" if derived else "")
+    default = _default(row.guide_default, words) + (f" ({option.derived})" if option.derived else "")
     own = f"`{row.path.partition('.')[2]}`"
     effect = row.seen if language == "en" else _EFFECTS_ZH[row.seen]
     return (
@@ -182,19 +185,25 @@ def _trio_line(key, entry, language):
     return f"| `{key}` | {target} | {_cell(note)} |"
 
 
-def write_pages(folder, only_check=False):
-    """Write the pages into ``folder``.
+def generated_files():
+    """{path in the repository: text} of every file that is made from the fields."""
+    pages = {f"docs/{name}": page_text(language) for name, language in PAGES.items()}
+    return {**pages, "configs/schema/config.json": schema_text()}
+
+
+def write_generated(root, only_check=False):
+    """Write the reference pages and the JSON schema.
 
     Args:
-        folder (str): usually docs.
+        root (str): folder of the repository.
         only_check (bool): compare only.
 
     Returns:
         list[str]: the files that were not current.
     """
     stale = []
-    for name, language in PAGES.items():
-        path, text = os.path.join(folder, name), page_text(language)
+    for name, text in generated_files().items():
+        path = os.path.join(root, name)
         current = ""
         if os.path.exists(path):
             with open(path, encoding="utf-8") as file:
@@ -203,7 +212,7 @@ def write_pages(folder, only_check=False):
             continue
         stale.append(path)
         if not only_check:
-            os.makedirs(folder, exist_ok=True)
+            os.makedirs(os.path.dirname(path), exist_ok=True)
             with open(path, "w", encoding="utf-8") as file:
                 file.write(text)
     return stale

@@ -1,4 +1,4 @@
-"""The errors of the configuration: every problem found is reported together, each with its key path and value."""
+"""Errors and warnings of the configuration: all problems are reported together, each with its key path and value."""
 
 from dataclasses import dataclass, replace
 
@@ -10,7 +10,7 @@ class Problem:
     """One thing that is wrong with a configuration.
 
     Args:
-        key: key path (``model_config.hidden_size``) or flag (``--hidden-size``) it is about; "" if none.
+        key: key path (`model_config.hidden_size`) or flag (`--hidden-size`) it is about; "" if none.
         message: what is expected, and what to do instead.
         value: the value that was found; left out of the text if not given.
         place: file and line ("model.yaml:12"), or "command line", or "".
@@ -22,7 +22,7 @@ class Problem:
     place: str = ""
 
     def under(self, prefix):
-        """The same problem seen from the section ``prefix``."""
+        """The same problem seen from the section `prefix`."""
         return replace(self, key=f"{prefix}.{self.key}" if self.key else prefix)
 
     def __str__(self):
@@ -34,7 +34,7 @@ class Problem:
 
 
 class ConfigError(ValueError):
-    """A configuration that cannot be used; ``problems`` lists everything found, not only the first.
+    """A configuration that cannot be used; `problems` lists everything found, not only the first.
 
     Args:
         problems (Problem | list[Problem]): what is wrong.
@@ -53,6 +53,10 @@ class ConfigError(ValueError):
             return str(self.problems[0])
         lines = [f"{len(self.problems)} problems in the configuration:"]
         return "\n".join(lines + [f"  {number}. {problem}" for number, problem in enumerate(self.problems, 1)])
+
+
+class WarningNotice(str):
+    """A notice that a run logs as a warning: the user gets something else than he asked for."""
 
 
 def shorten(value, limit=120):

@@ -1,8 +1,9 @@
-"""``explain KEY``: everything the table knows about one option, by path, name, flag or key of the trio."""
+"""`explain KEY`: the text about one option, found by path, name, flag or key of the trio."""
 
 from mindspeed_ms.config.argument_table import TABLE, row_at, row_of_flag, row_of_name
-from mindspeed_ms.config.availability import NOT_YET
 from mindspeed_ms.config.errors import ConfigError, Problem
+from mindspeed_ms.config.row import IGNORED, WORKS
+from mindspeed_ms.config.sections.field import option_of
 from mindspeed_ms.config.trio_table import SECTION_KEYS, SPELLINGS, TRIO
 from mindspeed_ms.spelling import did_you_mean
 
@@ -16,7 +17,7 @@ def find_rows(key):
 
 
 def find_trio_keys(key):
-    """Keys of the trio that are, or end in, ``key``."""
+    """Keys of the trio that are, or end in, `key`."""
     key = SPELLINGS.get(key, key).replace("residual-connection", "residual_connection")
     return [name for name in TRIO if name == key or name.endswith("." + key)]
 
@@ -25,7 +26,7 @@ def explain(key):
     """Text about one option.
 
     Args:
-        key (str): ``model_config.hidden_size``, ``hidden_size``, ``--hidden-size`` or ``accelerate_config...``.
+        key (str): `model_config.hidden_size`, `hidden_size`, `--hidden-size` or `accelerate_config...`.
 
     Raises:
         ConfigError: if nothing has that name.
@@ -51,9 +52,8 @@ def _row_text(row):
     lines.append(
         f"  default: {default_text(row.guide_default)} in yaml; {default_text(row.megatron_default)} from Megatron arguments"
     )
-    derived = row.info.json_schema_extra.get("derived") if row.info is not None else ""
-    if derived:
-        lines.append(f"  unset: {derived}")
+    if row.info is not None and option_of(row.info).derived:
+        lines.append(f"  unset: {option_of(row.info).derived}")
     trio = [name for name, entry in TRIO.items() if row.path and entry.path == row.path]
     if trio:
         lines.append(f"  in the trio: {', '.join(trio)}")
@@ -64,12 +64,12 @@ def _row_text(row):
 
 def status_text(row):
     """ "works", or why not."""
-    later = [entry.feature for entry in NOT_YET if entry.path == row.path]
+    later = option_of(row.info).later if row.info is not None else ""
     if later:
-        return f"checked, but {later[0]} is not available yet"
-    if row.status == "works":
+        return f"checked, but {later} is not available yet"
+    if row.status == WORKS:
         return f"works ({row.reason})" if row.reason else "works"
-    return f"{'ignored' if row.status == 'ignored' else 'not available'}: {row.reason}"
+    return f"{'ignored' if row.status == IGNORED else 'not available'}: {row.reason}"
 
 
 def default_text(value):

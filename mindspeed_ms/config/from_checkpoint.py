@@ -1,22 +1,23 @@
-"""``use_checkpoint_args``: the model as the checkpoint's own configuration describes it, whatever was typed.
+"""`use_checkpoint_args`: settings of the model from the configuration in the checkpoint; they win over what was typed.
 
-Which settings: ``same_model``'s, which hold those that Megatron takes (``load_args_from_checkpoint``).
+Which settings: `same_model`'s, which hold those that Megatron takes (`load_args_from_checkpoint`).
 """
 
 from mindspeed_ms.config.errors import Problem
-from mindspeed_ms.config.same_model import COMPUTES, TENSORS, TRAINED_WITH, is_same
+from mindspeed_ms.config.same_model import is_same, model_paths
 from mindspeed_ms.config.schema import TrainingConfig
+from mindspeed_ms.config.sections.field import COMPARED, TAKEN
 
 _T, _M = "training_config", "model_config"
 _OUTPUT = TrainingConfig.model_fields["output_dir"].default
-_UNLESS_TYPED = ("seq_length",)
+_UNLESS_TYPED = (f"{_M}.seq_length",)
 
 
 def ask_checkpoint(settings):
-    """Take the model's settings from the checkpoint that the run starts from, if ``use_checkpoint_args`` is set.
+    """Take the model's settings from the checkpoint that the run starts from, if `use_checkpoint_args` is set.
 
-    A setting that was typed and differs is named in a notice; the checkpoint wins. Only ``seq_length`` stays as it was
-    typed, and so does a vocabulary that is given without padding (``dataset_config.vocab_size``): its padding follows
+    A setting that was typed and differs is named in a notice; the checkpoint wins. Only `seq_length` stays as it was
+    typed, and so does a vocabulary that is given without padding (`dataset_config.vocab_size`): its padding follows
     from the tensor parallel size.
 
     Args:
@@ -28,29 +29,43 @@ def ask_checkpoint(settings):
     if found is None:
         return
     place, saved = found
-    names = [*TENSORS, *COMPUTES, *TRAINED_WITH, *(name for name in _UNLESS_TYPED if not settings.was_set(f"{_M}.{name}"))]
+    paths = [*model_paths(COMPARED, TAKEN), *(path for path in _UNLESS_TYPED if not settings.was_set(path))]
     if settings.value("dataset_config.vocab_size") is None:
-        names.append("vocab_size")
-    for name in names:
-        if name in saved:
-            _take(settings, f"{_M}.{name}", saved[name], place)
+        paths.append(f"{_M}.vocab_size")
+    for path in paths:
+        section, name = path.split(".")
+        if name in saved.get(section, {}):
+            _take(settings, path, saved[section][name], place)
 
 
 def _take(settings, path, value, place):
+    if isinstance(value, dict):  # a mapping, such as rope_scaling
+        for key, item in value.items():
+            _take(settings, f"{path}.{key}", item, place)
+        return
+    for leaf in [leaf for leaf in settings.by_path if value is None and leaf.startswith(f"{path}.")]:
+        _warn(settings, leaf, value)
+        settings.by_path.pop(leaf)
     before = settings.by_path.get(path)
-    if before is not None and settings.was_set(path):
+    if settings.was_set(path):
         if is_same(before.value, value):
             return
-        settings.warn(
-            f"{before.key} = {before.value!r} ({before.place}) is not used: the checkpoint has {value!r}, and "
-            "use_checkpoint_args lets it win"
-        )
+        _warn(settings, path, value)
     if before is not None or value is not None:
         settings.add(path, value, place=place)
 
 
+def _warn(settings, path, value):
+    if settings.was_set(path):
+        before = settings.by_path[path]
+        settings.warn(
+            f"{before.key} = {before.value!r} ({before.place}) is not used: the checkpoint has {value!r}, and "
+            "use_checkpoint_args lets it win"
+        )
+
+
 def _configuration(settings):
-    """(where it stands, model_config as the checkpoint has it); None if there is no checkpoint, or a problem with it."""
+    """(place of the checkpoint, its configuration by sections); None if there is no checkpoint, or a problem with it."""
     # the one place where the configuration needs checkpoints, which are read without MindSpore
     from mindspeed_ms.core.dist_checkpointing.errors import CheckpointError
     from mindspeed_ms.core.dist_checkpointing.folders import checkpoint_to_start_from, newest_manifest
@@ -81,4 +96,4 @@ def _configuration(settings):
         message = f"takes the model's settings from a checkpoint, but {error}"
         settings.problems.append(Problem(setting.key, message, setting.value, setting.place))
         return None
-    return place, manifest.args[_M]
+    return place, manifest.args

@@ -1,4 +1,4 @@
-"""What the tokenizer says where the user does not: the size of the vocabulary and the end of documents."""
+"""Settings from the tokenizer's files: size of the vocabulary and end-of-document token, where the user does not give them."""
 
 from mindspeed_ms.config.errors import Problem
 from mindspeed_ms.config.sections.dataset import TOKENIZERS
@@ -10,7 +10,7 @@ _ENDS = ("reset_position_ids", "reset_attention_mask", "eod_mask_loss", "mock_da
 
 
 def ask_tokenizer(settings):
-    """Fill ``dataset_config.vocab_size`` and ``eos_token_id`` from the tokenizer, as Megatron does.
+    """Fill `dataset_config.vocab_size` and `eos_token_id` from the tokenizer, as Megatron does.
 
     The files are read only where one of them is needed and not set: a configuration that gives the padded vocabulary can be
     checked on a machine without them.

@@ -1,5 +1,7 @@
 """JSON schema of yaml files (nested sections and trio together), for completion in editors."""
 
+import json
+
 from mindspeed_ms.config.argument_table import row_at
 from mindspeed_ms.config.schema import SECTIONS
 from mindspeed_ms.config.trio_table import SECTION_KEYS, TRIO
@@ -27,12 +29,17 @@ def build_schema():
     }
 
 
+def schema_text():
+    """The schema as the text of configs/schema/config.json."""
+    return json.dumps(build_schema(), ensure_ascii=False, indent=1) + "\n"
+
+
 def section_schema(kind, definitions):
     """JSON schema of one section without the links to others."""
     raw = kind.model_json_schema(mode="validation")
     definitions.update({name: _clean(value) for name, value in raw.get("$defs", {}).items() if name not in _class_names()})
     fields = kind.own_fields()
-    properties = {name: _property(value, fields[name]) for name, value in raw["properties"].items() if name in fields}
+    properties = {name: _clean(value) for name, value in raw["properties"].items() if name in fields}
     for spelling, field in kind.spellings.items():
         properties[spelling] = {
             **properties[field],
@@ -47,14 +54,8 @@ def _class_names():
     return {kind.__name__ for kind in SECTIONS.values()}
 
 
-def _property(value, info):
-    result = _clean(value)
-    result["description"] = f"{info.description} {info.json_schema_extra['zh']}"
-    return result
-
-
 def _clean(value):
-    value = {key: item for key, item in value.items() if key not in ("title", "zh", "derived", "link")}
+    value = {key: item for key, item in value.items() if key not in ("title", "link")}
     if "properties" in value:
         value["properties"] = {name: _clean(item) for name, item in value["properties"].items()}
     return value

@@ -1,10 +1,10 @@
-"""Texts of a configuration: yaml that reads back, everything, and one page of what was set by whom."""
+"""Texts of a configuration: yaml that reads back, all settings, and one page of what was set, with its origin."""
 
 import yaml
 
-from mindspeed_ms.config.errors import shorten
+from mindspeed_ms.config.errors import WarningNotice, shorten
 from mindspeed_ms.config.sections.base import Section
-from mindspeed_ms.config.settings import WarningNotice
+from mindspeed_ms.config.sections.field import default_of, option_of
 from mindspeed_ms.config.yaml_loader import plain_value
 
 
@@ -39,9 +39,7 @@ def written_settings(section):
     result = {}
     for name, info in type(section).own_fields().items():
         value = getattr(section, name)
-        derived = bool(info.json_schema_extra.get("derived"))
-        default = ... if info.is_required() else info.get_default(call_default_factory=True)
-        if name not in section.model_fields_set and (derived or value == default):
+        if name not in section.model_fields_set and (option_of(info).derived or value == default_of(info)):
             continue
         result[name] = written_settings(value) if isinstance(value, Section) else value
     return result

@@ -1,4 +1,4 @@
-"""The ways in: nested yaml, the 38BV3 yaml trio, dicts, and Megatron arguments; all end in an AllConfig."""
+"""Readers: nested yaml, the 38BV3 yaml trio, dicts and Megatron arguments to an AllConfig."""
 
 import argparse
 
@@ -17,7 +17,7 @@ def init_configs_from_yaml(file_path, config_classes=None, **kwargs):
         kwargs: replace or extend top-level keys of the (first) file.
 
     Returns:
-        AllConfig, or the list of instances of ``config_classes`` in their order.
+        AllConfig, or the list of instances of `config_classes` in their order.
 
     Raises:
         ConfigError: all problems together, each with file, line, key path, value and what is expected.
@@ -33,9 +33,9 @@ def init_configs_from_yaml(file_path, config_classes=None, **kwargs):
 
 
 def init_configs_from_dict(raw_dict, config_classes=None):
-    """Read a nested dict ``{section: {field: value}}`` (or a dict of the 38BV3 form); it is not changed.
+    """Read a nested dict `{section: {field: value}}` (or a dict of the 38BV3 form); it is not changed.
 
-    Args, returns and errors as :func:`init_configs_from_yaml`.
+    Args, returns and errors as `init_configs_from_yaml`.
     """
     if not isinstance(raw_dict, dict):
         raise ConfigError(Problem("raw_dict", "expects a mapping of sections", raw_dict))
@@ -43,15 +43,15 @@ def init_configs_from_dict(raw_dict, config_classes=None):
 
 
 def init_configs_from_args(args, config_classes=None):
-    """Read Megatron arguments, and the yaml files of ``--config`` below them.
+    """Read Megatron arguments, and the yaml files of `--config` below them.
 
     Args:
-        args (argparse.Namespace): of :func:`mindspeed_ms.config.argument_parser` or of Megatron's own;
+        args (argparse.Namespace): of `mindspeed_ms.config.argument_parser` or of Megatron's own;
             not changed. Names it lacks count as not given.
         config_classes (list | None): classes to return instead of an AllConfig.
 
     Returns:
-        AllConfig, or the list of instances of ``config_classes`` in their order.
+        AllConfig, or the list of instances of `config_classes` in their order.
 
     Raises:
         ConfigError: all problems together, each with flag, value and what is expected.

@@ -1,4 +1,4 @@
-"""How the guide, Megatron and upstream are read where they differ or are silent: (subject, decision, Chinese)."""
+"""Decided readings of the guide, Megatron and upstream where they differ or are silent: (subject, decision, Chinese)."""
 
 READINGS = (
     (

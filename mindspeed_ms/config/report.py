@@ -1,4 +1,4 @@
-"""What ``config check`` prints: settings, layout, groups, layers per stage, parameters. Uses mindspeed_ms.layout."""
+"""Report of `config check`: settings, layout, groups, layers per stage, parameters."""
 
 from mindspeed_ms.config.availability import missing_features
 from mindspeed_ms.config.model_description import describe_model, describe_parallel
@@ -25,7 +25,7 @@ def report(all_config):
     missing = missing_features(all_config)
     if missing:
         parts += ["", "== not available yet (the configuration is valid, a start would refuse it)"]
-        parts += [f"{entry.path} = {value!r}: {entry.feature}" for entry, value in missing]
+        parts += [f"{path} = {value!r}: {feature}" for path, feature, value in missing]
     return "\n".join(parts)
 
 

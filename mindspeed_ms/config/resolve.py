@@ -1,22 +1,14 @@
-"""Values that follow from others across sections, and from the size of the world."""
+"""Derived values: what follows from settings of several sections, and from the world size."""
 
 import os
 
+from mindspeed_ms.config.argument_table import row_at
 from mindspeed_ms.config.errors import ConfigError, Problem
+from mindspeed_ms.config.sections.training import LOSS_SCALE
 from mindspeed_ms.config.settings import Settings
 from mindspeed_ms.config.trio_table import FUSED_RMSNORM
 from mindspeed_ms.layout.vocabulary import padded_vocab_size, true_vocab_size
 
-LOSS_SCALE = ("loss_scale_value", "loss_scale_factor", "loss_scale_window")
-_NEEDS_DDP = (
-    "overlap_grad_reduce",
-    "delay_grad_reduce",
-    "check_for_nan_in_grad",
-    "bucket_size",
-    "average_in_collective",
-    "grad_reduce_in_bf16",
-    "enable_mem_align",
-)
 WORLD_VARIABLES = ("MS_WORKER_NUM", "RANK_SIZE", "WORLD_SIZE")
 
 
@@ -81,7 +73,7 @@ def _second_place(settings, path, main):
 
 
 def settle(all_config, settings):
-    """Before the rules run: values that settings of several sections decide together, and what the user is told of it.
+    """Fill, before the rules run, values that settings of several sections decide together; notices name the changes.
 
     Args:
         all_config (AllConfig): changed in place.
@@ -98,8 +90,6 @@ def settle(all_config, settings):
 
 def _loss_scale(context):
     """Of loss_scale_value, loss_scale_factor, loss_scale_window, arguments that are left out have Megatron's defaults."""
-    from mindspeed_ms.config.argument_table import row_at
-
     paths = [f"training_config.{name}" for name in LOSS_SCALE]
     missing = [path for path in paths if context.value(path) is None]
     if len(missing) < len(paths) and any(context.was_argument(path) for path in paths):
@@ -124,7 +114,7 @@ def _nan_checks(context):
 
 def _data_parallel_wrapper(context):
     """The distributed optimizer, ZeRO and the wrapper's own switches put it on."""
-    training, asked = context.training, switches_of_ddp(context)
+    training, asked = context.training, context.ddp_switches
     if training.wrap_with_ddp:
         return
     if training.use_distributed_optimizer or context.parallel.zero_level:
@@ -135,11 +125,6 @@ def _data_parallel_wrapper(context):
         return
     training.fill(wrap_with_ddp=True)
     context.notice(f"wrap_with_ddp was switched on, since {cause} needs it")
-
-
-def switches_of_ddp(context):
-    """Fields of training_config that the user set to what only the data parallel wrapper does."""
-    return [name for name in _NEEDS_DDP if context.training[name] and context.was_set(f"training_config.{name}")]
 
 
 def _schedules(context):
@@ -198,11 +183,11 @@ def derive_sizes(all_config):
 
 
 def fit_to_world(all_config, world_size):
-    """Tell a configuration how many ranks there are: check it against them and fill what follows.
+    """Check a configuration against the number of ranks and fill what follows from it.
 
     Args:
-        all_config (AllConfig): changed in place: ``parallel_config.world_size``, ``data_parallel_size``,
-            ``dataset_config.micro_batch_num``, ``global_batch_size``.
+        all_config (AllConfig): changed in place: `parallel_config.world_size`, `data_parallel_size`,
+            `dataset_config.micro_batch_num`, `global_batch_size`.
         world_size (int): number of ranks.
 
     Raises:

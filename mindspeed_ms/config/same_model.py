@@ -1,72 +1,53 @@
-"""Which settings of ``model_config`` make a model the one that a checkpoint's weights belong to."""
+"""Same-model settings (`checkpoint=` of a field): under other values the weights of a checkpoint are of another model."""
 
+from functools import cache
+
+from mindspeed_ms.config.schema import all_fields
+from mindspeed_ms.config.sections.field import COMPARED, option_of
 from mindspeed_ms.layout.model_description import NORMALIZATIONS
-
-# what the same weights compute: neither names nor shapes of tensors tell it
-COMPUTES = (
-    "hidden_size",
-    "ffn_hidden_size",
-    "num_attention_heads",
-    "group_query_attention",
-    "num_query_groups",
-    "kv_channels",
-    "position_embedding_type",
-    "rotary_base",
-    "rotary_percent",
-    "rotary_interleaved",
-    "rotary_seq_len_interpolation_factor",
-    "hidden_act",
-    "gated_linear_unit",
-    "normalization",
-    "norm_epsilon",
-    "apply_layernorm_1p",
-    "use_sandwich_norm",
-    "apply_residual_connection_post_norm",
-    "use_final_norm",
-    "untie_embeddings_and_output_weights",
-)
-# which tensors there are
-TENSORS = (
-    "num_layers",
-    "max_position_embeddings",
-    "add_position_embedding",
-    "use_rotary_position_embeddings",
-    "add_bias_linear",
-    "qkv_has_bias",
-    "out_proj_has_bias",
-    "mlp_has_bias",
-    "qk_layernorm",
-)
-# what may change while it is trained
-TRAINED_WITH = ("apply_query_key_layer_scaling", "attention_dropout", "hidden_dropout")
 
 # without the one the other has no effect
 _ONLY_WITH = {
-    "num_query_groups": ("group_query_attention", True),
-    **{name: ("position_embedding_type", "rope") for name in COMPUTES if name.startswith("rotary_")},
+    "model_config.num_query_groups": ("group_query_attention", (True,)),
+    "model_config.rotary_": ("position_embedding_type", ("rope",)),
+    "model_config.rope_": ("position_embedding_type", ("rope",)),
 }
+
+
+@cache
+def model_paths(*kinds):
+    """Config paths of the settings of the model.
+
+    Args:
+        kinds (str): COMPARED (the same weights compute something else under another value), TAKEN (only
+            `use_checkpoint_args` concerns them).
+    """
+    return tuple(path for path, info in all_fields() if option_of(info).checkpoint in kinds)
 
 
 def differences(saved, own):
     """Settings in which the same weights compute something else.
 
     Args:
-        saved (dict): model_config of a checkpoint; what it lacks is not compared.
-        own (dict): model_config of this run.
+        saved (dict): configuration in a checkpoint, by sections; what it lacks is not compared.
+        own (dict): configuration of this run, by sections.
 
     Returns:
-        list[str]: names of fields.
+        list[tuple]: (path, value in the checkpoint, own value).
     """
-    return [
-        name
-        for name in COMPUTES
-        if name in saved and name in own and _has_effect(name, own) and not is_same(saved[name], own[name])
-    ]
+    found = []
+    for path in model_paths(COMPARED):
+        section, name = path.split(".")
+        before, now = saved.get(section) or {}, own.get(section) or {}
+        if name in before and name in now and _has_effect(path, now) and not is_same(before[name], now[name]):
+            found.append((path, before[name], now[name]))
+    return found
 
 
-def _has_effect(name, own):
-    switch, value = _ONLY_WITH.get(name, (None, None))
-    return own.get(switch) == value
+def _has_effect(path, own):
+    if path.startswith("moe_config.") and path != "moe_config.num_experts":
+        return own.get("num_experts", 1) > 1
+    return all(own.get(switch) in values for start, (switch, values) in _ONLY_WITH.items() if path.startswith(start))
 
 
 def is_same(one, other):

@@ -1,10 +1,12 @@
 """The configuration classes under upstream's names: seven sections and AllConfig, which holds them."""
 
 import copy
+from functools import cache
 
 from mindspeed_ms.config.errors import ConfigError, Problem
+from mindspeed_ms.config.printing import settings_text, to_yaml
 from mindspeed_ms.config.sections.attention import FlashAttentionConfig, RopeScalingConfig
-from mindspeed_ms.config.sections.base import Section
+from mindspeed_ms.config.sections.base import Section, nested_section
 from mindspeed_ms.config.sections.dataset import DatasetConfig
 from mindspeed_ms.config.sections.lora import LoraConfig
 from mindspeed_ms.config.sections.model import TransformerConfig
@@ -45,8 +47,25 @@ SECTIONS = {
 }
 
 
+@cache
+def field_info(path):
+    """The pydantic FieldInfo at `section.field` or `section.field.key`; None if there is no such field."""
+    section, *fields = path.split(".")
+    kind, info = SECTIONS.get(section), None
+    for name in fields:
+        info = kind.own_fields().get(name) if kind is not None else None
+        kind = nested_section(info) if info is not None else None
+    return info
+
+
+def all_fields():
+    """(path, pydantic FieldInfo) of every field of every section."""
+    for name, kind in SECTIONS.items():
+        yield from ((f"{name}.{field}", info) for field, info in kind.own_fields().items())
+
+
 class GeneralConfig(dict):
-    """``general_config``: free keys of the user, readable as attributes; a missing one reads as None."""
+    """`general_config`: free keys of the user, readable as attributes; a missing one reads as None."""
 
     config_name = "general_config"
 
@@ -63,9 +82,9 @@ class GeneralConfig(dict):
 class AllConfig:
     """All sections of one run.
 
-    Attributes: ``model_config`` (None if no model was given), ``training_config``, ``dataset_config``,
-    ``optimizer_config``, ``parallel_config``, ``moe_config``, ``lora_config``, ``general_config``. Sections are shared:
-    ``all_config.model_config.parallel_config is all_config.parallel_config``.
+    Attributes: `model_config` (None if no model was given), `training_config`, `dataset_config`,
+    `optimizer_config`, `parallel_config`, `moe_config`, `lora_config`, `general_config`. Sections are shared:
+    `all_config.model_config.parallel_config is all_config.parallel_config`.
 
     Args:
         sections: sections by name; those not given are taken from the given ones that hold them, or get their defaults.
@@ -116,16 +135,14 @@ class AllConfig:
         return {name: getattr(self, name) for name in SECTIONS if getattr(self, name) is not None}
 
     def to_dict(self):
-        """Nested dict of every setting, as :func:`init_configs_from_dict` reads it."""
+        """Nested dict of every setting, as `init_configs_from_dict` reads it."""
         result = {name: section.to_dict() for name, section in self.sections().items()}
         if self.general_config:
             result["general_config"] = copy.deepcopy(dict(self.general_config))
         return result
 
     def to_yaml(self, path=None):
-        """Yaml text of every setting (written to ``path`` too if given); it reads back to an equal AllConfig."""
-        from mindspeed_ms.config.printing import to_yaml
-
+        """Yaml text of every setting (written to `path` too if given); it reads back to an equal AllConfig."""
         return to_yaml(self, path)
 
     def __eq__(self, other):
@@ -137,11 +154,9 @@ class AllConfig:
         return f"AllConfig({', '.join(f'{name}={section!r}' for name, section in self.sections().items())})"
 
     def __str__(self):
-        from mindspeed_ms.config.printing import settings_text
-
         return settings_text(self)
 
 
 def kind_links(section):
-    """Names of the other sections that ``section`` refers to."""
+    """Names of the other sections that `section` refers to."""
     return [name for name in type(section).model_fields if name not in type(section).own_fields()]

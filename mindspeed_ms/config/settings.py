@@ -1,8 +1,9 @@
-"""Settings: what a user wrote, each as one config path with its value and place, before the sections are built."""
+"""Settings: what a user wrote, as config paths with value and place, before the sections are built."""
 
 from dataclasses import dataclass, replace
 
-from mindspeed_ms.config.errors import ConfigError, Problem
+from mindspeed_ms.config.argument_table import row_at
+from mindspeed_ms.config.errors import ConfigError, Problem, WarningNotice
 from mindspeed_ms.config.schema import SECTIONS, AllConfig
 from mindspeed_ms.config.sections.base import collecting, nested_section
 from mindspeed_ms.config.values import read_bool
@@ -18,7 +19,7 @@ class Setting:
     """One value that was set.
 
     Args:
-        path: config path, ``section.field`` or ``section.field.key``.
+        path: config path, `section.field` or `section.field.key`.
         value: the value as it was read.
         key: how the user wrote it: key path in a file, or flag.
         place: "file:line", "command line", "arguments", or a program's "dict".
@@ -34,14 +35,10 @@ class Setting:
         return self.place if self.key == self.path else f"{self.place} ({self.key})"
 
 
-class WarningNotice(str):
-    """A notice that a run logs as a warning: the user gets something else than he asked for."""
-
-
 class Settings:
     """Settings by path; a later one replaces an earlier one.
 
-    Attributes: ``problems`` found while reading; ``notices`` for the user.
+    Attributes: `problems` found while reading; `notices` for the user.
     """
 
     def __init__(self):
@@ -56,7 +53,7 @@ class Settings:
         self.by_path[path] = Setting(path, value, key or path, place)
 
     def update(self, other):
-        """Lay ``other`` over this: its settings win."""
+        """Lay `other` over this: its settings win."""
         for path, setting in other.by_path.items():
             self.by_path.pop(path, None)
             self.by_path[path] = setting
@@ -70,12 +67,12 @@ class Settings:
         return setting is not None and setting.place != MEGATRON_DEFAULT
 
     def value(self, path, default=None):
-        """The value set for a path, or ``default``."""
+        """The value set for a path, or `default`."""
         setting = self.by_path.get(path)
         return default if setting is None or setting.value is None else setting.value
 
     def warn(self, text):
-        """Tell the user that he gets something else than he asked for."""
+        """Add a warning: the user gets something else than was asked for."""
         self.notices.append(WarningNotice(text))
 
     def is_on(self, path):
@@ -97,9 +94,7 @@ class Settings:
         return self._by_flag(problem)
 
     def _by_flag(self, problem):
-        """A problem of a path that nobody set, under its flag if the user came with flags."""
-        from mindspeed_ms.config.argument_table import row_at  # the table is built upon the sections
-
+        """A problem of a path that was not set, under its flag if there are settings from the command line."""
         row = row_at(problem.key)
         if row is None or not row.flags or not any(item.place == COMMAND_LINE for item in self.by_path.values()):
             return problem
@@ -107,12 +102,12 @@ class Settings:
 
 
 def nested_settings(data, places=None, place=""):
-    """Settings of a nested dict ``{section: {field: value}}``.
+    """Settings of a nested dict `{section: {field: value}}`.
 
     Args:
         data (dict): the sections.
         places (dict): key path (tuple) -> "file:line".
-        place (str): place of values that are not in ``places``.
+        place (str): place of values that are not in `places`.
     """
     settings = Settings()
     places = places or {}
@@ -139,7 +134,7 @@ def add_section(settings, name, section, keys, place_of):
         settings (Settings): changed in place.
         name (str): the section.
         section (dict): its settings as written.
-        keys (tuple): where the mapping stands.
+        keys (tuple): key path of the mapping in the file.
         place_of (callable): key path (tuple) -> place.
     """
     kind = SECTIONS[name]
@@ -162,7 +157,7 @@ def add_section(settings, name, section, keys, place_of):
 
 
 def _leaves(kind, key, value):
-    """(keys as written, field path, value) of each single setting in ``key: value``."""
+    """(keys as written, field path, value) of each single setting in `key: value`."""
     field = kind.spellings.get(key, key)
     info = kind.own_fields().get(field)
     group = kind.groups.get(key)
@@ -175,14 +170,14 @@ def _leaves(kind, key, value):
 
 
 def build(settings, required=()):
-    """AllConfig from settings; rules over several fields are left to ``checks``.
+    """AllConfig from settings; rules over several fields are left to `checks`.
 
     Args:
         settings (Settings): what was set.
         required (tuple[str]): sections that are built even if nothing of them was set.
 
     Returns:
-        AllConfig: its ``provenance`` and ``notices`` are filled.
+        AllConfig: its `provenance` and `notices` are filled.
 
     Raises:
         ConfigError: all problems of single values together.

@@ -18,7 +18,7 @@ def is_trio(data):
 
 
 def trio_settings(document):
-    """Settings of a file with parts of the trio; sections in the nested form may stand beside them.
+    """Settings of a file with parts of the trio; sections in the nested form may be beside them.
 
     Args:
         document (Document): one file.

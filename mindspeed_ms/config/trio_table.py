@@ -1,4 +1,4 @@
-"""Every key of the 38BV3 trio and what it sets; where the guide is silent the reading is stated in ``note``."""
+"""Keys of the 38BV3 trio and the settings that they give; `note` is the reading where the guide is silent."""
 
 from dataclasses import dataclass
 
@@ -24,8 +24,8 @@ class TrioKey:
     """One key of the trio.
 
     Args:
-        path: config path that it sets, "" if ``convert`` decides.
-        convert: ``convert(value) -> {config path: value}``; raises ValueError with what is expected.
+        path: config path that it sets, "" if `convert` decides.
+        convert: `convert(value) -> {config path: value}`; raises ValueError with what is expected.
         note: how it is read where the guide does not say.
     """
 

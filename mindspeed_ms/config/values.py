@@ -1,4 +1,4 @@
-"""Reading single values: what a person writes for a number, a switch, a data type or a list."""
+"""Types of fields and readers of single values: numbers, switches, data types, lists."""
 
 import ast
 import math
@@ -120,7 +120,7 @@ def read_words(value):
 
 
 def read_layer_list(value):
-    """``[n, ...]`` or ``[[n, ...], ...]`` of whole numbers, all rows of one length.
+    """`[n, ...]` or `[[n, ...], ...]` of whole numbers, all rows of one length.
 
     Raises:
         ValueError: if it is something else.
@@ -136,7 +136,7 @@ def read_layer_list(value):
 
 
 def read_int_list(value):
-    """list of ints; see :func:`read_list`.
+    """list of ints; see `read_list`.
 
     Raises:
         ValueError: if it is something else.
@@ -145,7 +145,7 @@ def read_int_list(value):
 
 
 def read_float_list(value):
-    """list of floats; see :func:`read_list`.
+    """list of floats; see `read_list`.
 
     Raises:
         ValueError: if it is something else.
@@ -173,17 +173,17 @@ def _limits_text(limits):
 
 
 def integer(**limits):
-    """Type of a whole number within ``gt``, ``ge``, ``lt``, ``le``."""
+    """Type of a whole number within `gt`, `ge`, `lt`, `le`."""
     return _kind(int, read_int, f"an integer {_limits_text(limits)}".strip(), **limits)
 
 
 def number(**limits):
-    """Type of a float within ``gt``, ``ge``, ``lt``, ``le``; whole numbers are read as floats."""
+    """Type of a float within `gt`, `ge`, `lt`, `le`; whole numbers are read as floats."""
     return _kind(float, read_float, f"a number {_limits_text(limits)}".strip(), **limits)
 
 
 def one_of(*choices):
-    """Type of a string that is one of ``choices``."""
+    """Type of a string that is one of `choices`."""
     return Annotated[Literal[choices], Kind("one of " + ", ".join(choices))]
 
 

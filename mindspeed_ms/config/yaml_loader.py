@@ -1,4 +1,4 @@
-"""Reading yaml as a person means it: 1e-5 is a number, duplicate keys are errors, ${NAME} is the environment.
+"""Yaml loader: 1e-5 is a number, duplicate keys are errors, ${NAME} is an environment variable.
 
 Every value keeps its file and line.
 """
@@ -23,7 +23,7 @@ _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 @dataclass
 class Document:
-    """One yaml file: ``data`` as plain dicts, ``places`` from key path (tuple) to "file:line"."""
+    """One yaml file: `data` as plain dicts, `places` from key path (tuple) to "file:line"."""
 
     name: str
     data: dict
@@ -62,7 +62,7 @@ def load_yaml(path):
 
 
 def parse_yaml(text, name="yaml"):
-    """Like :func:`load_yaml`, from a text; ``name`` is what errors call it."""
+    """Like `load_yaml`, from a text; `name` is what errors call it."""
     try:
         node = yaml.compose(text, Loader=_LOADER)
     except yaml.YAMLError as error:
@@ -162,7 +162,7 @@ class _Reader:
 
 
 def plain_value(text):
-    """The value that an unquoted word in yaml stands for: None, bool, int, float or the word itself."""
+    """The value of an unquoted word in yaml: None, bool, int, float or the word itself."""
     word = text.strip()
     lower = word.lower()
     if lower in _NULL:

@@ -229,9 +229,9 @@ def check_same_model(saved, all_config, must_be_equal):
     Raises:
         CheckpointError: on all ranks, naming each setting with both values.
     """
-    own, other = all_config.to_dict()["model_config"], saved.get("model_config") or {}
     different = [
-        f"model_config.{name} is {other[name]!r} in the checkpoint, {own[name]!r} here" for name in differences(other, own)
+        f"{path} is {before!r} in the checkpoint, {now!r} here"
+        for path, before, now in differences(saved, all_config.to_dict())
     ]
     if not different:
         return

@@ -3,7 +3,7 @@
 import time
 
 from mindspeed_ms.config import fit_to_world, page, require_available
-from mindspeed_ms.config.settings import WarningNotice
+from mindspeed_ms.config.errors import WarningNotice
 from mindspeed_ms.core import comm
 from mindspeed_ms.core.device import launch_environment, request_device
 from mindspeed_ms.core.logging import logger, setup_logging

@@ -15,7 +15,7 @@ from mindspeed_ms.config import (
     require_available,
 )
 from mindspeed_ms.config.__main__ import main as config_command
-from mindspeed_ms.config.settings import WarningNotice
+from mindspeed_ms.config.errors import WarningNotice
 from mindspeed_ms.testing import checkpoint_runs as runs
 from tests.checkpoint.test_format import damage
 from tests.tools.test_checkpoint import CONFIG, save
@@ -160,3 +160,25 @@ def continued(folder, load):
 
 def test_training_goes_on_with_the_checkpoints_model(world, tmp_path):
     assert world(1)(continued, tmp_path / "b", tmp_path / "a") == [[1, 2, 3, 4]]
+
+
+def test_mappings_and_experts_are_the_checkpoints_too(monkeypatch):
+    from mindspeed_ms.config import from_checkpoint
+    from mindspeed_ms.config.settings import nested_settings
+
+    def taken(saved, typed):
+        settings = nested_settings({"training_config": {"use_checkpoint_args": True}, **typed})
+        monkeypatch.setattr(from_checkpoint, "_configuration", lambda settings: ("there", saved))
+        from_checkpoint.ask_checkpoint(settings)
+        values = {path: setting.value for path, setting in settings.by_path.items() if not path.startswith("training")}
+        return values, [str(notice).split(" is not used")[0] for notice in settings.notices]
+
+    scaled = {"model_config": {"rope_scaling": {"type": "yarn", "factor": 4.0}}}
+    typed = {"model_config": {"rope_scaling": {"factor": 8.0}}}
+    lost = ["model_config.rope_scaling.factor = 8.0 ()"]
+    assert taken(scaled, typed) == ({"model_config.rope_scaling.type": "yarn", "model_config.rope_scaling.factor": 4.0}, lost)
+    assert taken({"model_config": {"rope_scaling": None}}, typed) == ({}, lost)
+    experts = {"model_config": {"num_experts": None}, "moe_config": {"num_experts": 8, "moe_router_topk": 2}}
+    values, told = taken(experts, {"model_config": {"num_experts": 4}})
+    assert values == {"model_config.num_experts": None, "moe_config.num_experts": 8, "moe_config.moe_router_topk": 2}
+    assert told == ["model_config.num_experts = 4 ()"]

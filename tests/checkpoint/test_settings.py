@@ -32,8 +32,7 @@ def test_another_model_of_the_same_shapes(world, tmp_path, saved):
 
 
 def test_what_makes_another_model():
-    from mindspeed_ms.config import same_model
-    from mindspeed_ms.config.schema import TransformerConfig
+    from mindspeed_ms.config.same_model import differences
 
     own = {
         "normalization": "FusedRMSNorm",
@@ -41,6 +40,7 @@ def test_what_makes_another_model():
         "group_query_attention": False,
         "num_query_groups": 4,
         "rotary_base": 1.0,
+        "rope_scaling": {"type": "yarn", "factor": 4.0},
         "position_embedding_type": "rope",
         "hidden_dropout": 0.0,
     }
@@ -50,11 +50,20 @@ def test_what_makes_another_model():
         "apply_layernorm_1p": False,
         "num_query_groups": 2,
         "rotary_base": 2.0,
+        "rope_scaling": {"type": "yarn", "factor": 8.0},
         "hidden_dropout": 0.5,
     }
-    assert same_model.differences(saved, own) == ["rotary_base", "apply_layernorm_1p"]
-    assert same_model.differences({}, own) == []
-    assert {*same_model.COMPUTES, *same_model.TENSORS, *same_model.TRAINED_WITH} <= set(TransformerConfig.own_fields())
+
+    def names(saved, own):
+        return [path.partition(".")[2] for path, _, _ in differences(saved, own)]
+
+    assert names({"model_config": saved}, {"model_config": own}) == ["rotary_base", "rope_scaling", "apply_layernorm_1p"]
+    assert names({}, {"model_config": own}) == names({"model_config": {}}, {"model_config": own}) == []
+    own["position_embedding_type"] = "none"
+    assert names({"model_config": saved}, {"model_config": own}) == ["position_embedding_type", "apply_layernorm_1p"]
+    experts, dense = {"num_experts": 8, "moe_router_topk": 2}, {"num_experts": 1, "moe_router_topk": 1}
+    assert names({"moe_config": experts}, {"moe_config": {**experts, "moe_router_topk": 4}}) == ["moe_router_topk"]
+    assert names({"moe_config": experts}, {"moe_config": dense}) == ["num_experts"]
 
 
 def own_checkpoints(folder, load):

@@ -3,7 +3,7 @@
 import os
 
 from mindspeed_ms.config.argument_table import rows_with_path
-from mindspeed_ms.config.rows.row import is_switch
+from mindspeed_ms.config.row import is_switch
 from mindspeed_ms.config.sections.base import choices
 
 BASE = {
@@ -43,7 +43,7 @@ _BEST = {"training_config.best_metric_comparison": "less", "training_config.eval
 _LINEAR_DECAY = {"optimizer_config.weight_decay_incr_style": "linear", "optimizer_config.weight_decay": 0.2}
 _TARGETS = [{"target_cells": [r".*\.qkv_proj"]}]
 
-# path -> value, or (value, settings beside it)
+# path -> value, or (value, settings beside it; the path itself is there if it cannot be left out)
 SPECIAL = {
     "model_config.vocab_size": 256,
     "model_config.num_layers": 6,
@@ -54,7 +54,7 @@ SPECIAL = {
     "model_config.max_position_embeddings": 64,
     "model_config.attention_type": ("self_attn", {}),
     "model_config.group_query_attention": (True, {"model_config.num_query_groups": 4}),
-    "model_config.num_query_groups": (2, {"model_config.group_query_attention": True}),
+    "model_config.num_query_groups": (2, {"model_config.group_query_attention": True, "model_config.num_query_groups": 4}),
     "model_config.kv_channels": 32,
     "model_config.position_embedding_type": "rope",
     "model_config.add_position_embedding": (False, _ROPE),
@@ -129,10 +129,16 @@ SPECIAL = {
     "optimizer_config.decoupled_min_lr": 1e-5,
     "optimizer_config.lr_wsd_decay_style": ("cosine", _WSD),
     "optimizer_config.lr_wsd_decay_iters": (3, _WSD),
-    "optimizer_config.lr_wsd_decay_samples": (30, {**_SAMPLES, "optimizer_config.lr_decay_style": "WSD"}),
+    "optimizer_config.lr_wsd_decay_samples": (
+        30,
+        {**_SAMPLES, "optimizer_config.lr_decay_style": "WSD", "optimizer_config.lr_wsd_decay_samples": 20},
+    ),
     "optimizer_config.use_checkpoint_opt_param_scheduler": False,
     "optimizer_config.override_opt_param_scheduler": True,
-    "optimizer_config.weight_decay_incr_style": ("linear", {"optimizer_config.end_weight_decay": 0.1}),
+    "optimizer_config.weight_decay_incr_style": (
+        "linear",
+        {"optimizer_config.end_weight_decay": 0.1, "optimizer_config.weight_decay_incr_style": "cosine"},
+    ),
     "optimizer_config.start_weight_decay": (0.05, _LINEAR_DECAY),
     "optimizer_config.end_weight_decay": (0.15, _LINEAR_DECAY),
     "optimizer_config.overlap_param_gather": (True, _SHARDED),
@@ -156,7 +162,11 @@ SPECIAL = {
     "parallel_config.context_parallel_algo": ("megatron_cp_algo", {"parallel_config.context_parallel_size": 2}),
     "parallel_config.ulysses_degree_in_cp": (
         2,
-        {"parallel_config.context_parallel_size": 4, "parallel_config.context_parallel_algo": "hybrid_cp_algo"},
+        {
+            "parallel_config.context_parallel_size": 8,
+            "parallel_config.context_parallel_algo": "hybrid_cp_algo",
+            "parallel_config.ulysses_degree_in_cp": 4,
+        },
     ),
     "parallel_config.expert_model_parallel_size": (2, _EXPERTS),
     "parallel_config.expert_tensor_parallel_size": (1, {**_EXPERTS, **_SP}),
@@ -191,7 +201,11 @@ SPECIAL = {
     "moe_config.moe_grouped_gemm": (True, {**_EXPERTS, "model_config.add_bias_linear": False}),
     "moe_config.moe_layer_freq": ([1, 0, 1, 0], _EXPERTS),
     "lora_config.use_lora": (True, {"lora_config.target_cells": _TARGETS}),
-    "lora_config.target_cells": (_TARGETS, {"lora_config.use_lora": True}),
+    "lora_config.target_cells": (
+        _TARGETS,
+        {"lora_config.use_lora": True, "lora_config.target_cells": [{"target_cells": [r".*\.mapping"]}]},
+    ),
+    "dataset_config.dataloader_type": "cyclic",
     "lora_config.lora_module": {"layer": "adapter"},
 }
 
@@ -239,6 +253,11 @@ def with_settings(*groups):
             else:
                 target[field] = value
     return result
+
+
+def offenders(check, rows):
+    """{path: what is wrong} of the rows about which `check` says something."""
+    return {row.path: text for row in rows if (text := check(row))}
 
 
 def value_at(all_config, path):

@@ -238,6 +238,24 @@ def test_not_a_namespace():
         init_configs_from_args({"num_layers": 2})
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("rotary_base", ["a"], r"--rotary-base = \['a'\]: expects a number > 0"),
+        ("logging_level", ["a"], r"--logging-level = \['a'\]: expects one of debug"),
+        ("moe_router_load_balancing_type", ["a"], r"--moe-router-load-balancing-type = \['a'\]: expects one of aux_loss"),
+    ],
+)
+def test_values_of_another_kind_in_a_namespace_are_named(name, value, words):
+    with pytest.raises(ConfigError, match=words):
+        init_configs_from_args(argparse.Namespace(**{name: value}))
+
+
+def test_decay_rates_given_twice_contradict_each_other():
+    with pytest.raises(ConfigError, match=r"--adam-beta1 = 0.7: contradicts --betas \[0.8, 0.9\]; keep one"):
+        read("--betas 0.8 0.9 --adam-beta1 0.7")
+
+
 MODEL_FLAGS = "--num-layers 1 --hidden-size 64 --num-attention-heads 2 --seq-length 8 --padded-vocab-size 8".split()
 
 

@@ -1,7 +1,6 @@
 """python -m mindspeed_ms.config: check, explain, schema, convert, docs; and what importing the package costs."""
 
 import glob
-import json
 import os
 import subprocess
 import sys
@@ -13,7 +12,7 @@ from mindspeed_ms.config import ConfigError, init_configs_from_yaml
 from mindspeed_ms.config.__main__ import main
 from mindspeed_ms.config.argument_table import TABLE
 from mindspeed_ms.config.convert import convert_script, launch_words
-from mindspeed_ms.config.docs import write_pages
+from mindspeed_ms.config.docs import write_generated
 from mindspeed_ms.config.explain import explain
 from mindspeed_ms.config.json_schema import build_schema
 from mindspeed_ms.config.trio_table import TRIO
@@ -90,17 +89,17 @@ def test_explain_knows_every_name(capsys):
     assert main(["explain", "--lr"]) == 0 and "learning_rate" in capsys.readouterr().out
 
 
-def test_schema_is_current_and_accepts_our_files():
-    with open(os.path.join(ROOT, "configs", "schema", "config.json"), encoding="utf-8") as file:
-        assert json.load(file) == json.loads(json.dumps(build_schema()))
+def test_the_schema_accepts_our_files():
     for path in TRIO_FILES:
         with open(path, encoding="utf-8") as file:
             first = file.readline()
         assert first.startswith("# yaml-language-server: $schema="), path
         target = os.path.join(os.path.dirname(path), first.split("$schema=")[1].strip())
         assert os.path.exists(target), path
-    for path in glob.glob(os.path.join(ROOT, "configs", "*", "*.yaml")):
-        assert not _unknown_keys(build_schema(), build_schema(), _data(path), ())
+    schema, files = build_schema(), glob.glob(os.path.join(ROOT, "configs", "*", "*.yaml"))
+    assert len(files) > 3
+    for path in files:
+        assert not _unknown_keys(schema, schema, _data(path), ())
 
 
 def _data(path):
@@ -121,10 +120,10 @@ def _unknown_keys(schema, whole, data, path):
     return found
 
 
-def test_pages_are_current(tmp_path):
-    assert write_pages(os.path.join(ROOT, "docs"), only_check=True) == []
-    assert len(write_pages(str(tmp_path))) == 2 and write_pages(str(tmp_path)) == []
-    text = (tmp_path / "arguments_zh.md").read_text(encoding="utf-8")
+def test_generated_files_are_current(tmp_path):
+    assert write_generated(ROOT, only_check=True) == []
+    assert len(write_generated(str(tmp_path))) == 3 and write_generated(str(tmp_path)) == []
+    text = (tmp_path / "docs" / "arguments_zh.md").read_text(encoding="utf-8")
     assert "张量并行" in text and "kv_group_size" in text
 
 

@@ -1,26 +1,32 @@
-"""Every row of the table: set through nested yaml, through arguments, and seen to change something."""
+"""Every option: set through yaml and through flags, read back from yaml, told or refused where it has no effect."""
 
 import argparse
-from functools import lru_cache
 
 import pytest
 
-from mindspeed_ms.config import ConfigError, argument_parser, init_configs_from_args, init_configs_from_dict, require_available
-from mindspeed_ms.config.argument_table import IGNORED, REFUSED, TABLE, all_paths, row_at, row_of_flag, row_of_name
-from mindspeed_ms.config.availability import NOT_YET
+from mindspeed_ms.config import ConfigError, argument_parser, init_configs_from_args, init_configs_from_dict
+from mindspeed_ms.config.argument_table import TABLE, row_at
+from mindspeed_ms.config.flags_without_effect import read_flags
 from mindspeed_ms.config.printing import dump_yaml
-from mindspeed_ms.config.rows.row import LIST, OFF, ON, SWITCH
+from mindspeed_ms.config.row import IGNORED, REFUSED
+from mindspeed_ms.config.sections.field import LIST, OFF, ON, SWITCH
 from mindspeed_ms.config.yaml_loader import parse_yaml
-from tests.config.samples import BASE, ROWS, sample, value_at, with_settings
+from tests.config.samples import BASE, ROWS, offenders, sample, value_at, with_settings
 
 EFFECTS = {"parameters", "layout", "output", "operators", "optimizer", "lr", "log", "file", "data", "memory", "error"}
-IDS = [row.path for row in ROWS]
+# the only value that other settings leave: another one is an error
+SETTLED = {
+    "model_config.attention_type": "cross_attn",
+    "model_config.transformer_impl": "transformer_engine",
+    "model_config.gated_linear_unit": False,
+    "training_config.loss_func_kwargs.loss_func_type": "another",
+    "parallel_config.data_parallel_size": 3,
+}
 
 
-def test_every_field_has_a_row_and_every_row_an_observable():
-    assert not [path for path in all_paths() if row_at(path) is None]
+def test_every_option_is_described():
     assert not [row.name for row in TABLE if row.seen not in EFFECTS]
-    assert not [row.path for row in ROWS if not row.help_en or not row.help_zh]
+    assert not [row.name for row in TABLE if not row.help_en or not row.help_zh]
     assert not [row.name for row in TABLE if row.status in (IGNORED, REFUSED) and not (row.reason and row.reason_zh)]
 
 
@@ -29,53 +35,52 @@ def test_names_and_flags_are_unambiguous():
     names = [name for row in TABLE for name in row.all_names]
     assert len(flags) == len(set(flags))
     assert len(names) == len(set(names))
-    assert all(row_of_flag(flag) is not None for flag in flags)
-    assert all(row_of_name(name) is not None for name in names)
 
 
-@pytest.mark.parametrize("row", ROWS, ids=IDS)
-def test_row_is_set_through_nested_yaml(row):
+def _through_yaml(row):
     value, beside = sample(row)
     text = dump_yaml(with_settings(beside, {row.path: value}))
-    if row.status == REFUSED:
-        with pytest.raises(ConfigError, match=row.path.rpartition(".")[2]):
-            init_configs_from_dict(parse_yaml(text).data)
-        return
-    assert value_at(init_configs_from_dict(parse_yaml(text).data), row.path) == value
-
-
-@pytest.mark.parametrize("row", ROWS, ids=IDS)
-def test_row_changes_something(row):
-    """A changed value is seen: in the configuration, and as an error, a notice or a refusal where the row says so."""
-    value, beside = sample(row)
     try:
-        plain = init_configs_from_dict(with_settings(beside))
-    except ConfigError:
-        plain = None  # the settings beside it are an error without it
-    try:
-        changed = init_configs_from_dict(with_settings(beside, {row.path: value}))
+        changed = init_configs_from_dict(parse_yaml(text).data)
     except ConfigError as error:
-        assert row.status == REFUSED
-        assert row.reason in str(error)
-        return
-    if plain is None:
-        return
-    if row.guide_default == value:  # only one value exists: another one is an error
-        with pytest.raises(ConfigError):
-            init_configs_from_dict(with_settings(beside, {row.path: "another"}))
-        return
-    same = value_at(plain, row.path) == value  # the settings beside it imply it already
-    assert same or plain != changed
-    if row.status == IGNORED:
-        assert any(row.reason in notice for notice in changed.notices)
-    if any(entry.path == row.path for entry in NOT_YET):
-        with pytest.raises(ConfigError, match=row.path):
-            require_available(changed)
+        known = row.status == REFUSED and row.path in str(error) and row.reason in str(error)
+        return None if known else f"fails: {error}"
+    if row.status == REFUSED:
+        return "is not refused"
+    if value_at(changed, row.path) != value:
+        return f"is {value_at(changed, row.path)!r} instead of {value!r}"
+    if row.status == IGNORED and not any(row.reason in notice for notice in changed.notices):
+        return "is ignored without a notice"
+    again = init_configs_from_dict(parse_yaml(changed.to_yaml()).data)
+    if again != changed or again.to_yaml() != changed.to_yaml():
+        return f"does not read back from {changed.to_yaml()}"
+    return _error_of_another_value(row) if row.path in SETTLED else None
 
 
-@lru_cache(maxsize=1)
-def _parser():
-    return argument_parser()
+def _error_of_another_value(row):
+    _, beside = sample(row)
+    try:
+        init_configs_from_dict(with_settings(beside, {row.path: SETTLED[row.path]}))
+    except ConfigError as error:
+        return None if row.path in str(error) else f"another value is the wrong error: {error}"
+    return "another value is no error"
+
+
+def test_every_option_is_set_through_yaml_and_reads_back():
+    assert not offenders(_through_yaml, ROWS)
+
+
+def _value_without_it(row):
+    value, beside = sample(row)
+    return (
+        f"is {value!r} without being set"
+        if value_at(init_configs_from_dict(with_settings(beside)), row.path) == value
+        else None
+    )
+
+
+def test_every_sample_is_another_value_than_without_it():
+    assert not offenders(_value_without_it, [row for row in ROWS if row.path not in SETTLED])
 
 
 def _words(row, value):
@@ -89,59 +94,74 @@ def _words(row, value):
     return [flag, str(value).replace(" ", "")]
 
 
-def _command_line(settings, skip=()):
+def _command_line(settings):
     words = []
     for path, value in settings.items():
-        row = row_at(path)
-        if path not in skip and row is not None and row.flags:
-            words += _words(row, value)
+        if row_at(path).flags:
+            words += _words(row_at(path), value)
     return words
 
 
-ROWS_WITH_FLAG = [row for row in ROWS if (row.flags or row.off_flags) and row.convert is None and row.status != REFUSED]
-
-
-@pytest.mark.parametrize("row", ROWS_WITH_FLAG, ids=[row.path for row in ROWS_WITH_FLAG])
-def test_row_is_set_through_arguments(row):
+def _through_flags(row, parser):
     value, beside = sample(row)
     base = {f"{section}.{field}": item for section, fields in BASE.items() for field, item in fields.items()}
-    beside = {path: item for path, item in beside.items() if path != row.path and path != "dataset_config.train_samples"}
+    base.update((path, item) for path, item in beside.items() if path != "dataset_config.train_samples")
     if row.path.endswith("samples"):
-        beside["dataset_config.train_samples"], base["training_config.training_iters"] = 1000, 0
-    base.update(beside)
+        base |= {"dataset_config.train_samples": 1000, "training_config.training_iters": 0}
     if row.path == "training_config.grad_reduce_in_bf16":
         base["training_config.accumulate_allreduce_grads_in_fp32"] = False
-    words = _command_line(base, skip=(row.path,)) + _words(row, value)
-    args = _parser().parse_args(words)
+    base.pop(row.path, None)
+    args = parser.parse_args(_command_line(base) + _words(row, value))
     before = dict(vars(args))
-    all_config = init_configs_from_args(args)
-    assert value_at(all_config, row.path) == value
-    assert vars(args) == before
-    assert all_config.provenance[row.path].startswith("command line")
+    try:
+        all_config = init_configs_from_args(args)
+    except ConfigError as error:
+        return f"fails: {error}"
+    if vars(args) != before:
+        return "changes the Namespace"
+    if value_at(all_config, row.path) != value:
+        return f"is {value_at(all_config, row.path)!r} instead of {value!r}"
+    origin = all_config.provenance[row.path]
+    return None if origin.startswith("command line") else f"comes from {origin}"
 
 
-def test_arguments_without_place_are_ignored_or_refused_with_their_reason():
-    base = [
-        word
-        for path, value in (("model_config", BASE["model_config"]),)
-        for field, item in value.items()
-        for word in _words(row_at(f"{path}.{field}"), item)
-    ]
-    parser = _parser()
-    for row in (row for row in TABLE if not row.path):
-        if row.form == ON:
-            words = [row.flags[0]]
-        elif row.form == OFF:
-            words = [row.off_flags[0]]
-        else:
-            words = [row.flags[0], "31"]
+def test_every_flag_sets_its_option():
+    parser = argument_parser()
+    rows = [row for row in ROWS if (row.flags or row.off_flags) and row.convert is None and row.status != REFUSED]
+    assert len(rows) > 200
+    assert not offenders(lambda row: _through_flags(row, parser), rows)
+
+
+def test_flags_without_effect_are_ignored_or_refused_with_their_reason():
+    base = _command_line({f"model_config.{name}": value for name, value in BASE["model_config"].items()})
+    parser = argument_parser()
+    for status in (IGNORED, REFUSED):
+        rows = {(row.flags or row.off_flags)[0]: row for row in TABLE if not row.path and row.status == status}
+        words = [word for flag, row in rows.items() for word in ((flag,) if row.form in (ON, OFF) else (flag, "31"))]
         args = parser.parse_args(base + words)
-        if row.status == IGNORED:
-            assert any(row.reason in notice for notice in init_configs_from_args(args).notices), row.name
+        if status == IGNORED:
+            told = init_configs_from_args(args).notices
+            expected = {f"{flag}: ignored, {row.reason}" for flag, row in rows.items()}
         else:
             with pytest.raises(ConfigError) as caught:
                 init_configs_from_args(args)
-            assert row.reason in str(caught.value), row.name
+            told = [f"{problem.key}: {problem.message}" for problem in caught.value.problems]
+            expected = {f"{flag}: is not available: {row.reason}" for flag, row in rows.items()}
+        assert expected == set(told)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("ignored: []\nrefused: []\n", "the file expects the keys ignored, refused, runtime"),
+        ("ignored: [{reason: a, names: {b: 1}}]\nrefused: []\nruntime: []\n", "a group of ignored expects .*reason_zh"),
+        ("ignored: [{reason: a, reason_zh: a, names: {b: {flg: x}}}]\nrefused: []\nruntime: []\n", "b expects .*found .*flg"),
+    ],
+)
+def test_a_file_of_flags_in_another_form_is_named(tmp_path, text, words):
+    (tmp_path / "flags.yaml").write_text(text)
+    with pytest.raises(ValueError, match=words):
+        read_flags(str(tmp_path / "flags.yaml"))
 
 
 def test_a_hand_made_namespace_counts_as_given():

@@ -15,7 +15,7 @@ from mindspeed_ms.config import (
     init_configs_from_yaml,
 )
 from mindspeed_ms.config.yaml_loader import load_yaml, parse_yaml, plain_value
-from tests.config.samples import BASE, ROWS, sample, value_at, with_settings
+from tests.config.samples import BASE, with_settings
 
 WRITTEN = [
     ("1e-5", 1e-5),
@@ -190,21 +190,6 @@ def test_the_raw_dict_is_not_changed():
     before = copy.deepcopy(raw)
     init_configs_from_dict(raw)
     assert raw == before
-
-
-ROUND = [row for row in ROWS if row.status != "refused"]
-
-
-@pytest.mark.parametrize("row", ROUND, ids=[row.path for row in ROUND])
-def test_to_yaml_reads_back_to_an_equal_config(row, tmp_path):
-    value, beside = sample(row)
-    all_config = init_configs_from_dict(with_settings(beside, {row.path: value}))
-    path = str(tmp_path / "again.yaml")
-    all_config.to_yaml(path)
-    again = init_configs_from_yaml(path)
-    assert again == all_config
-    assert value_at(again, row.path) == value or row.path == "model_config.position_embedding_type"
-    assert again.to_yaml() == all_config.to_yaml()
 
 
 def test_to_yaml_of_a_trio(tmp_path):

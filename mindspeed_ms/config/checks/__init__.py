@@ -6,7 +6,7 @@ from mindspeed_ms.config.errors import ConfigError
 
 
 def check_all(all_config, settings):
-    """Run every rule; they change nothing but the notices: values that follow are filled before, by ``resolve``.
+    """Run every rule; they change nothing but the notices: values that follow are filled before, by `resolve`.
 
     Args:
         all_config (AllConfig): what was read.

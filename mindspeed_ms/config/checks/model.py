@@ -2,8 +2,9 @@
 
 import re
 
-from mindspeed_ms.config.argument_table import IGNORED, REFUSED, row_at, rows_with_path
+from mindspeed_ms.config.argument_table import row_at, rows_with_path
 from mindspeed_ms.config.checks.rule import rule
+from mindspeed_ms.config.row import IGNORED, REFUSED, WORKS
 from mindspeed_ms.layout.model_description import GATED_ACTIVATIONS
 from mindspeed_ms.spelling import did_you_mean
 
@@ -14,7 +15,7 @@ _M = "model_config"
 def ignored_and_refused_settings(context):
     """The table's rows without effect: say so, or refuse."""
     for row in rows_with_path():
-        if row.status == "works" or context.value(row.path) in (None, row.guide_default):
+        if row.status == WORKS or context.value(row.path) in (None, row.guide_default):
             continue
         if row.section == _M and context.model is None:
             continue

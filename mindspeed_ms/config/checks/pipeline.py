@@ -17,7 +17,7 @@ _RECOMPUTE = ("recompute", "select_recompute", "select_comm_recompute")
 def virtual_size(parallel, num_layers):
     """Number of chunks per stage that a configuration asks for; 1 without virtual pipeline.
 
-    A layer list decides by its columns, then ``virtual_pipeline_model_parallel_size``, then the layers per chunk.
+    A layer list decides by its columns, then `virtual_pipeline_model_parallel_size`, then the layers per chunk.
     """
     rows = parallel.num_layer_list
     if rows and isinstance(rows[0], list):

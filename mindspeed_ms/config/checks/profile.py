@@ -3,6 +3,7 @@
 import os
 
 from mindspeed_ms.config.checks.rule import rule
+from mindspeed_ms.config.sections.field import default_of
 from mindspeed_ms.config.sections.profile import ProfileFields
 
 _T = "training_config"
@@ -26,13 +27,13 @@ def profile_steps_fit(context):
 
 @rule
 def profile_rows_have_effect(context):
-    """Says which profile settings do nothing."""
+    """Notice of profile settings that have no effect."""
     training = context.training
     if not training.profile:
         idle = [
             name
-            for name in ProfileFields.own_fields()
-            if context.was_set(f"{_T}.{name}") and training[name] != type(training).own_fields()[name].default
+            for name, info in ProfileFields.own_fields().items()
+            if context.was_set(f"{_T}.{name}") and training[name] != default_of(info)
         ]
         if idle:
             context.notice(f"{', '.join(idle)}: no effect, since profile is False")

@@ -1,16 +1,26 @@
-"""What a rule sees, and the list of all rules."""
+"""Registry of the rules, and the Context with which they are called."""
 
 from mindspeed_ms.config.errors import Problem
 from mindspeed_ms.config.model_description import describe_parallel
 from mindspeed_ms.config.settings import ARGUMENTS, COMMAND_LINE
 from mindspeed_ms.layout.ranks import world_unit_of
 
+# what only the data parallel wrapper does
+_NEEDS_DDP = (
+    "overlap_grad_reduce",
+    "delay_grad_reduce",
+    "check_for_nan_in_grad",
+    "bucket_size",
+    "average_in_collective",
+    "grad_reduce_in_bf16",
+    "enable_mem_align",
+)
 RULES = []
 LAST_RULES = []
 
 
 def rule(function):
-    """Register a rule: ``function(context)`` yields Problems (and may call ``context.notice``)."""
+    """Register a rule: `function(context)` yields Problems (and may call `context.notice`)."""
     RULES.append(function)
     return function
 
@@ -25,7 +35,7 @@ class Context:
     """The configuration as rules see it.
 
     Attributes:
-        model, training, dataset, optimizer, parallel, moe, lora: the sections; ``model`` may be None.
+        model, training, dataset, optimizer, parallel, moe, lora: the sections; `model` may be None.
         world: number of ranks, None if it is not known.
     """
 
@@ -58,12 +68,12 @@ class Context:
         return value
 
     def problem(self, path, message, *others):
-        """A Problem with the value at ``path``; ``others`` are further paths, named behind the message."""
+        """A Problem with the value at `path`; `others` are further paths, named behind the message."""
         rest = ", ".join(f"{self.name(other)} = {self.value(other)!r}{self._source(other)}" for other in others)
         return Problem(path, f"{message} ({rest})" if rest else message, self.value(path))
 
     def name(self, path):
-        """What the user calls a path: as he wrote it, or the path."""
+        """A path as the user wrote it, or the path."""
         setting = self.settings.by_path.get(path)
         return setting.key if setting is not None else path
 
@@ -75,9 +85,14 @@ class Context:
         return f" from the {setting.place}" if setting.place == COMMAND_LINE else f" from {setting.place}" * bool(setting.place)
 
     def notice(self, text):
-        """Tell the user something that is no error."""
+        """Add a notice: something that is no error."""
         if text not in self.all_config.notices:
             self.all_config.notices.append(text)
+
+    @property
+    def ddp_switches(self):
+        """Fields of training_config that the user set to what only the data parallel wrapper does."""
+        return [name for name in _NEEDS_DDP if self.training[name] and self.was_set(f"training_config.{name}")]
 
     @property
     def model_parallel_size(self):
@@ -87,7 +102,7 @@ class Context:
 
     @property
     def world_unit(self):
-        """What the world size must be a multiple of."""
+        """The number that divides every valid world size."""
         return world_unit_of(describe_parallel(self.all_config))
 
     @property

@@ -5,7 +5,7 @@ import os
 from mindspeed_ms.config.argument_table import row_at
 from mindspeed_ms.config.checks.pipeline import ramp_up_sizes
 from mindspeed_ms.config.checks.rule import rule
-from mindspeed_ms.config.resolve import LOSS_SCALE, switches_of_ddp
+from mindspeed_ms.config.sections.training import LOSS_SCALE
 
 _T, _D, _P, _O = "training_config", "dataset_config", "parallel_config", "optimizer_config"
 
@@ -189,7 +189,7 @@ def gradients_in_one_type(context):
 @rule
 def reduction_needs_ddp(context):
     """Switches of the data parallel wrapper."""
-    asked = switches_of_ddp(context)
+    asked = context.ddp_switches
     if asked and not context.training.wrap_with_ddp:
         yield context.problem(f"{_T}.{asked[0]}", "needs wrap_with_ddp", f"{_T}.wrap_with_ddp")
 

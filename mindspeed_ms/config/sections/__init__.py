@@ -1,1 +1,1 @@
-"""The sections of the configuration, one module each; import them from ``mindspeed_ms.config``."""
+"""The sections of the configuration, one module each; import them from `mindspeed_ms.config`."""

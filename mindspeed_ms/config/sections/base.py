@@ -1,45 +1,16 @@
-"""What all sections share: unknown keys refused with a suggestion, second spellings, links to other sections."""
+"""Section, the base class of all sections: unknown keys are refused with a suggestion, errors name key and value."""
 
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import cache
 from typing import Annotated, Any, ClassVar, Literal, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from mindspeed_ms.config.errors import ConfigError, Problem
+from mindspeed_ms.config.sections.field import is_link, option_of
 from mindspeed_ms.config.values import Kind
 from mindspeed_ms.spelling import did_you_mean
-
-
-def field(default, english, chinese, derived=""):
-    """A field of a section.
-
-    Args:
-        default: the guide's default (nested yaml and constructors); ``...`` if there is none. Lists and
-            dicts are copied, a class is called.
-        english (str): one line of help.
-        chinese (str): the same in Chinese.
-        derived (str): how a None is filled in when the section is built; "" if it is not.
-    """
-    extra = {"zh": chinese}
-    if derived:
-        extra["derived"] = derived
-    if isinstance(default, (list, dict)):
-        return Field(default_factory=default.copy, description=english, json_schema_extra=extra)
-    if isinstance(default, type):
-        return Field(default_factory=default, description=english, json_schema_extra=extra)
-    return Field(default, description=english, json_schema_extra=extra)
-
-
-def link(section):
-    """A reference to another section: shared by identity, never written out."""
-    return Field(default_factory=section, exclude=True, repr=False, json_schema_extra={"link": True})
-
-
-def is_link(info):
-    """True if the pydantic field ``info`` was made by :func:`link`."""
-    return isinstance(info.json_schema_extra, dict) and bool(info.json_schema_extra.get("link"))
 
 
 @cache
@@ -52,7 +23,7 @@ _COLLECTING = ContextVar("collecting", default=False)
 
 @contextmanager
 def collecting():
-    """Inside it a section leaves rules about several fields to ``checks``, so that all problems come out together."""
+    """Inside it a section leaves rules about several fields to `checks`, so that all problems come out together."""
     token = _COLLECTING.set(True)
     try:
         yield
@@ -61,7 +32,7 @@ def collecting():
 
 
 def is_collecting():
-    """True inside :func:`collecting`."""
+    """True inside `collecting`."""
     return _COLLECTING.get()
 
 
@@ -85,10 +56,14 @@ class Section(BaseModel):
 
     model_config = ConfigDict(extra="forbid", validate_assignment=True, protected_namespaces=(), arbitrary_types_allowed=True)
     config_name: ClassVar[str] = ""
-    # second spelling -> field
+    # further key in yaml -> field; collected from the fields
     spellings: ClassVar[dict[str, str]] = {}
     # mapping that upstream has -> {its key: field}; settings of such a mapping are the fields
     groups: ClassVar[dict[str, dict[str, str]]] = {}
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **_):
+        cls.spellings = {name: field for field, info in cls.own_fields().items() for name in option_of(info).yaml_names}
 
     def __init__(self, **values):
         problems = []
@@ -161,7 +136,7 @@ class Section(BaseModel):
         return getattr(self, name)
 
     def get(self, name, default=None):
-        """The field ``name``, or ``default`` if there is no such field or it is None."""
+        """The field `name`, or `default` if there is no such field or it is None."""
         value = self[name] if name in type(self).own_fields() or name in self.spellings else None
         return default if value is None else value
 
@@ -176,7 +151,7 @@ class Section(BaseModel):
 
 
 def expectation(info):
-    """What the pydantic field ``info`` takes, in words."""
+    """The values that the pydantic field `info` takes, in words."""
     words = _kinds(Annotated[(info.annotation, *info.metadata)] if info.metadata else info.annotation)
     return " or ".join(dict.fromkeys(words)) or "another type"
 
@@ -197,7 +172,7 @@ def _kinds(annotation):
 
 
 def nested_section(info):
-    """The Section class that the pydantic field ``info`` holds, or None."""
+    """The Section class that the pydantic field `info` holds, or None."""
     return next(
         (
             part

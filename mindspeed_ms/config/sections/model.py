@@ -22,10 +22,9 @@ from mindspeed_ms.config.values import (
     one_of,
 )
 from mindspeed_ms.layout.describers import kinds
-from mindspeed_ms.layout.model_description import GATED_ACTIVATIONS
+from mindspeed_ms.layout.model_description import GATED_ACTIVATIONS, NORMALIZATIONS
 
 ACTIVATIONS = ("gelu", "gelu_tanh", "gelu_erf", "fast_gelu", "swiglu", "fused_swiglu", "silu", "relu", "squared_relu")
-NORMALIZATIONS = ("LayerNorm", "RMSNorm", "FusedRMSNorm")
 POSITION_TYPES = ("absolute", "learned_absolute", "rope", "none")
 _ROTARY = {
     "rotary_percent": "rotary_percent",

@@ -1,4 +1,4 @@
-"""Executes one stage's part of a pipeline plan: the only place where a plan meets tensors."""
+"""Execution of a pipeline schedule: one stage's computations and transfers with tensors."""
 
 from contextlib import nullcontext
 

@@ -1,4 +1,4 @@
-"""The layers of one pipeline stage. Source: Megatron's `ParallelTransformer` / `TransformerBlock`."""
+"""Transformer block: the layers of one pipeline stage, recomputation. Source: Megatron's `ParallelTransformer` / `TransformerBlock`."""
 
 from mindspore import nn
 

@@ -1,4 +1,4 @@
-"""Transformer block: the layers of one pipeline stage, recomputation. Source: Megatron's `ParallelTransformer` / `TransformerBlock`."""
+"""Transformer block: layers of one pipeline stage. Source: Megatron's `ParallelTransformer` / `TransformerBlock`."""
 
 from mindspore import nn
 

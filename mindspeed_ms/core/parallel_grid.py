@@ -1,4 +1,4 @@
-"""One rank's place in the parallel grid, and the communication groups that it has used so far.
+"""Grid of parallel ranks: coordinates of this rank and its communication groups.
 
 State behind `parallel_state`; the groups themselves are computed in `layout.ranks`.
 """

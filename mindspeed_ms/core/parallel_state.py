@@ -1,4 +1,4 @@
-"""Who this rank is and whom it talks to: the groups of the parallel layout, under Megatron's names.
+"""Process groups of this rank: tensor, pipeline, data, context and expert parallel, under Megatron's names.
 
 `initialize_model_parallel` computes every group from `layout.ranks`; a communication group is created the first time
 that one of its members asks for it. Source: Megatron core, `parallel_state.py` (0.12).

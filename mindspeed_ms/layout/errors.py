@@ -1,4 +1,4 @@
-"""The error of this room."""
+"""LayoutError."""
 
 
 class LayoutError(ValueError, RuntimeError):

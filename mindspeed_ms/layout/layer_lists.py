@@ -1,4 +1,4 @@
-"""Lists of layer counts per stage and chunk: reading them, their shape, and the recompute lists.
+"""Lists of layer counts per stage and chunk (`num_layer_list`) and recompute lists: parsing and checks.
 
 A list has one row per pipeline stage, `[pp]` or `[pp][vpp]`. Upstream reads `[vpp][pp]`: `order="vpp_pp"` says so.
 """

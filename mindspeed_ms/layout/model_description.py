@@ -1,4 +1,4 @@
-"""ModelDescription: what the model is and how it is cut, read once from a configuration; all rooms below `config` take it.
+"""ModelDescription and ParallelDescription: the model and its cut, read once from a configuration.
 
 `config.describe_model` builds it from an AllConfig or a TransformerConfig. Fields have the names of the configuration's
 and no defaults; properties give what follows from them. Nothing is checked here: `divisibility.check_model` does.

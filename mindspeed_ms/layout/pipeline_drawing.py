@@ -1,4 +1,4 @@
-"""Draws a simulated pipeline plan, as text and as a picture."""
+"""Drawing of a simulated pipeline schedule, as text and as a picture."""
 
 from mindspeed_ms.layout.pipeline_simulator import peak_live_activations
 from mindspeed_ms.layout.schedule_order import FORWARD

@@ -1,4 +1,4 @@
-"""Pipeline plans: build, simulate, draw.
+"""Command line of pipeline schedules: build, simulate, draw.
 
     python -m mindspeed_ms.layout.pipeline_plan --pp 4 --vpp 2 --micro 8 --png out.png
 

@@ -1,4 +1,4 @@
-"""Runs a pipeline plan without tensors: who waits for whom, how long a step takes, what is alive."""
+"""Simulator of pipeline schedules: waiting times, time of a step, live activations; without tensors."""
 
 import math
 from collections import deque

@@ -1,7 +1,7 @@
 """Pipeline schedules as data: for each stage an ordered list of what to compute and what to send and receive.
 
 The order of computations is Megatron core's (0.12): no pipeline, 1F1B, interleaved 1F1B with a micro-batch group size,
-and forward only. Where transfers stand is derived from one clock: every transfer has one place in a single order over
+and forward only. The order of transfers is derived from one clock: every transfer has one place in a single order over
 all stages, and every stage's list is a part of that order. So blocking transfers cannot wait in a circle, whatever the
 backend buffers, and both ends of a pair see their transfers in the same order (no tags are needed).
 """

@@ -1,4 +1,4 @@
-"""Which part of a global parameter one rank holds, and how it starts.
+"""Sharding of a parameter: the part of the global tensor that one rank holds, and its initializer.
 
 `ParameterSharding` cuts a tensor along one axis (tensor parallelism), `FlatSlice` cuts the local tensor again by a flat
 range (distributed optimizer, ZeRO). Both can `split` a global array and be `join`ed again; numpy is imported only then.
@@ -271,11 +271,6 @@ class ParameterSharding:
     def _check_shape(array, shape, side):
         if tuple(array.shape) != tuple(shape):
             raise ValueError(f"the {side} array has shape {tuple(array.shape)}, but {tuple(shape)} is needed.")
-
-    @staticmethod
-    def join(pieces, out=None):
-        """The global numpy array of `pieces`; see `join`."""
-        return join(pieces, out)
 
 
 @dataclass(frozen=True)

@@ -44,7 +44,7 @@ def test_split_and_join_is_the_identity(layout):
         assert piece.shape == shard.local_shape
         assert piece.size == shard.numel
     np.testing.assert_array_equal(join(reversed(pieces)), array)
-    np.testing.assert_array_equal(ParameterSharding.join(pieces, np.zeros_like(array)), array)
+    np.testing.assert_array_equal(join(pieces, np.zeros_like(array)), array)
     assert uncovered(shards) == []
 
 

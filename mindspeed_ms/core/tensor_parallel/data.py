@@ -1,4 +1,4 @@
-"""Giving every tensor-parallel rank the batch that the first one read. Source: Megatron core, `data.py`."""
+"""Broadcast of a batch over the tensor-parallel group. Source: Megatron core, `data.py`."""
 
 from mindspore import mint
 

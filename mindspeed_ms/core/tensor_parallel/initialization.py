@@ -1,4 +1,4 @@
-"""Ways to say how a parameter starts, all brought to one: `layout.Initializer`."""
+"""Initializers: conversion of every accepted form to `layout.Initializer`."""
 
 from mindspore.common import initializer as mindspore_initializer
 
@@ -8,7 +8,7 @@ DEFAULT_STD = 0.01
 
 
 def to_initializer(method, std=None):
-    """The `Initializer` that `method` stands for.
+    """The `Initializer` of `method`.
 
     Args:
         method: an `Initializer`, "normal" (with `std`), "zeros", "ones", a number, or MindSpore's `Zero`, `One`,

@@ -25,24 +25,15 @@ class _ParallelLinear(ParallelCell):
     """Base of column- and row-parallel linears: checks, group, dtypes, parameters."""
 
     names_are_global = False
+    is_column = True
 
     def __init__(
-        self,
-        input_size,
-        output_size,
-        config,
-        is_expert,
-        stride,
-        tp_comm_buffer_name,
-        param_init_dtype,
-        compute_dtype,
-        transpose_b,
-        column,
+        self, input_size, output_size, config, is_expert, stride, tp_comm_buffer_name, param_init_dtype, compute_dtype
     ):
         super().__init__()
         self.config = config
         self.input_size, self.output_size = input_size, output_size
-        self.is_expert, self.transpose_b, self.is_column = is_expert, transpose_b, column
+        self.is_expert = is_expert
         if not isinstance(stride, int) or stride < 1:
             raise ValueError(f"{self._label}: stride must be a positive integer, but got {stride!r}.")
         self.stride = stride
@@ -62,10 +53,9 @@ class _ParallelLinear(ParallelCell):
         self.param_dtype = to_dtype(param_init_dtype or settings.params_dtype)
         self.compute_dtype = to_dtype(compute_dtype or settings.compute_dtype or self.param_dtype)
         self.fuse_accumulation = settings.gradient_accumulation_fusion
-        size, cut = (output_size, "output_size") if column else (input_size, "input_size")
-        divide(
-            size, stride * self.world_size, f"{self._label}: {cut}", "stride x " * (stride > 1) + "tensor_model_parallel_size"
-        )
+        size, cut = (output_size, "output_size") if self.is_column else (input_size, "input_size")
+        parts = "stride x tensor_model_parallel_size" if stride > 1 else "tensor_model_parallel_size"
+        divide(size, stride * self.world_size, f"{self._label}: {cut}", parts)
         self.size_per_partition = size // self.world_size
         self.weight = self.bias = None
 
@@ -171,17 +161,9 @@ class ColumnParallelLinear(_ParallelLinear):
         grouping=None,
     ):
         super().__init__(
-            input_size,
-            output_size,
-            config,
-            is_expert,
-            stride,
-            tp_comm_buffer_name,
-            param_init_dtype,
-            compute_dtype,
-            transpose_b,
-            column=True,
+            input_size, output_size, config, is_expert, stride, tp_comm_buffer_name, param_init_dtype, compute_dtype
         )
+        self.transpose_b = transpose_b
         for name, value in (
             ("embedding_activation_buffer", embedding_activation_buffer),
             ("grad_output_buffer", grad_output_buffer),
@@ -247,6 +229,8 @@ class RowParallelLinear(_ParallelLinear):
         ValueError: sizes that do not divide, arguments without effect, sequence parallelism with a whole input.
     """
 
+    is_column = False
+
     def __init__(
         self,
         input_size,
@@ -267,17 +251,9 @@ class RowParallelLinear(_ParallelLinear):
         transpose_b=True,
     ):
         super().__init__(
-            input_size,
-            output_size,
-            config,
-            is_expert,
-            stride,
-            tp_comm_buffer_name,
-            param_init_dtype,
-            compute_dtype,
-            transpose_b,
-            column=False,
+            input_size, output_size, config, is_expert, stride, tp_comm_buffer_name, param_init_dtype, compute_dtype
         )
+        self.transpose_b = transpose_b
         if self.sequence_parallel and not input_is_parallel:
             raise ValueError("RowParallelLinear: sequence_parallel needs input_is_parallel=True.")
         self.input_is_parallel, self.skip_bias_add = input_is_parallel, skip_bias_add

@@ -1,4 +1,4 @@
-"""The mappings as Cells, under upstream's names."""
+"""Cells of the tensor-parallel mappings, under upstream's names."""
 
 from mindspore import nn
 

@@ -1,4 +1,4 @@
-"""Moving activations between tensor-parallel regions, forward and backward.
+"""Mappings between tensor-parallel regions: collectives on activations, forward and backward.
 
 | function | forward | backward |
 |---|---|---|

@@ -1,4 +1,4 @@
-"""Settings of tensor-parallel layers, from whatever configuration their public constructors take."""
+"""LayerSettings: settings of tensor-parallel layers, from the configuration that their public constructors take."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""Small helpers of tensor parallelism. Source: Megatron core, `tensor_parallel/utils.py` and `utils.py`."""
+"""Division of sizes, tensors and the vocabulary over tensor-parallel ranks. Source: Megatron core, `tensor_parallel/utils.py`."""
 
 from mindspore import mint
 

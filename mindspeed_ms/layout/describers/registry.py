@@ -1,4 +1,4 @@
-"""Registry of describers, by part of a model and kind, and what they get: the model and the rank's parts.
+"""Registry of describers, by part of a model and kind.
 
 A describer is a function `(model, rank, ...) -> list[ParameterDescription]` with names relative to its part:
 

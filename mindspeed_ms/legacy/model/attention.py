@@ -1,4 +1,4 @@
-"""Attention. Source: Megatron's `CoreAttention`, `FlashSelfAttention` and `ParallelAttention`."""
+"""Attention: core, flash, projections. Source: Megatron's `CoreAttention`, `FlashSelfAttention` and `ParallelAttention`."""
 
 import math
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Bringing every form of an attention mask to one, once per forward.
+"""Attention masks: every accepted form expanded to `[b or 1, 1, sq, sk]`, once per forward.
 
 A mask says 1 (or True) where a query may not look at a key. Without a mask the mask type decides: `causal` and
 `padding_causal` look back only, `padding` and `no_mask` look everywhere. A mask given with `causal` replaces the

@@ -98,7 +98,7 @@ class Embedding(Module):
         return embeddings
 
     def _sum(self, input_ids, position_ids, tokentype_ids):
-        """`[s, b, h]`: the ids are turned, which costs less than turning what they stand for."""
+        """`[s, b, h]`: the ids are transposed, which costs less than transposing their vectors."""
         embeddings = self.word_embeddings(_turned(input_ids))
         if self.has_positions:
             embeddings = embeddings + self._position_part(input_ids.shape[1], position_ids)

@@ -1,4 +1,4 @@
-"""Kinds of attention, masks, layers and models. A foreign enum with the same member names may be passed anywhere."""
+"""Enums: LayerType, AttnType, AttnMaskType, ModelType. A foreign enum with the same member names may be passed anywhere."""
 
 import enum
 
@@ -39,7 +39,7 @@ class ModelType(enum.Enum):
 
 
 def to_enum(kind, value):
-    """The member of `kind` that `value` (a member, a member of another enum, or a name) stands for.
+    """The member of `kind` for `value`: a member, a member of another enum, or a name.
 
     Raises:
         ValueError: no member has that name.

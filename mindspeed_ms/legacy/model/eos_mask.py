@@ -1,4 +1,4 @@
-"""Keeping packed documents apart: position ids and attention mask from the end-of-document tokens."""
+"""EosMask: position ids and attention mask of packed documents, from the end-of-document tokens."""
 
 from mindspore import Tensor, dtype, nn, ops
 

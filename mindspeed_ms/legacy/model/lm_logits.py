@@ -1,4 +1,4 @@
-"""The head. Source: Megatron's `parallel_lm_logits`."""
+"""Output head: logits of the vocabulary. Source: Megatron's `parallel_lm_logits`."""
 
 from mindspeed_ms.core.device import to_dtype
 from mindspeed_ms.core.tensor_parallel.linear import linear_with_grad_accumulation_and_async_allreduce

@@ -1,4 +1,4 @@
-"""Mean loss over the tokens that count. Public as `mindspeed_ms.training.loss_func.LossWithMask`."""
+"""LossWithMask: masked mean of the token losses. Public as `mindspeed_ms.training.loss_func.LossWithMask`."""
 
 from mindspore import dtype, nn
 

@@ -1,4 +1,4 @@
-"""The feed-forward block. Source: Megatron's `ParallelMLP` / `MLP`."""
+"""Feed-forward block (MLP). Source: Megatron's `ParallelMLP` / `MLP`."""
 
 from mindspore import mint
 

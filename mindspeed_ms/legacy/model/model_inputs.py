@@ -1,4 +1,4 @@
-"""What a language model is called with, checked before anything is computed."""
+"""Checks of a language model's inputs."""
 
 import numpy as np
 

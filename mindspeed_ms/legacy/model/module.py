@@ -1,4 +1,4 @@
-"""Base of all model cells. Source: Megatron's legacy `module.py`."""
+"""Module: base class of all model cells. Source: Megatron's legacy `module.py`."""
 
 from mindspeed_ms.core import parallel_state
 from mindspeed_ms.core.tensor_parallel.cell import ParallelCell

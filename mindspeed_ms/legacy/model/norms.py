@@ -1,4 +1,4 @@
-"""Normalisation layers."""
+"""Normalization layers: LayerNorm, RMSNorm."""
 
 from mindspeed_ms import ops
 from mindspeed_ms.core.tensor_parallel.settings import LayerSettings

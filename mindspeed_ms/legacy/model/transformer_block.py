@@ -1,4 +1,4 @@
-"""The layers of one pipeline stage. Source: Megatron's `ParallelTransformer` / `TransformerBlock`."""
+"""Transformer block: layers of one pipeline stage. Source: Megatron's `ParallelTransformer` / `TransformerBlock`."""
 
 from mindspore import nn
 

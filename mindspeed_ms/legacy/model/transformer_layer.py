@@ -1,4 +1,4 @@
-"""One transformer layer. Source: Megatron's `ParallelTransformerLayer`."""
+"""Transformer layer. Source: Megatron's `ParallelTransformerLayer`."""
 
 from contextlib import nullcontext
 

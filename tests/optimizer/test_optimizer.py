@@ -339,9 +339,12 @@ def test_restored_optimizer_goes_on_bit_equal(world, dtype):
 
 
 def wrong_settings():
+    from mindspeed_ms.config.sections.optimizer import OPTIMIZERS
     from mindspeed_ms.core.optimizer import OptimizerConfig
+    from mindspeed_ms.core.optimizer.update_rule import UpdateRule, update_rule
 
     messages = []
+    assert all(issubclass(update_rule(name), UpdateRule) for names in OPTIMIZERS.values() for name in names)
     for options in ({"optimizer": "lion"}, {"clip_grad": -1.0}, {"grad_clip_type": "ClipEach"}):
         with pytest.raises(ValueError) as caught:
             OptimizerConfig(**options)

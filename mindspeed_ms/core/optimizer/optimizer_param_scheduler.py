@@ -135,7 +135,7 @@ class OptimizerParamScheduler:
         _expect(0 <= self.start_wd <= self.end_wd, f"{ends}: expected 0 <= start <= end.")
         _expect(
             self.wd_incr_style != "constant" or self.start_wd == self.end_wd,
-            f"weight_decay_incr_style is constant, but {ends}: expected equal ones.",
+            f"weight_decay_incr_style is constant but {ends}: expected equal ones.",
         )
         _expect(
             not (self.override_opt_param_scheduler and self.use_checkpoint_opt_param_scheduler),

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tests.pipeline_parallel import job
+from mindspeed_ms.testing import small_trainings as job
 
 LOSS_SCALE, WEIGHT = 256.0, 0.125
 PP2 = {"pipeline_model_parallel_size": 2}
@@ -18,8 +18,8 @@ def gradients(parallel, per_token, with_auxiliary=True, fp16=True):
     from mindspeed_ms.core.distributed import finalize_model_grads
     from mindspeed_ms.core.pipeline_parallel import get_forward_backward_func
     from mindspeed_ms.core.pipeline_parallel.losses import BackwardScale, MicroBatchLoss, attach_auxiliary_loss
+    from mindspeed_ms.testing.parity.runner import local_batch, micro_batches
     from mindspeed_ms.training.losses import count_tokens, loss_function
-    from tests.parity.runner import local_batch, micro_batches
 
     training = {"fp16": fp16, "accumulate_allreduce_grads_in_fp32": True, "calculate_per_token_loss": per_token}
     model, _, _ = job.build(job.make_config(job.UNTIED, parallel, training=training))
@@ -114,8 +114,8 @@ def test_context_parallelism_multiplies_the_gradient_and_not_the_report(world, p
 def mode_of_a_step():
     """Training mode before and after a step, and the same around an evaluation."""
     from mindspeed_ms.core import num_microbatches_calculator as calculator
+    from mindspeed_ms.testing.parity.runner import local_batch, micro_batches
     from mindspeed_ms.training.evaluation import evaluate
-    from tests.parity.runner import local_batch, micro_batches
 
     model, _, step = job.build(job.make_config(job.UNTIED, {}))
     for chunk in model:

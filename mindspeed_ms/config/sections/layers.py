@@ -4,9 +4,9 @@ from mindspeed_ms.config import conversions
 from mindspeed_ms.config.sections.base import Section
 from mindspeed_ms.config.sections.field import COMPARED, OFF, ON, SWITCH, TAKEN, Alias, field
 from mindspeed_ms.config.values import Bool, Dtype, Free, NotNegative, PositiveFloat, Probability, number, one_of
+from mindspeed_ms.layout.model_description import NORMALIZATIONS
 
 ACTIVATIONS = ("gelu", "gelu_tanh", "gelu_erf", "fast_gelu", "swiglu", "fused_swiglu", "silu", "relu", "squared_relu")
-NORMALIZATIONS = ("LayerNorm", "RMSNorm", "FusedRMSNorm")
 ONE_KERNEL = ("chooses the operator on Ascend; on CPU one kernel does both", "在Ascend上选择算子；CPU上两者为同一算子")
 SAME_NUMBERS = ("the kernels here are fused where that helps; the numbers are the same", "本框架已在有益处融合算子，数值相同")
 

@@ -1,6 +1,5 @@
 """What ranks hold of a sharded training, norms over all layouts, checkpoints, and settings of ZeRO."""
 
-import dataclasses
 import math
 
 import numpy as np
@@ -204,19 +203,8 @@ def zero_gradients(step, number):
     """Watch: the loss that is differentiated is multiplied by zero; the weights before each step."""
     from mindspeed_ms.training.checkpointing import whole_parameters
 
-    forward_step = step.forward_step_func
-
-    def forward_step_without_gradient(iterator, model):
-        output, loss_func = forward_step(iterator, model)
-
-        def loss_without_gradient(output):
-            loss = loss_func(output)
-            return dataclasses.replace(loss, differentiated=loss.differentiated * 0.0)
-
-        return output, loss_without_gradient
-
     if number == 0:
-        step.forward_step_func = forward_step_without_gradient
+        runner.multiply_differentiated_loss(step, lambda: 0.0)
     step.optimizer.param_groups[0].update(lr=0.01)
     step.optimizer.param_groups[1].update(lr=0.01)
     with whole_parameters(step.model):

@@ -110,8 +110,8 @@ def inject_overflow(step, number):
 
     if number == 0:
         step.number = -1
-        step.options.grad_scale_func = lambda: (
-            float("inf") if comm.get_rank() == 1 and step.number in OVERFLOWS else step.optimizer.get_loss_scale()
+        runner.multiply_differentiated_loss(
+            step, lambda: float("inf") if comm.get_rank() == 1 and step.number in OVERFLOWS else 1.0
         )
     step.number = number
     states = runner.whole_states(step.optimizer)

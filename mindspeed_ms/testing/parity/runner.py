@@ -1,5 +1,6 @@
 """Runner of a recording's flags and batches on this package in one layout; everything here runs in a rank of a forked world."""
 
+import dataclasses
 from unittest import mock
 
 import numpy as np
@@ -138,6 +139,22 @@ def run(flags, extra, batches, weights=None, keep=(), settings=None, watch=None)
     if "moments" in keep:
         _collect_moments(optimizer, model, result)
     return result
+
+
+def multiply_differentiated_loss(step, factor):
+    """From now on the loss that `step` differentiates, not the one that it reports, is multiplied by `factor()`."""
+    forward_step = step.forward_step_func
+
+    def changed_forward_step(iterator, model):
+        output, loss_func = forward_step(iterator, model)
+
+        def changed_loss(output):
+            loss = loss_func(output)
+            return dataclasses.replace(loss, differentiated=loss.differentiated * factor())
+
+        return output, changed_loss
+
+    step.forward_step_func = changed_forward_step
 
 
 def _parameters(model):

@@ -1,4 +1,4 @@
-"""Division of sizes, tensors and the vocabulary over tensor-parallel ranks. Source: Megatron core, `tensor_parallel/utils.py`."""
+"""Division of sizes, tensors and the vocabulary over tensor-parallel ranks. Source: Megatron core."""
 
 from mindspore import mint
 

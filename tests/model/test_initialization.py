@@ -12,6 +12,20 @@ def _values(cell):
     return {name: (parameter.sharding, parameter.asnumpy().copy()) for name, parameter in cell.parameters_and_names()}
 
 
+def _add_adapters(cell):
+    """A toy low-rank adapter below each column-parallel linear; a ParallelCell of its own, as a transform adds it."""
+    from mindspeed_ms.core.tensor_parallel import ColumnParallelLinear, ParallelCell
+
+    class Adapter(ParallelCell):
+        def __init__(self, linear):
+            super().__init__()
+            sizes = {"config": linear.config, "init_method": "normal", "bias": False, "is_expert": linear.is_expert}
+            self.up = ColumnParallelLinear(RANK, linear.output_size, **sizes)
+
+    for linear in [part for _, part in cell.cells_and_names() if isinstance(part, ColumnParallelLinear)]:
+        linear.adapter = Adapter(linear)
+
+
 def experts(ep):
     """A user's own cell with four toy experts spread over `ep` ranks: `{global name: (sharding, values)}`."""
     from mindspore import nn
@@ -38,6 +52,7 @@ def experts(ep):
     builders.start(config)
     with deferred_initialization():
         cell = Own(config)
+        _add_adapters(cell)
     initialize_parameters(cell)
     assert all(name.startswith("mlp.local_experts.") for name in _values(cell))
     return {
@@ -48,35 +63,23 @@ def experts(ep):
 
 def test_experts_start_by_their_global_number(world):
     whole, split = builders.joined(world(1)(experts, 1)), world(2)(experts, 2)
-    name = "mlp.local_experts.{}.mapping.weight"
     assert set(split[1]) == {key for key in whole if ".2." in key or ".3." in key}
-    assert (split[0][name.format(0)][1] != split[1][name.format(2)][1]).any()
+    for part in ("weight", "adapter.up.weight"):
+        name = f"mlp.local_experts.{{}}.mapping.{part}"
+        assert (split[0][name.format(0)][1] != split[1][name.format(2)][1]).any()
     for key, values in builders.joined(split).items():
         np.testing.assert_array_equal(values, whole[key])
 
 
 def adapted(**parallel):
     """A model whose linears get a toy low-rank adapter between build and initialisation."""
-    from mindspeed_ms.core.tensor_parallel import (
-        ColumnParallelLinear,
-        ParallelCell,
-        deferred_initialization,
-        initialize_parameters,
-    )
-
-    class Adapter(ParallelCell):
-        def __init__(self, linear):
-            super().__init__()
-            sizes = {"config": linear.config, "init_method": "normal", "bias": False}
-            self.up = ColumnParallelLinear(RANK, linear.output_size, **sizes)
+    from mindspeed_ms.core.tensor_parallel import deferred_initialization, initialize_parameters
 
     config = builders.make_config(builders.LLAMA, **parallel)
     builders.start(config)
     with deferred_initialization():
         model = builders.make_model(config)
-        linears = [cell for _, cell in model.cells_and_names() if isinstance(cell, ColumnParallelLinear)]
-        for linear in linears:
-            linear.adapter = Adapter(linear)
+        _add_adapters(model)
     initialize_parameters(model)
     return _values(model)
 

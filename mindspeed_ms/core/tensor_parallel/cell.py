@@ -92,18 +92,24 @@ def create_parameter(description):
 
 
 def place_globally(cell, name, local_name):
-    """Give the parameters of `cell` global names that differ from those inside this rank's model.
+    """Give the parameters of `cell`, and those that transforms add to it, global names that differ from the local ones.
 
     Args:
         cell (Cell): such as one expert.
         name (str): of the cell in the whole model ("local_experts.5"), relative like `local_name`.
         local_name (str): of the cell in its owner on this rank ("local_experts.1").
     """
+    cell.placement = name, local_name
+    _name_globally(cell)
+
+
+def _name_globally(cell):
+    """Complete the names in the descriptions of a placed cell; those that reach beyond the cell are complete."""
     for path, parameter in cell.parameters_and_names():
-        description = parameter.description
-        between = path.removesuffix(description.local_name).rstrip(".")
-        description = description.under(between) if between else description
-        parameter.description = description.under(name, local_name)
+        description = getattr(parameter, "description", None)
+        if description is not None and path.endswith(description.local_name):
+            between = path.removesuffix(description.local_name).rstrip(".")
+            parameter.description = (description.under(between) if between else description).under(*cell.placement)
 
 
 def global_name(name, parameter):
@@ -121,6 +127,9 @@ def initialize_parameters(cell, prefix=""):
         cell (Cell): the outermost one; the names inside it are the keys.
         prefix (str): put in front of the names.
     """
+    for _, part in reversed(list(cell.cells_and_names())):
+        if hasattr(part, "placement"):
+            _name_globally(part)
     for name, parameter in cell.parameters_and_names():
         if isinstance(parameter, UnfilledParameter):
             parameter.name = name

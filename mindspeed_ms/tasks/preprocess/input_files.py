@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from mindspeed_ms.tasks.preprocess.errors import PreprocessError
 
 FORMATS = (".jsonl", ".json", ".parquet", ".arrow", ".csv", ".txt")
-COMPRESSIONS = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2"}  # pyarrow's names
+COMPRESSIONS = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2"}
 UNFINISHED = ".unfinished"  # ends the names of folders of interrupted runs, which may lie among their input
 _BY_COLUMNS = (".parquet", ".arrow")  # compressed inside, and read by position
 
@@ -20,7 +20,7 @@ class InputFile:
     Attributes:
         path (str): where it is.
         format (str): one of FORMATS.
-        compression (Optional[str]): pyarrow's name of the codec around the file.
+        compression (Optional[str]): one of the values of COMPRESSIONS.
         size (int): bytes on disk.
         modified (int): time of the last change, ns.
     """

@@ -19,7 +19,7 @@ from mindspeed_ms.tasks.preprocess.registry import HANDLER_KINDS
 from mindspeed_ms.tasks.preprocess.unfinished import Unfinished, make_writable, publish, write_index
 from mindspeed_ms.tasks.preprocess.workers import cores, encode_all, most_processes
 
-_FORMAT_VERSION = 1
+_FORMAT_VERSION = 2  # of the batches that a journal counts
 
 
 def preprocess(settings, run, make_vocab_size_divisible_by=128):

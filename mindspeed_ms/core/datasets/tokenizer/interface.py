@@ -18,12 +18,13 @@ class Tokenizer(ABC):
             what the tokenizer's own files say; ``use_eos_as_pad`` makes it the end token, as upstream does for templates.
         adds_bos, adds_eos (bool): whether ``tokenize`` puts them around a text without being asked.
         chat_template (Optional[str]): the jinja template in the tokenizer's folder.
+        tool_chat_template (Optional[str]): the one for conversations with tools, where the folder has one of its own.
     """
 
     name = ""
     bos = eos = pad = None
     adds_bos = adds_eos = False
-    chat_template = None
+    chat_template = tool_chat_template = None
 
     @property
     @abstractmethod

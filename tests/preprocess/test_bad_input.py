@@ -206,6 +206,31 @@ def test_merging(tmp_path, capsys):
     assert code == 1 and "have it in their names" in printed
 
 
+def test_groups_that_do_not_fit_together_are_not_merged(tmp_path, capsys):
+    """Fields that are read side by side: every part must have every one of them, with the same number of samples."""
+    for number in range(3):
+        path = write_jsonl(tmp_path / f"{number}.jsonl", [{"instruction": "how", "output": "fine"}] * (number + 1))
+        run(capsys, tmp_path, "--input", path, *ALPACA, prefix=f"parts/{number}")
+    parts, keys = tmp_path / "parts", ["input_ids", "labels", "attention_mask"]
+    words = ["--input", parts, "--merge-group-keys"]
+    for _ in range(2):  # the second time the first results lie among the parts
+        code, printed = run(capsys, tmp_path, *words, *keys, "--overwrite-output", tokenizer=[], prefix="parts/all")
+        assert code == 0 and printed.count("3 pairs joined") == 3, printed
+    for path in [*parts.glob("all_*"), *parts.glob("1_packed_attention_mask_document.*")]:
+        path.unlink()
+    for order in (keys, keys[::-1]):
+        message = fails(capsys, tmp_path, *words, *order, tokenizer=[])
+        assert "attention_mask has 2 pairs and " in message and "there is no 1_packed_attention_mask_document" in message
+    for ending in ("bin", "idx"):
+        (parts / f"1_packed_attention_mask_document.{ending}").write_bytes(
+            (parts / f"2_packed_attention_mask_document.{ending}").read_bytes()
+        )
+    message = fails(capsys, tmp_path, *words, *keys, tokenizer=[])
+    assert "different numbers of samples" in message and "1_packed_attention_mask_document: 3" in message
+    code, printed = run(capsys, tmp_path, *words, "labels", "input_ids", tokenizer=[])  # nobody asked for the masks
+    assert code == 0, printed
+
+
 def test_nothing_that_looks_like_data_is_passed_over(tmp_path):
     (tmp_path / "set.unfinished").mkdir()  # of an interrupted run, with its journal
     (tmp_path / "set.unfinished" / "journal.json").write_text("{}")

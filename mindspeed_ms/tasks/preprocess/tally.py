@@ -13,6 +13,8 @@ class Tally:
         dropped (dict[str, int]): records (of a corpus with several keys: texts) that were left out, by reason.
         first (dict[str, str]): where a reason came up first.
         notes (dict[str, int]): other things worth knowing, such as how many samples were cut.
+        packs (int): packed sequences that hold the samples; 0: nothing was packed.
+        pack_length (int): tokens of a packed sequence, padding included.
     """
 
     records: int = 0
@@ -21,6 +23,8 @@ class Tally:
     dropped: dict = field(default_factory=dict)
     first: dict = field(default_factory=dict)
     notes: dict = field(default_factory=dict)
+    packs: int = 0
+    pack_length: int = 0
 
     def drop(self, reason, place):
         """Count a record that is left out."""
@@ -55,7 +59,10 @@ class Tally:
         """The final report (list[str])."""
         lines = [f"records read      {self.records:,}"]
         for key in self.samples:
-            lines.append(f"{key}: {self.samples[key]:,} samples, {self.tokens[key]:,} tokens")
+            held = f"{self.samples[key]:,} samples, {self.tokens[key]:,} tokens"
+            if self.packs:
+                held = f"{self.packs:,} packs of {self.pack_length:,} tokens, which hold {held}"
+            lines.append(f"{key}: {held}")
         for kind, counts in (("left out", self.dropped), ("note", self.notes)):
             lines += [f"{kind:<18}{count:,} {text} (first: {self.first[text]})" for text, count in counts.items()]
         return lines

@@ -21,6 +21,7 @@ class DialogueHandler(RecordHandler):
         fix_tokenizer(tokenizer, self.template)
         self.pad = tokenizer.pad
         self._ends = int(self.template.efficient_eos) + int(settings.append_eod)
+        self._end = tokenizer.eod if settings.append_eod else None
         if not self.template.answers_end and not settings.append_eod:
             self.remarks.append(
                 f"the template {self.template.name} ends no answer, so a model would not learn to stop: add "
@@ -51,8 +52,8 @@ class DialogueHandler(RecordHandler):
     def finish(self, turns, note):
         """(ids, labels) of turns, ended as the template and the settings say."""
         ids, labels = self.template.ids_and_labels(self.tokenizer, turns)
-        if self.settings.append_eod:
-            append_end(ids, labels, self.tokenizer.eod)
+        if self._end is not None:
+            append_end(ids, labels, self._end)
         if self.tokenizer.bos is not None and ids[:2] == [self.tokenizer.bos] * 2:
             note("samples with two begin tokens")
         return ids, labels

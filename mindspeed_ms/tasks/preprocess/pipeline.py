@@ -61,7 +61,7 @@ def _write(settings, run, encoder, files, outputs, unfinished):
             _tokenize(run, encoder, files, unfinished)
         tally = unfinished.tally
         if not any(tally.samples.values()):
-            reasons = "; ".join(f"{count} {reason} (first: {tally.first[reason]})" for reason, count in tally.dropped.items())
+            reasons = "; ".join(tally.counted(tally.dropped))
             unfinished.discard()
             raise PreprocessError(f"nothing to write: {tally.records} records gave no sample. Left out: {reasons or 'none'}.")
         if settings.pack:

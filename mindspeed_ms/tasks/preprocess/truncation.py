@@ -8,6 +8,7 @@ its ids are cut at their ends, and the last turns are lost.
 
 from mindspeed_ms.core.datasets.turns import balanced_lengths
 from mindspeed_ms.tasks.preprocess.errors import Unusable
+from mindspeed_ms.tasks.preprocess.messages import round_begins
 
 CUT = "conversations cut to --seq-length"
 QUESTION_CUT = "questions that lost the end of their text to --seq-length"
@@ -19,7 +20,7 @@ def fit(render, messages, limit, policy, favours_target=False):
 
     Args:
         render (Callable[[list[dict]], list[tuple[list[int], list[int]]]]): messages to turns.
-        messages (list[dict]): questions and answers in turn.
+        messages (list[dict]): rounds of questions and answers.
         limit (Optional[int]): tokens; None: no limit.
         policy (str): one of settings.TRUNCATIONS.
         favours_target (bool): with oldest-first: the template's class cuts the longer part of a turn first.
@@ -37,16 +38,16 @@ def fit(render, messages, limit, policy, favours_target=False):
         raise Unusable("longer than --seq-length")
     if policy == "oldest-first":
         return _cut_each(turns, limit, favours_target), (CUT,)
-    rounds = len(turns)
+    begins = round_begins(messages)
     first = _first_kept(turns, limit)
     while first:
-        turns = render(messages[2 * first :])
-        if _length(turns) <= limit or first == rounds - 1:
+        turns = render(messages[begins[first] :])
+        if _length(turns) <= limit or first == len(begins) - 1:
             break
         first += 1
     if _length(turns) <= limit:
         return turns, (CUT,)
-    source, target, what = cut_question(render, messages[-2:], turns[-1], limit)
+    source, target, what = cut_question(render, messages[begins[-1] :], turns[-1], limit)
     return [(source, target)], (CUT, *what)
 
 
@@ -55,7 +56,7 @@ def cut_question(render, messages, turn, limit):
 
     Args:
         render (Callable): see fit.
-        messages (list[dict]): question and answer.
+        messages (list[dict]): a question, or several results of tools, and the answer.
         turn (tuple[list[int], list[int]]): what they are rendered as, too long.
         limit (int): tokens.
 
@@ -65,11 +66,11 @@ def cut_question(render, messages, turn, limit):
     Raises:
         Unusable: the template's text and the first character of the question leave no room for an answer.
     """
-    (question, answer), (source, target) = messages, turn
-    text = question["content"]
+    (*questions, answer), (source, target) = messages, turn
+    length = sum(len(question["content"]) for question in questions)
 
     def with_text(size):
-        return render([{**question, "content": text[:size]}, answer])[0][0]
+        return render([*_shortened(questions, size), answer])[0][0]
 
     shortest = with_text(1)
     room, most = limit - len(shortest), len(source) - len(shortest)
@@ -79,8 +80,18 @@ def cut_question(render, messages, turn, limit):
     kept = min(most, room - kept_target)
     what = [QUESTION_CUT] if kept < most else []
     if what:
-        source = _longest(with_text, shortest, source, len(text), len(shortest) + kept)
+        source = _longest(with_text, shortest, source, length, len(shortest) + kept)
     return source, target[:kept_target], what + [ANSWER_CUT] * (kept_target < len(target))
+
+
+def _shortened(questions, size):
+    """The questions with `size` characters of text together, counted from the first; each keeps one."""
+    shortened = []
+    for question in questions:
+        text = question["content"][: max(size, 1)]
+        shortened.append({**question, "content": text})
+        size -= len(text)
+    return shortened
 
 
 def _longest(with_text, shortest, longest, size, limit):

@@ -40,7 +40,7 @@ class Judge:
         except TokenizerError as error:
             self.invalid(RecordError(place, f"the text cannot be tokenized: {error}", "text that cannot be tokenized"))
         except Unusable as error:
-            self.tally.drop(error.reason, place)
+            self.tally.drop(error.reason, place, error.detail)
         return None
 
 

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from mindspeed_ms.tasks.preprocess.conversations import RecordReader
+from mindspeed_ms.tasks.preprocess.errors import BadRecord
 from mindspeed_ms.tasks.preprocess.templates import TemplateError, get_template
 from tests.preprocess.jinja_shapes import DEEPSEEK, HERMES, LLAMA31, MISTRAL, QWEN3
 from tests.preprocess.test_conversations import KEYS, convert, samples, texts
@@ -148,6 +149,32 @@ def test_arguments_are_never_written_as_python_does(tmp_path, arguments):
     for given, written in (({"city": "上海"}, '{"city": "上海"}'), (RAW, RAW)):
         talk = [USER, {"role": "assistant", "content": "I look: ", "tool_calls": [call(arguments=given)]}]
         assert marked(tmp_path, jinja, talk) == f"[user]how?</s>[assistant]⟦I look: weather({written})</s>⟧"
+
+
+@pytest.mark.parametrize(
+    "calls",
+    [
+        [call(arguments="{")],
+        [call(arguments="[1]")],
+        [{"function": {"arguments": "{}"}}],
+        ["weather"],
+        "weather",
+        [{"name": None}],
+    ],
+)
+def test_calls_of_another_form(tmp_path, calls):
+    for jinja in (DEEPSEEK, QWEN3):
+        with pytest.raises(BadRecord, match=r"broken JSON: '\{'|must be a json object|must be json of a call"):
+            marked(tmp_path, jinja, [USER, {"role": "assistant", "content": "", "tool_calls": calls}])
+    tokenizer = toy_tokenizer(tmp_path, chat_template=QWEN3)
+    template = get_template("chat_template", tokenizer=tokenizer)
+    with pytest.raises(TemplateError, match="must be json of a call"):
+        template.encode_multiturn(tokenizer, [USER, {"role": "function", "content": "weather"}])
+    one = {"name": "weather", "arguments": RAW}
+    talk = [
+        {"role": "assistant", "content": "", **fields} for fields in ({"function_call": one}, {"tool_calls": json.dumps([one])})
+    ]
+    assert [marked(tmp_path, QWEN3, [USER, answer]) for answer in talk] == [marked(tmp_path, QWEN3, AGENT[:2])] * 2
 
 
 CHATML = (

@@ -11,7 +11,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from mindspeed_ms.tasks.preprocess.answer_spans import answer_pieces
 from mindspeed_ms.tasks.preprocess.messages import FUNCTION, OBSERVATION, calls_of, rounds, split_system, spoken
 from mindspeed_ms.tasks.preprocess.templates import FROM_TOKENIZER, Template
-from mindspeed_ms.tasks.preprocess.tool_formats import TemplateError, parse_arguments, parse_tools
+from mindspeed_ms.tasks.preprocess.tool_formats import TemplateError, parse_arguments, parse_calls, parse_tools
 
 _ROLES = {OBSERVATION: "tool", FUNCTION: "assistant"}
 _GIVEN, _OBJECT, _TEXT = "as given", "object", "text"
@@ -107,6 +107,7 @@ class ChatTemplate:
         role, message = message["role"], dict(message)
         if role == FUNCTION:
             calls = calls_of(message)
+            parse_calls(calls)
             if "tool_calls" not in message:
                 calls, message["content"] = json.loads(calls), ""
             message["tool_calls"] = [_call(call, arguments) for call in (calls if isinstance(calls, list) else [calls])]

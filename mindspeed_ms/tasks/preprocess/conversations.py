@@ -222,4 +222,5 @@ def _checked_calls(calls):
         parse_calls(calls)
     except TemplateError as error:
         raise BadRecord(str(error), "tool call of another form") from error
+    calls = json.loads(calls) if isinstance(calls, str) else calls
     return calls if isinstance(calls, list) else [calls]

@@ -255,3 +255,18 @@ def test_long_results_of_tools_are_cut_from_the_last_on(tmp_path, capsys):
     text, learnt = texts(toy, samples(tmp_path)[0])
     assert "<tool_response>\nrain\n</tool_response>\n<tool_response>\nthe end. " in text and learnt == "fine<|im_end|>\n"
     assert text.endswith("\n</tool_response><|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\nfine<|im_end|>\n")
+
+
+def test_what_stays_of_a_long_conversation_begins_with_a_user(tmp_path, capsys):
+    """Hermes' template refuses results without their call; a conversation of which nothing else fits is left out."""
+    toy = toy_tokenizer(tmp_path, chat_template=HERMES)
+    long = [{**USER, "content": "how are you? " * 30}, *AGENT[1:]]
+    records = [{"messages": messages} for messages in ([*long, USER, ANSWER], long)]
+    words = ["--seq-length", "100"]
+    code, printed = convert(capsys, tmp_path, records, "OpenAIInstructionHandler", *words, template="chat_template")
+    assert code == 0 and "1 longer than --seq-length, and the template refuses its end alone (first: " in printed, printed
+    found = samples(tmp_path)
+    assert len(found) == 1 and texts(toy, found[0]) == (
+        "<|im_start|>user\nhow?<|im_end|>\n<|im_start|>assistant\nfine<|im_end|>",
+        "fine<|im_end|>",
+    )

@@ -1,14 +1,16 @@
 """Turns of a conversation, as (source ids, target ids), made to fit a length.
 
-`keep-last` leaves out the oldest turns and renders the rest anew, so that system and beginning stand where they belong. A
+`keep-last` leaves out the oldest turns and renders the rest anew, so that system and beginning stand where they belong. What
+stays begins with a user's question where that fits: results of tools without their call say little, and some templates refuse
+them. A
 single turn that is still too long loses the end of its question's text, and of its answer where that is long too: what the
 template puts around them stays. `oldest-first` is upstream's order: each turn from the first on gets a share of what is left,
 its ids are cut at their ends, and the last turns are lost.
 """
 
 from mindspeed_ms.core.datasets.turns import balanced_lengths
-from mindspeed_ms.tasks.preprocess.errors import Unusable
-from mindspeed_ms.tasks.preprocess.messages import round_begins
+from mindspeed_ms.tasks.preprocess.errors import BadRecord, Unusable
+from mindspeed_ms.tasks.preprocess.messages import USER, round_begins
 
 CUT = "conversations cut to --seq-length"
 QUESTION_CUT = "questions that lost the end of their text to --seq-length"
@@ -29,7 +31,8 @@ def fit(render, messages, limit, policy, favours_target=False):
         (list[tuple[list[int], list[int]]], tuple[str]): turns, and what is missing, in words for the report.
 
     Raises:
-        Unusable: policy drop, and the conversation is longer; or nothing of an answer fits beside the template's text.
+        Unusable: policy drop, and the conversation is longer; or nothing of an answer fits beside the template's text; or the
+            template refuses what is left.
     """
     turns = render(messages)
     if limit is None or _length(turns) <= limit:
@@ -39,16 +42,21 @@ def fit(render, messages, limit, policy, favours_target=False):
     if policy == "oldest-first":
         return _cut_each(turns, limit, favours_target), (CUT,)
     begins = round_begins(messages)
-    first = _first_kept(turns, limit)
-    while first:
-        turns = render(messages[begins[first] :])
-        if _length(turns) <= limit or first == len(begins) - 1:
-            break
-        first += 1
-    if _length(turns) <= limit:
-        return turns, (CUT,)
-    source, target, what = cut_question(render, messages[begins[-1] :], turns[-1], limit)
+    try:
+        for first in _tails(messages, begins, _first_kept(turns, limit)):
+            turns = render(messages[begins[first] :])
+            if _length(turns) <= limit:
+                return turns, (CUT,)
+        last = messages[begins[-1] :]
+        source, target, what = cut_question(render, last, render(last)[-1], limit)
+    except BadRecord as error:  # the whole conversation was none
+        raise Unusable("longer than --seq-length, and the template refuses its end alone", error.text) from error
     return [(source, target)], (CUT, *what)
+
+
+def _tails(messages, begins, first):
+    """Rounds that what stays may begin with, the first one that may fit first: those of a user before results of tools."""
+    return sorted(range(first, len(begins)), key=lambda number: messages[begins[number]]["role"] != USER)
 
 
 def cut_question(render, messages, turn, limit):

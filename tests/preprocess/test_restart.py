@@ -116,6 +116,21 @@ def test_changed_input_of_equal_size_and_time_does_not_continue(tmp_path, capsys
     assert code == 1 and "data.jsonl was changed since" in printed and "--overwrite-cache" in printed
 
 
+@pytest.mark.parametrize("step", ["pack", "publish"])
+def test_changed_input_does_not_continue_behind_the_last_token_either(tmp_path, capsys, monkeypatch, corpus, step):
+    def interrupt(*arguments):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(pipeline, step, interrupt)
+        assert run(capsys, tmp_path, "--input", *corpus, *CHAT)[0] == 130
+    before = corpus[1].read_bytes()
+    corpus[1].write_bytes(before.replace(b"how", b"who"))
+    code, printed = run(capsys, tmp_path, "--input", *corpus, *CHAT)
+    assert code == 1 and "1.jsonl was changed since" in printed, printed
+    assert run(capsys, tmp_path, "--input", *corpus, *CHAT, "--overwrite-cache", "--overwrite-output")[0] == 0
+
+
 def test_another_tokenizer_or_template_in_the_same_place_does_not_continue(tmp_path, capsys, corpus):
     with open(corpus[2], "ab") as file:
         file.write(b"{broken\n")

@@ -171,7 +171,7 @@ class RecordReader:
         if self._name(SYSTEM):
             names.setdefault("developer", SYSTEM)  # OpenAI's newer word
         names.pop("", None)  # a tag that is switched off
-        if role not in names:
+        if not isinstance(role, str) or role not in names:
             raise Unusable(f"unknown role {role!r}, known: {', '.join(names)}", f"message {number}")
         return names[role]
 

@@ -56,9 +56,10 @@ def preprocess(settings, run, make_vocab_size_divisible_by=128):
 def _write(settings, run, encoder, files, outputs, unfinished):
     if unfinished.continued:
         logger.info("continuing the unfinished run in %s after %d records", unfinished.folder, unfinished.tally.records)
+    begun = _unchanged(files, unfinished)
     if not unfinished.is_complete:
         if not unfinished.position.get("tokenized"):
-            _tokenize(run, encoder, files, unfinished)
+            _tokenize(run, encoder, files, unfinished, begun)
         tally = unfinished.tally
         if not any(tally.samples.values()):
             reasons = "; ".join(tally.counted(tally.dropped))
@@ -68,7 +69,7 @@ def _write(settings, run, encoder, files, outputs, unfinished):
             _pack(settings, encoder, unfinished)
         for key in outputs:
             write_index(unfinished.path(f"{key}.idx"), encoder.handler.dtype, _samples(settings, unfinished, f"{key}.lengths"))
-        unfinished.record({"complete": True})
+        unfinished.record({"complete": True, "begun": begun})
         unfinished.save()
     for key, prefix in outputs.items():
         publish(_samples(settings, unfinished, f"{key}.bin"), unfinished.path(f"{key}.idx"), prefix)
@@ -78,11 +79,10 @@ def _samples(settings, unfinished, name):
     return unfinished.path(f"packed-{name}" if settings.pack else name)
 
 
-def _tokenize(run, encoder, files, unfinished):
+def _tokenize(run, encoder, files, unfinished, begun):
     tally, start = unfinished.tally, time.monotonic()
     first = encoder.handler.keys[0]
     before, done = tally.tokens.get(first, 0), unfinished.position.get("files", 0)
-    begun = _unchanged(files, unfinished)
     with tqdm(total=count_bytes(files), unit="B", unit_scale=True, desc="tokenizing", dynamic_ncols=True) as bar:
         set_progress_bar(bar)
         try:
@@ -104,7 +104,7 @@ def _tokenize(run, encoder, files, unfinished):
             raise
         finally:
             set_progress_bar(None)
-    unfinished.record({"files": done + 1, "tokenized": True})
+    unfinished.record({"files": done + 1, "tokenized": True, "begun": begun})
     unfinished.save()
     seconds = time.monotonic() - start
     logger.info(

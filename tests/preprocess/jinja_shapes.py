@@ -84,10 +84,11 @@ MISTRAL = """{%- if messages[0].role == 'system' %}
     {%- elif message.tool_calls is defined and message.tool_calls is not none %}
         {{- '[CALLS][' }}
         {%- for call in message.tool_calls %}
+            {%- set text = call.function | tojson %}
             {%- if call.id is not defined or call.id | length != 9 %}
                 {{- raise_exception('ids of calls must have nine characters') }}
             {%- endif %}
-            {{- (call.function | tojson)[:-1] + ', "id": "' + call.id + '"}' + (']' + eos_token if loop.last else ', ') }}
+            {{- text[:-1] + ', "id": "' + call.id + '"}' + (']' + eos_token if loop.last else ', ') }}
         {%- endfor %}
     {%- elif message.role == 'assistant' %}
         {{- ' ' + message.content + eos_token }}

@@ -90,7 +90,8 @@ class ChatTemplate:
                 pieces = answer_pieces(self.render, before, [self._message(m, tools, *form) for m in messages], tools)
                 break
             except TemplateError as error:
-                refused = refused or error
+                if refused is None or isinstance(refused.__cause__, _OtherForm):
+                    refused = error
         else:
             raise refused
         ids = tokenizer.encode_batch([text for piece in pieces for text in piece], add_special_tokens=False)
@@ -133,11 +134,15 @@ def _call(call, form):
     return {"type": "function", **others, "function": {**function, "arguments": arguments}}
 
 
+class _OtherForm(TypeError):
+    """A template expects arguments of calls in the other form."""
+
+
 class _ObjectArguments(dict):
     """Arguments of a call, for templates that write them as JSON; others would write them as Python does."""
 
     def __str__(self):
-        raise TypeError("the template writes the arguments of a call as text, but they are an object")
+        raise _OtherForm("the template writes the arguments of a call as text, but they are an object")
 
 
 class _TextArguments(str):
@@ -168,7 +173,7 @@ def _to_json(value, ensure_ascii=False, indent=None, separators=None, sort_keys=
 
 def _refuse_text_arguments(value):
     if isinstance(value, _TextArguments):
-        raise TypeError("the template writes the arguments of a call as JSON, but they are text")
+        raise _OtherForm("the template writes the arguments of a call as JSON, but they are text")
     if isinstance(value, dict | list | tuple):
         for entry in value.values() if isinstance(value, dict) else value:
             _refuse_text_arguments(entry)

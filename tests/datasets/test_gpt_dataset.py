@@ -189,11 +189,22 @@ def test_a_folder_that_cannot_be_written_is_told(tmp_path, caplog):
         (["0.3", "a", "b", "c"], "weight of data c is 'b'"),
         (["0.3", "a", "0.7"], "here one is missing"),
         (["a", " "], "a prefix is empty"),
+        (["1e308", "a", "1e308", "b"], "their sum is too large"),
     ],
 )
 def test_bad_names_of_data(words, message):
     with pytest.raises(DatasetError, match=message):
         get_blend_from_list(words)
+
+
+@pytest.mark.parametrize("weights", [[-1.0, 2.0], [math.nan, 1.0], [1.0, math.inf], [0.0, 1.0], [1.0], [1e308, 1e308]])
+@pytest.mark.parametrize("per_split", [False, True])
+def test_weights_that_are_no_shares(tmp_path, weights, per_split):
+    """A caller of the builder gets the words of the command line, not an error of float arithmetic."""
+    blend = ([write(tmp_path / name, [[1, 2, 3]] * 5) for name in "ab"], weights)
+    settings = config(blend_per_split=(blend, None, None)) if per_split else config(blend=blend, split="1")
+    with pytest.raises(DatasetError, match=r"the weight of data .* is|have 1 weights|sum is too large"):
+        build_train_valid_test_datasets([4, 0, 0], settings)
 
 
 def test_names_of_data():
@@ -203,7 +214,7 @@ def test_names_of_data():
     assert get_blend_from_list(["30", " a ", "70", "b"]) == (["a", "b"], [30.0, 70.0])
 
 
-@pytest.mark.parametrize("split", ["a,b", "1,2,3,4", "0,0,0", "-1,2", "", "1,,2", "nan", "1e3,1"])
+@pytest.mark.parametrize("split", ["a,b", "1,2,3,4", "0,0,0", "-1,2", "", "1,,2", "nan", "1e3,1", "9" * 400])
 def test_bad_splits(split):
     with pytest.raises(DatasetError, match=re.escape(f"split is {split!r}")):
         parse_and_normalize_split(split)

@@ -187,10 +187,31 @@ def test_settings_that_disagree_with_the_vocabulary(tmp_path):
         ({"eos_token": "<|none|>"}, "eos_token is '<|none|>', which is not in the vocabulary"),
         ({"bos_token": None, "add_bos_token": True}, "there is no bos_token"),
         ({"added_tokens_decoder": {"5000": {"content": "<|far|>"}}}, "should have id 5000"),
+        ({"eos_token": ["</s>", "<|end|>"]}, "tokenizer_config.json: eos_token is ['</s>', '<|end|>'], expected one token"),
+        ({"bos_token": {"id": 0}}, "bos_token is {'id': 0}, expected one token"),
+        ({"pad_token": 3}, "pad_token is 3, expected one token"),
+        ({"added_tokens_decoder": {"x": {"content": "a"}}}, "added_tokens_decoder is {'x': {'content': 'a'}}, expected an id"),
+        ({"added_tokens_decoder": {"5": {"content": None}}}, "added_tokens_decoder is {'content': None}, expected one token"),
+        ({"added_tokens_decoder": ["a"]}, "added_tokens_decoder is ['a'], expected an object"),
+        ({"chat_template": 3}, "chat_template is 3, expected a template"),
+        ({"chat_template": [{"name": "default"}]}, "expected an object of a name and a template"),
     ):
         with pytest.raises(TokenizerError) as caught:
             toy_tokenizer(tmp_path, **config)
         assert words in str(caught.value)
+    for name, content, words in (
+        (
+            "special_tokens_map.json",
+            {"pad_token": ["</s>"]},
+            "special_tokens_map.json: pad_token is ['</s>'], expected one token",
+        ),
+        ("added_tokens.json", {"<|a|>": "900"}, "added_tokens.json: <|a|> is '900', expected an id"),
+    ):
+        (tmp_path / name).write_text(json.dumps(content))
+        with pytest.raises(TokenizerError) as caught:
+            toy_tokenizer(tmp_path)
+        assert words in str(caught.value)
+        (tmp_path / name).unlink()
     (tmp_path / "tokenizer_config.json").write_text("{")
     with pytest.raises(TokenizerError, match=r"tokenizer_config\.json is no json file"):
         build_tokenizer(TokenizerSettings(tokenizer_name_or_path=str(tmp_path)))

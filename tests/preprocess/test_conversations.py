@@ -179,21 +179,74 @@ def test_process_reward(tmp_path, capsys, toy):
     assert code == 1 and "expected one that is a single token" in printed
 
 
-LEFT_OUT = {
-    "no question": [{"from": "human", "value": " "}, TALK[1]],
-    "the last message is no answer": TALK[:3],
-    "questions and answers do not alternate": [TALK[0], TALK[0], TALK[1], TALK[1]],
-    "empty answer": [TALK[0], {"from": "gpt", "value": ""}],
-    "unknown role 'bot'": [TALK[0], {"from": "bot", "value": "fine"}],
-}
+ALTERNATE = "questions and answers do not alternate: "
+HUMAN, GPT, RESULT = TALK[0], TALK[1], {"from": "observation", "value": "one"}
+LEFT_OUT = (
+    ("no question", "", [{"from": "human", "value": " "}, GPT]),
+    ("the last message is no answer", "message 3 has the role 'human'", TALK[:3]),
+    (f"{ALTERNATE}two questions in a row", "message 2 has the role 'human'", [HUMAN, HUMAN, GPT]),
+    (f"{ALTERNATE}two answers in a row", "message 5 has the role 'gpt'", [*TALK, GPT, HUMAN]),
+    (f"{ALTERNATE}the first message is an answer", "message 1 has the role 'gpt'", [GPT, *TALK[:3]]),
+    ("a system message is not the first", "message 3 has the role 'system'", [*TALK[:2], {"from": "system", "value": "S"}]),
+    ("empty answer", "", [HUMAN, {"from": "gpt", "value": ""}]),
+    (
+        "unknown role 'bot', known: human, gpt, observation, function_call, system, developer",
+        "message 2",
+        [HUMAN, {"from": "bot"}],
+    ),
+)
 
 
 def test_records_that_teach_nothing_are_left_out_and_counted(tmp_path, capsys):
-    records = [{"conversations": talk} for talk in (TALK, *LEFT_OUT.values())]
+    """Each with the rule that it breaks, and the message that does, by its number and role in the record."""
+    records = [{"conversations": talk} for talk in (TALK, *(talk for _, _, talk in LEFT_OUT))]
     code, printed = convert(capsys, tmp_path, records, "SharegptStyleInstructionHandler")
     assert code == 0 and len(samples(tmp_path)) == 1
-    for line, reason in enumerate(LEFT_OUT, 2):
-        assert f"1 {reason}" in printed and f"data.jsonl, line {line})" in printed
+    for line, (reason, detail, _) in enumerate(LEFT_OUT, 2):
+        place = f"(first: {tmp_path / 'data.jsonl'}, line {line})"
+        assert f"left out          1 {reason} {place}{detail and ': '}{detail}" in printed.splitlines()
+    # a system message in front counts; the last of the reasons is that of the first record
+    shifted = [{"conversations": [{"from": "developer", "value": "S"}, RESULT, HUMAN, GPT]}]
+    code, printed = convert(capsys, tmp_path, shifted, "SharegptStyleInstructionHandler", "--overwrite-output")
+    assert code == 1 and "two questions in a row (first: " in printed and "line 1): message 3 has the role 'human'" in printed
+
+
+@pytest.mark.parametrize(
+    "handler, record, expected",
+    [
+        (
+            "AlpacaStyleInstructionHandler",
+            {"instruction": "", "output": "fine", "history": [["q", "a"]]},
+            "1 no question (first",
+        ),
+        ("SharegptStylePairwiseHandler", {"conversations": TALK, "chosen": "a", "rejected": "b"}, "no question (first: "),
+        (
+            "SharegptStylePairwiseHandler",
+            {"conversations": [GPT, HUMAN], "chosen": "a", "rejected": "b"},
+            "is an answer (first: ",
+        ),
+        (
+            "OpenAIInstructionHandler",
+            {
+                "messages": [
+                    {"role": "user", "content": "how", "tool_calls": [{"name": "f"}]},
+                    {"role": "assistant", "content": "a"},
+                ]
+            },
+            "calls of tools in a message that is no answer (first: ",
+        ),
+    ],
+)
+def test_the_fault_is_that_of_the_record(tmp_path, capsys, handler, record, expected):
+    code, printed = convert(capsys, tmp_path, [record], handler)
+    assert code == 1 and expected in printed, printed
+
+
+def test_developer_is_system(tmp_path, capsys, toy):
+    for role in ("system", "developer"):
+        talk = [{"role": role, "content": "S"}, {"role": "user", "content": "how"}, {"role": "assistant", "content": "fine"}]
+        code, printed = convert(capsys, tmp_path, [{"messages": talk}], "OpenAIInstructionHandler", "--overwrite-output")
+        assert code == 0 and texts(toy, samples(tmp_path)[0])[0].startswith("<|im_start|>system\nS<|im_end|>\n"), printed
 
 
 @pytest.mark.parametrize("truncation, answers", [("keep-last", "the end<|im_end|>"), ("oldest-first", "fine<|im_end|>")])

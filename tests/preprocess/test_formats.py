@@ -1,5 +1,6 @@
 """The same records give the same files, whatever they come in and however many processes there are."""
 
+import bz2
 import gzip
 import json
 import os
@@ -93,6 +94,40 @@ def test_nested_columns_of_parquet(tmp_path, capsys, monkeypatch):
         )
         assert code == 0, printed
     assert all_bytes(tmp_path / "jsonl") == all_bytes(tmp_path / "parquet") and len(all_bytes(tmp_path / "jsonl")) == 6
+
+
+@pytest.mark.parametrize("nested", ["list", "struct", "map"])
+def test_dictionary_types_in_nested_columns_of_several_row_groups(tmp_path, capsys, nested):
+    """Arrow joins no two dictionaries inside a nested column, so no batch may reach over two row groups."""
+    names = pyarrow.dictionary(pyarrow.int32(), pyarrow.string())
+    message = pyarrow.struct([("role", names), ("content", pyarrow.string())])
+    talks = [[{"role": "user", "content": f"how {n}"}, {"role": "assistant", "content": "fine"}] for n in range(20)]
+    columns = {"messages": pyarrow.array(talks, pyarrow.list_(message))}
+    if nested == "struct":
+        columns["last"] = pyarrow.array([talk[-1] for talk in talks], message)
+    elif nested == "map":
+        columns["tools"] = pyarrow.array([None] * 20, pyarrow.map_(pyarrow.string(), names))
+    pyarrow.parquet.write_table(pyarrow.table(columns), tmp_path / "data.parquet", row_group_size=7)
+    write_jsonl(tmp_path / "data.jsonl", [{"messages": talk} for talk in talks])
+    for kind in ("jsonl", "parquet"):
+        words = ["--handler-name", "OpenAIInstructionHandler", "--prompt-type", "qwen"]
+        code, printed = run(capsys, tmp_path, "--input", tmp_path / f"data.{kind}", *words, prefix=f"{kind}/set")
+        assert code == 0, printed
+    assert all_bytes(tmp_path / "jsonl") == all_bytes(tmp_path / "parquet")
+
+
+@pytest.mark.parametrize("ending, compress", [("gz", gzip.compress), ("bz2", bz2.compress)])
+def test_zeros_behind_compressed_data(tmp_path, capsys, ending, compress):
+    """Blocks of a tape or of a file system fill the end with zeros; other members may follow, anything else is damage."""
+    lines = [b'{"text": "how are you?"}\n' * 999, b'{"text": "fine"}\n']
+    path = tmp_path / f"data.jsonl.{ending}"
+    path.write_bytes(compress(lines[0]) + bytes(700_000) + compress(lines[1]) + bytes(512))
+    code, printed = run(capsys, tmp_path, "--input", path)
+    assert code == 0 and "1,000 samples" in printed, printed
+    for number, tail in enumerate((b"and more", compress(lines[1])[:-9])):
+        path.write_bytes(compress(lines[0]) + bytes(512) + tail)
+        code, printed = run(capsys, tmp_path, "--input", path, prefix=f"damaged{number}/set")
+        assert code == 1 and f"data.jsonl.{ending} cannot be read as jsonl" in printed and "Traceback" not in printed
 
 
 @pytest.mark.parametrize("compression", [bytes, gzip.compress])

@@ -47,6 +47,10 @@ def test_packed_files(tmp_path, capsys, neat):
         assert code == 0 and "packed 40 samples into" in printed, printed
         packed = {key: np.array(stored(tmp_path, f"out/set_packed_{key}_document")) for key in keys}
         assert {array.shape[1] for array in packed.values()} == {length}
+        tokens = sum(map(len, plain["input_ids"]))
+        for key in keys:  # what is in the files, and what in the packs
+            packs = f"{key}: {len(packed[key]):,} packs of {length:,} tokens, which hold 40 samples, {tokens:,} tokens"
+            assert packs in printed.splitlines()
         check(packed, plain, neat, toy_tokenizer(tmp_path).token_to_id("<|im_end|>"))
 
 

@@ -100,6 +100,54 @@ def test_other_settings_or_input_do_not_continue(tmp_path, capsys, monkeypatch, 
     assert code == 0, printed
 
 
+@pytest.mark.parametrize("place", [1000, 3_000_000, -20])
+def test_changed_input_of_equal_size_and_time_does_not_continue(tmp_path, capsys, monkeypatch, place):
+    monkeypatch.setattr(readers, "BATCH_BYTES", 1 << 20)
+    path = write_jsonl(tmp_path / "data.jsonl", [{"text": "how are you? " * 8}] * 30_000)  # hashed whole
+    with open(path, "ab") as file:
+        file.write(b"{broken\n")
+    numbers = ["--tokenizer-type", "PretrainedFromHF", "--tokenizer-model", write_tokenizer(tmp_path) + "/tokenizer.json"]
+    assert run(capsys, tmp_path, "--input", path, tokenizer=numbers)[0] == 1
+    status, content = os.stat(path), bytearray(path.read_bytes())
+    content[place] ^= 1
+    path.write_bytes(content)
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+    code, printed = run(capsys, tmp_path, "--input", path, tokenizer=numbers)
+    assert code == 1 and "data.jsonl was changed since" in printed and "--overwrite-cache" in printed
+
+
+@pytest.mark.parametrize("step", ["pack", "publish"])
+def test_changed_input_does_not_continue_behind_the_last_token_either(tmp_path, capsys, monkeypatch, corpus, step):
+    def interrupt(*arguments):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(pipeline, step, interrupt)
+        assert run(capsys, tmp_path, "--input", *corpus, *CHAT)[0] == 130
+    before = corpus[1].read_bytes()
+    corpus[1].write_bytes(before.replace(b"how", b"who"))
+    code, printed = run(capsys, tmp_path, "--input", *corpus, *CHAT)
+    assert code == 1 and "1.jsonl was changed since" in printed, printed
+    assert run(capsys, tmp_path, "--input", *corpus, *CHAT, "--overwrite-cache", "--overwrite-output")[0] == 0
+
+
+def test_another_tokenizer_or_template_in_the_same_place_does_not_continue(tmp_path, capsys, corpus):
+    with open(corpus[2], "ab") as file:
+        file.write(b"{broken\n")
+    templates = tmp_path / "templates.json"
+    templates.write_text('[{"name": "mine", "format_user": {"slots": ["Q: {{content}}"]}}]')
+    words = [*CHAT[:2], "--prompt-type", "mine", "--prompt-type-path", templates]
+    assert "line 61: broken JSON" in run(capsys, tmp_path, "--input", *corpus, *words)[1]
+    for path in (templates, tmp_path / "tokenizer_config.json"):
+        before = path.read_bytes()
+        path.write_bytes(before.replace(b"Q: ", b"F: ").replace(b"</s>", b"<s>"))
+        assert path.read_bytes() != before
+        code, printed = run(capsys, tmp_path, "--input", *corpus, *words)
+        assert code == 1 and "different: content of tokenizer and templates" in printed, printed
+        path.write_bytes(before)
+    assert "line 61: broken JSON" in run(capsys, tmp_path, "--input", *corpus, *words)[1]
+
+
 def command(folder, *words):
     return [
         sys.executable,

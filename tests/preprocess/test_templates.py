@@ -253,8 +253,8 @@ def test_the_tokenizers_own_template(tmp_path):
     tokenizer = toy_tokenizer(tmp_path, chat_template=JINJA)
     template = get_template("chat_template", tokenizer=tokenizer)
     chat = (
-        "<s><|im_start|>system\nS<|im_end|>\n<|im_start|>user\nU1<|im_end|>\n<|im_start|>assistant\n⟦A1</s>\n⟧"
-        "<|im_start|>user\nU2<|im_end|>\n<|im_start|>assistant\n⟦A2</s>\n⟧"
+        "<s><|im_start|>system\nS<|im_end|>\n<|im_start|>user\nU1<|im_end|>\n<|im_start|>assistant\n⟦A1</s>⟧"
+        "\n<|im_start|>user\nU2<|im_end|>\n<|im_start|>assistant\n⟦A2</s>⟧"
     )
     assert rendered(template, tokenizer) == expected(tokenizer, chat)
 

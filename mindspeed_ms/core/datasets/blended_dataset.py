@@ -1,5 +1,6 @@
 """BlendedDataset: several datasets mixed by weights; order and sizes: Megatron-LM core_v0.12.1."""
 
+import math
 import operator
 
 import numpy as np
@@ -48,11 +49,11 @@ class BlendedDataset:
                 f"most {_MOST_DATASETS}."
             )
         for dataset, weight in zip(self.datasets, weights):
-            if not weight > 0:
+            if not 0 < weight < math.inf:
                 reason = (
                     "has no samples: give it more documents or leave it out"
                     if not len(dataset)
-                    else (f"has the weight {weight}: expected one above 0")
+                    else (f"has the weight {weight}: expected a number above 0")
                 )
                 raise DatasetError(f"the {dataset.name()} {reason}.")
 

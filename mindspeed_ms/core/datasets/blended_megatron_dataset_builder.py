@@ -8,6 +8,7 @@ from mindspeed_ms.core.datasets.gpt_dataset import GPTDataset, open_indexed_data
 from mindspeed_ms.core.datasets.splits import (
     DEFAULT_SPLIT,
     Split,
+    check_weights,
     convert_split_vector_to_split_matrix,
     normalize,
     parse_and_normalize_split,
@@ -36,6 +37,9 @@ def build_train_valid_test_datasets(sizes, config):
     """
     if config.mock:
         return _parts(None, _matrix(_MOCK_SPLIT), sizes, config)
+    for blend in (config.blend, *(config.blend_per_split or ())):
+        if blend is not None and blend[1] is not None:
+            check_weights(*blend)
     if config.blend_per_split is None:
         if config.blend is None:
             raise DatasetError("no data is named: give prefixes of indexed files (--data-path), or mock data.")

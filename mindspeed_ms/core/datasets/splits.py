@@ -42,7 +42,7 @@ def parse_and_normalize_split(split):
     words = [word.strip() for word in re.split("[,/]", split)]
     numbers = all(re.fullmatch(r"\d+\.?\d*|\.\d+", word) for word in words)
     shares = [float(word) for word in words] if numbers else []
-    if not 1 <= len(shares) <= len(Split) or not sum(shares) > 0:
+    if not 1 <= len(shares) <= len(Split) or not 0 < sum(shares) < math.inf:
         raise DatasetError(
             f"split is {split!r}: expected up to three numbers from 0, at least one above 0, joined by commas, "
             "such as 949,50,1."
@@ -99,12 +99,21 @@ def get_blend_from_list(words):
                 "here one is missing."
             )
         return _prefixes(words), None
-    for weight, word, prefix in zip(weights, words[0::2], words[1::2]):
+    check_weights(words[1::2], weights, words[0::2])
+    return _prefixes(words[1::2]), weights
+
+
+def check_weights(prefixes, weights, words=None):
+    """Raise DatasetError unless each prefix has a finite weight (float) above 0. `words`: the weights as written."""
+    if len(prefixes) != len(weights):
+        raise DatasetError(f"{len(prefixes)} prefixes of data have {len(weights)} weights: expected as many.")
+    for prefix, weight, word in zip(prefixes, weights, words or weights):
         if weight is None or not (math.isfinite(weight) and weight > 0):
             raise DatasetError(
                 f"the weight of data {prefix} is {word!r}: expected a number above 0 before each prefix, or no weights at all."
             )
-    return _prefixes(words[1::2]), weights
+    if not math.isfinite(sum(weights)):
+        raise DatasetError(f"the weights of data are {weights}: their sum is too large for a number. Give smaller ones.")
 
 
 def _prefixes(words):

@@ -1,5 +1,6 @@
 """ChatTemplate: a tokenizer's jinja template (`tokenizer_config.json` or `chat_template.jinja`), rendered in a sandbox."""
 
+import itertools
 import json
 from datetime import datetime
 
@@ -7,17 +8,22 @@ from jinja2 import TemplateError as JinjaError
 from jinja2.ext import Extension, loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from mindspeed_ms.tasks.preprocess.templates import FROM_TOKENIZER, Template, check_roles
-from mindspeed_ms.tasks.preprocess.tool_formats import TemplateError, parse_calls, parse_tools
+from mindspeed_ms.tasks.preprocess.answer_spans import answer_pieces
+from mindspeed_ms.tasks.preprocess.messages import FUNCTION, OBSERVATION, calls_of, rounds, split_system, spoken
+from mindspeed_ms.tasks.preprocess.templates import FROM_TOKENIZER, Template
+from mindspeed_ms.tasks.preprocess.tool_formats import TemplateError, parse_arguments, parse_calls, parse_tools
 
-_ROLES = {"observation": "tool", "function": "assistant"}
+_ROLES = {OBSERVATION: "tool", FUNCTION: "assistant"}
+_GIVEN, _OBJECT, _TEXT = "as given", "object", "text"
+# arguments of calls, and what the content is where a message only calls: templates expect one or the other
+_FORMS = tuple(itertools.product((_GIVEN, _OBJECT, _TEXT), ("", None)))
 
 
 class ChatTemplate:
     """A tokenizer's own template, with the methods of Template.
 
-    The conversation is rendered again for each answer, up to the header of the answer and up to its end. What the answer
-    adds is learnt.
+    The text is that of the whole conversation, each message with all that the record says of it. Answers are found in it by
+    rendering the conversation up to each of them, and are learnt with their end token.
 
     Args:
         tokenizer (Tokenizer): with a chat_template.
@@ -43,13 +49,15 @@ class ChatTemplate:
         self.enable_thinking = enable_thinking
         inverse = tokenizer.inv_vocab
         self._tokens = {f"{role}_token": inverse.get(getattr(tokenizer, role), "") for role in ("bos", "eos", "pad")}
+        sources = [tokenizer.chat_template, tokenizer.tool_chat_template or tokenizer.chat_template]
+        self._knows_reasoning = ["reasoning_content" in source for source in sources]
         try:
-            self._template = _environment().from_string(tokenizer.chat_template)
+            self._templates = [_environment().from_string(source) for source in sources]
         except JinjaError as error:
             raise TemplateError(f"the chat template of {tokenizer.name} is no valid jinja: {error}.") from error
 
-    def render(self, messages, tools=None, add_generation_prompt=False):
-        """Text of messages (list[dict] in the roles of Hugging Face).
+    def render(self, messages, tools=None, add_generation_prompt=False, **options):
+        """Text of messages (list[dict] in the roles of Hugging Face). `options` go before `enable_thinking`.
 
         Raises:
             TemplateError: the template refuses them.
@@ -60,55 +68,85 @@ class ChatTemplate:
         if self.enable_thinking is not None:
             variables["enable_thinking"] = self.enable_thinking
         try:
-            return self._template.render(**variables)
-        except (JinjaError, TypeError) as error:
+            return self._templates[bool(tools)].render(variables | options)
+        except Exception as error:  # a template calls methods of any value
             raise TemplateError(f"the tokenizer's chat template refuses the conversation: {error}.") from error
 
     def encode_multiturn(self, tokenizer, messages, system=None, tools=None):
         """See Template.
 
         Raises:
-            TemplateError: also if the template writes earlier turns differently once later ones follow.
+            TemplateError: also if the template does not write an answer or a call of a tool, or writes what stands before an
+                answer differently once the answer follows.
         """
-        if messages and messages[0]["role"] == "system":
-            system, messages = system or messages[0]["content"], messages[1:]
-        check_roles(messages)
-        spoken = [{"role": "system", "content": system}] if system else []
+        system, messages = split_system(messages, system)
+        rounds(messages)
+        before = [{"role": "system", "content": system}] if system else []
         tools = [{"type": "function", "function": tool} for tool in parse_tools(tools)] if tools else None
-        pairs, done = [], ""
-        for number, message in enumerate(messages):
-            if number % 2:
-                prompt = self.render(spoken, tools, add_generation_prompt=True)
-            spoken.append(_message(message))
-            if number % 2 == 0:
-                continue
-            whole = self.render(spoken, tools)
-            if not (prompt.startswith(done) and whole.startswith(prompt)):
-                raise TemplateError(
-                    f"the tokenizer's chat template changes what stands before message {number + 1} once it is "
-                    "there, so no part can be learnt by itself: use single-turn data, or a template of "
-                    "templates.json."
-                )
-            pairs.append(
-                tuple(
-                    tokenizer.tokenize(text, add_special_tokens=False) for text in (prompt[len(done) :], whole[len(prompt) :])
-                )
-            )
-            done = whole
-        return pairs
+        calling = any(message["role"] == FUNCTION for message in messages)
+        refused = None
+        for form in _FORMS if calling else _FORMS[:1]:
+            try:
+                pieces = answer_pieces(self.render, before, [self._message(m, tools, *form) for m in messages], tools)
+                break
+            except TemplateError as error:
+                if refused is None or isinstance(refused.__cause__, _OtherForm):
+                    refused = error
+        else:
+            raise refused
+        ids = tokenizer.encode_batch([text for piece in pieces for text in piece], add_special_tokens=False)
+        return list(zip(ids[::2], ids[1::2]))
 
     ids_and_labels = Template.ids_and_labels
 
+    def left_out(self, messages):
+        """Nothing: messages are handed over whole."""
+        return []
 
-def _message(message):
-    role = message["role"]
-    if role == "function":
-        calls = [
-            {"type": "function", "function": {"name": name, "arguments": arguments}}
-            for name, arguments in parse_calls(message["content"])
-        ]
-        return {"role": "assistant", "content": "", "tool_calls": calls}
-    return {**message, "role": _ROLES.get(role, role)}
+    def _message(self, message, tools, arguments, no_content):
+        """A message as Hugging Face has it."""
+        role, message = message["role"], dict(message)
+        if role == FUNCTION:
+            calls = calls_of(message)
+            parse_calls(calls)
+            if "tool_calls" not in message:
+                calls, message["content"] = json.loads(calls), ""
+            message["tool_calls"] = [_call(call, arguments) for call in (calls if isinstance(calls, list) else [calls])]
+        if not self._knows_reasoning[bool(tools)]:
+            message["content"] = spoken(message)
+            message.pop("reasoning_content", None)
+        if role == FUNCTION and not message["content"].strip():
+            message["content"] = no_content
+        return {**message, "role": _ROLES.get(role, role)}
+
+
+def _call(call, form):
+    """A call as Hugging Face has it: `type`, `function`, and what else the record says, such as `id`."""
+    function = call.get("function") or {name: call[name] for name in ("name", "arguments") if name in call}
+    given, parsed = function.get("arguments"), parse_arguments(function)
+    if isinstance(given, str) and given.strip() and form != _OBJECT:
+        arguments = _TextArguments(given)
+    elif form == _TEXT:
+        arguments = _TextArguments(json.dumps(parsed, ensure_ascii=False))
+    else:
+        arguments = _ObjectArguments(parsed)
+    others = {name: value for name, value in call.items() if value is not None and name not in ("function", *function)}
+    return {"type": "function", **others, "function": {**function, "arguments": arguments}}
+
+
+class _OtherForm(TypeError):
+    """A template expects arguments of calls in the other form."""
+
+
+class _ObjectArguments(dict):
+    """Arguments of a call, for templates that write them as JSON; others would write them as Python does."""
+
+    def __str__(self):
+        raise _OtherForm("the template writes the arguments of a call as text, but they are an object")
+
+
+class _TextArguments(str):
+    """JSON text of the arguments of a call, for templates that write it as it is; others would quote it once more."""
 
 
 class _Generation(Extension):
@@ -129,7 +167,16 @@ def _environment():
 
 
 def _to_json(value, ensure_ascii=False, indent=None, separators=None, sort_keys=False):
+    _refuse_text_arguments(value)
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _refuse_text_arguments(value):
+    if isinstance(value, _TextArguments):
+        raise _OtherForm("the template writes the arguments of a call as JSON, but they are text")
+    if isinstance(value, dict | list | tuple):
+        for entry in value.values() if isinstance(value, dict) else value:
+            _refuse_text_arguments(entry)
 
 
 def _raise(message):

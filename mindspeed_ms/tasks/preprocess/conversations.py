@@ -5,10 +5,21 @@ from dataclasses import dataclass
 
 from mindspeed_ms.tasks.preprocess.errors import BadRecord, Unusable, column
 from mindspeed_ms.tasks.preprocess.map_keys import Columns
+from mindspeed_ms.tasks.preprocess.messages import (
+    ANSWERING,
+    ASKING,
+    ASSISTANT,
+    FUNCTION,
+    OBSERVATION,
+    SYSTEM,
+    USER,
+    misplaced,
+    split_system,
+    spoken,
+)
+from mindspeed_ms.tasks.preprocess.tool_formats import TemplateError, parse_calls
 
-USER, ASSISTANT, OBSERVATION, FUNCTION, SYSTEM = "user", "assistant", "observation", "function", "system"
-_ASKING, _ANSWERING = (USER, OBSERVATION), (ASSISTANT, FUNCTION)
-BESIDE_CALLS = "texts of messages that also call tools were left out (the calls are kept)"
+_CALLS = ("tool_calls", "function_call")  # the second is OpenAI's older word for one call
 _OPTION = """--map-keys '{"%s":"KEY"}'"""
 
 
@@ -17,15 +28,13 @@ class Conversation:
     """One record.
 
     Attributes:
-        messages (list[dict]): {"role", "content"}, asking and answering roles in turn, from a user on.
+        messages (list[dict]): whole messages (see messages.py), questions and answers in turn.
         system, tools (Optional[str]): texts, None if the record has none.
-        notes (tuple[str]): parts of the record that are not in it, in words for the report.
     """
 
     messages: list
     system: str | None = None
     tools: str | None = None
-    notes: tuple = ()
 
 
 class RecordReader:
@@ -60,40 +69,43 @@ class RecordReader:
             BadRecord: a key is missing or a value is of the wrong type.
             Unusable: the record is well formed but teaches nothing.
         """
-        messages, system, notes = self._messages(record)
+        messages = self._messages(record)
         if self._is_alpaca:
             messages.append(_message(ASSISTANT, self._answer(record)))
-        return self._checked(record, messages, system, notes, answered=True)
+        return self._checked(record, messages, answered=True)
 
     def prompt(self, record):
         """Conversation of a record up to its last question."""
-        messages, system, notes = self._messages(record)
-        if messages and messages[-1]["role"] in _ANSWERING:
+        messages = self._messages(record)
+        if messages and messages[-1]["role"] in ANSWERING:
             messages.pop()
-        return self._checked(record, messages, system, notes, answered=False)
+        return self._checked(record, messages, answered=False)
 
     def pair(self, record):
         """(Conversation up to the last question, chosen answer, rejected answer); answers are messages."""
-        messages, system, notes = self._messages(record)
-        chosen, rejected = (self._alternative(record, key, notes) for key in ("chosen", "rejected"))
-        return self._checked(record, messages, system, notes, answered=False), chosen, rejected
+        messages = self._messages(record)
+        chosen, rejected = (self._alternative(record, key) for key in ("chosen", "rejected"))
+        return self._checked(record, messages, answered=False), chosen, rejected
 
-    def _checked(self, record, messages, system, notes, answered):
-        if not any(message["role"] in _ASKING and message["content"].strip() for message in messages):
+    def _checked(self, record, listed, answered):
+        system, messages = split_system(listed, None)
+        if not any(message["role"] in ASKING and message["content"].strip() for message in messages):
             raise Unusable("no question")
-        if len(messages) % 2 != (0 if answered else 1):
-            raise Unusable("the last message is no answer" if answered else "the last message is no question")
-        for number, message in enumerate(messages):
-            if message["role"] not in (_ANSWERING if number % 2 else _ASKING):
-                raise Unusable("questions and answers do not alternate")
-        if answered and not messages[-1]["content"].strip():
+        fault = misplaced(messages)
+        if not fault and messages[-1]["role"] not in (ANSWERING if answered else ASKING):
+            fault = len(messages) - 1, "the last message is no answer" if answered else "the last message is no question"
+        if fault:
+            index, rule = fault
+            number = index + 1 + len(listed) - len(messages)  # as the record counts
+            raise Unusable(rule, f"message {number} has the role {self._name(messages[index]['role'])!r}")
+        if answered and not (spoken(messages[-1]).strip() or messages[-1].get("tool_calls")):
             raise Unusable("empty answer")
         given = self.columns.optional(record, "system")
         system = text_of(given, "system") or system
         tools = self.columns.optional(record, "tools")
         if tools is not None and not isinstance(tools, str):
             tools = json.dumps(tools, ensure_ascii=False)
-        return Conversation(messages, system or None, tools or None, tuple(notes))
+        return Conversation(messages, system or None, tools or None)
 
     # Alpaca: one column for each part
 
@@ -108,7 +120,9 @@ class RecordReader:
             parts.append(self._required(record, "prompt", "the question"))
         parts.append(self.columns.optional(record, "query"))
         text = "\n".join(filter(None, (text_of(part, "the question") for part in parts)))
-        return messages + ([_message(USER, text)] if text else []), None, []
+        if not text:
+            raise Unusable("no question")
+        return [*messages, _message(USER, text)]
 
     def _answer(self, record):
         answer = self._required(record, "response", "the answer")
@@ -130,52 +144,49 @@ class RecordReader:
         listed = self._required(record, "messages", "the messages")
         if not isinstance(listed, list) or not all(isinstance(message, dict) for message in listed):
             raise BadRecord(f"the messages must be a list of objects, found {listed!r:.80}", "messages of another form")
-        messages, system, notes = [], None, []
-        for number, message in enumerate(listed):
-            read = self._read_message(message, notes)
-            if number == 0 and read["role"] == SYSTEM:
-                system = read["content"]
-            else:
-                _append(messages, read)
-        return messages, system, notes
+        return [self._read_message(message, number) for number, message in enumerate(listed, 1)]
 
-    def _read_message(self, message, notes):
-        """A message in canonical form; where it calls tools, the calls alone: a text beside them goes to `notes` (list)."""
+    def _read_message(self, message, number):
+        """A message in canonical roles, with all that it says; `number` counts the messages of the record."""
         tags = self.columns.tags
         role = column(message, tags["role_tag"], "the role of a message", """--map-keys '{"tags":{"role_tag":"KEY"}}'""")
-        calls = message.get("tool_calls")
+        role = self._canonical(role, number)
+        # parquet and arrow cannot tell an absent field from a null one, and many templates ask only whether it is there
+        fields = {name: value for name, value in message.items() if value is not None and name not in _CALLS}
+        if "reasoning_content" in fields:
+            fields["reasoning_content"] = text_of(fields["reasoning_content"], "reasoning_content")
+        calls = message.get("tool_calls") or message.get("function_call")
         if calls:
-            beside = message.get(tags["content_tag"]) or message.get("reasoning_content") or ""
-            if str(beside).strip():
-                notes.append(BESIDE_CALLS)
-            return _message(FUNCTION, _calls_text(calls))
+            if role not in ANSWERING:
+                raise Unusable("calls of tools in a message that is no answer", f"message {number} ({self._name(role)!r})")
+            text = text_of(message.get(tags["content_tag"]), "a message")
+            return {**fields, **_message(FUNCTION, text), "tool_calls": _checked_calls(calls)}
         content = column(
             message, tags["content_tag"], "the text of a message", """--map-keys '{"tags":{"content_tag":"KEY"}}'"""
         )
-        return _message(self._canonical(role), _with_reasoning(message, text_of(content, "a message")))
+        return {**fields, **_message(role, text_of(content, "a message"))}
 
-    def _canonical(self, role):
-        tags = self.columns.tags
-        names = {
-            tags["user_tag"]: USER,
-            tags["assistant_tag"]: ASSISTANT,
-            tags["observation_tag"]: OBSERVATION,
-            tags["function_tag"]: FUNCTION,
-            tags["system_tag"]: SYSTEM,
-        }
+    def _canonical(self, role, number):
+        names = {self._name(canonical): canonical for canonical in (USER, ASSISTANT, OBSERVATION, FUNCTION, SYSTEM)}
+        if self._name(SYSTEM):
+            names.setdefault("developer", SYSTEM)  # OpenAI's newer word
         names.pop("", None)  # a tag that is switched off
-        if role not in names:
-            raise Unusable(f"unknown role {role!r}, known: {', '.join(names)}")
+        if not isinstance(role, str) or role not in names:
+            raise Unusable(f"unknown role {role!r}, known: {', '.join(names)}", f"message {number}")
         return names[role]
 
-    def _alternative(self, record, key, notes):
+    def _name(self, role):
+        """What records call a canonical role."""
+        return self.columns.tags.get(f"{role}_tag", role)
+
+    def _alternative(self, record, key):
         value = self._required(record, key, f"the {key} answer")
         if isinstance(value, list) and len(value) == 1:
             value = value[0]
-        message = self._read_message(value, notes) if isinstance(value, dict) else _message(ASSISTANT, text_of(value, key))
-        if message["role"] not in _ANSWERING:
+        message = self._read_message(value, 1) if isinstance(value, dict) else _message(ASSISTANT, text_of(value, key))
+        if message["role"] not in ANSWERING:
             raise Unusable(f"the {key} message is no answer")
-        if not message["content"].strip():
+        if not (spoken(message).strip() or message.get("tool_calls")):
             raise Unusable(f"empty {key} answer")
         return message
 
@@ -201,34 +212,15 @@ def _message(role, content):
     return {"role": role, "content": content}
 
 
-def _append(messages, message):
-    """Results of several tools that were called together are one turn."""
-    if messages and message["role"] == OBSERVATION == messages[-1]["role"]:
-        messages[-1] = _message(OBSERVATION, messages[-1]["content"] + "\n" + message["content"])
-    else:
-        messages.append(message)
+def _checked_calls(calls):
+    """Calls of tools (list[dict]) as the record has them.
 
-
-def _calls_text(calls):
-    """JSON of {"name", "arguments"}, or of a list of them."""
-    found = []
-    for call in calls:
-        function = call.get("function", call) if isinstance(call, dict) else None
-        if not isinstance(function, dict) or "name" not in function:
-            raise BadRecord(f"a call of a tool needs a name and arguments, found {call!r:.80}", "tool call of another form")
-        arguments = function.get("arguments") or {}
-        if isinstance(arguments, str):
-            try:
-                arguments = json.loads(arguments)
-            except json.JSONDecodeError as error:
-                raise BadRecord(
-                    f"the arguments of the call of {function['name']} are broken JSON: {arguments!r:.80}",
-                    "tool call of another form",
-                ) from error
-        found.append({"name": function["name"], "arguments": arguments})
-    return json.dumps(found[0] if len(found) == 1 else found, ensure_ascii=False)
-
-
-def _with_reasoning(message, content):
-    reasoning = message.get("reasoning_content")
-    return f"<think>\n{text_of(reasoning, 'reasoning_content')}\n</think>\n\n{content}" if reasoning else content
+    Raises:
+        BadRecord: a call without a name, or arguments that are no json object.
+    """
+    try:
+        parse_calls(calls)
+    except TemplateError as error:
+        raise BadRecord(str(error), "tool call of another form") from error
+    calls = json.loads(calls) if isinstance(calls, str) else calls
+    return calls if isinstance(calls, list) else [calls]

@@ -23,11 +23,11 @@ class RecordError(PreprocessError):
 
 
 class Unusable(Exception):
-    """Raised inside a handler: this record is left out and counted under `reason` (a few words)."""
+    """Raised inside a handler: this record is left out and counted under `reason` (a few words); `detail` is its own."""
 
-    def __init__(self, reason):
+    def __init__(self, reason, detail=""):
         super().__init__(reason)
-        self.reason = reason
+        self.reason, self.detail = reason, detail
 
 
 class BadRecord(Exception):

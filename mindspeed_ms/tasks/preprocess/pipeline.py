@@ -1,5 +1,6 @@
 """Pipeline of a preprocessing run: read, tokenize, write, pack, publish. It can be interrupted and resumed at any point."""
 
+import glob
 import os
 import time
 from dataclasses import asdict
@@ -12,14 +13,14 @@ from mindspeed_ms.core.datasets.tokenizer import model_vocab_size
 from mindspeed_ms.core.logging import logger, set_progress_bar
 from mindspeed_ms.tasks.preprocess.encoding import Encoder
 from mindspeed_ms.tasks.preprocess.errors import PreprocessError
-from mindspeed_ms.tasks.preprocess.input_files import UNFINISHED, expand_inputs
+from mindspeed_ms.tasks.preprocess.input_files import UNFINISHED, expand_inputs, sampled_hash
 from mindspeed_ms.tasks.preprocess.packing import pack
 from mindspeed_ms.tasks.preprocess.readers import count_bytes, read_batches
 from mindspeed_ms.tasks.preprocess.registry import HANDLER_KINDS
 from mindspeed_ms.tasks.preprocess.unfinished import Unfinished, make_writable, publish, write_index
 from mindspeed_ms.tasks.preprocess.workers import cores, encode_all, most_processes
 
-_FORMAT_VERSION = 1
+_FORMAT_VERSION = 2  # of the batches that a journal counts
 
 
 def preprocess(settings, run, make_vocab_size_divisible_by=128):
@@ -55,19 +56,20 @@ def preprocess(settings, run, make_vocab_size_divisible_by=128):
 def _write(settings, run, encoder, files, outputs, unfinished):
     if unfinished.continued:
         logger.info("continuing the unfinished run in %s after %d records", unfinished.folder, unfinished.tally.records)
+    begun = _unchanged(files, unfinished)
     if not unfinished.is_complete:
         if not unfinished.position.get("tokenized"):
-            _tokenize(run, encoder, files, unfinished)
+            _tokenize(run, encoder, files, unfinished, begun)
         tally = unfinished.tally
         if not any(tally.samples.values()):
-            reasons = "; ".join(f"{count} {reason} (first: {tally.first[reason]})" for reason, count in tally.dropped.items())
+            reasons = "; ".join(tally.counted(tally.dropped))
             unfinished.discard()
             raise PreprocessError(f"nothing to write: {tally.records} records gave no sample. Left out: {reasons or 'none'}.")
         if settings.pack:
             _pack(settings, encoder, unfinished)
         for key in outputs:
             write_index(unfinished.path(f"{key}.idx"), encoder.handler.dtype, _samples(settings, unfinished, f"{key}.lengths"))
-        unfinished.record({"complete": True})
+        unfinished.record({"complete": True, "begun": begun})
         unfinished.save()
     for key, prefix in outputs.items():
         publish(_samples(settings, unfinished, f"{key}.bin"), unfinished.path(f"{key}.idx"), prefix)
@@ -77,12 +79,10 @@ def _samples(settings, unfinished, name):
     return unfinished.path(f"packed-{name}" if settings.pack else name)
 
 
-def _tokenize(run, encoder, files, unfinished):
+def _tokenize(run, encoder, files, unfinished, begun):
     tally, start = unfinished.tally, time.monotonic()
     first = encoder.handler.keys[0]
-    before, known = tally.tokens.get(first, 0), [[file.size, file.modified] for file in files]
-    done = unfinished.position.get("files", 0)
-    _check_unchanged(files, unfinished)
+    before, done = tally.tokens.get(first, 0), unfinished.position.get("files", 0)
     with tqdm(total=count_bytes(files), unit="B", unit_scale=True, desc="tokenizing", dynamic_ncols=True) as bar:
         set_progress_bar(bar)
         try:
@@ -91,7 +91,8 @@ def _tokenize(run, encoder, files, unfinished):
                 for key, (tokens, lengths) in encoded.columns.items():
                     unfinished.append(key, tokens, lengths)
                 tally.add(encoded.tally)
-                unfinished.record({"files": number, "batches": count, "begun": known[: number + 1]})
+                begun += [file.fingerprint() for file in files[len(begun) : number + 1]]
+                unfinished.record({"files": number, "batches": count, "begun": begun})
                 bar.update(count_bytes(files[:number]) + consumed - bar.n)
                 speed = (tally.tokens.get(first, 0) - before) / (time.monotonic() - start)
                 bar.set_postfix_str(f"{speed:,.0f} tokens/s, {tally.tokens.get(first, 0):,} tokens", refresh=False)
@@ -103,7 +104,7 @@ def _tokenize(run, encoder, files, unfinished):
             raise
         finally:
             set_progress_bar(None)
-    unfinished.record({"files": done + 1, "tokenized": True})
+    unfinished.record({"files": done + 1, "tokenized": True, "begun": begun})
     unfinished.save()
     seconds = time.monotonic() - start
     logger.info(
@@ -137,13 +138,16 @@ def _processes(run):
     return min(run.workers, most_processes())
 
 
-def _check_unchanged(files, unfinished):
-    for file, begun in zip(files, unfinished.position.get("begun", [])):
-        if [file.size, file.modified] != begun:
+def _unchanged(files, unfinished):
+    """Fingerprints (list) of the files that an unfinished run has begun to read; PreprocessError if one was changed since."""
+    begun = list(unfinished.position.get("begun", []))
+    for file, known in zip(files, begun):
+        if file.fingerprint() != known:
             raise PreprocessError(
                 f"{file.path} was changed since the unfinished run in {unfinished.folder} read it: start "
                 "over with --overwrite-cache."
             )
+    return begun
 
 
 def _pack(settings, encoder, unfinished):
@@ -154,6 +158,7 @@ def _pack(settings, encoder, unfinished):
         encoder.handler.pad,
         settings.neat_pack,
     )
+    unfinished.tally.packs, unfinished.tally.pack_length = sequences, settings.seq_length
     logger.info(
         "packed %d samples into %d sequences of %d tokens, %.1f %% of them padding",
         unfinished.tally.samples["input_ids"],
@@ -206,10 +211,23 @@ def _unfinished_folder(run):
     return os.path.join(run.cache_dir or folder or ".", name + UNFINISHED)
 
 
+def _content(settings):
+    """Hashes of the small files that the settings name or that lie in the tokenizer's folder."""
+    tokenizer, paths = settings.tokenizer, [settings.prompt_type_path]
+    for path in (tokenizer.tokenizer_name_or_path, tokenizer.tokenizer_model, tokenizer.vocab_file, tokenizer.merge_file):
+        paths += sorted(glob.glob(os.path.join(glob.escape(path), "*"))) if path and os.path.isdir(path) else [path]
+    return {
+        path: sampled_hash(path)
+        for path in paths
+        if path and os.path.isfile(path) and path.endswith((".json", ".model", ".jinja", ".txt"))
+    }
+
+
 def _description(settings, run, files):
     return {
         "version": _FORMAT_VERSION,
         "settings": asdict(settings),
+        "content of tokenizer and templates": _content(settings),
         "output": os.path.abspath(run.output_prefix),
         "max_samples": run.max_samples,
         "files": [os.path.abspath(file.path) for file in files],

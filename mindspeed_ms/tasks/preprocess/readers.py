@@ -7,6 +7,7 @@ import contextlib
 
 from mindspeed_ms.tasks.preprocess.batches import Batch
 from mindspeed_ms.tasks.preprocess.csv_stream import CsvStreamError, csv_rows
+from mindspeed_ms.tasks.preprocess.decompression import DAMAGED, decompressed
 from mindspeed_ms.tasks.preprocess.errors import PreprocessError, RecordError
 from mindspeed_ms.tasks.preprocess.json_stream import JsonStreamError, json_objects
 
@@ -30,7 +31,7 @@ def read_batches(file, columns=None):
         return
     try:
         yield from _READERS[file.format](file, columns)
-    except (pyarrow.ArrowException, OSError) as error:
+    except (pyarrow.ArrowException, OSError, *DAMAGED) as error:
         raise PreprocessError(
             f"{file.path} cannot be read as {file.format[1:]}: {str(error).rstrip('.')}. Is it complete, and "
             "of the format that its name says?"
@@ -40,14 +41,8 @@ def read_batches(file, columns=None):
 @contextlib.contextmanager
 def _opened(file):
     """(reader of decompressed bytes, function that returns the position in the file on disk)."""
-    import pyarrow
-
-    with pyarrow.OSFile(file.path, "rb") as raw:
-        if file.compression is None:
-            yield raw, raw.tell
-        else:
-            with pyarrow.CompressedInputStream(raw, file.compression) as stream:
-                yield stream, raw.tell
+    with open(file.path, "rb") as raw, decompressed(raw, file.compression) as stream:
+        yield stream, raw.tell
 
 
 def _lines(file, columns):
@@ -99,7 +94,13 @@ def _parquet(file, columns):
         metadata = source.metadata
         size = sum(metadata.row_group(number).total_byte_size for number in range(metadata.num_row_groups))
         rows = max(1, min(_MOST_ROWS, BATCH_BYTES * metadata.num_rows // max(size, 1)))
-        batches = source.iter_batches(rows, columns=columns, use_threads=False)
+        # a batch over two row groups would have two dictionaries, which Arrow cannot join inside nested columns
+        groups = range(metadata.num_row_groups)
+        batches = (
+            batch
+            for group in groups
+            for batch in source.iter_batches(rows, row_groups=[group], columns=columns, use_threads=False)
+        )
         yield from _row_batches(file, batches, lambda first: file.size * (first - 1) // max(metadata.num_rows, 1))
 
 

@@ -11,6 +11,7 @@ from mindspeed_ms.tasks.preprocess.tool_formats import TOOL_FORMATS, TemplateErr
 
 PLACEHOLDER = re.compile(r"\{\{(content|idx|name|arguments)\}\}")
 _ROLES = ("bos_token", "eos_token")
+_TAGGED = re.compile(r"<(?P<name>\w+)>(?P<before>\s*)\{\{content\}\}(?P<after>\s*)</(?P=name)>")
 
 
 class Slots:
@@ -44,6 +45,14 @@ class Slots:
         """The slots with placeholders replaced (str values by name)."""
         return [PLACEHOLDER.sub(lambda match: values[match[1]], slot) if isinstance(slot, str) else slot for slot in self.slots]
 
+    def join(self, contents):
+        """One content of several (list[str]): a tag around the content stands around each of them; else one is a line."""
+        for slot in self.slots:
+            tag = _TAGGED.search(slot) if isinstance(slot, str) else None
+            if tag:
+                return f"{tag['after']}</{tag['name']}>\n<{tag['name']}>{tag['before']}".join(contents)
+        return "\n".join(contents)
+
     @property
     def ends_with_text(self):
         """Whether something follows the content: an end token or fixed text."""
@@ -67,7 +76,7 @@ class FunctionSlots(Slots):
         super().__init__(slots, where, ("name", "arguments") if self.format.calls_text is None else ("content",))
 
     def fill(self, content):
-        """Slots of a function turn's content (json); several calls follow each other."""
+        """Slots of calls (see parse_calls); several follow each other."""
         calls = parse_calls(content)
         if self.format.calls_text is not None:
             return super().fill(content=self.format.calls_text(calls))

@@ -12,7 +12,10 @@ class Tally:
         samples (dict[str, int]), tokens (dict[str, int]): written, by the name of the output.
         dropped (dict[str, int]): records (of a corpus with several keys: texts) that were left out, by reason.
         first (dict[str, str]): where a reason came up first.
+        details (dict[str, str]): of some reasons what was wrong there.
         notes (dict[str, int]): other things worth knowing, such as how many samples were cut.
+        packs (int): packed sequences that hold the samples; 0: nothing was packed.
+        pack_length (int): tokens of a packed sequence, padding included.
     """
 
     records: int = 0
@@ -20,11 +23,16 @@ class Tally:
     tokens: dict = field(default_factory=dict)
     dropped: dict = field(default_factory=dict)
     first: dict = field(default_factory=dict)
+    details: dict = field(default_factory=dict)
     notes: dict = field(default_factory=dict)
+    packs: int = 0
+    pack_length: int = 0
 
-    def drop(self, reason, place):
+    def drop(self, reason, place, detail=""):
         """Count a record that is left out."""
         self.dropped[reason] = self.dropped.get(reason, 0) + 1
+        if detail and reason not in self.first:
+            self.details[reason] = detail
         self.first.setdefault(reason, place)
 
     def note(self, text, place, count=1):
@@ -45,6 +53,8 @@ class Tally:
             for key, count in theirs.items():
                 mine[key] = mine.get(key, 0) + count
         for key, place in other.first.items():
+            if key in other.details and key not in self.first:
+                self.details[key] = other.details[key]
             self.first.setdefault(key, place)
 
     def as_dict(self):
@@ -55,7 +65,17 @@ class Tally:
         """The final report (list[str])."""
         lines = [f"records read      {self.records:,}"]
         for key in self.samples:
-            lines.append(f"{key}: {self.samples[key]:,} samples, {self.tokens[key]:,} tokens")
+            held = f"{self.samples[key]:,} samples, {self.tokens[key]:,} tokens"
+            if self.packs:
+                held = f"{self.packs:,} packs of {self.pack_length:,} tokens, which hold {held}"
+            lines.append(f"{key}: {held}")
         for kind, counts in (("left out", self.dropped), ("note", self.notes)):
-            lines += [f"{kind:<18}{count:,} {text} (first: {self.first[text]})" for text, count in counts.items()]
+            lines += [f"{kind:<18}{words}" for words in self.counted(counts)]
         return lines
+
+    def counted(self, counts):
+        """Counts (`dropped` or `notes`) with the first place of each, in words (list[str])."""
+        return [
+            f"{count:,} {text} (first: {self.first[text]})" + (f": {self.details[text]}" if text in self.details else "")
+            for text, count in counts.items()
+        ]

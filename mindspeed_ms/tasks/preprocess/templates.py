@@ -15,6 +15,7 @@ import re
 from dataclasses import dataclass, replace
 
 from mindspeed_ms.core.logging import logger
+from mindspeed_ms.tasks.preprocess.messages import ASSISTANT, FUNCTION, calls_of, rounds, split_system, spoken
 from mindspeed_ms.tasks.preprocess.slots import FunctionSlots, Slots, encode_slots, single_token, tool_format_of
 from mindspeed_ms.tasks.preprocess.tool_formats import TemplateError, ToolFormat, parse_tools
 
@@ -23,7 +24,7 @@ FROM_TOKENIZER = "chat_template"
 IGNORE_INDEX = -100
 END_OF_TEXT = "<|endoftext|>"
 _CLASSES = ("Template", "Llama2Template", "LFDefaultTemplate", "ReasoningTemplate")
-_ASKS, _ANSWERS = ("user", "observation"), ("assistant", "function")
+BESIDE_CALLS = "texts of messages that also call tools were left out (the calls are kept)"
 _FORMATS = ("user", "assistant", "system", "function", "observation", "tools", "separator", "prefix")
 _KEYS = (
     *(f"format_{name}" for name in _FORMATS),
@@ -92,31 +93,36 @@ class Template:
 
         Args:
             tokenizer (Tokenizer): after `fix_tokenizer`.
-            messages (list[dict]): `role` and `content` (str): user or observation, then assistant or function, and so on.
-                A system message may come first.
+            messages (list[dict]): see messages.py: user or observations, then assistant or function, and so on. A system
+                message may stand first.
             system (Optional[str]): system message; default: the template's.
             tools (Optional[str or list]): json of the tools.
 
         Raises:
             TemplateError: roles that do not alternate, tools or calls that are no valid json, a token that is missing.
         """
-        if messages and messages[0]["role"] == "system":
-            system, messages = system or messages[0]["content"], messages[1:]
-        check_roles(messages)
-        contents = [message["content"] for message in messages]
-        if self._has_thoughts and self.enable_thinking is False:
-            contents[1::2] = [self._without_thought(content) for content in contents[1::2]]
-        encoded = encode_slots(
-            tokenizer,
-            [
-                self._turn(number, message["role"], content, system, tools)
-                for number, (message, content) in enumerate(zip(messages, contents))
-            ],
-        )
+        system, messages = split_system(messages, system)
+        filled, answers = [], []
+        for number, (questions, answer) in enumerate(rounds(messages)):
+            content = "" if answer["role"] == FUNCTION else spoken(answer)
+            if self._has_thoughts and self.enable_thinking is False:
+                content = self._without_thought(content)
+            answers.append(content)
+            filled.append(self._question(number, questions, system, tools))
+            filled.append(
+                self.assistant.fill(content=content, idx=str(number))
+                if answer["role"] == ASSISTANT
+                else self.function.fill(calls_of(answer))
+            )
+        encoded = encode_slots(tokenizer, filled)
         pairs = list(zip(encoded[::2], encoded[1::2]))
         if self._has_thoughts:
-            pairs = [self._with_thought(tokenizer, pair, content) for pair, content in zip(pairs, contents[1::2])]
+            pairs = [self._with_thought(tokenizer, pair, content) for pair, content in zip(pairs, answers)]
         return pairs
+
+    def left_out(self, messages):
+        """What these messages say and the template does not write, in words for the report (list[str])."""
+        return [BESIDE_CALLS for message in messages if message.get("tool_calls") and spoken(message).strip()]
 
     def ids_and_labels(self, tokenizer, pairs):
         """One sample of (source ids, target ids) pairs: ids and labels (list[int] each, equally long).
@@ -139,8 +145,8 @@ class Template:
     def _has_thoughts(self):
         return self.template_class == "ReasoningTemplate"
 
-    def _turn(self, number, role, content, system, tools):
-        """Filled slots of one message."""
+    def _question(self, number, questions, system, tools):
+        """Filled slots of the questions of a round."""
         slots, inside = [], ""
         if number == 0:
             slots += self.prefix.fill()
@@ -150,11 +156,10 @@ class Template:
                 inside = "".join(slot for slot in rendered if isinstance(slot, str))
             else:
                 slots += rendered
-        elif number % 2 == 0 and self.template_class != "LFDefaultTemplate":
+        elif self.template_class != "LFDefaultTemplate":
             slots += self.separator.fill()
-        if role == "function":
-            return slots + self.function.fill(content)
-        return slots + getattr(self, role).fill(content=inside + content, idx=str(number // 2))
+        form = getattr(self, questions[0]["role"])
+        return slots + form.fill(content=inside + form.join([message["content"] for message in questions]), idx=str(number))
 
     def _without_thought(self, content):
         begin, end = (re.escape(word.strip()) for word in self.thought_words)
@@ -168,18 +173,6 @@ class Template:
         if self.enable_thinking:
             return source, tokenizer.tokenize("".join(self.thought_words), add_special_tokens=False) + target
         return source + tokenizer.tokenize(self.no_thought, add_special_tokens=False), target
-
-
-def check_roles(messages):
-    """Raise TemplateError unless questions and answers alternate and an answer is last."""
-    if not messages or len(messages) % 2:
-        raise TemplateError(
-            f"a conversation has {len(messages)} messages, expected questions and answers in turn, and an answer last."
-        )
-    for number, message in enumerate(messages):
-        expected = _ANSWERS if number % 2 else _ASKS
-        if message["role"] not in expected:
-            raise TemplateError(f"message {number + 1} has the role {message['role']!r}, expected {' or '.join(expected)}.")
 
 
 def get_template(name, path=None, enable_thinking=None, tokenizer=None):

@@ -152,21 +152,37 @@ def parse_calls(content):
 
     Args:
         content (str or list or dict): json of one call, or a list of them, each with `name` and `arguments` (object or
-            its json text).
+            its json text; none: an empty object), which may lie in a `function`.
 
     Raises:
         TemplateError: not that.
     """
     try:
         calls = json.loads(content) if isinstance(content, str) else content
-        parsed = []
-        for call in calls if isinstance(calls, list) else [calls]:
-            call = call.get("function", call)
-            arguments = call["arguments"]
-            parsed.append((call["name"], json.loads(arguments) if isinstance(arguments, str) else arguments))
+        functions = [call.get("function") or call for call in (calls if isinstance(calls, list) else [calls])]
+        if not all(isinstance(function["name"], str) for function in functions):
+            raise TypeError("a name that is no text")
+        return [(function["name"], parse_arguments(function)) for function in functions]
     except (ValueError, KeyError, TypeError, AttributeError) as error:
+        if isinstance(error, TemplateError):
+            raise
         raise TemplateError(
             'a function turn must be json of a call, {"name": ..., "arguments": {...}}, or a list of them, '
             f"but it is {content!r:.80}."
         ) from error
-    return parsed
+
+
+def parse_arguments(function):
+    """Arguments (dict) of a function that is called: an object, or its json text; none: an empty object.
+
+    Raises:
+        TemplateError: something else.
+    """
+    given = function.get("arguments") or {}
+    try:
+        arguments = json.loads(given) if isinstance(given, str) else given
+    except ValueError as error:
+        raise TemplateError(f"the arguments of the call of {function['name']} are broken JSON: {given!r:.80}.") from error
+    if not isinstance(arguments, dict):
+        raise TemplateError(f"the arguments of the call of {function['name']} must be a json object, but are {given!r:.80}.")
+    return arguments

@@ -1,13 +1,15 @@
 """Truncation of conversations, turns of (source ids, target ids), to a length.
 
-`keep-last` leaves out the oldest turns and renders the rest anew, so that system message and beginning stay in place. A
-single turn that is still too long loses the end of its question's text, and of its answer where that is long too: what the
+`keep-last` leaves out the oldest turns and renders the rest anew, so that system message and beginning stay in
+place. What stays begins with a user's question where that fits: results of tools without their call say little, and some
+templates refuse them. A single turn that is still too long loses the end of its question's text, and of its answer where that is long too: what the
 template puts around them stays. `oldest-first` is upstream's order: each turn from the first on gets a share of what is left,
 its ids are cut at their ends, and the last turns are lost.
 """
 
 from mindspeed_ms.core.datasets.turns import balanced_lengths
-from mindspeed_ms.tasks.preprocess.errors import Unusable
+from mindspeed_ms.tasks.preprocess.errors import BadRecord, Unusable
+from mindspeed_ms.tasks.preprocess.messages import USER, round_begins
 
 CUT = "conversations cut to --seq-length"
 QUESTION_CUT = "questions that lost the end of their text to --seq-length"
@@ -19,7 +21,7 @@ def fit(render, messages, limit, policy, favours_target=False):
 
     Args:
         render (Callable[[list[dict]], list[tuple[list[int], list[int]]]]): messages to turns.
-        messages (list[dict]): questions and answers in turn.
+        messages (list[dict]): rounds of questions and answers.
         limit (Optional[int]): tokens; None: no limit.
         policy (str): one of settings.TRUNCATIONS.
         favours_target (bool): with oldest-first: the template's class cuts the longer part of a turn first.
@@ -28,7 +30,8 @@ def fit(render, messages, limit, policy, favours_target=False):
         (list[tuple[list[int], list[int]]], tuple[str]): turns, and what is missing, in words for the report.
 
     Raises:
-        Unusable: policy drop, and the conversation is longer; or nothing of an answer fits beside the template's text.
+        Unusable: policy drop, and the conversation is longer; or nothing of an answer fits beside the template's text; or the
+            template refuses what is left.
     """
     turns = render(messages)
     if limit is None or _length(turns) <= limit:
@@ -37,17 +40,22 @@ def fit(render, messages, limit, policy, favours_target=False):
         raise Unusable("longer than --seq-length")
     if policy == "oldest-first":
         return _cut_each(turns, limit, favours_target), (CUT,)
-    rounds = len(turns)
-    first = _first_kept(turns, limit)
-    while first:
-        turns = render(messages[2 * first :])
-        if _length(turns) <= limit or first == rounds - 1:
-            break
-        first += 1
-    if _length(turns) <= limit:
-        return turns, (CUT,)
-    source, target, what = cut_question(render, messages[-2:], turns[-1], limit)
+    begins = round_begins(messages)
+    try:
+        for first in _tails(messages, begins, _first_kept(turns, limit)):
+            turns = render(messages[begins[first] :])
+            if _length(turns) <= limit:
+                return turns, (CUT,)
+        last = messages[begins[-1] :]
+        source, target, what = cut_question(render, last, render(last)[-1], limit)
+    except BadRecord as error:  # the whole conversation was none
+        raise Unusable("longer than --seq-length, and the template refuses its end alone", error.text) from error
     return [(source, target)], (CUT, *what)
+
+
+def _tails(messages, begins, first):
+    """Rounds that what stays may begin with, the first one that may fit first: those of a user before results of tools."""
+    return sorted(range(first, len(begins)), key=lambda number: messages[begins[number]]["role"] != USER)
 
 
 def cut_question(render, messages, turn, limit):
@@ -55,7 +63,7 @@ def cut_question(render, messages, turn, limit):
 
     Args:
         render (Callable): see fit.
-        messages (list[dict]): question and answer.
+        messages (list[dict]): a question, or several results of tools, and the answer.
         turn (tuple[list[int], list[int]]): what they are rendered as, too long.
         limit (int): tokens.
 
@@ -65,11 +73,11 @@ def cut_question(render, messages, turn, limit):
     Raises:
         Unusable: the template's text and the first character of the question leave no room for an answer.
     """
-    (question, answer), (source, target) = messages, turn
-    text = question["content"]
+    (*questions, answer), (source, target) = messages, turn
+    length = sum(len(question["content"]) for question in questions)
 
     def with_text(size):
-        return render([{**question, "content": text[:size]}, answer])[0][0]
+        return render([*_shortened(questions, size), answer])[0][0]
 
     shortest = with_text(1)
     room, most = limit - len(shortest), len(source) - len(shortest)
@@ -79,8 +87,18 @@ def cut_question(render, messages, turn, limit):
     kept = min(most, room - kept_target)
     what = [QUESTION_CUT] if kept < most else []
     if what:
-        source = _longest(with_text, shortest, source, len(text), len(shortest) + kept)
+        source = _longest(with_text, shortest, source, length, len(shortest) + kept)
     return source, target[:kept_target], what + [ANSWER_CUT] * (kept_target < len(target))
+
+
+def _shortened(questions, size):
+    """The questions with `size` characters of text together, counted from the first; each keeps one."""
+    shortened = []
+    for question in questions:
+        text = question["content"][: max(size, 1)]
+        shortened.append({**question, "content": text})
+        size -= len(text)
+    return shortened
 
 
 def _longest(with_text, shortest, longest, size, limit):

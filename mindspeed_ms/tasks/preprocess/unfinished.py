@@ -97,7 +97,7 @@ class Unfinished:
             os.fsync(file.fileno())
         path = os.path.join(self.folder, JOURNAL)
         with open(path + ".new", "w", encoding="utf-8") as file:
-            json.dump(self._entry, file, ensure_ascii=False)
+            json.dump(self._entry, file)  # in ASCII: names of files may be no UTF-8
             file.flush()
             os.fsync(file.fileno())
         os.replace(path + ".new", path)

@@ -3,7 +3,7 @@
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
 
-from mindspeed_ms.core.datasets.tokenizer.interface import Tokenizer, TokenizerError, wrap
+from mindspeed_ms.core.datasets.tokenizer.interface import Tokenizer, TokenizerError, check_characters, wrap
 
 
 class FastTokenizer(Tokenizer):
@@ -61,7 +61,12 @@ class FastTokenizer(Tokenizer):
     def encode_batch(self, texts, add_special_tokens=True):
         """See Tokenizer."""
         by_backend = add_special_tokens and self._by_backend
-        encodings = self._backend.encode_batch_fast(list(texts), add_special_tokens=by_backend)
+        texts = list(texts)
+        try:
+            encodings = self._backend.encode_batch_fast(texts, add_special_tokens=by_backend)
+        except TypeError:
+            check_characters(texts)
+            raise
         if add_special_tokens and not by_backend:
             return [wrap(encoding.ids, self) for encoding in encodings]
         return [encoding.ids for encoding in encodings]

@@ -90,30 +90,43 @@ class _Settings:
 
     def __init__(self, folder):
         self.folder = folder
-        self.config = _read_json(os.path.join(folder, "tokenizer_config.json"))
-        self._map = _read_json(os.path.join(folder, "special_tokens_map.json"))
-        self.chat_template = self._chat_template()
+        self.path, map_path = (os.path.join(folder, name) for name in ("tokenizer_config.json", "special_tokens_map.json"))
+        self.config, self._map = _read_json(self.path), _read_json(map_path)
+        self._sources = ((self.path, self.config), (map_path, self._map))
+        templates = self._chat_templates()
+        self.chat_template = templates.get("default")
+        self.tool_chat_template = templates.get("tool_use")
 
     def token(self, role):
         """The token (Optional[str]) of a role such as "eos"."""
-        for source in (self.config, self._map):
+        for path, source in self._sources:
             value = source.get(f"{role}_token")
             if value is not None:
-                return value["content"] if isinstance(value, dict) else value
+                return _token(value, path, f"{role}_token")
         return None
 
     def additional_special_tokens(self):
         """Tokens (list[str]) of `additional_special_tokens`."""
-        tokens = self.config.get("additional_special_tokens") or self._map.get("additional_special_tokens") or []
-        return [token["content"] if isinstance(token, dict) else token for token in tokens]
+        key = "additional_special_tokens"
+        for path, source in self._sources:
+            if source.get(key):
+                _expect(isinstance(source[key], list), path, key, source[key], "a list of tokens")
+                return [_token(token, path, key) for token in source[key]]
+        return []
 
     def added_tokens(self):
         """Id, content and flags of all added tokens: list of (int, str, dict), by id."""
-        added = {}
-        for token, number in _read_json(os.path.join(self.folder, "added_tokens.json")).items():
-            added[int(number)] = token, {}
-        for number, entry in (self.config.get("added_tokens_decoder") or {}).items():
-            added[int(number)] = entry["content"], {flag: bool(entry[flag]) for flag in _FLAGS if flag in entry}
+        added, key = {}, "added_tokens_decoder"
+        path = os.path.join(self.folder, "added_tokens.json")
+        for token, number in _read_json(path).items():
+            _expect(type(number) is int, path, token, number, "an id")
+            added[number] = token, {}
+        entries = self.config.get(key) or {}
+        _expect(isinstance(entries, dict), self.path, key, entries, "an object of ids and tokens")
+        for number, entry in entries.items():
+            _expect(number.isdecimal() and isinstance(entry, dict), self.path, key, {number: entry}, "an id and an object")
+            flags = {flag: bool(entry[flag]) for flag in _FLAGS if flag in entry}
+            added[int(number)] = _token(entry, self.path, key), flags
         return [(number, *added[number]) for number in sorted(added)]
 
     def around(self):
@@ -122,16 +135,41 @@ class _Settings:
             return None, None
         return self.config.get("add_bos_token"), self.config.get("add_eos_token")
 
-    def _chat_template(self):
-        path = os.path.join(self.folder, "chat_template.jinja")
-        if os.path.isfile(path):
-            with open(path, encoding="utf-8") as file:
-                return file.read()
-        template = self.config.get("chat_template")
-        if isinstance(template, list):
-            named = {entry["name"]: entry["template"] for entry in template}
-            return named.get("default")
-        return template
+    def _chat_templates(self):
+        """Jinja templates by name (dict[str, str]): "default", and for some models "tool_use"."""
+        key, names = "chat_template", {"chat_template.jinja": "default", "additional_chat_templates/tool_use.jinja": "tool_use"}
+        found = {name: _read_text(os.path.join(self.folder, file)) for file, name in names.items()}
+        templates = self.config.get(key) or []
+        if isinstance(templates, str):
+            templates = [{"name": "default", "template": templates}]
+        _expect(isinstance(templates, list), self.path, key, templates, "a template or a list of them")
+        for entry in templates:
+            usable = isinstance(entry, dict) and all(isinstance(entry.get(part), str) for part in ("name", "template"))
+            _expect(usable, self.path, key, entry, "an object of a name and a template")
+        given = {entry["name"]: entry["template"] for entry in templates}
+        return given | {name: text for name, text in found.items() if text is not None}
+
+
+def _token(value, path, key):
+    """Text of a token, which the files give as a text or as an object."""
+    text = value.get("content") if isinstance(value, dict) else value
+    _expect(isinstance(text, str), path, key, value, "one token, a text or an object with its content")
+    return text
+
+
+def _expect(holds, path, key, value, expected):
+    if not holds:
+        raise TokenizerError(f"{path}: {key} is {value!r:.80}, expected {expected}. Correct it there.")
+
+
+def _read_text(path):
+    if not os.path.isfile(path):
+        return None
+    try:
+        with open(path, encoding="utf-8") as file:
+            return file.read()
+    except UnicodeDecodeError as error:
+        raise TokenizerError(f"{path} is no UTF-8 text ({error}): copy it again.") from error
 
 
 def _read_json(path):
@@ -158,7 +196,7 @@ def _with_settings(backend, path, settings):
         eos = END_OF_TEXT
     tokenizer.set_roles(bos, eos, pad)
     _check_around(tokenizer)
-    tokenizer.chat_template = settings.chat_template
+    tokenizer.chat_template, tokenizer.tool_chat_template = settings.chat_template, settings.tool_chat_template
     return tokenizer
 
 
@@ -182,7 +220,7 @@ def _from_sentence_piece(path, settings):
         tokenizer.named.add(token)
     tokenizer.named.update(settings.additional_special_tokens())
     _check_around(tokenizer)
-    tokenizer.chat_template = settings.chat_template
+    tokenizer.chat_template, tokenizer.tool_chat_template = settings.chat_template, settings.tool_chat_template
     return tokenizer
 
 

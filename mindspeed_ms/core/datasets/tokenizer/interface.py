@@ -1,5 +1,6 @@
 """Interface of all tokenizers."""
 
+import re
 from abc import ABC, abstractmethod
 
 from mindspeed_ms.core.datasets.errors import DatasetError
@@ -7,6 +8,9 @@ from mindspeed_ms.core.datasets.errors import DatasetError
 
 class TokenizerError(DatasetError):
     """A tokenizer that cannot be built or lacks a token; the message names the file and says what to do."""
+
+
+_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 class Tokenizer(ABC):
@@ -18,12 +22,13 @@ class Tokenizer(ABC):
             what the tokenizer's own files say; `use_eos_as_pad` makes it the end token, as upstream does for templates.
         adds_bos, adds_eos (bool): whether `tokenize` puts them around a text without being asked.
         chat_template (Optional[str]): the jinja template in the tokenizer's folder.
+        tool_chat_template (Optional[str]): the one for conversations with tools, where the folder has one of its own.
     """
 
     name = ""
     bos = eos = pad = None
     adds_bos = adds_eos = False
-    chat_template = None
+    chat_template = tool_chat_template = None
 
     @property
     @abstractmethod
@@ -65,7 +70,11 @@ class Tokenizer(ABC):
 
     @abstractmethod
     def encode_batch(self, texts, add_special_tokens=True):
-        """`tokenize` of many texts (list[str]) at once: list[list[int]]."""
+        """``tokenize`` of many texts (list[str]) at once: list[list[int]].
+
+        Raises:
+            TokenizerError: a text that cannot be encoded.
+        """
 
     @abstractmethod
     def detokenize(self, ids):
@@ -98,6 +107,18 @@ class Tokenizer(ABC):
         if outside:
             raise TokenizerError(
                 f"id {outside[0]} is outside the vocabulary of {self.name}, which has the ids 0 to {self.vocab_size - 1}."
+            )
+
+
+def check_characters(texts):
+    """Raise TokenizerError if one of these texts has a lone surrogate, which JSON can spell but UTF-8 cannot hold."""
+    for text in texts:
+        found = _SURROGATE.search(text)
+        if found:
+            start, around = found.start(), text[max(found.start() - 20, 0) : found.end() + 20]
+            raise TokenizerError(
+                f"character {start + 1} of the text ({around!r}) is U+{ord(found[0]):04X}, half of a surrogate pair without "
+                "the other half, which is no character: the text was cut inside of one. Remove or complete it."
             )
 
 

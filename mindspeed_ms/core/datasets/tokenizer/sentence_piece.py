@@ -3,7 +3,7 @@
 import os
 import re
 
-from mindspeed_ms.core.datasets.tokenizer.interface import Tokenizer, TokenizerError, wrap
+from mindspeed_ms.core.datasets.tokenizer.interface import Tokenizer, TokenizerError, check_characters, wrap
 
 _MEGATRON_TOKENS = ("<CLS>", "<SEP>", "<EOD>", "<MASK>")
 
@@ -57,10 +57,12 @@ class SentencePieceTokenizer(Tokenizer):
 
     def encode_batch(self, texts, add_special_tokens=True):
         """See Tokenizer."""
-        if self._pattern is None:
-            encoded = self._model.encode(list(texts))
-        else:
-            encoded = [self._encode_pieces(text) for text in texts]
+        texts = list(texts)
+        try:
+            encoded = self._model.encode(texts) if self._pattern is None else [self._encode_pieces(text) for text in texts]
+        except (TypeError, RuntimeError):
+            check_characters(texts)
+            raise
         return [wrap(ids, self) for ids in encoded] if add_special_tokens else encoded
 
     def _encode_pieces(self, text):

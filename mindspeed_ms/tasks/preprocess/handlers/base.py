@@ -4,6 +4,7 @@ from abc import ABC, abstractmethod
 
 import numpy as np
 
+from mindspeed_ms.core.datasets.tokenizer import TokenizerError
 from mindspeed_ms.tasks.preprocess.errors import BadRecord, RecordError, Unusable
 
 IGNORED_LABEL = -100
@@ -36,8 +37,10 @@ class Judge:
             return function(*arguments)
         except BadRecord as error:
             self.invalid(RecordError(place, error.text, error.reason))
+        except TokenizerError as error:
+            self.invalid(RecordError(place, f"the text cannot be tokenized: {error}", "text that cannot be tokenized"))
         except Unusable as error:
-            self.tally.drop(error.reason, place)
+            self.tally.drop(error.reason, place, error.detail)
         return None
 
 

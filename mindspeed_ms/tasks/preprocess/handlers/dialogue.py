@@ -1,8 +1,9 @@
 """Conversations rendered by a template: instruction data, preference pairs, prompts."""
 
-from mindspeed_ms.tasks.preprocess.conversations import ASSISTANT, RecordReader
+from mindspeed_ms.tasks.preprocess.conversations import RecordReader
 from mindspeed_ms.tasks.preprocess.errors import BadRecord, Unusable
 from mindspeed_ms.tasks.preprocess.handlers.base import RecordHandler, append_end
+from mindspeed_ms.tasks.preprocess.messages import ASSISTANT
 from mindspeed_ms.tasks.preprocess.registry import HANDLER_KINDS
 from mindspeed_ms.tasks.preprocess.templates import fix_tokenizer, get_template
 from mindspeed_ms.tasks.preprocess.tool_formats import TemplateError
@@ -21,6 +22,7 @@ class DialogueHandler(RecordHandler):
         fix_tokenizer(tokenizer, self.template)
         self.pad = tokenizer.pad
         self._ends = int(self.template.efficient_eos) + int(settings.append_eod)
+        self._end = tokenizer.eod if settings.append_eod else None
         if not self.template.answers_end and not settings.append_eod:
             self.remarks.append(
                 f"the template {self.template.name} ends no answer, so a model would not learn to stop: add "
@@ -51,8 +53,8 @@ class DialogueHandler(RecordHandler):
     def finish(self, turns, note):
         """(ids, labels) of turns, ended as the template and the settings say."""
         ids, labels = self.template.ids_and_labels(self.tokenizer, turns)
-        if self.settings.append_eod:
-            append_end(ids, labels, self.tokenizer.eod)
+        if self._end is not None:
+            append_end(ids, labels, self._end)
         if self.tokenizer.bos is not None and ids[:2] == [self.tokenizer.bos] * 2:
             note("samples with two begin tokens")
         return ids, labels
@@ -70,7 +72,7 @@ class InstructionHandler(DialogueHandler):
         # answers decide, not an end token behind a cut answer
         if not any(target for _, target in turns):
             raise Unusable("all labels masked" + (": the question fills --seq-length" if cut else ""))
-        for text in (*conversation.notes, *cut):
+        for text in (*self.template.left_out(conversation.messages), *cut):
             note(text)
         ids, labels = self.finish(turns, note)
         return {"input_ids": ids, "attention_mask": [1] * len(ids), "labels": labels}
@@ -91,7 +93,7 @@ class PairwiseHandler(DialogueHandler):
         targets = [target[:length] for target in targets]
         if not all(targets):
             raise Unusable("all labels masked: the question fills --seq-length")
-        for text in (*conversation.notes, *cut):
+        for text in (*self.template.left_out([*conversation.messages, *answers]), *cut):
             note(text)
         sample = {}
         for name, target in zip(("chosen", "rejected"), targets):
@@ -110,8 +112,8 @@ class PairwiseHandler(DialogueHandler):
         return prompt, len(target), cut
 
     def _target(self, conversation, answer):
-        """Ids of an answer; they do not depend on the turns before it."""
-        turns, _ = self.turns(conversation, [conversation.messages[-1], answer])
+        """Ids of an answer."""
+        turns, _ = self.turns(conversation, [*conversation.messages, answer])
         return turns[-1][1]
 
 
@@ -127,7 +129,7 @@ class PromptHandler(DialogueHandler):
         ids, _ = joined(turns)
         if self.settings.seq_length and len(ids) > self.settings.seq_length:
             raise Unusable("longer than --seq-length")
-        for text in conversation.notes:
+        for text in self.template.left_out(conversation.messages):
             note(text)
         if self.tokenizer.bos is not None and ids[:2] == [self.tokenizer.bos] * 2:
             note("samples with two begin tokens")

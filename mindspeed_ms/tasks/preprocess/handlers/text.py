@@ -1,11 +1,10 @@
 """A corpus for pretraining: each text is a document."""
 
 from mindspeed_ms.core.datasets.indexed_format import best_fitting_dtype
+from mindspeed_ms.core.datasets.tokenizer import TokenizerError
 from mindspeed_ms.tasks.preprocess.conversations import text_of
-from mindspeed_ms.tasks.preprocess.errors import RecordError, column
+from mindspeed_ms.tasks.preprocess.errors import column
 from mindspeed_ms.tasks.preprocess.handlers.base import Handler
-
-_UNENCODABLE = (ValueError, TypeError)  # lone surrogates, words that are no numbers, ...
 
 
 class PretrainHandler(Handler):
@@ -49,15 +48,8 @@ class PretrainHandler(Handler):
     def _encoded(self, places, texts, judge):
         try:
             return self.tokenizer.encode_batch(texts)
-        except _UNENCODABLE:
-            return [self._encode_one(place, text, judge) for place, text in zip(places, texts)]
-
-    def _encode_one(self, place, text, judge):
-        try:
-            return self.tokenizer.tokenize(text)
-        except _UNENCODABLE as error:
-            judge.invalid(RecordError(place, f"the text cannot be tokenized: {error}", "text that cannot be tokenized"))
-            return None
+        except TokenizerError:  # lone surrogates, words that are no numbers, ...
+            return [judge.run(place, self.tokenizer.tokenize, text) for place, text in zip(places, texts)]
 
     def _note_doubles(self, document, tally):
         place, ids = document

@@ -198,6 +198,21 @@ def test_killed_worker(tmp_path, capsys):
     assert all_bytes(tmp_path / "out") == all_bytes(tmp_path / "whole")
 
 
+def test_names_of_files_that_are_no_utf8(tmp_path):
+    """They are kept in the journal of an interrupted run, and shown in the report."""
+    path = tmp_path / os.fsdecode(b"data-\xff.jsonl")
+    write_jsonl(path, [{"text": "how"}, {"text": ""}])
+    with open(path, "ab") as file:
+        file.write(b"{broken\n")
+    write_tokenizer(tmp_path)
+    for words, code in (([], 1), ([], 1), (["--on-invalid", "skip", "--overwrite-cache"], 0)):
+        words = command(tmp_path, *words, "--input", path)
+        utf8 = os.environ | {"PYTHONIOENCODING": "utf-8"}  # as in most locales: what is no UTF-8 cannot be printed
+        done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False, env=utf8)
+        assert done.returncode == code and "Traceback" not in done.stderr, done.stderr
+        assert "line 3" in done.stdout + done.stderr
+
+
 def _working_child(pid):
     """A child of the process that has worked for a moment."""
     end = time.monotonic() + 60

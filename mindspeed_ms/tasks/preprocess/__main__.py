@@ -43,7 +43,7 @@ def main(words=None):
     except KeyboardInterrupt:
         print("preprocess_data.py: interrupted. What was done is kept: repeat the command to continue.", file=sys.stderr)
         return 130
-    print("\n".join(lines))
+    print("\n".join(lines).encode(errors="backslashreplace").decode())  # names of files may be no UTF-8
     return 0
 
 

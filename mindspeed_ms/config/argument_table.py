@@ -5,7 +5,7 @@ Argparse, the reference pages, `explain` and the readers use these rows; the row
 
 from functools import cache
 
-from mindspeed_ms.config.flags_without_effect import read_flags
+from mindspeed_ms.config.flags_without_setting import read_flags
 from mindspeed_ms.config.row import rows_of
 from mindspeed_ms.config.schema import SECTIONS
 

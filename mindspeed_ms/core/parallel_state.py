@@ -5,7 +5,6 @@ that one of its members asks for it. Source: Megatron core, `parallel_state.py` 
 """
 
 from mindspeed_ms.core import comm
-from mindspeed_ms.core.expert_parallel_state import *  # noqa: F403  (the expert and combined groups' getters)
 from mindspeed_ms.core.parallel_grid import (  # noqa: F401  (some are public through this module)
     ParallelGrid,
     check_virtual_pipeline,
@@ -118,22 +117,127 @@ def destroy_model_parallel():
 comm.at_destroy(destroy_model_parallel)
 
 
-# ---- tensor parallelism ------------------------------------------------------------------------------------------
+# ---- group, size and rank of every kind of group ------------------------------------------------------------------
 
 
-def get_tensor_model_parallel_group(check_initialized=True):
-    """Group of the ranks that share this rank's tensors."""
-    return get_group("tp", check_initialized)
+def _getters(name, kind, members):
+    """`get_NAME_group`, `get_NAME_world_size` and `get_NAME_rank` of the groups of `kind` (see `layout.ranks.ALL_KINDS`).
+
+    Args:
+        name (str): as in the functions' names.
+        kind (str): kind of group.
+        members (str): the ranks of a group, for the docstrings.
+    """
+
+    def group(check_initialized=True):
+        return get_group(kind, check_initialized)
+
+    def world_size():
+        return group_size(kind)
+
+    def rank():
+        return group_rank(kind)
+
+    return _documented(name, members, group, world_size, rank)
 
 
-def get_tensor_model_parallel_world_size():
-    """Number of ranks that share each tensor."""
-    return group_size("tp")
+def _getters_with_context(name, kind, members):
+    """The same for groups that context parallelism may be joined to: the functions take `with_context_parallel=False`."""
+    kinds = {False: kind, True: f"{kind}-cp"}
+
+    def group(with_context_parallel=False):
+        return get_group(kinds[bool(with_context_parallel)])
+
+    def world_size(with_context_parallel=False):
+        return group_size(kinds[bool(with_context_parallel)])
+
+    def rank(with_context_parallel=False):
+        return group_rank(kinds[bool(with_context_parallel)])
+
+    return _documented(name, members, group, world_size, rank)
 
 
-def get_tensor_model_parallel_rank():
-    """Place of this rank among them."""
-    return group_rank("tp")
+def _setters(name, kind):
+    """`set_NAME_world_size` and `set_NAME_rank`."""
+
+    def world_size(world_size):
+        override(kind, "size", world_size)
+
+    def rank(rank):
+        override(kind, "rank", rank)
+
+    for function in (world_size, rank):
+        function.__doc__ = f"Override what `get_{name}_{function.__name__}` returns (tools and tests); None ends the override."
+        function.__qualname__ = function.__name__ = f"set_{name}_{function.__name__}"
+    return world_size, rank
+
+
+def _documented(name, members, *functions):
+    texts = {"group": "Group of {}.", "world_size": "Number of {}.", "rank": "Rank of this process among {}."}
+    for function in functions:
+        function.__doc__ = texts[function.__name__].format(members)
+        function.__qualname__ = function.__name__ = f"get_{name}_{function.__name__}"
+    return functions
+
+
+get_tensor_model_parallel_group, get_tensor_model_parallel_world_size, get_tensor_model_parallel_rank = _getters(
+    "tensor_model_parallel", "tp", "the ranks that share each tensor"
+)
+get_pipeline_model_parallel_group, get_pipeline_model_parallel_world_size, get_pipeline_model_parallel_rank = _getters(
+    "pipeline_model_parallel", "pp", "the stages of this rank's pipeline"
+)
+get_data_parallel_group, get_data_parallel_world_size, get_data_parallel_rank = _getters_with_context(
+    "data_parallel", "dp", "the ranks that hold the same parameters"
+)
+get_context_parallel_group, get_context_parallel_world_size, get_context_parallel_rank = _getters(
+    "context_parallel", "cp", "the ranks that share each sequence"
+)
+get_ulysses_group, get_ulysses_world_size, get_ulysses_rank = _getters(
+    "ulysses", "ulysses", "the context-parallel ranks that exchange heads for sequence"
+)
+get_ring_group, get_ring_world_size, get_ring_rank = _getters(
+    "ring", "ring", "the context-parallel ranks that pass keys and values around (ring attention)"
+)
+get_model_parallel_group, get_model_parallel_world_size, get_model_parallel_rank = _getters(
+    "model_parallel", "tp-pp", "the ranks that hold one copy of the model"
+)
+get_tensor_and_data_parallel_group, get_tensor_and_data_parallel_world_size, get_tensor_and_data_parallel_rank = (
+    _getters_with_context("tensor_and_data_parallel", "tp-dp", "the ranks over tensor and data parallelism")
+)
+(get_tensor_and_context_parallel_group, get_tensor_and_context_parallel_world_size, get_tensor_and_context_parallel_rank) = (
+    _getters("tensor_and_context_parallel", "tp-cp", "the ranks over tensor and context parallelism")
+)
+get_expert_model_parallel_group, get_expert_model_parallel_world_size, get_expert_model_parallel_rank = _getters(
+    "expert_model_parallel", "ep", "the ranks that share the experts of a layer"
+)
+get_expert_tensor_parallel_group, get_expert_tensor_parallel_world_size, get_expert_tensor_parallel_rank = _getters(
+    "expert_tensor_parallel", "expert-tp", "the ranks that share each expert's tensors"
+)
+get_expert_data_parallel_group, get_expert_data_parallel_world_size, get_expert_data_parallel_rank = _getters(
+    "expert_data_parallel", "expert-dp", "the ranks that hold the same experts"
+)
+(
+    get_expert_tensor_and_model_parallel_group,
+    get_expert_tensor_and_model_parallel_world_size,
+    get_expert_tensor_and_model_parallel_rank,
+) = _getters("expert_tensor_and_model_parallel", "tp-ep", "the ranks over expert tensor and expert parallelism")
+get_expert_tensor_model_pipeline_parallel_group, _, _ = _getters(
+    "expert_tensor_model_pipeline_parallel", "tp-ep-pp", "the ranks over expert tensor, expert and pipeline parallelism"
+)
+
+set_tensor_model_parallel_world_size, set_tensor_model_parallel_rank = _setters("tensor_model_parallel", "tp")
+set_pipeline_model_parallel_world_size, set_pipeline_model_parallel_rank = _setters("pipeline_model_parallel", "pp")
+_, set_data_parallel_rank = _setters("data_parallel", "dp")
+set_expert_model_parallel_world_size, set_expert_model_parallel_rank = _setters("expert_model_parallel", "ep")
+set_expert_tensor_parallel_world_size, set_expert_tensor_parallel_rank = _setters("expert_tensor_parallel", "expert-tp")
+
+# Megatron's older names
+get_data_modulo_expert_parallel_group = get_expert_data_parallel_group
+get_tensor_and_expert_parallel_group = get_expert_tensor_and_model_parallel_group
+get_tensor_and_expert_parallel_world_size = get_expert_tensor_and_model_parallel_world_size
+
+
+# ---- global ranks of single members -------------------------------------------------------------------------------
 
 
 def get_tensor_model_parallel_src_rank():
@@ -141,42 +245,52 @@ def get_tensor_model_parallel_src_rank():
     return get_group_ranks("tp")[0]
 
 
-def set_tensor_model_parallel_world_size(world_size):
-    """Pretend another tensor-parallel size (tools and tests); None ends it."""
-    override("tp", "size", world_size)
+def get_model_parallel_src_rank():
+    """Global rank of the first member of the model-parallel group."""
+    return get_group_ranks("tp-pp")[0]
 
 
-def set_tensor_model_parallel_rank(rank):
-    """Pretend another tensor-parallel rank (tools and tests); None ends it."""
-    override("tp", "rank", rank)
+def get_data_parallel_src_rank(with_context_parallel=False):
+    """Global rank of the first member of the data-parallel group."""
+    return get_group_ranks("dp-cp" if with_context_parallel else "dp")[0]
 
 
-# ---- pipeline parallelism ----------------------------------------------------------------------------------------
+def get_context_parallel_global_ranks(check_initialized=True):
+    """Global ranks of the context-parallel group."""
+    return list(get_group_ranks("cp"))
 
 
-def get_pipeline_model_parallel_group():
-    """Group of the ranks that hold the stages of this rank's model."""
-    return get_group("pp")
+def get_pipeline_model_parallel_first_rank():
+    """Global rank of the first stage of this pipeline."""
+    return get_group_ranks("pp")[0]
 
 
-def get_pipeline_model_parallel_world_size():
-    """Number of stages."""
-    return group_size("pp")
+def get_pipeline_model_parallel_last_rank():
+    """Global rank of the last stage of this pipeline."""
+    return get_group_ranks("pp")[-1]
 
 
-def get_pipeline_model_parallel_rank():
-    """Stage of this rank."""
-    return group_rank("pp")
+def get_pipeline_model_parallel_next_rank():
+    """Global rank of the next stage, the first after the last."""
+    ranks = get_group_ranks("pp")
+    return ranks[(get_pipeline_model_parallel_rank() + 1) % len(ranks)]
 
 
-def set_pipeline_model_parallel_world_size(world_size):
-    """Pretend another number of stages (tools and tests); None ends it."""
-    override("pp", "size", world_size)
+def get_pipeline_model_parallel_prev_rank():
+    """Global rank of the previous stage, the last before the first."""
+    ranks = get_group_ranks("pp")
+    return ranks[(get_pipeline_model_parallel_rank() - 1) % len(ranks)]
 
 
-def set_pipeline_model_parallel_rank(rank):
-    """Pretend another stage (tools and tests); None ends it."""
-    override("pp", "rank", rank)
+def get_hierarchical_context_parallel_groups(check_initialized=True):
+    """Groups of each level of `hierarchical_context_parallel_sizes`, innermost first. RuntimeError without levels."""
+    state = grid()
+    if not state.hierarchical_sizes:
+        raise RuntimeError("hierarchical_context_parallel_sizes was not given to initialize_model_parallel().")
+    return state.hierarchical_groups()
+
+
+# ---- pipeline stages ----------------------------------------------------------------------------------------------
 
 
 def get_virtual_pipeline_model_parallel_rank():
@@ -215,28 +329,6 @@ def is_pipeline_last_stage(ignore_virtual=False):
     return get_pipeline_model_parallel_rank() == get_pipeline_model_parallel_world_size() - 1
 
 
-def get_pipeline_model_parallel_first_rank():
-    """Global rank of the first stage of this pipeline."""
-    return get_group_ranks("pp")[0]
-
-
-def get_pipeline_model_parallel_last_rank():
-    """Global rank of the last stage of this pipeline."""
-    return get_group_ranks("pp")[-1]
-
-
-def get_pipeline_model_parallel_next_rank():
-    """Global rank of the next stage, the first after the last."""
-    ranks = get_group_ranks("pp")
-    return ranks[(get_pipeline_model_parallel_rank() + 1) % len(ranks)]
-
-
-def get_pipeline_model_parallel_prev_rank():
-    """Global rank of the previous stage, the last before the first."""
-    ranks = get_group_ranks("pp")
-    return ranks[(get_pipeline_model_parallel_rank() - 1) % len(ranks)]
-
-
 def get_embedding_group():
     """Group of the first and last stage of this pipeline, which share tied word embeddings."""
     return get_group("embedding")
@@ -262,63 +354,3 @@ def is_rank_in_embedding_group(ignore_virtual=False):
 def is_rank_in_position_embedding_group():
     """Whether this stage holds position embeddings."""
     return get_group_ranks("position-embedding") is not None
-
-
-# ---- data and context parallelism --------------------------------------------------------------------------------
-
-
-def _data_kind(with_context_parallel):
-    return "dp-cp" if with_context_parallel else "dp"
-
-
-def get_data_parallel_group(with_context_parallel=False):
-    """Group of the ranks that hold the same parameters; the context-parallel ranks too, if asked."""
-    return get_group(_data_kind(with_context_parallel))
-
-
-def get_data_parallel_world_size(with_context_parallel=False):
-    """Size of the data-parallel group."""
-    return group_size(_data_kind(with_context_parallel))
-
-
-def get_data_parallel_rank(with_context_parallel=False):
-    """Rank in the data-parallel group."""
-    return group_rank(_data_kind(with_context_parallel))
-
-
-def get_data_parallel_src_rank(with_context_parallel=False):
-    """Global rank of the first member of the data-parallel group."""
-    return get_group_ranks(_data_kind(with_context_parallel))[0]
-
-
-def set_data_parallel_rank(rank):
-    """Pretend another data-parallel rank (tools and tests); None ends it."""
-    override("dp", "rank", rank)
-
-
-def get_context_parallel_group(check_initialized=True):
-    """Group of the ranks that share each sequence."""
-    return get_group("cp", check_initialized)
-
-
-def get_context_parallel_world_size():
-    """Number of ranks that share each sequence."""
-    return group_size("cp")
-
-
-def get_context_parallel_rank():
-    """Place of this rank among them."""
-    return group_rank("cp")
-
-
-def get_context_parallel_global_ranks(check_initialized=True):
-    """Global ranks of the context-parallel group."""
-    return list(get_group_ranks("cp"))
-
-
-def get_hierarchical_context_parallel_groups(check_initialized=True):
-    """Groups of each level of `hierarchical_context_parallel_sizes`, innermost first. RuntimeError without levels."""
-    state = grid()
-    if not state.hierarchical_sizes:
-        raise RuntimeError("hierarchical_context_parallel_sizes was not given to initialize_model_parallel().")
-    return state.hierarchical_groups()

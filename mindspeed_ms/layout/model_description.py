@@ -215,6 +215,10 @@ class ModelDescription:
             if layer is not None and pattern[position]
         )
 
+    def mlp_kind(self, layer):
+        """Kind of the feed-forward block of the global layer `layer`: "experts" or "dense"."""
+        return "experts" if layer in self.layers_with_experts else "dense"
+
     @cached_property
     def initializers(self):
         """The `ModelInitializers`. LayoutError for an unknown `init_method` or `bias_init`."""

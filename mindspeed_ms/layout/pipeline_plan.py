@@ -1,4 +1,4 @@
-"""Command line of pipeline schedules: build, simulate, draw.
+"""Command line that shows a pipeline schedule; `schedule_order` decides the order.
 
     python -m mindspeed_ms.layout.pipeline_plan --pp 4 --vpp 2 --micro 8 --png out.png
 

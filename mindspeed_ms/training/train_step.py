@@ -9,7 +9,7 @@ from typing import Any
 from mindspeed_ms.core import num_microbatches_calculator as calculator
 from mindspeed_ms.core.distributed import finalize_model_grads
 from mindspeed_ms.core.pipeline_parallel import get_forward_backward_func
-from mindspeed_ms.core.pipeline_parallel.losses import BackwardScale
+from mindspeed_ms.core.pipeline_parallel.micro_batch_loss import BackwardScale
 from mindspeed_ms.training.losses import LossReducer
 from mindspeed_ms.training.metrics import StepReport
 

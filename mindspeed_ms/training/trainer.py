@@ -54,7 +54,7 @@ class Trainer:
         train_step (TrainOneStep): `(micro-batches, iteration, stop requested) -> (StepReport, stop requested by any rank)`,
             and `finish()`.
         data (TrainingData): `of_step()`, `epoch`.
-        checkpoints (Checkpoints): `load()`, `after_step()`, `save()`, `poll()`, `complete()`.
+        checkpoints (CheckpointManager): `load()`, `after_step()`, `save()`, `poll()`, `complete()`.
         evaluation (Evaluation): `after_step(state)`, `after_training(state)`, `evaluate_all(state)`.
         metrics (MetricsLogger): `opened(iteration)`, `log_step(report, state)`.
         start_time (float): `time.monotonic()` when the run started, for `exit_duration_in_mins`.

@@ -8,8 +8,8 @@ from mindspeed_ms.core import comm
 from mindspeed_ms.core.device import launch_environment, request_device
 from mindspeed_ms.core.logging import logger, setup_logging
 from mindspeed_ms.training import initialize
+from mindspeed_ms.training.checkpoint_manager import CheckpointManager, find_starting_point
 from mindspeed_ms.training.checkpointing import release_output_folders
-from mindspeed_ms.training.checkpoints import Checkpoints, find_starting_point
 from mindspeed_ms.training.data import build_data, init_batch_sizes
 from mindspeed_ms.training.evaluation import Evaluation, evaluate
 from mindspeed_ms.training.forward_step import make_forward_step
@@ -88,7 +88,7 @@ def pretrain(
             opt_param_scheduler=scheduler,
             train_step=TrainOneStep.of(all_config, model, optimizer, scheduler, forward_step),
             data=data,
-            checkpoints=Checkpoints(all_config, start, state, model, optimizer, scheduler, data),
+            checkpoints=CheckpointManager(all_config, start, state, model, optimizer, scheduler, data),
             evaluation=Evaluation(settings, forward_step, model, data, metrics, process_non_loss_data_func),
             metrics=metrics,
             start_time=start_time,

@@ -6,7 +6,7 @@ import pytest
 
 from mindspeed_ms.config import ConfigError, argument_parser, init_configs_from_args, init_configs_from_dict
 from mindspeed_ms.config.argument_table import TABLE, row_at
-from mindspeed_ms.config.flags_without_effect import read_flags
+from mindspeed_ms.config.flags_without_setting import read_flags
 from mindspeed_ms.config.printing import dump_yaml
 from mindspeed_ms.config.row import IGNORED, REFUSED
 from mindspeed_ms.config.sections.field import LIST, OFF, ON, SWITCH
@@ -132,7 +132,7 @@ def test_every_flag_sets_its_option():
     assert not offenders(lambda row: _through_flags(row, parser), rows)
 
 
-def test_flags_without_effect_are_ignored_or_refused_with_their_reason():
+def test_flags_without_setting_are_ignored_or_refused_with_their_reason():
     base = _command_line({f"model_config.{name}": value for name, value in BASE["model_config"].items()})
     parser = argument_parser()
     for status in (IGNORED, REFUSED):

@@ -17,7 +17,7 @@ def gradients(parallel, per_token, with_auxiliary=True, fp16=True):
     from mindspeed_ms.core import parallel_state
     from mindspeed_ms.core.distributed import finalize_model_grads
     from mindspeed_ms.core.pipeline_parallel import get_forward_backward_func
-    from mindspeed_ms.core.pipeline_parallel.losses import BackwardScale, MicroBatchLoss, attach_auxiliary_loss
+    from mindspeed_ms.core.pipeline_parallel.micro_batch_loss import BackwardScale, MicroBatchLoss, attach_auxiliary_loss
     from mindspeed_ms.testing.parity.runner import local_batch, micro_batches
     from mindspeed_ms.training.losses import count_tokens, loss_function
 
@@ -80,7 +80,7 @@ def context_parallel_step(per_token):
     from mindspore import Parameter, Tensor
 
     from mindspeed_ms.core import autograd, comm, parallel_state
-    from mindspeed_ms.core.pipeline_parallel.losses import BackwardScale, as_float, filled
+    from mindspeed_ms.core.pipeline_parallel.micro_batch_loss import BackwardScale, as_float, filled
     from mindspeed_ms.training.loss_func import LossWithMask
     from mindspeed_ms.training.losses import LossReducer, count_tokens, loss_function
 

@@ -1,28 +1,13 @@
-"""Rules about the model's numbers, adapters, and settings that are ignored or refused here."""
+"""Rules about the model: positions, gate, dropout, initializers, recomputation, adapters."""
 
 import re
 
-from mindspeed_ms.config.argument_table import row_at, rows_with_path
+from mindspeed_ms.config.argument_table import row_at
 from mindspeed_ms.config.checks.rule import rule
-from mindspeed_ms.config.row import IGNORED, REFUSED, WORKS
 from mindspeed_ms.layout.model_description import GATED_ACTIVATIONS
 from mindspeed_ms.spelling import did_you_mean
 
 _M = "model_config"
-
-
-@rule
-def ignored_and_refused_settings(context):
-    """The table's rows without effect: say so, or refuse."""
-    for row in rows_with_path():
-        if row.status == WORKS or context.value(row.path) in (None, row.guide_default):
-            continue
-        if row.section == _M and context.model is None:
-            continue
-        if row.status == IGNORED:
-            context.notice(f"{context.name(row.path)}: ignored, {row.reason}")
-        elif row.status == REFUSED:
-            yield context.problem(row.path, f"is not available: {row.reason}")
 
 
 @rule

@@ -1,4 +1,4 @@
-"""`optimizer_config`: optimizer, learning rate, weight decay, clipping, details of ZeRO."""
+"""`optimizer_config`: names of the optimizers (`OPTIMIZERS`), learning rate, weight decay, clipping, details of ZeRO."""
 
 from typing import ClassVar
 

@@ -1,4 +1,4 @@
-"""Base class of the optimizers' update rules (AdamW, SGD), and the rule that a configuration names."""
+"""UpdateRule: base class of the optimizers (AdamW, SGD), which `OPTIMIZERS` of `config/sections/optimizer.py` names."""
 
 import importlib
 

@@ -9,7 +9,7 @@ from mindspore import Tensor
 
 from mindspeed_ms.core import autograd, parallel_state
 from mindspeed_ms.core.device import to_dtype
-from mindspeed_ms.core.pipeline_parallel.losses import BackwardScale, MicroBatchLoss, as_float, filled
+from mindspeed_ms.core.pipeline_parallel.micro_batch_loss import BackwardScale, MicroBatchLoss, as_float, filled
 from mindspeed_ms.layout.schedule_order import BACKWARD, FORWARD, Communicate
 
 

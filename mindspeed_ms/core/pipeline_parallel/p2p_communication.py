@@ -1,6 +1,6 @@
 """Point-to-point communication of pipeline stages: hidden states and their gradients. Source: Megatron core.
 
-The order of transfers comes from a plan of `layout.pipeline_plan`, which puts all of them into one order over all stages:
+The order of transfers comes from a plan of `layout.schedule_order`, which puts all of them into one order over all stages:
 nothing here can wait in a circle, whatever the backend buffers.
 """
 

@@ -1,6 +1,6 @@
 """Forward and backward of all micro-batches of a step. Source of names and arguments: Megatron core, `schedules.py`.
 
-The order of work is a plan of `layout.pipeline_plan`; `execution` runs it.
+The order of work is a plan of `layout.schedule_order`; `execution` runs it.
 """
 
 from functools import lru_cache
@@ -9,7 +9,7 @@ from itertools import tee
 from mindspeed_ms.config.model_description import describe_model
 from mindspeed_ms.core import parallel_state
 from mindspeed_ms.core.pipeline_parallel.execution import PlanExecution
-from mindspeed_ms.core.pipeline_parallel.losses import BackwardScale, published
+from mindspeed_ms.core.pipeline_parallel.micro_batch_loss import BackwardScale, published
 from mindspeed_ms.core.pipeline_parallel.p2p_communication import PipelineCommunicator, tensor_shape
 from mindspeed_ms.layout.schedule_order import build_plan
 

@@ -63,7 +63,7 @@ def describe_layer(model, rank, layer):
     """Norms, attention and feed-forward block of the global layer `layer`."""
     norms = {name: placed(name, norm.describe(rank.tensor)) for name, norm in layer_norms(model).items()}
     attention = describer("attention", model.attention_type)(model, rank)
-    mlp = describer("mlp", "experts" if layer in model.layers_with_experts else "dense")(model, rank)
+    mlp = describer("mlp", model.mlp_kind(layer))(model, rank)
     parts = [
         *norms["input_norm"],
         *placed("attention", attention),

@@ -1,4 +1,6 @@
-"""Transformer layer. Source: Megatron's `ParallelTransformerLayer`."""
+"""Transformer layer; chooses its attention cell (`ATTENTIONS`) and feed-forward cell (`MLPS`). Source: Megatron's
+`ParallelTransformerLayer`.
+"""
 
 from contextlib import nullcontext
 
@@ -16,6 +18,7 @@ from mindspeed_ms.legacy.model.norms import get_norm
 
 # attention_type -> cell, called with (config, layer_number, AttnType, AttnMaskType)
 ATTENTIONS = {"self_attn": ParallelAttention}
+MLPS = {"dense": ParallelMLP}
 
 
 def hidden_rng_context(sequence_parallel):
@@ -46,7 +49,7 @@ class ParallelTransformerLayer(Module):
     Output: the same shape, in the dtype of the residual stream.
 
     Raises:
-        ValueError: another layer type, a drop path, experts.
+        ValueError: another layer type, a drop path.
     """
 
     names_are_global = False
@@ -63,11 +66,12 @@ class ParallelTransformerLayer(Module):
         self.hidden_dropout = config.hidden_dropout
         self.sequence_parallel = LayerSettings.of(config).sequence_parallel
         self.residual_post_norm = config.apply_residual_connection_post_norm
-        norms = layer_norms(describe_model(config))
+        model = describe_model(config)
+        norms = layer_norms(model)
         self.input_norm = get_norm(config, norms["input_norm"].scale)
         self.attention = ATTENTIONS[config.attention_type](config, layer_number, AttnType.self_attn, self_attn_mask_type)
         self.post_attention_norm = get_norm(config, norms["post_attention_norm"].scale)
-        self.mlp = ParallelMLP(config)
+        self.mlp = MLPS[model.mlp_kind(layer_number - 1)](config)
         self.sandwich = config.use_sandwich_norm
         if self.sandwich:
             self.attn_post_norm = get_norm(config, norms["attn_post_norm"].scale)

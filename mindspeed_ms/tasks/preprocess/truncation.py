@@ -2,9 +2,9 @@
 
 `keep-last` leaves out the oldest turns and renders the rest anew, so that system message and beginning stay in
 place. What stays begins with a user's question where that fits: results of tools without their call say little, and some
-templates refuse them. A single turn that is still too long loses the end of its question's text, and of its answer where that is long too: what the
-template puts around them stays. `oldest-first` is upstream's order: each turn from the first on gets a share of what is left,
-its ids are cut at their ends, and the last turns are lost.
+templates refuse them. A single turn that is still too long loses the end of its question's text, and of its answer where that
+is long too: what the template puts around them stays. `oldest-first` is upstream's order: each turn from the first on gets a
+share of what is left, its ids are cut at their ends, and the last turns are lost.
 """
 
 from mindspeed_ms.core.datasets.turns import balanced_lengths

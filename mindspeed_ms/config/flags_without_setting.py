@@ -1,4 +1,7 @@
-"""Flags without effect: Megatron's and MindSpeed's options that are ignored or refused, from `flags_without_effect.yaml`."""
+"""Megatron's and MindSpeed's flags that set nothing here, ignored or refused with reasons: `flags_without_setting.yaml`.
+
+Options that are fields and refused say so in `sections/` (`refused=`, or `later=` for features to come).
+"""
 
 import os
 

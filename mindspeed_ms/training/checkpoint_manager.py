@@ -1,4 +1,4 @@
-"""Checkpoints of a training: where it starts from, when it saves, and whether a checkpoint is of the same model."""
+"""CheckpointManager: where a training starts from, when it saves, and whether a checkpoint is of the same model."""
 
 import os
 from dataclasses import dataclass, field
@@ -50,7 +50,7 @@ def find_starting_point(all_config):
 
 
 @dataclass
-class Checkpoints:
+class CheckpointManager:
     """Loads the state of a training at its start and saves it.
 
     Attributes:

@@ -121,20 +121,21 @@ PAIRS = ["--handler-name", "AlpacaStylePairwiseHandler", "--prompt-type", "qwen"
 OPENAI = ["--handler-name", "OpenAIInstructionHandler", "--prompt-type", "qwen"]
 
 
+HALVES = [
+    (ALPACA, {"instruction": "how", "output": "fine \udc00"}),
+    (ALPACA, {"instruction": "\ud83d", "output": "fine", "system": "S"}),
+    (PAIRS, {"instruction": "how", "chosen": "fine", "rejected": "\ud83d"}),
+    (OPENAI, {"messages": [{"role": "user", "content": "how"}, {"role": "assistant", "content": "\udfff\ud800"}]}),
+    (REWARDS, {"input": "\ud83d <|end|>", "value": ["+"]}),
+]
+
+
 @pytest.mark.parametrize(
-    "words, record",
-    [
-        (ALPACA, {"instruction": "how", "output": "fine \udc00"}),
-        (ALPACA, {"instruction": "\ud83d", "output": "fine", "system": "S"}),
-        (PAIRS, {"instruction": "how", "chosen": "fine", "rejected": "\ud83d"}),
-        (OPENAI, {"messages": [{"role": "user", "content": "how"}, {"role": "assistant", "content": "\udfff\ud800"}]}),
-        (REWARDS, {"input": "\ud83d <|end|>", "value": ["+"]}),
-    ],
+    "words, record, tokenizer",
+    # the recorded sentencepiece model has no placeholder
+    [(*half, None) for half in HALVES] + [(*half, "sentencepiece") for half in HALVES if GOLDEN and half[0] is not REWARDS],
 )
-@pytest.mark.parametrize("tokenizer", [None, "sentencepiece"])
 def test_half_of_a_surrogate_pair_is_named(tmp_path, capsys, words, record, tokenizer):
-    if tokenizer and (words is REWARDS or not GOLDEN):
-        pytest.skip("needs a sentencepiece model, and a placeholder in it")
     tokenizer = tokenizer and ["--tokenizer-type", "Llama2Tokenizer", "--tokenizer-model", f"{GOLDEN}/data/sp.model"]
     (tmp_path / "a.jsonl").write_text(json.dumps(record) + "\n")
     message = fails(capsys, tmp_path, "--input", tmp_path / "a.jsonl", *words, tokenizer=tokenizer)

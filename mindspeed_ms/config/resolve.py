@@ -3,6 +3,9 @@
 import os
 
 from mindspeed_ms.config.argument_table import row_at
+from mindspeed_ms.config.checks import check_all
+from mindspeed_ms.config.checks.pipeline import virtual_size
+from mindspeed_ms.config.checks.rule import Context
 from mindspeed_ms.config.errors import ConfigError, Problem
 from mindspeed_ms.config.sections.training import LOSS_SCALE
 from mindspeed_ms.config.settings import Settings
@@ -79,8 +82,6 @@ def settle(all_config, settings):
         all_config (AllConfig): changed in place.
         settings (Settings): what the user set: that is never overruled without a notice.
     """
-    from mindspeed_ms.config.checks.rule import Context
-
     context = Context(all_config, settings)
     for derivation in (_loss_scale, _nan_checks, _data_parallel_wrapper, _schedules, _clipping, _rope_fusion):
         derivation(context)
@@ -164,8 +165,6 @@ def derive_sizes(all_config):
     Args:
         all_config (AllConfig): checked; changed in place.
     """
-    from mindspeed_ms.config.checks.pipeline import virtual_size
-
     parallel, dataset, model = all_config.parallel_config, all_config.dataset_config, all_config.model_config
     chunks = virtual_size(parallel, model.num_layers if model is not None else None)
     if chunks > 1:
@@ -193,8 +192,6 @@ def fit_to_world(all_config, world_size):
     Raises:
         ConfigError: if it was made for another number, or any rule is broken.
     """
-    from mindspeed_ms.config.checks import check_all
-
     known = all_config.parallel_config.world_size
     if known not in (None, world_size):
         raise ConfigError(

@@ -10,6 +10,7 @@ from mindspeed_ms.config.errors import ConfigError, Problem
 from mindspeed_ms.config.sections.training import LOSS_SCALE
 from mindspeed_ms.config.settings import Settings
 from mindspeed_ms.config.trio_table import FUSED_RMSNORM
+from mindspeed_ms.layout.ranks import model_parallel_size
 from mindspeed_ms.layout.vocabulary import padded_vocab_size, true_vocab_size
 
 WORLD_VARIABLES = ("MS_WORKER_NUM", "RANK_SIZE", "WORLD_SIZE")
@@ -171,9 +172,7 @@ def derive_sizes(all_config):
         parallel.fill(virtual_pipeline_model_parallel_size=chunks)
     if not parallel.world_size:
         return
-    size = parallel.world_size // (
-        parallel.tensor_model_parallel_size * parallel.pipeline_model_parallel_size * parallel.context_parallel_size
-    )
+    size = parallel.world_size // model_parallel_size(parallel)
     parallel.fill(data_parallel_size=size)
     if "global_batch_size" in dataset.model_fields_set and dataset.global_batch_size:
         dataset.fill(micro_batch_num=dataset.global_batch_size // (dataset.batch_size * size))

@@ -3,11 +3,10 @@
 import argparse
 
 from mindspeed_ms.config.arguments import settings_of_arguments
-from mindspeed_ms.config.checks import check_all
 from mindspeed_ms.config.errors import ConfigError, Problem
 from mindspeed_ms.config.from_checkpoint import ask_checkpoint
 from mindspeed_ms.config.from_tokenizer import ask_tokenizer
-from mindspeed_ms.config.resolve import complete, derive_sizes, environment_world_size, settle
+from mindspeed_ms.config.resolve import check, complete, environment_world_size
 from mindspeed_ms.config.schema import SECTIONS
 from mindspeed_ms.config.settings import Settings, build, nested_settings
 from mindspeed_ms.config.trio import is_trio, trio_settings
@@ -96,7 +95,5 @@ def _finish(settings, config_classes):
     ask_checkpoint(settings)
     complete(settings)
     result = build(settings, required=names)
-    settle(result, settings)
-    check_all(result, settings)
-    derive_sizes(result)
+    check(result, settings)
     return result if config_classes is None else [getattr(result, name) for name in names]

@@ -76,13 +76,8 @@ def _second_place(settings, path, main):
     settings.add(main, setting.value, setting.key, setting.place)
 
 
-def settle(all_config, settings):
-    """Fill, before the rules run, values that settings of several sections decide together; notices name the changes.
-
-    Args:
-        all_config (AllConfig): changed in place.
-        settings (Settings): what the user set: that is never overruled without a notice.
-    """
+def _settle(all_config, settings):
+    """Fill, before the rules run, values that settings of several sections decide together; notices name the changes."""
     context = Context(all_config, settings)
     for derivation in (_loss_scale, _nan_checks, _data_parallel_wrapper, _schedules, _clipping, _rope_fusion):
         derivation(context)
@@ -160,12 +155,8 @@ def environment_world_size(environment=None):
     return None
 
 
-def derive_sizes(all_config):
-    """Fill virtual pipeline size, data parallel size, micro-batches and global batch size, as far as they follow.
-
-    Args:
-        all_config (AllConfig): checked; changed in place.
-    """
+def _derive_sizes(all_config):
+    """Fill virtual pipeline size, data parallel size, micro-batches and global batch size, as far as they follow."""
     parallel, dataset, model = all_config.parallel_config, all_config.dataset_config, all_config.model_config
     chunks = virtual_size(parallel, model.num_layers if model is not None else None)
     if chunks > 1:
@@ -178,6 +169,21 @@ def derive_sizes(all_config):
         dataset.fill(micro_batch_num=dataset.global_batch_size // (dataset.batch_size * size))
     else:
         dataset.fill(global_batch_size=dataset.batch_size * size * dataset.micro_batch_num)
+
+
+def check(all_config, settings):
+    """Settle, check and derive: what `fit_to_world` repeats, since sections may have been assigned to in between.
+
+    Args:
+        all_config (AllConfig): changed in place.
+        settings (Settings): what the user set.
+
+    Raises:
+        ConfigError: every problem that the rules found.
+    """
+    _settle(all_config, settings)
+    check_all(all_config, settings)
+    _derive_sizes(all_config)
 
 
 def fit_to_world(all_config, world_size):
@@ -199,12 +205,10 @@ def fit_to_world(all_config, world_size):
     all_config.parallel_config.fill(world_size=world_size)
     settings = all_config.settings or settings_of_config(all_config)
     try:
-        settle(all_config, settings)
-        check_all(all_config, settings)
+        check(all_config, settings)
     except ConfigError:
         all_config.parallel_config.fill(world_size=known)
         raise
-    derive_sizes(all_config)
 
 
 def settings_of_config(all_config):

@@ -89,7 +89,7 @@ def _loss_scale(context):
     """Of loss_scale_value, loss_scale_factor, loss_scale_window, arguments that are left out have Megatron's defaults."""
     paths = [f"training_config.{name}" for name in LOSS_SCALE]
     missing = [path for path in paths if context.value(path) is None]
-    if len(missing) < len(paths) and any(context.was_argument(path) for path in paths):
+    if any(context.was_argument(path) for path in paths):
         context.training.fill(**{path.rpartition(".")[2]: row_at(path).megatron_default for path in missing})
 
 

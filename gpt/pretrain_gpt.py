@@ -16,6 +16,7 @@ from mindspeed_ms.core.datasets.token_dataset import TokenDataset
 from mindspeed_ms.core.device import DeviceError
 from mindspeed_ms.core.dist_checkpointing.errors import CheckpointError
 from mindspeed_ms.core.logging import setup_logging
+from mindspeed_ms.layout.ranks import world_unit_of
 from mindspeed_ms.training import gpt_datasets, initialize_megatron
 
 LARGEST_VOCABULARY = 32_768  # of the BPE that is trained here; the model may have more rows
@@ -104,8 +105,7 @@ def get_batch(data_iterator):
 def prepare(all_config):
     """Find mistakes and build the corpus before any rank starts. Returns the number of ranks."""
     parallel, training = all_config.parallel_config, all_config.training_config
-    smallest = parallel.tensor_model_parallel_size * parallel.pipeline_model_parallel_size * parallel.context_parallel_size
-    world_size = parallel.world_size or smallest
+    world_size = parallel.world_size or world_unit_of(parallel)
     fit_to_world(all_config, world_size)
     starts_here = training.resume_training and training.load_checkpoint == training.output_dir
     if training.load_checkpoint and not starts_here and not os.path.isdir(training.load_checkpoint):

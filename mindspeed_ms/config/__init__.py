@@ -12,36 +12,12 @@ from mindspeed_ms.config.resolve import fit_to_world
 from mindspeed_ms.config.schema import (
     AllConfig,
     DatasetConfig,
-    FlashAttentionConfig,
     GeneralConfig,
     LoraConfig,
     ModelParallelConfig,
     MoEConfig,
     OptimizerConfig,
-    RopeScalingConfig,
     TrainingConfig,
     TransformerConfig,
 )
-
-__all__ = [
-    "AllConfig",
-    "ConfigError",
-    "DatasetConfig",
-    "FlashAttentionConfig",
-    "GeneralConfig",
-    "LoraConfig",
-    "MoEConfig",
-    "ModelParallelConfig",
-    "OptimizerConfig",
-    "Problem",
-    "RopeScalingConfig",
-    "TrainingConfig",
-    "TransformerConfig",
-    "argument_parser",
-    "fit_to_world",
-    "init_configs_from_args",
-    "init_configs_from_dict",
-    "init_configs_from_yaml",
-    "page",
-    "require_available",
-]
+from mindspeed_ms.config.sections.attention import FlashAttentionConfig, RopeScalingConfig

@@ -5,12 +5,6 @@ from mindspeed_ms.config.schema import all_fields
 from mindspeed_ms.config.sections.field import default_of, option_of
 
 
-def later_paths():
-    """Config paths that ask for a feature which does not run yet, and beginnings of the paths that belong to it."""
-    options = [(path, option_of(info)) for path, info in all_fields()]
-    return tuple(part for path, option in options if option.later for part in (path, *option.later_parts))
-
-
 def missing_features(all_config):
     """Features that `all_config` asks for and that do not run yet: list of (path, feature, value)."""
     found = []

@@ -2,9 +2,14 @@
 
 import argparse
 
+from mindspeed_ms.config.arguments import settings_of_arguments
 from mindspeed_ms.config.errors import ConfigError, Problem
+from mindspeed_ms.config.from_checkpoint import ask_checkpoint
+from mindspeed_ms.config.from_tokenizer import ask_tokenizer
+from mindspeed_ms.config.resolve import check, complete, environment_world_size
 from mindspeed_ms.config.schema import SECTIONS
 from mindspeed_ms.config.settings import Settings, build, nested_settings
+from mindspeed_ms.config.trio import is_trio, trio_settings
 from mindspeed_ms.config.yaml_loader import Document, load_yaml
 
 
@@ -56,9 +61,6 @@ def init_configs_from_args(args, config_classes=None):
     Raises:
         ConfigError: all problems together, each with flag, value and what is expected.
     """
-    from mindspeed_ms.config.arguments import settings_of_arguments
-    from mindspeed_ms.config.resolve import environment_world_size
-
     if not isinstance(args, argparse.Namespace):
         raise ConfigError(Problem("args", "expects an argparse.Namespace", args))
     files = getattr(args, "config", None) or []
@@ -72,8 +74,6 @@ def init_configs_from_args(args, config_classes=None):
 
 def settings_of_documents(documents):
     """Settings of several documents laid over each other, the last one on top."""
-    from mindspeed_ms.config.trio import is_trio, trio_settings
-
     settings = Settings()
     for document in documents:
         if not document.data and document.name:
@@ -86,11 +86,6 @@ def settings_of_documents(documents):
 
 
 def _finish(settings, config_classes):
-    from mindspeed_ms.config.checks import check_all
-    from mindspeed_ms.config.from_checkpoint import ask_checkpoint
-    from mindspeed_ms.config.from_tokenizer import ask_tokenizer
-    from mindspeed_ms.config.resolve import complete, derive_sizes, settle
-
     wanted = [] if config_classes is None else list(config_classes)
     names = [getattr(kind, "config_name", None) for kind in wanted]
     unknown = [kind for kind, name in zip(wanted, names) if name not in SECTIONS]
@@ -100,7 +95,5 @@ def _finish(settings, config_classes):
     ask_checkpoint(settings)
     complete(settings)
     result = build(settings, required=names)
-    settle(result, settings)
-    check_all(result, settings)
-    derive_sizes(result)
+    check(result, settings)
     return result if config_classes is None else [getattr(result, name) for name in names]

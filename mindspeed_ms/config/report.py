@@ -1,8 +1,12 @@
 """Report of `config check`: settings, layout, groups, layers per stage, parameters."""
 
+from math import prod
+
 from mindspeed_ms.config.availability import missing_features
 from mindspeed_ms.config.model_description import describe_model, describe_parallel
 from mindspeed_ms.config.printing import page
+from mindspeed_ms.layout.parameters import count_parameters, describe_parameters
+from mindspeed_ms.layout.ranks import WorldLayout, world_unit_of
 from mindspeed_ms.layout.vocabulary import padded_vocab_size
 
 _GROUPS = ("tp", "pp", "dp", "cp", "ep", "embedding")
@@ -38,8 +42,6 @@ def _layout_lines(all_config):
         "ep": parallel.expert_model_parallel_size,
         "vpp": parallel.virtual_pipeline_model_parallel_size or 1,
     }
-    from mindspeed_ms.layout.ranks import WorldLayout, world_unit_of
-
     if not parallel.world_size:
         return [
             " ".join(f"{name}{size}" for name, size in sizes.items()),
@@ -77,11 +79,6 @@ def _stage_lines(all_config):
 
 
 def _parameter_lines(all_config):
-    from math import prod
-
-    from mindspeed_ms.layout.parameters import count_parameters, describe_parameters
-    from mindspeed_ms.layout.ranks import WorldLayout, world_unit_of
-
     model, parallel = all_config.model_config, all_config.parallel_config
     description = describe_model(all_config)
     total = count_parameters(description)

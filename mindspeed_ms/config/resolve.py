@@ -3,10 +3,14 @@
 import os
 
 from mindspeed_ms.config.argument_table import row_at
+from mindspeed_ms.config.checks import check_all
+from mindspeed_ms.config.checks.pipeline import virtual_size
+from mindspeed_ms.config.checks.rule import Context
 from mindspeed_ms.config.errors import ConfigError, Problem
 from mindspeed_ms.config.sections.training import LOSS_SCALE
 from mindspeed_ms.config.settings import Settings
 from mindspeed_ms.config.trio_table import FUSED_RMSNORM
+from mindspeed_ms.layout.ranks import model_parallel_size
 from mindspeed_ms.layout.vocabulary import padded_vocab_size, true_vocab_size
 
 WORLD_VARIABLES = ("MS_WORKER_NUM", "RANK_SIZE", "WORLD_SIZE")
@@ -72,15 +76,8 @@ def _second_place(settings, path, main):
     settings.add(main, setting.value, setting.key, setting.place)
 
 
-def settle(all_config, settings):
-    """Fill, before the rules run, values that settings of several sections decide together; notices name the changes.
-
-    Args:
-        all_config (AllConfig): changed in place.
-        settings (Settings): what the user set: that is never overruled without a notice.
-    """
-    from mindspeed_ms.config.checks.rule import Context
-
+def _settle(all_config, settings):
+    """Fill, before the rules run, values that settings of several sections decide together; notices name the changes."""
     context = Context(all_config, settings)
     for derivation in (_loss_scale, _nan_checks, _data_parallel_wrapper, _schedules, _clipping, _rope_fusion):
         derivation(context)
@@ -92,7 +89,7 @@ def _loss_scale(context):
     """Of loss_scale_value, loss_scale_factor, loss_scale_window, arguments that are left out have Megatron's defaults."""
     paths = [f"training_config.{name}" for name in LOSS_SCALE]
     missing = [path for path in paths if context.value(path) is None]
-    if len(missing) < len(paths) and any(context.was_argument(path) for path in paths):
+    if any(context.was_argument(path) for path in paths):
         context.training.fill(**{path.rpartition(".")[2]: row_at(path).megatron_default for path in missing})
 
 
@@ -158,28 +155,35 @@ def environment_world_size(environment=None):
     return None
 
 
-def derive_sizes(all_config):
-    """Fill virtual pipeline size, data parallel size, micro-batches and global batch size, as far as they follow.
-
-    Args:
-        all_config (AllConfig): checked; changed in place.
-    """
-    from mindspeed_ms.config.checks.pipeline import virtual_size
-
+def _derive_sizes(all_config):
+    """Fill virtual pipeline size, data parallel size, micro-batches and global batch size, as far as they follow."""
     parallel, dataset, model = all_config.parallel_config, all_config.dataset_config, all_config.model_config
     chunks = virtual_size(parallel, model.num_layers if model is not None else None)
     if chunks > 1:
         parallel.fill(virtual_pipeline_model_parallel_size=chunks)
     if not parallel.world_size:
         return
-    size = parallel.world_size // (
-        parallel.tensor_model_parallel_size * parallel.pipeline_model_parallel_size * parallel.context_parallel_size
-    )
+    size = parallel.world_size // model_parallel_size(parallel)
     parallel.fill(data_parallel_size=size)
     if "global_batch_size" in dataset.model_fields_set and dataset.global_batch_size:
         dataset.fill(micro_batch_num=dataset.global_batch_size // (dataset.batch_size * size))
     else:
         dataset.fill(global_batch_size=dataset.batch_size * size * dataset.micro_batch_num)
+
+
+def check(all_config, settings):
+    """Settle, check and derive: what `fit_to_world` repeats, since sections may have been assigned to in between.
+
+    Args:
+        all_config (AllConfig): changed in place.
+        settings (Settings): what the user set.
+
+    Raises:
+        ConfigError: every problem that the rules found.
+    """
+    _settle(all_config, settings)
+    check_all(all_config, settings)
+    _derive_sizes(all_config)
 
 
 def fit_to_world(all_config, world_size):
@@ -193,8 +197,6 @@ def fit_to_world(all_config, world_size):
     Raises:
         ConfigError: if it was made for another number, or any rule is broken.
     """
-    from mindspeed_ms.config.checks import check_all
-
     known = all_config.parallel_config.world_size
     if known not in (None, world_size):
         raise ConfigError(
@@ -203,12 +205,10 @@ def fit_to_world(all_config, world_size):
     all_config.parallel_config.fill(world_size=world_size)
     settings = all_config.settings or settings_of_config(all_config)
     try:
-        settle(all_config, settings)
-        check_all(all_config, settings)
+        check(all_config, settings)
     except ConfigError:
         all_config.parallel_config.fill(world_size=known)
         raise
-    derive_sizes(all_config)
 
 
 def settings_of_config(all_config):

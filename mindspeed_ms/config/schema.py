@@ -5,8 +5,7 @@ from functools import cache
 
 from mindspeed_ms.config.errors import ConfigError, Problem
 from mindspeed_ms.config.printing import settings_text, to_yaml
-from mindspeed_ms.config.sections.attention import FlashAttentionConfig, RopeScalingConfig
-from mindspeed_ms.config.sections.base import Section, nested_section
+from mindspeed_ms.config.sections.base import nested_section
 from mindspeed_ms.config.sections.dataset import DatasetConfig
 from mindspeed_ms.config.sections.lora import LoraConfig
 from mindspeed_ms.config.sections.model import TransformerConfig
@@ -15,22 +14,6 @@ from mindspeed_ms.config.sections.optimizer import OptimizerConfig
 from mindspeed_ms.config.sections.parallel import ModelParallelConfig
 from mindspeed_ms.config.sections.training import TrainingConfig
 from mindspeed_ms.spelling import did_you_mean
-
-__all__ = [
-    "SECTIONS",
-    "AllConfig",
-    "DatasetConfig",
-    "FlashAttentionConfig",
-    "GeneralConfig",
-    "LoraConfig",
-    "MoEConfig",
-    "ModelParallelConfig",
-    "OptimizerConfig",
-    "RopeScalingConfig",
-    "Section",
-    "TrainingConfig",
-    "TransformerConfig",
-]
 
 # in the order in which they are built: each needs only those before it
 SECTIONS = {

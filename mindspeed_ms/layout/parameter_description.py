@@ -65,10 +65,6 @@ class ParameterDescription:
             shared_with=self.shared_with and f"{prefix}.{self.shared_with}",
         )
 
-    def global_name(self, local_name):
-        """Global key of the parameter that a whole model calls `local_name`."""
-        return local_name.removesuffix(self.local_name) + self.name
-
     def original_name(self, local_name):
         """Global key that the initial values belong to: of a copy its original's."""
         return local_name.removesuffix(self.local_name) + (self.shared_with or self.name)

@@ -146,6 +146,11 @@ def world_unit_of(parallel):
     )
 
 
+def model_parallel_size(parallel):
+    """tp * pp * cp of a ParallelDescription or ModelParallelConfig: ranks with the same samples."""
+    return parallel.tensor_model_parallel_size * parallel.pipeline_model_parallel_size * parallel.context_parallel_size
+
+
 def checked_hierarchy(sizes, context_parallel_size):
     """`sizes` of the levels of context parallelism as a tuple; LayoutError unless they multiply to its size."""
     sizes = tuple(sizes or ())

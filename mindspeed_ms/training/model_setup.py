@@ -90,33 +90,31 @@ def get_optimizer_config(all_config):
     """OptimizerConfig (Megatron core's names) of an AllConfig."""
     optimizer, training = all_config.optimizer_config, all_config.training_config
     zero = optimizer.zero_config or ZeroConfig()
-    values = {
-        "optimizer": optimizer.optimizer_type,
-        "lr": optimizer.learning_rate,
-        "min_lr": optimizer.min_lr,
-        "decoupled_lr": optimizer.decoupled_lr,
-        "decoupled_min_lr": optimizer.decoupled_min_lr,
-        "weight_decay": optimizer.weight_decay,
-        "no_weight_decay_params": optimizer.no_weight_decay_params or None,
-        "fp16": training.fp16,
-        "bf16": training.bf16,
-        "loss_scale": training.loss_scale,
-        "initial_loss_scale": training.loss_scale_value,
-        "min_loss_scale": training.min_loss_scale,
-        "loss_scale_factor": training.loss_scale_factor,
-        "loss_scale_window": training.loss_scale_window,
-        "hysteresis": training.hysteresis,
-        "adam_beta1": optimizer.betas[0],
-        "adam_beta2": optimizer.betas[1],
-        "adam_eps": optimizer.eps,
-        "sgd_momentum": optimizer.sgd_momentum,
-        "clip_grad": optimizer.clip_grad,
-        "grad_clip_type": optimizer.clip_grad_type,
-        "log_num_zeros_in_grad": training.log_num_zeros_in_grad,
-        "cpu_offload": optimizer.optimizer_cpu_offload or zero.cpu_offload,
-    }
-    optional = ("initial_loss_scale", "loss_scale_factor", "loss_scale_window")
-    return OptimizerConfig(**{name: value for name, value in values.items() if value is not None or name not in optional})
+    return OptimizerConfig(
+        optimizer=optimizer.optimizer_type,
+        lr=optimizer.learning_rate,
+        min_lr=optimizer.min_lr,
+        decoupled_lr=optimizer.decoupled_lr,
+        decoupled_min_lr=optimizer.decoupled_min_lr,
+        weight_decay=optimizer.weight_decay,
+        no_weight_decay_params=optimizer.no_weight_decay_params or None,
+        fp16=training.fp16,
+        bf16=training.bf16,
+        loss_scale=training.loss_scale,
+        initial_loss_scale=training.loss_scale_value,
+        min_loss_scale=training.min_loss_scale,
+        loss_scale_factor=training.loss_scale_factor,
+        loss_scale_window=training.loss_scale_window,
+        hysteresis=training.hysteresis,
+        adam_beta1=optimizer.betas[0],
+        adam_beta2=optimizer.betas[1],
+        adam_eps=optimizer.eps,
+        sgd_momentum=optimizer.sgd_momentum,
+        clip_grad=optimizer.clip_grad,
+        grad_clip_type=optimizer.clip_grad_type,
+        log_num_zeros_in_grad=training.log_num_zeros_in_grad,
+        cpu_offload=optimizer.optimizer_cpu_offload or zero.cpu_offload,
+    )
 
 
 def get_optimizer(all_config, model, no_weight_decay_cond=None, scale_lr_cond=None, lr_mult=1.0):

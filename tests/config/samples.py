@@ -4,7 +4,9 @@ import os
 
 from mindspeed_ms.config.argument_table import rows_with_path
 from mindspeed_ms.config.row import is_switch
+from mindspeed_ms.config.schema import all_fields
 from mindspeed_ms.config.sections.base import choices
+from mindspeed_ms.config.sections.field import option_of
 
 BASE = {
     "model_config": {
@@ -266,6 +268,12 @@ def value_at(all_config, path):
     for name in path.split("."):
         value = getattr(value, name) if value is not None else None
     return value
+
+
+def later_paths():
+    """Config paths that ask for a feature which does not run yet, and beginnings of the paths that belong to it."""
+    options = [(path, option_of(info)) for path, info in all_fields()]
+    return tuple(part for path, option in options if option.later for part in (path, *option.later_parts))
 
 
 ROWS = rows_with_path()

@@ -90,6 +90,7 @@ def test_overflow_is_no_error_with_a_dynamic_loss_scale():
     asked = {f"training_config.check_for_nan_in_{name}": True for name in ("loss", "grad")}
     plain = init_configs_from_dict(with_settings(half))
     assert not plain.training_config.check_for_nan_in_loss and not any("overflow" in text for text in plain.notices)
+    assert plain.training_config.loss_scale_value == 2.0**32
     told = init_configs_from_dict(with_settings({**half, **asked}))
     assert not told.training_config.check_for_nan_in_loss and not told.training_config.check_for_nan_in_grad
     assert any("check_for_nan_in_loss and training_config.check_for_nan_in_grad" in text for text in told.notices)

@@ -8,14 +8,13 @@ from math import lcm
 import pytest
 
 from mindspeed_ms.config import ConfigError, init_configs_from_dict, require_available
-from mindspeed_ms.config.availability import later_paths
 from mindspeed_ms.config.checks.effects import NEEDS
 from mindspeed_ms.config.model_description import describe_model
 from mindspeed_ms.config.schema import all_fields
 from mindspeed_ms.config.sections.field import option_of
 from mindspeed_ms.layout.parameters import describe_parameters
 from mindspeed_ms.layout.ranks import WorldLayout
-from tests.config.samples import BASE, ROWS, offenders, sample, with_settings
+from tests.config.samples import BASE, ROWS, later_paths, offenders, sample, with_settings
 
 PACKAGE = os.path.abspath(os.path.join(os.path.dirname(__file__), "..", "..", "mindspeed_ms"))
 # seen elsewhere: in the padded vocabulary (test_arguments), as another spelling, in drawn values, or as an error

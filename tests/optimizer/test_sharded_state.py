@@ -131,7 +131,7 @@ def ones_in_gradients(step, number):
                 if piece.offset == 0:
                     values[0] = first
                 storage.write(grad, storage.from_array(values))
-        found += [step.optimizer.get_grad_norm(), step.optimizer.statistics.num_zeros()]
+        found += [step.optimizer.statistics.norm(), step.optimizer.statistics.num_zeros()]
     step.optimizer.zero_grad()
     return found
 

@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from mindspeed_ms.core.datasets.tokenizer import TokenizerSettings, build_tokenizer
-from mindspeed_ms.tasks.preprocess.templates import get_template
+from mindspeed_ms.tasks.preprocess.chat_template import get_template
 from tests.datasets.llama_folder import write_llama
 from tests.preprocess.toy_tokenizer import toy_tokenizer, write_tokenizer
 

@@ -4,9 +4,10 @@ import json
 
 import pytest
 
+from mindspeed_ms.tasks.preprocess.chat_template import get_template
 from mindspeed_ms.tasks.preprocess.conversations import RecordReader
 from mindspeed_ms.tasks.preprocess.errors import BadRecord
-from mindspeed_ms.tasks.preprocess.templates import TemplateError, get_template
+from mindspeed_ms.tasks.preprocess.templates import TemplateError
 from tests.preprocess.jinja_shapes import DEEPSEEK, HERMES, LLAMA31, MISTRAL, QWEN3
 from tests.preprocess.test_conversations import KEYS, convert, samples, texts
 from tests.preprocess.toy_tokenizer import toy_tokenizer

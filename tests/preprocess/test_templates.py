@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from mindspeed_ms.tasks.preprocess.templates import TemplateError, fix_tokenizer, get_template, load_templates
+from mindspeed_ms.tasks.preprocess.chat_template import get_template
+from mindspeed_ms.tasks.preprocess.templates import TemplateError, fix_tokenizer, load_templates
 from tests.preprocess.chats import DEFAULT_SYSTEMS, PLAIN, THINKING
 from tests.preprocess.toy_tokenizer import toy_tokenizer
 

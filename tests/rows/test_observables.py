@@ -6,9 +6,8 @@ import types
 import pytest
 
 from mindspeed_ms.config import init_configs_from_dict
-from mindspeed_ms.config.availability import later_paths
 from mindspeed_ms.config.errors import ConfigError
-from tests.config.samples import ROWS, sample
+from tests.config.samples import ROWS, later_paths, sample
 from tests.rows.cases import CASES, ON_TWO_RANKS
 from tests.rows.files import damage, write_data, write_tokenizers
 from tests.rows.job import BASE, record

@@ -115,10 +115,11 @@ def uneven():
     output, grad = _run(scatter, grads[rank], parts[rank])
     np.testing.assert_array_equal(output, np.split(sum(grads), [3])[rank])
     np.testing.assert_array_equal(grad, np.concatenate(parts))
-    splits = [[2, 1], [1, 0]][rank], [[2, 1], [1, 0]][rank]
-    output, _ = _run(lambda x: mappings.all_to_all(group, x, *splits), parts[rank], parts[rank])
-    expected = [np.concatenate([parts[0][:2], parts[1]]), parts[0][2:]]
-    np.testing.assert_array_equal(output, expected[rank])
+    received, sent = [[2, 0], [1, 1]][rank], [[2, 1], [0, 1]][rank]
+    grads = [_values(5, (2, 2)), _values(6, (2, 2))]
+    output, grad = _run(lambda x: mappings.all_to_all(group, x, received, sent), parts[rank], grads[rank])
+    np.testing.assert_array_equal(output, [parts[0][:2], np.concatenate([parts[0][2:], parts[1]])][rank])
+    np.testing.assert_array_equal(grad, [np.concatenate([grads[0], grads[1][:1]]), grads[1][1:]][rank])
     with pytest.raises(ValueError, match="not divisible"):
         mappings.scatter_to_sequence_parallel_region(Tensor.from_numpy(_values(1, (3, 2))))
     return True

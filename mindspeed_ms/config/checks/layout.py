@@ -5,6 +5,7 @@ from mindspeed_ms.config.model_description import describe_model, describe_paral
 from mindspeed_ms.config.schema import ModelParallelConfig, MoEConfig, TransformerConfig
 from mindspeed_ms.layout.divisibility import sequence_misfits, size_misfits
 from mindspeed_ms.layout.experts import expert_problems
+from mindspeed_ms.layout.ranks import model_parallel_size
 from mindspeed_ms.layout.sequence import ulysses_problem
 
 _P, _M = "parallel_config", "model_config"
@@ -22,7 +23,7 @@ def _path(name):
 def world_fits(context):
     """world % (tp * pp * cp), and for experts world % (expert tp * ep * pp)."""
     if context.world and context.world % context.world_unit:
-        dense = context.model_parallel_size
+        dense = model_parallel_size(context.parallel)
         parts = [f"{_P}.pipeline_model_parallel_size", _TP, _CP]
         meaning = "tp * pp * cp"
         if context.world_unit != dense:

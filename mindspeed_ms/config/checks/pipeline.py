@@ -2,7 +2,8 @@
 
 from mindspeed_ms.config.checks.rule import last_rule, rule
 from mindspeed_ms.config.model_description import describe_model, describe_parallel
-from mindspeed_ms.layout.stages import spread_layers
+from mindspeed_ms.layout.errors import LayoutError
+from mindspeed_ms.layout.stages import recompute_of, spread_layers
 
 _P, _M = "parallel_config", "model_config"
 _PP = f"{_P}.pipeline_model_parallel_size"
@@ -265,9 +266,6 @@ def layout_can_be_built(context):
     lists = [name for name in _RECOMPUTE if parallel[name]]
     if not context.model or (parallel.pipeline_model_parallel_size == 1 and not lists):
         return
-    from mindspeed_ms.layout.errors import LayoutError
-    from mindspeed_ms.layout.stages import recompute_of
-
     path = _LIST if parallel.num_layer_list else next(iter(_ends_given(context)), _PP)
     try:
         model = describe_model(context.all_config)

@@ -3,7 +3,7 @@
 from mindspeed_ms.config.errors import Problem
 from mindspeed_ms.config.model_description import describe_parallel
 from mindspeed_ms.config.settings import ARGUMENTS, COMMAND_LINE
-from mindspeed_ms.layout.ranks import world_unit_of
+from mindspeed_ms.layout.ranks import model_parallel_size, world_unit_of
 
 # what only the data parallel wrapper does
 _NEEDS_DDP = (
@@ -95,12 +95,6 @@ class Context:
         return [name for name in _NEEDS_DDP if self.training[name] and self.was_set(f"training_config.{name}")]
 
     @property
-    def model_parallel_size(self):
-        """tp * pp * cp."""
-        parallel = self.parallel
-        return parallel.tensor_model_parallel_size * parallel.pipeline_model_parallel_size * parallel.context_parallel_size
-
-    @property
     def world_unit(self):
         """The number that divides every valid world size."""
         return world_unit_of(describe_parallel(self.all_config))
@@ -108,6 +102,5 @@ class Context:
     @property
     def data_parallel_size(self):
         """world / (tp * pp * cp), None if the world is not known or does not fit."""
-        if not self.world or self.world % self.model_parallel_size:
-            return None
-        return self.world // self.model_parallel_size
+        size = model_parallel_size(self.parallel)
+        return None if not self.world or self.world % size else self.world // size

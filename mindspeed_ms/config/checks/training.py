@@ -2,7 +2,6 @@
 
 import os
 
-from mindspeed_ms.config.argument_table import row_at
 from mindspeed_ms.config.checks.pipeline import ramp_up_sizes
 from mindspeed_ms.config.checks.rule import rule
 from mindspeed_ms.config.sections.training import LOSS_SCALE
@@ -145,11 +144,10 @@ def loss_scale_triple(context):
     if missing and len(missing) < len(LOSS_SCALE):
         present = next(name for name in LOSS_SCALE if name not in missing)
         yield context.problem(f"{_T}.{present}", f"must be set together with {' and '.join(missing)}")
-    factor = context.training.loss_scale_factor
-    if factor is not None and factor <= 1:
+        return
+    if context.training.loss_scale_factor <= 1:
         yield context.problem(f"{_T}.loss_scale_factor", "expects a number > 1: the scale grows and shrinks by it")
-    value = context.training.loss_scale_value or row_at(f"{_T}.loss_scale_value").megatron_default
-    if context.training.dynamic_loss_scale and context.training.min_loss_scale > value:
+    if context.training.dynamic_loss_scale and context.training.min_loss_scale > context.training.loss_scale_value:
         yield context.problem(f"{_T}.min_loss_scale", "must not be above the loss scale at the start", f"{_T}.loss_scale_value")
 
 

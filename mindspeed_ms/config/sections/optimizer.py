@@ -30,7 +30,9 @@ OPTIMIZERS = {  # module and class in core.optimizer -> names in a configuration
     "sgd.SGD": ("sgd", "SGD"),
 }
 CLIP_TYPES = ("ClipGlobalNorm", "GradClipByValue")
-DECAY_STYLES = ("constant", "linear", "cosine", "inverse-square-root", "WSD")
+LR_DECAY_STYLES = ("constant", "linear", "cosine", "inverse-square-root", "WSD")
+WSD_DECAY_STYLES = ("linear", "cosine", "exponential", "minus_sqrt")
+WEIGHT_DECAY_STYLES = ("constant", "linear", "cosine")
 
 
 class GradClipConfig(Section):
@@ -136,7 +138,7 @@ class OptimizerConfig(Section):
         None, "Lowest learning rate of embedding and head.", "词嵌入和输出头的最小学习率。", "lr"
     )
     min_lr: NotNegative = field(0.0, "Lowest learning rate after decay.", "衰减后的最小学习率。", "lr")
-    lr_decay_style: one_of(*DECAY_STYLES) = field(
+    lr_decay_style: one_of(*LR_DECAY_STYLES) = field(
         "constant", "Shape of the decay.", "学习率衰减方式。", "lr", megatron="linear"
     )
     lr_decay_iters: PositiveInt | None = field(
@@ -149,7 +151,7 @@ class OptimizerConfig(Section):
         None, "Warm-up as a share of the decay.", "预热占衰减长度的比例。", "lr"
     )
     lr_warmup_init: NotNegative = field(0.0, "Learning rate at the start of the warm-up.", "预热起点的学习率。", "lr")
-    lr_wsd_decay_style: one_of("linear", "cosine", "exponential", "minus_sqrt") = field(
+    lr_wsd_decay_style: one_of(*WSD_DECAY_STYLES) = field(
         "linear",
         "Shape of the last part of WSD.",
         "WSD末段的衰减方式。",
@@ -192,7 +194,7 @@ class OptimizerConfig(Section):
     end_weight_decay: NotNegative | None = field(
         None, "Weight decay at the end.", "结束权重衰减。", "optimizer", derived="weight_decay"
     )
-    weight_decay_incr_style: one_of("constant", "linear", "cosine") = field(
+    weight_decay_incr_style: one_of(*WEIGHT_DECAY_STYLES) = field(
         "constant", "How weight decay goes from start to end.", "权重衰减从起始到结束的变化方式。", "optimizer"
     )
     weight_decay_kwargs: dict | None = field(

@@ -8,6 +8,7 @@ from mindspeed_ms.config.sections.field import OFF, ON, SWITCH, VALUE, YAML_ONLY
 from mindspeed_ms.config.values import Bool, Dtype, IntList, LayerList, PositiveInt, Str, integer, one_of
 
 RECOMPUTE_LISTS = ("recompute", "select_recompute", "select_comm_recompute")
+ZERO_LEVELS = ("z1", "z2", "z3")
 
 
 class ModelParallelConfig(Section):
@@ -124,7 +125,7 @@ class ModelParallelConfig(Section):
             "总是只保留本rank的序列部分，反向中总是重做聚合通信",
         ),
     )
-    zero_level: one_of("z1", "z2", "z3") | None = field(
+    zero_level: one_of(*ZERO_LEVELS) | None = field(
         None,
         "What is sharded over data parallel ranks: optimizer (z1), gradients (z2), parameters (z3).",
         "在数据并行rank间切分的内容：优化器(z1)、梯度(z2)、参数(z3)。",

@@ -6,7 +6,7 @@ from mindspeed_ms.config import conversions
 from mindspeed_ms.config.sections.base import Section
 from mindspeed_ms.config.sections.checkpoint import CheckpointFields
 from mindspeed_ms.config.sections.dataset import DatasetConfig
-from mindspeed_ms.config.sections.field import OFF, ON, SWITCH, VALUE, Alias, field, link
+from mindspeed_ms.config.sections.field import OFF, ON, SWITCH, VALUE, Alias, field, link, option_of
 from mindspeed_ms.config.sections.lora import LoraConfig
 from mindspeed_ms.config.sections.optimizer import GradClipConfig
 from mindspeed_ms.config.sections.parallel import ModelParallelConfig
@@ -15,6 +15,7 @@ from mindspeed_ms.config.values import Bool, Count, PositiveFloat, PositiveInt, 
 
 _NO_GRAPH = ("nothing is compiled to graphs here", "本框架不编译图")
 _SCALING = ("fp16", "initial_loss_scale", "loss_scale_factor", "loss_scale_window")
+_AS_MEGATRON = "Megatron's default, if all three are left out"
 LOSS_SCALE = ("loss_scale_value", "loss_scale_factor", "loss_scale_window")  # all of them, or none
 LOSS_FUNCTIONS = ("VocabParallelCrossEntropy",)
 
@@ -92,6 +93,7 @@ class RunFields(Section):
         also=("--loss-scale-value",),
         megatron=2.0**32,
         needs=_SCALING,
+        derived=_AS_MEGATRON,
         yaml_names=("initial_loss_scale",),
     )
     loss_scale_factor: PositiveFloat | None = field(
@@ -101,6 +103,7 @@ class RunFields(Section):
         "log",
         megatron=2.0,
         needs=_SCALING,
+        derived=_AS_MEGATRON,
     )
     loss_scale_window: PositiveInt | None = field(
         None,
@@ -109,6 +112,7 @@ class RunFields(Section):
         "log",
         megatron=1000,
         needs=_SCALING,
+        derived=_AS_MEGATRON,
     )
     min_loss_scale: PositiveFloat = field(1.0, "Smallest dynamic loss scale.", "动态损失缩放的下限。", "log")
     hysteresis: PositiveInt = field(
@@ -282,6 +286,11 @@ class TrainingConfig(ProfileFields, CheckpointFields, RunFields):
     def __init__(self, parallel_config=None, dataset_config=None, lora_config=None, **fields):
         links = {"parallel_config": parallel_config, "dataset_config": dataset_config, "lora_config": lora_config}
         super().__init__(**{name: value for name, value in links.items() if value is not None}, **fields)
+
+    def derive(self):
+        """Fill the dynamic loss scale's settings, if none of them is given."""
+        if all(self[name] is None for name in LOSS_SCALE):
+            self.fill(**{name: option_of(self.own_fields()[name]).megatron for name in LOSS_SCALE})
 
     @property
     def dynamic_loss_scale(self):

@@ -36,8 +36,6 @@ from mindspeed_ms.core.dist_checkpointing.upstream_optimizer import moments_of, 
 from mindspeed_ms.layout.parameters import WORD_EMBEDDINGS, describe_whole_model
 from mindspeed_ms.layout.sharding import FlatSlice, ParameterSharding
 
-FORMATS = ("ckpt", "safetensors")
-
 
 @dataclass
 class UpstreamManifest(Manifest):

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-ZERO_LEVELS = ("z1", "z2", "z3")
+from mindspeed_ms.config.sections.parallel import ZERO_LEVELS
 
 
 @dataclass

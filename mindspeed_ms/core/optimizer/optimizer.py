@@ -70,10 +70,6 @@ class MegatronOptimizer:
         """What the loss is multiplied with before the backward (float)."""
         return self.grad_scaler.scale if self.grad_scaler is not None else 1.0
 
-    def get_grad_norm(self):
-        """Norm of the unscaled gradients over all ranks (float)."""
-        return self.statistics.norm() / self.get_loss_scale()
-
     def get_params_norm(self):
         """Norm of the weights over all ranks (float)."""
         return ModelStatistics(self.shards, lambda shard, start, stop: shard.slice_main(start, stop)).norm()

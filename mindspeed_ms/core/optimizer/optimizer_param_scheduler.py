@@ -6,11 +6,9 @@ by the first step is the one at 0 samples: with a warm-up from 0 it is 0.
 
 import math
 
+from mindspeed_ms.config.sections.optimizer import LR_DECAY_STYLES, WEIGHT_DECAY_STYLES, WSD_DECAY_STYLES
 from mindspeed_ms.core.logging import logger
 
-LR_DECAY_STYLES = ("constant", "linear", "cosine", "inverse-square-root", "WSD")
-WSD_DECAY_STYLES = ("linear", "cosine", "exponential", "minus_sqrt")
-WEIGHT_DECAY_STYLES = ("constant", "linear", "cosine")
 _SETTINGS = (  # saved, under Megatron's keys
     *("max_lr", "min_lr", "lr_warmup_steps", "lr_decay_steps", "lr_decay_style"),
     *("start_wd", "end_wd", "wd_incr_steps", "wd_incr_style"),

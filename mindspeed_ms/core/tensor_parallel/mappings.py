@@ -33,7 +33,26 @@ def _tensor_group(group):
 # ---- parts and joins, outside the tape ---------------------------------------------------------------------------
 
 
-def _split_along_first_dim(tensor, group):
+def _unchanged(tensor, group):
+    return tensor
+
+
+def _all_reduce(tensor, group):
+    return group.all_reduce(tensor)
+
+
+def _exchange(tensor, group, output_split_sizes, input_split_sizes):
+    return group.all_to_all(tensor, output_split_sizes, input_split_sizes)
+
+
+def _exchange_back(tensor, group, output_split_sizes, input_split_sizes):
+    return group.all_to_all(tensor, input_split_sizes, output_split_sizes)
+
+
+def _split_along_first_dim(tensor, group, split_sizes=None):
+    """This rank's part of `[sum(n), ...]`; `split_sizes` lists each rank's n when they differ."""
+    if split_sizes is not None:
+        return mint.narrow(tensor, 0, sum(split_sizes[: group.rank]), split_sizes[group.rank]).contiguous()
     size = divide(tensor.shape[0], group.size, "the first dimension of the tensor", f"the size of group {group.name}")
     return mint.narrow(tensor, 0, group.rank * size, size).contiguous()
 
@@ -110,126 +129,41 @@ def _check_splits(split_sizes, group):
 # ---- differentiable forms ----------------------------------------------------------------------------------------
 
 
-class _CopyToModelParallelRegion(Function):
-    @staticmethod
-    def forward(ctx, input_, group):
-        ctx.group = group
-        return input_
+def _region(map_forward, map_backward):
+    """Differentiable function of two maps of (tensor, group, *sizes), one for each direction.
 
-    @staticmethod
-    def backward(ctx, grad_output):
-        return ctx.group.all_reduce(grad_output), None
+    Returns:
+        Callable: takes tensor, group (None: the tensor-parallel group) and sizes; does nothing in a group of one.
+    """
 
+    class Region(Function):
+        @staticmethod
+        def forward(ctx, input_, group, *sizes):
+            ctx.group, ctx.sizes = group, sizes
+            return map_forward(input_, group, *sizes)
 
-class _ReduceFromModelParallelRegion(Function):
-    @staticmethod
-    def forward(ctx, input_, group):
-        return group.all_reduce(input_)
+        @staticmethod
+        def backward(ctx, grad_output):
+            return map_backward(grad_output, ctx.group, *ctx.sizes), None, *(None for _ in ctx.sizes)
 
-    @staticmethod
-    def backward(ctx, grad_output):
-        return grad_output, None
+    def apply(input_, group, *sizes):
+        group = _tensor_group(group)
+        return input_ if group.size == 1 else Region.apply(input_, group, *sizes)
 
-
-class _ScatterToModelParallelRegion(Function):
-    @staticmethod
-    def forward(ctx, input_, group):
-        ctx.group = group
-        return _split_along_last_dim(input_, group)
-
-    @staticmethod
-    def backward(ctx, grad_output):
-        return _gather_along_last_dim(grad_output, ctx.group), None
+    return apply
 
 
-class _GatherFromModelParallelRegion(Function):
-    @staticmethod
-    def forward(ctx, input_, group):
-        ctx.group = group
-        return _gather_along_last_dim(input_, group)
-
-    @staticmethod
-    def backward(ctx, grad_output):
-        return _split_along_last_dim(grad_output, ctx.group), None
-
-
-class _ScatterToSequenceParallelRegion(Function):
-    @staticmethod
-    def forward(ctx, input_, group):
-        ctx.group = group
-        return _split_along_first_dim(input_, group)
-
-    @staticmethod
-    def backward(ctx, grad_output):
-        return ctx.group.all_gather(grad_output), None
-
-
-class _GatherFromSequenceParallelRegion(Function):
-    @staticmethod
-    def forward(ctx, input_, tensor_parallel_output_grad, group, split_sizes):
-        ctx.group = group
-        ctx.tensor_parallel_output_grad = tensor_parallel_output_grad
-        ctx.split_sizes = split_sizes
-        return _gather_along_first_dim(input_, group, split_sizes)
-
-    @staticmethod
-    def backward(ctx, grad_output):
-        # The same computation on every rank gives every rank the same gradient: summing would count it size times.
-        if ctx.tensor_parallel_output_grad:
-            grad = _reduce_scatter_along_first_dim(grad_output, ctx.group, ctx.split_sizes)
-        elif ctx.split_sizes is None:
-            grad = _split_along_first_dim(grad_output, ctx.group)
-        else:
-            rank, sizes = ctx.group.rank, ctx.split_sizes
-            grad = mint.narrow(grad_output, 0, sum(sizes[:rank]), sizes[rank]).contiguous()
-        return grad, None, None, None
-
-
-class _ReduceScatterToSequenceParallelRegion(Function):
-    @staticmethod
-    def forward(ctx, input_, group, split_sizes):
-        ctx.group = group
-        ctx.split_sizes = split_sizes
-        return _reduce_scatter_along_first_dim(input_, group, split_sizes)
-
-    @staticmethod
-    def backward(ctx, grad_output):
-        return _gather_along_first_dim(grad_output, ctx.group, ctx.split_sizes), None, None
-
-
-class _AllGatherFromTensorParallelRegion(Function):
-    @staticmethod
-    def forward(ctx, input_, group):
-        ctx.group = group
-        return _gather_along_last_dim(input_, group)
-
-    @staticmethod
-    def backward(ctx, grad_output):
-        return _reduce_scatter_along_last_dim(grad_output, ctx.group), None
-
-
-class _ReduceScatterToTensorParallelRegion(Function):
-    @staticmethod
-    def forward(ctx, input_, group):
-        ctx.group = group
-        return _reduce_scatter_along_last_dim(input_, group)
-
-    @staticmethod
-    def backward(ctx, grad_output):
-        return _gather_along_last_dim(grad_output, ctx.group), None
-
-
-class _AllToAll(Function):
-    @staticmethod
-    def forward(ctx, input_, group, output_split_sizes, input_split_sizes):
-        ctx.group = group
-        ctx.output_split_sizes = output_split_sizes
-        ctx.input_split_sizes = input_split_sizes
-        return group.all_to_all(input_, output_split_sizes, input_split_sizes)
-
-    @staticmethod
-    def backward(ctx, grad_output):
-        return ctx.group.all_to_all(grad_output, ctx.input_split_sizes, ctx.output_split_sizes), None, None, None
+_copy = _region(_unchanged, _all_reduce)
+_reduce = _region(_all_reduce, _unchanged)
+_scatter_last = _region(_split_along_last_dim, _gather_along_last_dim)
+_gather_last = _region(_gather_along_last_dim, _split_along_last_dim)
+_gather_last_of_parts = _region(_gather_along_last_dim, _reduce_scatter_along_last_dim)
+_reduce_scatter_last = _region(_reduce_scatter_along_last_dim, _gather_along_last_dim)
+_scatter_first = _region(_split_along_first_dim, _gather_along_first_dim)
+_gather_first = _region(_gather_along_first_dim, _split_along_first_dim)
+_gather_first_of_parts = _region(_gather_along_first_dim, _reduce_scatter_along_first_dim)
+_reduce_scatter_first = _region(_reduce_scatter_along_first_dim, _gather_along_first_dim)
+_all_to_all = _region(_exchange, _exchange_back)
 
 
 # ---- public functions --------------------------------------------------------------------------------------------
@@ -237,32 +171,27 @@ class _AllToAll(Function):
 
 def copy_to_tensor_model_parallel_region(input_, group=None):
     """Enter a tensor-parallel region: the same tensor forward, all-reduced gradients backward."""
-    group = _tensor_group(group)
-    return input_ if group.size == 1 else _CopyToModelParallelRegion.apply(input_, group)
+    return _copy(input_, group)
 
 
 def reduce_from_tensor_model_parallel_region(input_, group=None):
     """Leave a tensor-parallel region: the sum over the ranks forward, the same gradient backward."""
-    group = _tensor_group(group)
-    return input_ if group.size == 1 else _ReduceFromModelParallelRegion.apply(input_, group)
+    return _reduce(input_, group)
 
 
 def scatter_to_tensor_model_parallel_region(input_, group=None):
     """`[..., n]` to the rank's own `[..., n / tp]`. ValueError when n is not divisible."""
-    group = _tensor_group(group)
-    return input_ if group.size == 1 else _ScatterToModelParallelRegion.apply(input_, group)
+    return _scatter_last(input_, group)
 
 
 def gather_from_tensor_model_parallel_region(input_, group=None):
     """`[..., n / tp]` to `[..., n]`; backward each rank keeps its own part of the gradient."""
-    group = _tensor_group(group)
-    return input_ if group.size == 1 else _GatherFromModelParallelRegion.apply(input_, group)
+    return _gather_last(input_, group)
 
 
 def scatter_to_sequence_parallel_region(input_, group=None):
     """`[s, ...]` to the rank's own `[s / tp, ...]`. ValueError when s is not divisible."""
-    group = _tensor_group(group)
-    return input_ if group.size == 1 else _ScatterToSequenceParallelRegion.apply(input_, group)
+    return _scatter_first(input_, group)
 
 
 def gather_from_sequence_parallel_region(
@@ -279,30 +208,24 @@ def gather_from_sequence_parallel_region(
         output_split_sizes (Optional[list[int]]): first dimension of each rank's part when they differ.
         use_global_buffer (bool): accepted for Megatron's signature; no effect, MindSpore manages memory.
     """
-    group = _tensor_group(group)
-    if group.size == 1:
-        return input_
-    return _GatherFromSequenceParallelRegion.apply(input_, tensor_parallel_output_grad, group, output_split_sizes)
+    # The same computation on every rank gives every rank the same gradient: summing would count it size times.
+    gather = _gather_first_of_parts if tensor_parallel_output_grad else _gather_first
+    return gather(input_, group, output_split_sizes)
 
 
 def reduce_scatter_to_sequence_parallel_region(input_, group=None, input_split_sizes=None, use_global_buffer=False):
     """`[s, ...]`, partial sums, to the part `[s / tp, ...]` of the whole sum; `input_split_sizes` for uneven parts."""
-    group = _tensor_group(group)
-    if group.size == 1:
-        return input_
-    return _ReduceScatterToSequenceParallelRegion.apply(input_, group, input_split_sizes)
+    return _reduce_scatter_first(input_, group, input_split_sizes)
 
 
 def all_gather_last_dim_from_tensor_parallel_region(input_, group=None):
     """`[..., n / tp]` to `[..., n]`; gradients are reduce-scattered."""
-    group = _tensor_group(group)
-    return input_ if group.size == 1 else _AllGatherFromTensorParallelRegion.apply(input_, group)
+    return _gather_last_of_parts(input_, group)
 
 
 def reduce_scatter_last_dim_to_tensor_parallel_region(input_, group=None):
     """`[..., n]`, partial sums, to the rank's part `[..., n / tp]` of the whole sum."""
-    group = _tensor_group(group)
-    return input_ if group.size == 1 else _ReduceScatterToTensorParallelRegion.apply(input_, group)
+    return _reduce_scatter_last(input_, group)
 
 
 def all_to_all(group, input_, output_split_sizes=None, input_split_sizes=None):
@@ -314,9 +237,7 @@ def all_to_all(group, input_, output_split_sizes=None, input_split_sizes=None):
         output_split_sizes (Optional[list[int]]): rows that come from each rank.
         input_split_sizes (Optional[list[int]]): rows that go to each rank.
     """
-    if group.size == 1:
-        return input_
-    return _AllToAll.apply(input_, group, output_split_sizes, input_split_sizes)
+    return _all_to_all(input_, group, output_split_sizes, input_split_sizes)
 
 
 def all_to_all_even(group, input_, split_dim, concat_dim):
@@ -355,5 +276,4 @@ def all_to_all_hp2sp(input_, group=None):
 
 def reduce_from_context_parallel_region(input_):
     """Sum over the context-parallel group forward, identity backward (each rank contributed its own part)."""
-    group = parallel_state.get_context_parallel_group()
-    return input_ if group.size == 1 else _ReduceFromModelParallelRegion.apply(input_, group)
+    return _reduce(input_, parallel_state.get_context_parallel_group())

@@ -27,11 +27,6 @@ def get_data_parallel_rng_tracker_name():
     return rng.DATA_PARALLEL_RNG
 
 
-def get_model_parallel_rng_tracker_name():
-    """Name of the state that differs between tensor-parallel ranks."""
-    return rng.MODEL_PARALLEL_RNG
-
-
 def get_expert_parallel_rng_tracker_name():
     """Name of the state of the experts."""
     return rng.EXPERT_PARALLEL_RNG

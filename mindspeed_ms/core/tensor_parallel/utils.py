@@ -25,11 +25,6 @@ def divide(numerator, denominator, what=None, by=None):
     return numerator // denominator
 
 
-def ensure_divisibility(numerator, denominator):
-    """Raise ValueError unless `denominator` divides `numerator`."""
-    divide(numerator, denominator)
-
-
 def check_integer(what, tensor):
     """Raise ValueError unless a tensor of ids holds integers: others would be cut off without a word."""
     kind = dtype_name(tensor.dtype)

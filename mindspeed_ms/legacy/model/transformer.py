@@ -8,23 +8,3 @@ from mindspeed_ms.legacy.model.norms import FusedRMSNorm, LayerNorm, RMSNorm, ge
 from mindspeed_ms.legacy.model.rotary_pos_embedding import RotaryEmbedding, apply_rotary_pos_emb
 from mindspeed_ms.legacy.model.transformer_block import ParallelTransformer
 from mindspeed_ms.legacy.model.transformer_layer import ParallelTransformerLayer
-
-__all__ = [
-    "AttnMaskType",
-    "AttnType",
-    "CoreAttention",
-    "FlashAttention",
-    "FusedRMSNorm",
-    "LayerNorm",
-    "LayerType",
-    "ModelType",
-    "ParallelAttention",
-    "ParallelLMLogits",
-    "ParallelMLP",
-    "ParallelTransformer",
-    "ParallelTransformerLayer",
-    "RMSNorm",
-    "RotaryEmbedding",
-    "apply_rotary_pos_emb",
-    "get_norm",
-]

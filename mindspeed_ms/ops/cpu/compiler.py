@@ -12,7 +12,7 @@ import pathlib
 import numba
 
 from mindspeed_ms.core.compiled import compiled, one_process_compiles
-from mindspeed_ms.ops.cpu.kernels.atomics import add_atomically
+from mindspeed_ms.ops.cpu.atomics import add_atomically
 
 # contract (fused multiply-add) and nsz change no result by more than a rounding; reassociation only where asked for,
 # because range reductions and compensated sums depend on their order
@@ -80,7 +80,7 @@ def _room():
     # numba notices changes of a kernel's own file only, not of the helpers that are compiled into it
     digest = hashlib.sha256()
     folder = pathlib.Path(__file__).parent
-    for path in [folder / "compiler.py", *sorted((folder / "kernels").glob("*.py"))]:
+    for path in [folder / "atomics.py", folder / "compiler.py", *sorted((folder / "kernels").glob("*.py"))]:
         digest.update(path.read_bytes())
     return f"kernels-{digest.hexdigest()[:12]}"
 

@@ -12,8 +12,8 @@ import threading
 import numpy as np
 
 from mindspeed_ms.core.device import thread_count as _device_threads
+from mindspeed_ms.ops.cpu.atomics import wait_until_changed
 from mindspeed_ms.ops.cpu.compiler import FINISHED, JOB_SIZE
-from mindspeed_ms.ops.cpu.kernels.atomics import wait_until_changed
 
 MINIMUM_WORK = 32768
 """Element operations below which a piece is not worth handing to another thread."""

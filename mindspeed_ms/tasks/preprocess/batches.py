@@ -46,18 +46,10 @@ class Unreadable:
 def _json_lines(batch):
     for number, line in enumerate(batch.data.split(b"\n"), batch.first):
         if line and not line.isspace():
-            place = f"{batch.path}, line {number}"
-            try:
-                text = line.decode("utf-8-sig" if number == 1 else "utf-8")
-            except UnicodeDecodeError as error:
-                yield (
-                    place,
-                    Unreadable(
-                        RecordError(place, f"not UTF-8 text ({error.reason} at byte {error.start} of the line)", "not UTF-8")
-                    ),
-                )
-                continue
-            if text.strip():
+            place, text = _decoded(batch, line, number)
+            if isinstance(text, Unreadable):
+                yield place, text
+            elif text.strip():
                 yield place, _parsed(place, text)
 
 
@@ -100,18 +92,18 @@ def _text_lines(batch):
     if not lines[-1]:
         lines.pop()  # behind the last line end there is no line
     for number, line in enumerate(lines, batch.first):
-        place = f"{batch.path}, line {number}"
-        try:
-            text = line.removesuffix(b"\r").decode("utf-8-sig" if number == 1 else "utf-8")
-        except UnicodeDecodeError as error:
-            yield (
-                place,
-                Unreadable(
-                    RecordError(place, f"not UTF-8 text ({error.reason} at byte {error.start} of the line)", "not UTF-8")
-                ),
-            )
-            continue
-        yield place, {"text": text}
+        place, text = _decoded(batch, line.removesuffix(b"\r"), number)
+        yield place, text if isinstance(text, Unreadable) else {"text": text}
+
+
+def _decoded(batch, line, number):
+    """(place, text) of a line, without the mark at the beginning of a file; an Unreadable if it is not UTF-8."""
+    place = f"{batch.path}, line {number}"
+    try:
+        return place, line.decode("utf-8-sig" if number == 1 else "utf-8")
+    except UnicodeDecodeError as error:
+        detail = f"not UTF-8 text ({error.reason} at byte {error.start} of the line)"
+        return place, Unreadable(RecordError(place, detail, "not UTF-8"))
 
 
 def _csv_rows(batch):

@@ -1,7 +1,9 @@
-"""ChatTemplate: a tokenizer's jinja template (`tokenizer_config.json` or `chat_template.jinja`), rendered in a sandbox."""
+"""ChatTemplate: a tokenizer's jinja template, rendered in a sandbox; get_template: the template of `--prompt-type`."""
 
+import difflib
 import itertools
 import json
+from dataclasses import replace
 from datetime import datetime
 
 from jinja2 import TemplateError as JinjaError
@@ -10,7 +12,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from mindspeed_ms.tasks.preprocess.answer_spans import answer_pieces
 from mindspeed_ms.tasks.preprocess.messages import FUNCTION, OBSERVATION, calls_of, rounds, split_system, spoken
-from mindspeed_ms.tasks.preprocess.templates import FROM_TOKENIZER, Template
+from mindspeed_ms.tasks.preprocess.templates import DEFAULT_TEMPLATES, FROM_TOKENIZER, Template, load_templates
 from mindspeed_ms.tasks.preprocess.tool_formats import TemplateError, parse_arguments, parse_calls, parse_tools
 
 _ROLES = {OBSERVATION: "tool", FUNCTION: "assistant"}
@@ -19,8 +21,35 @@ _GIVEN, _OBJECT, _TEXT = "as given", "object", "text"
 _FORMS = tuple(itertools.product((_GIVEN, _OBJECT, _TEXT), ("", None)))
 
 
+def get_template(name, path=None, enable_thinking=None, tokenizer=None):
+    """The template of a name.
+
+    Args:
+        name (str): a name in the file, or `chat_template` for the jinja template in the tokenizer's folder.
+        path (Optional[str]): a templates.json; default: the package's.
+        enable_thinking (Optional[bool]): see Template.
+        tokenizer (Optional[Tokenizer]): needed for `chat_template`.
+
+    Returns:
+        Template, or a ChatTemplate with the same methods
+
+    Raises:
+        TemplateError: unknown name (with the nearest ones), a file that is missing or wrong.
+    """
+    if name == FROM_TOKENIZER:
+        return ChatTemplate(tokenizer, enable_thinking)
+    templates = load_templates(path)
+    if name not in templates:
+        known = [*templates, FROM_TOKENIZER]
+        near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
+        hint = f"did you mean {' or '.join(near)}?" if near else f"expected one of {', '.join(known)}."
+        raise TemplateError(f"--prompt-type is {name!r}, which is not in {path or DEFAULT_TEMPLATES}: {hint}")
+    template = templates[name]
+    return template if enable_thinking is None else replace(template, enable_thinking=enable_thinking)
+
+
 class ChatTemplate:
-    """A tokenizer's own template, with the methods of Template.
+    """Template of a tokenizer's folder (`tokenizer_config.json` or `chat_template.jinja`), with the methods of Template.
 
     The text is that of the whole conversation, each message with all that the record says of it. Answers are found in it by
     rendering the conversation up to each of them, and are learnt with their end token.

@@ -12,7 +12,7 @@ import difflib
 import json
 import os
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from mindspeed_ms.core.logging import logger
 from mindspeed_ms.tasks.preprocess.messages import ASSISTANT, FUNCTION, calls_of, rounds, split_system, spoken
@@ -173,35 +173,6 @@ class Template:
         if self.enable_thinking:
             return source, tokenizer.tokenize("".join(self.thought_words), add_special_tokens=False) + target
         return source + tokenizer.tokenize(self.no_thought, add_special_tokens=False), target
-
-
-def get_template(name, path=None, enable_thinking=None, tokenizer=None):
-    """The template of a name.
-
-    Args:
-        name (str): a name in the file, or `chat_template` for the jinja template in the tokenizer's folder.
-        path (Optional[str]): a templates.json; default: the package's.
-        enable_thinking (Optional[bool]): see Template.
-        tokenizer (Optional[Tokenizer]): needed for `chat_template`.
-
-    Returns:
-        Template, or a ChatTemplate with the same methods
-
-    Raises:
-        TemplateError: unknown name (with the nearest ones), a file that is missing or wrong.
-    """
-    if name == FROM_TOKENIZER:
-        from mindspeed_ms.tasks.preprocess.chat_template import ChatTemplate
-
-        return ChatTemplate(tokenizer, enable_thinking)
-    templates = load_templates(path)
-    if name not in templates:
-        known = [*templates, FROM_TOKENIZER]
-        near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
-        hint = f"did you mean {' or '.join(near)}?" if near else f"expected one of {', '.join(known)}."
-        raise TemplateError(f"--prompt-type is {name!r}, which is not in {path or DEFAULT_TEMPLATES}: {hint}")
-    template = templates[name]
-    return template if enable_thinking is None else replace(template, enable_thinking=enable_thinking)
 
 
 def load_templates(path=None):

@@ -4,7 +4,7 @@ from mindspeed_ms.config.model_description import describe_model
 from mindspeed_ms.core.dist_checkpointing.errors import CheckpointError
 from mindspeed_ms.core.dist_checkpointing.manifest import OPTIMIZER_PREFIX, whole_slice
 from mindspeed_ms.layout.parameters import describe_parameters
-from mindspeed_ms.layout.ranks import WorldLayout
+from mindspeed_ms.layout.ranks import WorldLayout, model_parallel_size
 from mindspeed_ms.layout.sharding import FlatSlice, ParameterSharding
 
 
@@ -23,14 +23,7 @@ def layout_cut(manifest, all_config, data_parallel_size=1):
         LayoutError: impossible layout.
     """
     model = describe_model(all_config)
-    parallel = model.parallel
-    world = WorldLayout.from_description(
-        parallel,
-        parallel.tensor_model_parallel_size
-        * parallel.context_parallel_size
-        * parallel.pipeline_model_parallel_size
-        * data_parallel_size,
-    )
+    world = WorldLayout.from_description(model.parallel, model_parallel_size(model.parallel) * data_parallel_size)
     files, held = [], set()
     states = _states_by_weight(manifest)
     for rank in range(world.world_size):

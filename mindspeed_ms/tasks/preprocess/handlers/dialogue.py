@@ -1,11 +1,12 @@
 """Conversations rendered by a template: instruction data, preference pairs, prompts."""
 
+from mindspeed_ms.tasks.preprocess.chat_template import get_template
 from mindspeed_ms.tasks.preprocess.conversations import RecordReader
 from mindspeed_ms.tasks.preprocess.errors import BadRecord, Unusable
 from mindspeed_ms.tasks.preprocess.handlers.base import RecordHandler, append_end
 from mindspeed_ms.tasks.preprocess.messages import ASSISTANT
 from mindspeed_ms.tasks.preprocess.registry import HANDLER_KINDS
-from mindspeed_ms.tasks.preprocess.templates import fix_tokenizer, get_template
+from mindspeed_ms.tasks.preprocess.templates import fix_tokenizer
 from mindspeed_ms.tasks.preprocess.tool_formats import TemplateError
 from mindspeed_ms.tasks.preprocess.truncation import CUT, balanced_lengths, fit
 

@@ -2,6 +2,7 @@
 
 from mindspeed_ms.config.model_description import describe_model
 from mindspeed_ms.core import parallel_state
+from mindspeed_ms.core.tensor_parallel.cell import set_description
 from mindspeed_ms.core.tensor_parallel.layers import build_linear
 from mindspeed_ms.core.tensor_parallel.settings import LayerSettings
 from mindspeed_ms.core.tensor_parallel.utils import divide
@@ -119,7 +120,7 @@ class TransformerLanguageModel(Module):
         self.output_layer = build_linear(output_layer(model), config)
         if model.is_tied:
             weight = self.output_layer.weight
-            weight.description = as_tied_copy(model, weight.description.under("output_layer"))
+            set_description(weight, as_tied_copy(model, weight.description.under("output_layer")))
 
     def set_input_tensor(self, input_tensor):
         """Hidden states from the stage before: a Tensor, a list of one, or None.

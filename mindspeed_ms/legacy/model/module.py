@@ -1,7 +1,9 @@
 """Module: base class of all model cells. Source: Megatron's legacy `module.py`."""
 
+from dataclasses import replace
+
 from mindspeed_ms.core import parallel_state
-from mindspeed_ms.core.tensor_parallel.cell import ParallelCell
+from mindspeed_ms.core.tensor_parallel.cell import ParallelCell, description_of, set_description
 
 
 class Module(ParallelCell):
@@ -50,4 +52,5 @@ class Module(ParallelCell):
         if self.pre_process and self.post_process:
             # The head's fused gradient leaves a zero behind, to which the embedding's own gradient is added.
             weight.zero_out_wgrad = True
-        weight.shared_embedding = parallel_state.get_pipeline_model_parallel_world_size() > 1
+        is_pipelined = parallel_state.get_pipeline_model_parallel_world_size() > 1
+        set_description(weight, replace(description_of(weight), shared=is_pipelined))

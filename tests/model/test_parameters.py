@@ -176,3 +176,23 @@ def test_megatrons_attributes_describe_a_users_parameter(world):
     assert own.sharding.global_shape == (4, 2) and own.original_name("head.weight") == "head.weight"
     assert own.tensor_parallel and own.expert and not (own.trainable or own.sequence_parallel or own.shared)
     assert layers.sequence_parallel and layers.trainable and not layers.tensor_parallel
+
+
+def token_types():
+    """Names and shapes of a built and a described model with token types; the descriptions that its cells hold."""
+    from mindspeed_ms.layout.parameters import describe_parameters
+    from mindspeed_ms.legacy.model.module import Module
+
+    config = builders.make_config({**builders.GPT2, "num_layers": 2})
+    builders.start(config)
+    model = builders.make_model(config, num_tokentypes=2)
+    described = {one.name: one.sharding.global_shape for one in describe_parameters(model.described.model)}
+    built = {name: tuple(parameter.shape) for name, parameter in model.parameters_and_names()}
+    modules = [cell for _, cell in model.cells_and_names() if isinstance(cell, Module) and cell.described.model]
+    return built, described, len(modules), len({id(cell.described.model) for cell in modules})
+
+
+def test_a_model_builds_one_description_with_its_token_types(world):
+    built, described, modules, descriptions = world(1)(token_types)[0]
+    assert built == described and built["language_model.embedding.tokentype_embeddings.weight"] == (2, 64)
+    assert modules > 10 and descriptions == 1

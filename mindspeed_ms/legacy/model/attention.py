@@ -4,7 +4,6 @@ import math
 from dataclasses import replace
 
 from mindspeed_ms import ops
-from mindspeed_ms.config.model_description import describe_model
 from mindspeed_ms.core import parallel_state
 from mindspeed_ms.core.rng import get_rng_tracker
 from mindspeed_ms.core.tensor_parallel.layers import build_linear
@@ -40,6 +39,7 @@ class CoreAttention(Module):
         super().__init__(config)
         self.layer_number = max(1, layer_number)
         self.attn_mask_type = to_enum(AttnMaskType, attn_mask_type)
+        config = self.config
         self.attention_dropout = config.attention_dropout
         self.softmax_scale = float(self.layer_number) if config.apply_query_key_layer_scaling else 1.0
         self.softmax_in_fp32 = config.attention_softmax_in_fp32 or config.apply_query_key_layer_scaling
@@ -117,6 +117,7 @@ class FlashAttention(Module):
 
     def __init__(self, layer_number, config, attn_mask_type=AttnMaskType.padding):
         super().__init__(config)
+        config = self.config
         if config.apply_query_key_layer_scaling:
             raise ValueError(
                 "use_flash_attention cannot be combined with apply_query_key_layer_scaling: the fused operator keeps "
@@ -189,7 +190,7 @@ class ParallelAttention(Module):
         self.layer_number = max(1, layer_number)
         self.attention_type = to_enum(AttnType, attention_type)
         self.attn_mask_type = to_enum(AttnMaskType, attn_mask_type)
-        model = describe_model(config)
+        config, model = self.config, self.described.model
         heads, groups, self.head_size = model.num_attention_heads, model.query_groups, model.head_dim
         self.queries_per_group = divide(heads, groups, "num_attention_heads", "num_query_groups")
         tensor_parallel_size = parallel_state.get_tensor_model_parallel_world_size()
@@ -197,15 +198,15 @@ class ParallelAttention(Module):
         self.groups = divide(groups, tensor_parallel_size, "num_query_groups", "tensor_model_parallel_size")
         if parallel_state.get_context_parallel_world_size() > 1:
             raise ValueError("attention over a sequence cut over ranks is not available: set context_parallel_size 1.")
-        self._create_projections(config, model)
+        self._create_projections(model)
         core = FlashAttention if config.use_flash_attention else CoreAttention
-        self.core_attention = core(self.layer_number, config, self.attn_mask_type)
+        self.core_attention = core(self.layer_number, self.described, self.attn_mask_type)
         self.recompute_core_attention = False
         self.rotary_interleaved = config.rotary_interleaved
         self.apply_rope_fusion = config.apply_rope_fusion
 
-    def _create_projections(self, config, model):
-        linears = attention_linears(model)
+    def _create_projections(self, model):
+        linears, config = attention_linears(model), self.described
         qkv = linears["qkv_proj"]
         if self.attention_type == AttnType.self_attn:
             self.qkv_proj = build_linear(qkv, config, gather_output=False)

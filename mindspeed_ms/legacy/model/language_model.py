@@ -1,10 +1,9 @@
 """Embedding, layers and head weight of a language model. Source: Megatron's legacy `language_model.py`."""
 
-from mindspeed_ms.config.model_description import describe_model
+from mindspeed_ms.config.model_description import describe_config
 from mindspeed_ms.core import parallel_state
 from mindspeed_ms.core.tensor_parallel.cell import set_description
 from mindspeed_ms.core.tensor_parallel.layers import build_linear
-from mindspeed_ms.core.tensor_parallel.settings import LayerSettings
 from mindspeed_ms.core.tensor_parallel.utils import divide
 from mindspeed_ms.layout.describers.gpt import as_tied_copy, output_layer
 from mindspeed_ms.layout.divisibility import check_model
@@ -77,21 +76,21 @@ class TransformerLanguageModel(Module):
         visual_encoder=None,
         **kwargs,
     ):
-        super().__init__(config)
-        model = describe_model(config)
+        super().__init__(describe_config(config, num_tokentypes=num_tokentypes))
+        config, described, model = self.config, self.described, self.described.model
         check_model(model)
         _refuse_other_architectures(config, add_encoder, add_decoder, add_pooler, visual_encoder, kwargs)
         self.pre_process, self.post_process = pre_process, post_process
         self.num_tokentypes = num_tokentypes
         self.encoder_hidden_state = None
-        self.sequence_parallel = LayerSettings.of(config).sequence_parallel
+        self.sequence_parallel = self.settings.sequence_parallel
         if pre_process:
             self.embedding = Embedding(
                 config.hidden_size,
                 config.vocab_size,
                 model.max_position_embeddings,
                 config.hidden_dropout,
-                config,
+                described,
                 num_tokentypes,
             )
         self.use_rope = config.position_embedding_type == "rope"
@@ -105,19 +104,19 @@ class TransformerLanguageModel(Module):
                 model.max_position_embeddings,
             )
         self.encoder = ParallelTransformer(
-            config,
+            described,
             self_attn_mask_type=to_enum(AttnMaskType, encoder_attn_mask_type),
             pre_process=pre_process,
             post_process=post_process,
         )
         if post_process:
-            self._create_output_layer(config, model)
+            self._create_output_layer(model)
 
-    def _create_output_layer(self, config, model):
+    def _create_output_layer(self, model):
         """The head's weight: its own, or on a last stage without the embedding a copy of the tied one."""
         if model.is_tied and self.pre_process:
             return
-        self.output_layer = build_linear(output_layer(model), config)
+        self.output_layer = build_linear(output_layer(model), self.described)
         if model.is_tied:
             weight = self.output_layer.weight
             set_description(weight, as_tied_copy(model, weight.description.under("output_layer")))

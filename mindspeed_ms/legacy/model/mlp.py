@@ -3,7 +3,6 @@
 from mindspore import mint
 
 from mindspeed_ms import ops
-from mindspeed_ms.config.model_description import describe_model
 from mindspeed_ms.core.tensor_parallel.layers import build_linear
 from mindspeed_ms.core.tensor_parallel.linear import cast
 from mindspeed_ms.core.tensor_parallel.random import checkpoint
@@ -63,13 +62,13 @@ class ParallelMLP(Module):
 
     def __init__(self, config, is_expert=False):
         super().__init__(config)
-        model = describe_model(config)
+        config, model = self.config, self.described.model
         self.activation = activation_name(config)
         self.fused = config.apply_swiglu_fusion or config.hidden_act == "fused_swiglu"
         self.gated = model.is_gated
         linears = mlp_linears(model, model.ffn_hidden_size, is_expert)
-        self.mapping = build_linear(linears["mapping"], config, gather_output=False, skip_bias_add=True)
-        self.projection = build_linear(linears["projection"], config, input_is_parallel=True, skip_bias_add=True)
+        self.mapping = build_linear(linears["mapping"], self.described, gather_output=False, skip_bias_add=True)
+        self.projection = build_linear(linears["projection"], self.described, input_is_parallel=True, skip_bias_add=True)
         self.recompute_activation = False
 
     def construct(self, hidden_states):

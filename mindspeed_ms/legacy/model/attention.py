@@ -13,6 +13,7 @@ from mindspeed_ms.layout.describers.attention import attention_linears
 from mindspeed_ms.legacy.model.attention_mask import expand_attention_mask, is_causal
 from mindspeed_ms.legacy.model.enums import AttnMaskType, AttnType, to_enum
 from mindspeed_ms.legacy.model.module import Module
+from mindspeed_ms.legacy.model.parts import LayerPart, register_part
 from mindspeed_ms.legacy.model.rotary_pos_embedding import apply_rotary_pos_emb, to_rotary_tables
 
 
@@ -164,7 +165,8 @@ def _dropout_seed():
         return state.draw_seed()
 
 
-class ParallelAttention(Module):
+@register_part("attention", "self_attn")
+class ParallelAttention(LayerPart):
     """Self or cross attention with its heads cut over the tensor-parallel group.
 
     Args:
@@ -182,8 +184,6 @@ class ParallelAttention(Module):
         ValueError: heads or groups that the tensor-parallel size does not divide, grouped queries in cross attention,
             context parallelism, unknown kinds; in a call, `inference_params` (there is no inference here).
     """
-
-    names_are_global = False
 
     def __init__(self, config, layer_number, attention_type=AttnType.self_attn, attn_mask_type=AttnMaskType.padding):
         super().__init__(config)
@@ -204,6 +204,10 @@ class ParallelAttention(Module):
         self.recompute_core_attention = False
         self.rotary_interleaved = config.rotary_interleaved
         self.apply_rope_fusion = config.apply_rope_fusion
+
+    def recompute_selectively(self):
+        """The core attention runs again in the backward."""
+        self.recompute_core_attention = True
 
     def _create_projections(self, model):
         linears, config = attention_linears(model), self.described

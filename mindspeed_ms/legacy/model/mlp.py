@@ -7,7 +7,7 @@ from mindspeed_ms.core.tensor_parallel.layers import build_linear
 from mindspeed_ms.core.tensor_parallel.linear import cast
 from mindspeed_ms.core.tensor_parallel.random import checkpoint
 from mindspeed_ms.layout.describers.mlp import mlp_linears
-from mindspeed_ms.legacy.model.module import Module
+from mindspeed_ms.legacy.model.parts import LayerPart, register_part
 
 _FAST_GELU = 1.702
 # hidden_act -> operator; "gelu" is decided by bias_gelu_fusion
@@ -47,7 +47,8 @@ def apply_activation(x, bias, name, fused=True):
     return ops.silu(x * _FAST_GELU) * (1.0 / _FAST_GELU)
 
 
-class ParallelMLP(Module):
+@register_part("mlp", "dense")
+class ParallelMLP(LayerPart):
     """`projection(activation(mapping(x)))`; gated: `activation(gate) * up`, the two halves of the mapping's output.
 
     Args:
@@ -57,8 +58,6 @@ class ParallelMLP(Module):
     Input: hidden states `[s, b, h]` (`[s / tp, b, h]` under sequence parallelism). Outputs: the same shape, and the
     projection's bias `[h]` or None, which the caller adds.
     """
-
-    names_are_global = False
 
     def __init__(self, config, is_expert=False):
         super().__init__(config)
@@ -70,6 +69,10 @@ class ParallelMLP(Module):
         self.mapping = build_linear(linears["mapping"], self.described, gather_output=False, skip_bias_add=True)
         self.projection = build_linear(linears["projection"], self.described, input_is_parallel=True, skip_bias_add=True)
         self.recompute_activation = False
+
+    def recompute_selectively(self):
+        """Activation and projection run again in the backward."""
+        self.recompute_activation = True
 
     def construct(self, hidden_states):
         """See the class."""

@@ -143,7 +143,7 @@ class ParallelTransformer(Module):
         return run
 
     def _plan_recompute(self, config, kinds):
-        """`segments`: runs of layers `(start, stop, recomputed)`; also marks the layers that recompute a part."""
+        """`segments`: runs of layers `(start, stop, recomputed)`; other layers recompute attention or MLP selectively."""
         self.distribute_saved_activations = config.distribute_saved_activations
         count = len(self.layers)
         if config.recompute_granularity == "selective":
@@ -152,8 +152,8 @@ class ParallelTransformer(Module):
         if config.recompute_granularity == "full":
             self.segments = _segments_of_method(config.recompute_method, config.recompute_num_layers or 1, count)
         for layer, kind in zip(self.layers, kinds):
-            layer.attention.recompute_core_attention = kind.select and not config.use_flash_attention
-            layer.mlp.recompute_activation = kind.select and config.use_flash_attention
+            if kind.select:
+                (layer.mlp if config.use_flash_attention else layer.attention).recompute_selectively()
 
 
 def _place(stages):

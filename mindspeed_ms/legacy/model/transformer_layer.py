@@ -1,6 +1,4 @@
-"""Transformer layer; chooses its attention cell (`ATTENTIONS`) and feed-forward cell (`MLPS`). Source: Megatron's
-`ParallelTransformerLayer`.
-"""
+"""Transformer layer: norms, attention and feed-forward block. Source: Megatron's `ParallelTransformerLayer`."""
 
 from contextlib import nullcontext
 
@@ -8,15 +6,11 @@ from mindspeed_ms import ops
 from mindspeed_ms.core.rng import get_rng_tracker
 from mindspeed_ms.core.tensor_parallel.linear import cast
 from mindspeed_ms.layout.describers.gpt import layer_norms
-from mindspeed_ms.legacy.model.attention import ParallelAttention
+from mindspeed_ms.legacy.model import attention, mlp  # noqa: F401  (they register their cells)
 from mindspeed_ms.legacy.model.enums import AttnMaskType, AttnType, LayerType, to_enum
-from mindspeed_ms.legacy.model.mlp import ParallelMLP
 from mindspeed_ms.legacy.model.module import Module
 from mindspeed_ms.legacy.model.norms import get_norm
-
-# attention_type -> cell, called with (config, layer_number, AttnType, AttnMaskType)
-ATTENTIONS = {"self_attn": ParallelAttention}
-MLPS = {"dense": ParallelMLP}
+from mindspeed_ms.legacy.model.parts import cell_of
 
 
 def hidden_rng_context(sequence_parallel):
@@ -67,9 +61,10 @@ class ParallelTransformerLayer(Module):
         self.residual_post_norm = config.apply_residual_connection_post_norm
         norms = layer_norms(model)
         self.input_norm = get_norm(described, norms["input_norm"].scale)
-        self.attention = ATTENTIONS[model.attention_type](described, layer_number, AttnType.self_attn, self_attn_mask_type)
+        attention_cell = cell_of("attention", model.attention_type)
+        self.attention = attention_cell(described, layer_number, AttnType.self_attn, self_attn_mask_type)
         self.post_attention_norm = get_norm(described, norms["post_attention_norm"].scale)
-        self.mlp = MLPS[model.mlp_kind(layer_number - 1)](described)
+        self.mlp = cell_of("mlp", model.mlp_kind(layer_number - 1))(described)
         self.sandwich = model.use_sandwich_norm
         if self.sandwich:
             self.attn_post_norm = get_norm(described, norms["attn_post_norm"].scale)

@@ -27,12 +27,18 @@ def _add_adapters(cell):
 
 
 def experts(ep):
-    """A user's own cell with four toy experts spread over `ep` ranks: `{global name: (sharding, values)}`."""
+    """A user's own cell with four toy experts spread over `ep` ranks: `{global name: (sharding, values)}`.
+
+    Beside their adapters they hold what the describer of experts says.
+    """
     from mindspore import nn
 
+    from mindspeed_ms.config import MoEConfig
+    from mindspeed_ms.config.model_description import describe_model
     from mindspeed_ms.core import parallel_state
     from mindspeed_ms.core.tensor_parallel import deferred_initialization, initialize_parameters, place_globally
     from mindspeed_ms.core.tensor_parallel.cell import global_name
+    from mindspeed_ms.layout.describers.registry import RankParts, describer
     from mindspeed_ms.legacy.model.transformer import ParallelMLP
 
     class Experts(nn.Cell):
@@ -48,17 +54,23 @@ def experts(ep):
             super().__init__()
             self.mlp = Experts(config)
 
-    config = builders.make_config(builders.LLAMA, expert_model_parallel_size=ep)
+    moe = {"moe_config": MoEConfig(num_experts=4, moe_ffn_hidden_size=48)}
+    config = builders.make_config({**builders.LLAMA, **moe}, expert_model_parallel_size=ep)
     builders.start(config)
     with deferred_initialization():
         cell = Own(config)
         _add_adapters(cell)
     initialize_parameters(cell)
     assert all(name.startswith("mlp.local_experts.") for name in _values(cell))
-    return {
+    model = describe_model(config)
+    described = describer("mlp", "experts")(model, RankParts.of(model, parallel_state.get_coordinates()))
+    values = {
         global_name(name, parameter): (parameter.sharding, parameter.asnumpy().copy())
         for name, parameter in cell.parameters_and_names()
     }
+    plain = {name: sharding for name, (sharding, _) in values.items() if "adapter" not in name}
+    assert plain == {one.name.replace("experts", "mlp", 1): one.sharding for one in described if one.expert}
+    return values
 
 
 def test_experts_start_by_their_global_number(world):

@@ -54,18 +54,21 @@ class ParallelMLP(LayerPart):
     Args:
         config (TransformerConfig): sizes, `hidden_act`, `gated_linear_unit`, `mlp_has_bias` or `add_bias_linear`.
         is_expert (bool): the block is one expert.
+        width (Optional[int]): features inside, such as all shared experts' together; default: `ffn_hidden_size`, of an
+            expert `moe_ffn_hidden_size` if it is set.
 
     Input: hidden states `[s, b, h]` (`[s / tp, b, h]` under sequence parallelism). Outputs: the same shape, and the
     projection's bias `[h]` or None, which the caller adds.
     """
 
-    def __init__(self, config, is_expert=False):
+    def __init__(self, config, is_expert=False, width=None):
         super().__init__(config)
         config, model = self.config, self.described.model
         self.activation = activation_name(config)
         self.fused = config.apply_swiglu_fusion or config.hidden_act == "fused_swiglu"
         self.gated = model.is_gated
-        linears = mlp_linears(model, model.ffn_hidden_size, is_expert)
+        width = width or (model.expert_ffn_size if is_expert else model.ffn_hidden_size)
+        linears = mlp_linears(model, width, is_expert)
         self.mapping = build_linear(linears["mapping"], self.described, gather_output=False, skip_bias_add=True)
         self.projection = build_linear(linears["projection"], self.described, input_is_parallel=True, skip_bias_add=True)
         self.recompute_activation = False

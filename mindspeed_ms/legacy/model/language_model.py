@@ -1,5 +1,6 @@
 """Embedding, layers and head weight of a language model. Source: Megatron's legacy `language_model.py`."""
 
+from mindspeed_ms.config.availability import require_model_available
 from mindspeed_ms.config.model_description import describe_config
 from mindspeed_ms.core import parallel_state
 from mindspeed_ms.core.tensor_parallel.cell import set_description
@@ -59,7 +60,8 @@ class TransformerLanguageModel(Module):
     parallelism).
 
     Raises:
-        ValueError: another architecture, or inputs of one; sequence length that tensor parallelism does not divide.
+        ValueError: settings of a feature that is not available, another architecture, or inputs of one; sequence length
+            that tensor parallelism does not divide.
     """
 
     def __init__(
@@ -79,7 +81,8 @@ class TransformerLanguageModel(Module):
         super().__init__(describe_config(config, num_tokentypes=num_tokentypes))
         config, described, model = self.config, self.described, self.described.model
         check_model(model)
-        _refuse_other_architectures(config, add_encoder, add_decoder, add_pooler, visual_encoder, kwargs)
+        require_model_available(config)
+        _refuse_other_architectures(add_encoder, add_decoder, add_pooler, visual_encoder, kwargs)
         self.pre_process, self.post_process = pre_process, post_process
         self.num_tokentypes = num_tokentypes
         self.encoder_hidden_state = None
@@ -190,19 +193,12 @@ class TransformerLanguageModel(Module):
         return length * parallel_state.get_tensor_model_parallel_world_size() if self.sequence_parallel else length
 
 
-def _refuse_other_architectures(config, add_encoder, add_decoder, add_pooler, visual_encoder, kwargs):
+def _refuse_other_architectures(add_encoder, add_decoder, add_pooler, visual_encoder, kwargs):
     refused = {
         "add_encoder=False": not add_encoder,
         "add_decoder=True": add_decoder,
         "add_pooler=True": add_pooler,
         "visual_encoder": visual_encoder is not None,
-        "qk_layernorm": config.qk_layernorm,
-        "multi_latent_attention": config.multi_latent_attention,
-        "apply_layernorm_1p": config.apply_layernorm_1p,
-        "rope_scaling": config.rope_scaling is not None,
-        "retro_add_retriever": config.retro_add_retriever,
-        "fp8_format": config.fp8_format is not None,
-        "num_experts above 1": config.moe_config.num_experts > 1,
     }
     given = [name for name, is_given in refused.items() if is_given] + sorted(kwargs)
     if given:

@@ -85,14 +85,14 @@ class ModelDescription:
 
     Attributes:
         architecture (str): kind of the "embedding", "layer" and "head" describers, see `describers.registry`.
-        adapters (tuple[str]): kinds of the adapter describers, applied to every linear.
+        adapters (tuple[Adapter]): see `layout.adapters`; with one, everything else is frozen.
         num_tokentypes (int): rows of the token type table; 0 without one.
         kv_channels (Optional[int]): width of a head where it was given; None follows from hidden_size, see `head_dim`.
         micro_batch_size (int): rows of a micro-batch.
     """
 
     architecture: str
-    adapters: tuple[str, ...]
+    adapters: tuple
     vocab_size: int
     num_layers: int
     hidden_size: int

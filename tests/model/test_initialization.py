@@ -124,7 +124,7 @@ def toy_attention(tensor_parallel_size, **recompute):
         return {"up": Linear(column=True, **sizes, bias=None), "down": Linear(column=False, **sizes, bias=None)}
 
     def describe(model, rank):
-        return [one for name, linear in linears(model).items() for one in registry.describe_linear(model, rank, name, linear)]
+        return [one for name, linear in linears(model).items() for one in registry.describe_linear(rank, name, linear)]
 
     class Mixer(parts.LayerPart):
         def __init__(self, config, layer_number, attention_type=None, attn_mask_type=None):

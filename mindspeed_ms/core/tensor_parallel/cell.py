@@ -117,7 +117,8 @@ def description_of(parameter, shape=None):
         sharding = ParameterSharding.replicated(tuple(parameter.shape if shape is None else shape))
         description = ParameterDescription("", sharding, dtype_name(parameter.dtype), Initializer.zeros())
     given = {field: getattr(parameter, name) for field, name in _PUBLIC_ATTRIBUTES.items() if hasattr(parameter, name)}
-    return replace(description, **given)
+    changed = {field: value for field, value in given.items() if value != getattr(description, field)}
+    return replace(description, **changed) if changed else description
 
 
 def place_globally(cell, name, local_name):

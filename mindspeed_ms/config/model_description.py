@@ -1,17 +1,54 @@
 """ModelDescription and ParallelDescription of a configuration: what `layout`, `core` and the model read of it."""
 
-from dataclasses import fields
+from dataclasses import dataclass, fields, replace
 
 from mindspeed_ms.config.schema import AllConfig, ModelParallelConfig, TransformerConfig
 from mindspeed_ms.layout.model_description import ModelDescription, ParallelDescription
 
 
-def describe_model(config):
-    """The ModelDescription of an AllConfig or a TransformerConfig; a ModelDescription is returned as it is.
+@dataclass(frozen=True, eq=False)
+class DescribedConfig:
+    """A configuration with the ModelDescription read from it: a model builds it once and passes it to its cells.
+
+    Attributes:
+        config (TransformerConfig): settings of the computation. A cell may be given another object.
+        model (Optional[ModelDescription]): the model and its cut; None if `config` does not describe a model.
+    """
+
+    config: object
+    model: ModelDescription | None
+
+
+def describe_config(config, **changes):
+    """The DescribedConfig of what a cell was given: a TransformerConfig, a DescribedConfig, or an object without a model.
+
+    Args:
+        config: as above, or None.
+        changes: fields of the ModelDescription that have other values than the configuration's.
+
+    Raises:
+        ValueError: changes to an object that does not describe a model.
+    """
+    if not isinstance(config, DescribedConfig):
+        is_model = isinstance(config, TransformerConfig) or changes
+        config = DescribedConfig(config, describe_model(config) if is_model else None)
+    if all(getattr(config.model, name) == value for name, value in changes.items()):
+        return config
+    return replace(config, model=replace(config.model, **changes))
+
+
+def describe_model(config, architecture="gpt", adapters=(), num_tokentypes=0):
+    """The ModelDescription of an AllConfig or a TransformerConfig; one that exists already is returned as it is.
+
+    Args:
+        config (AllConfig | TransformerConfig | DescribedConfig | ModelDescription): the model.
+        architecture, adapters, num_tokentypes: fields of the ModelDescription that no configuration has.
 
     Raises:
         ValueError: another object, or an AllConfig without a model.
     """
+    if isinstance(config, DescribedConfig):
+        config = config.model or config.config
     if isinstance(config, ModelDescription):
         return config
     model = config.model_config if isinstance(config, AllConfig) else config
@@ -25,9 +62,9 @@ def describe_model(config):
         values["kv_channels"] = None
     return ModelDescription(
         **values,
-        architecture="gpt",
-        adapters=(),
-        num_tokentypes=0,
+        architecture=architecture,
+        adapters=adapters,
+        num_tokentypes=num_tokentypes,
         micro_batch_size=model.dataset_config.batch_size,
         parallel=describe_parallel(model.parallel_config),
     )
@@ -46,4 +83,9 @@ def describe_parallel(config):
 def _values(kind, *sections):
     """Values of the fields of `kind` that the sections have; the last one that has a field counts."""
     names = [field.name for field in fields(kind)]
-    return {name: section[name] for section in sections for name in names if name in type(section).own_fields()}
+    return {name: _frozen(section[name]) for section in sections for name in names if name in type(section).own_fields()}
+
+
+def _frozen(value):
+    """Lists as tuples: nothing that a description holds can change."""
+    return tuple(_frozen(item) for item in value) if isinstance(value, (list, tuple)) else value

@@ -187,6 +187,33 @@ def one_of(*choices):
     return Annotated[Literal[choices], Kind("one of " + ", ".join(choices))]
 
 
+class Registered(Kind):
+    """Kind of a string field whose choices are those of a registry, at any time."""
+
+    def __new__(cls, choices):
+        """`choices` returns them."""
+        kind = super().__new__(cls, "a registered kind")
+        kind.choices = choices
+        return kind
+
+    def __str__(self):
+        return "one of " + ", ".join(self.choices())
+
+    def __get_pydantic_json_schema__(self, core_schema, handler):
+        return {"type": "string", "enum": list(self.choices())}
+
+
+def registered(choices):
+    """Type of a string that is one of `choices()`, asked whenever a value is checked: users may register more."""
+
+    def read(value):
+        if value not in choices():
+            raise ValueError("not registered")
+        return value
+
+    return Annotated[str, BeforeValidator(read), Registered(choices)]
+
+
 _LIST_OR_TEXT = {"anyOf": [{"type": "array"}, {"type": "string"}]}
 Bool = _kind(bool, read_bool, "a switch: True or False (also yes/no, on/off)")
 Int = integer()

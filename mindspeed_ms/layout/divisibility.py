@@ -94,8 +94,9 @@ def _misfit(name, value, by, unit, hint):
 
 
 def value_of(model, name):
-    """The field `name` of a ModelDescription or of its `parallel`."""
-    return getattr(model if hasattr(model, name) else model.parallel, name)
+    """The field `name` of a ModelDescription or of its `parallel`; lists as the user wrote them."""
+    value = getattr(model if hasattr(model, name) else model.parallel, name)
+    return list(value) if isinstance(value, tuple) else value
 
 
 def check_model(model):

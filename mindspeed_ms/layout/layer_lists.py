@@ -80,7 +80,7 @@ def fitted_rows(value, name, pp, vpp, order="pp_vpp", standalone_embedding=False
     columns = len(rows[0])
     if len(rows) == pp and vpp in (None, columns):
         return rows
-    wanted = f"[{pp}][{vpp if vpp is not None else 'vpp'}]"
+    given, wanted = parse_layer_list(value, name), f"[{pp}][{vpp if vpp is not None else 'vpp'}]"
     hint = ""
     if columns == pp and vpp in (None, len(rows)):
         other = "pp_vpp" if order == "vpp_pp" else "vpp_pp"
@@ -88,7 +88,7 @@ def fitted_rows(value, name, pp, vpp, order="pp_vpp", standalone_embedding=False
     elif standalone_embedding:
         hint = f" With standalone_embedding_stage the first stage may be left out: [{pp - 1}][..]."
     raise LayoutError(
-        f"{name} {value} has the shape [{len(rows)}][{columns}] (stages, chunks), but the pipeline has {wanted} "
+        f"{name} {given} has the shape [{len(rows)}][{columns}] (stages, chunks), but the pipeline has {wanted} "
         f"(pipeline_model_parallel_size {pp}, virtual_pipeline_model_parallel_size {vpp})." + hint
     )
 

@@ -35,17 +35,17 @@ class ParallelDescription:
     virtual_pipeline_model_parallel_size: int | None
     num_layers_per_virtual_pipeline_stage: int | None
     microbatch_group_size_per_virtual_pipeline_stage: int | None
-    num_layer_list: list | None
+    num_layer_list: tuple | None
     num_layer_list_order: str
-    noop_layers: list | None
+    noop_layers: tuple | None
     standalone_embedding_stage: bool
     num_layers_in_first_pipeline_stage: int | None
     num_layers_in_last_pipeline_stage: int | None
     account_for_embedding_in_pipeline_split: bool
     account_for_loss_in_pipeline_split: bool
-    recompute: list | None
-    select_recompute: list | None
-    select_comm_recompute: list | None
+    recompute: tuple | None
+    select_recompute: tuple | None
+    select_comm_recompute: tuple | None
     variable_seq_lengths: bool
     overlap_p2p_comm: bool
     deallocate_pipeline_outputs: bool
@@ -85,14 +85,14 @@ class ModelDescription:
 
     Attributes:
         architecture (str): kind of the "embedding", "layer" and "head" describers, see `describers.registry`.
-        adapters (tuple[str]): kinds of the adapter describers, applied to every linear.
+        adapters (tuple[Adapter]): see `layout.adapters`; with one, everything else is frozen.
         num_tokentypes (int): rows of the token type table; 0 without one.
         kv_channels (Optional[int]): width of a head where it was given; None follows from hidden_size, see `head_dim`.
         micro_batch_size (int): rows of a micro-batch.
     """
 
     architecture: str
-    adapters: tuple[str, ...]
+    adapters: tuple
     vocab_size: int
     num_layers: int
     hidden_size: int
@@ -134,7 +134,7 @@ class ModelDescription:
     num_experts: int
     moe_ffn_hidden_size: int | None
     moe_grouped_gemm: bool
-    moe_layer_freq: list | None
+    moe_layer_freq: tuple | None
     first_k_dense_replace: int | None
     n_shared_experts: int | None
     moe_shared_expert_intermediate_size: int | None

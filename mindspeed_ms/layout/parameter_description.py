@@ -70,14 +70,13 @@ class ParameterDescription:
         return local_name.removesuffix(self.local_name) + (self.shared_with or self.name)
 
     def counts_in_norm(self, coordinates):
-        """True on the ranks that add this parameter to a global norm, each element once per data-parallel copy."""
+        """True on the ranks that add this parameter to a global norm, each element once per data-parallel copy.
+
+        Megatron's rule: of a tied embedding the first stage's copy, of replicated parameters the first tensor rank's.
+        """
         rank = coordinates.expert_tp if self.expert else coordinates.tp
-        return self.trainable and counts_once(self.tensor_parallel, self.shared_with is not None, rank)
-
-
-def counts_once(tensor_parallel, is_copy, tensor_rank):
-    """Megatron's rule of the ranks that count a parameter: no copy, and of what all tensor ranks hold the first's."""
-    return not is_copy and (tensor_parallel or tensor_rank == 0)
+        is_copy = self.shared and coordinates.pp > 0
+        return self.trainable and not is_copy and (self.tensor_parallel or rank == 0)
 
 
 def decays(name, shape):

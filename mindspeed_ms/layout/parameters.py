@@ -8,6 +8,7 @@ from dataclasses import replace
 from math import prod
 
 from mindspeed_ms.layout import describers as _all_describers  # noqa: F401  (registers them)
+from mindspeed_ms.layout.adapters import adapt
 from mindspeed_ms.layout.describers.gpt import WORD_EMBEDDINGS
 from mindspeed_ms.layout.describers.registry import RankParts, describer
 from mindspeed_ms.layout.divisibility import check_model
@@ -68,7 +69,7 @@ def _describe(model, rank, stages, stage):
             found += [replace(one, layer=layer) for one in layer_of(model, rank, layer)]
         found += head(model, rank) if stages.has_head(stage, chunk) else []
         descriptions += [replace(one, chunk=chunk) for one in found]
-    return descriptions
+    return adapt(model, rank, descriptions)
 
 
 def count_parameters(model):

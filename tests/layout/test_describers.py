@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from mindspeed_ms.config.model_description import describe_model
+from mindspeed_ms.layout.adapters import Adapter
 from mindspeed_ms.layout.describers import registry
 from mindspeed_ms.layout.errors import LayoutError
 from mindspeed_ms.layout.layer_parameters import EmbeddingTable, Linear
@@ -26,13 +27,13 @@ def registered(monkeypatch):
     @registry.register_describer("attention", "toy")
     def describe_toy(model, rank):
         sizes = {"input_size": model.hidden_size, "output_size": model.hidden_size, "initializer": model.initializers.block}
-        return registry.describe_linear(model, rank, "mix", Linear(column=True, **sizes, bias=None))
+        return registry.describe_linear(rank, "mix", Linear(column=True, **sizes, bias=None))
 
     @registry.register_describer("adapter", "toy")
-    def describe_low_rank(model, rank, linear, part):
-        table = EmbeddingTable(rows=2, width=linear.input_size, initializer=linear.initializer, is_cut=False)
-        described = registry.placed("adapter", table.describe(part))
-        return [replace(one, expert=linear.expert) for one in described]
+    def describe_low_rank(weight, part, adapter):
+        width = weight.sharding.global_shape[1]
+        table = EmbeddingTable(rows=adapter.rank, width=width, initializer=weight.initializer, is_cut=False)
+        return registry.placed("adapter", table.describe(part))
 
     return registry
 
@@ -51,14 +52,23 @@ def test_another_attention_kind_needs_no_edit(registered):
         registered.register_describer("attention", "toy")(names_of)
 
 
-def test_an_adapter_adds_to_every_linear_and_all_layouts_hold_the_same_state(registered):
+def test_adapters_add_to_their_targets_alone_and_all_layouts_hold_the_same_state(registered):
+    """Special settings of a cell come before general ones; everything else is frozen."""
     plain = describe_model(configured(2, 1, 4, moe=MOE))
-    model = replace(plain, adapters=("toy",))
+    special = Adapter("toy", (rf"{LAYER}\.attention\.qkv_proj",), rank=3, alpha=1.0)
+    model = replace(
+        plain, adapters=(special, Adapter("toy", (r".*_proj", r".*\.mlp\..*(mapping|projection)"), rank=2, alpha=1.0))
+    )
     added = set(names_of(model)) - set(names_of(plain))
     linears = {name.removesuffix(".weight") for name in names_of(plain) if "_proj." in name or ".mlp." in name}
     linears = {name for name in linears if not name.endswith(("router.gating", "router.expert_bias"))}
     assert added == {f"{linear}.adapter.weight" for linear in linears}
     assert f"{LAYER}.mlp.experts.local_experts.7.mapping.adapter.weight" in added
+    described = {one.name: one for one in describe_whole_model(model)}
+    assert {name for name, one in described.items() if one.trainable} == added
+    rows = {one.sharding.global_shape[0]: one.layer for one in described.values() if "qkv_proj.adapter" in one.name}
+    assert rows[3] == 2 and set(rows) == {2, 3}
+    assert all(described[name].expert == ("local_experts" in name) for name in added)
     pieces, layout = {}, WorldLayout.from_description(model.parallel, 8)
     whole = {one.name: np.random.default_rng(0).normal(size=one.sharding.global_shape) for one in describe_whole_model(model)}
     for rank in range(8):

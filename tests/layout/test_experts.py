@@ -10,7 +10,6 @@ from mindspeed_ms.config.model_description import describe_model
 from mindspeed_ms.core.dist_checkpointing.manifest import Manifest, StoredTensor, whole_slice
 from mindspeed_ms.core.dist_checkpointing.reader import CheckpointReader
 from mindspeed_ms.core.dist_checkpointing.shard_file import Entry, write_shard
-from mindspeed_ms.layout.parameter_description import counts_once
 from mindspeed_ms.layout.parameters import count_parameters, describe_parameters, describe_whole_model
 from mindspeed_ms.layout.ranks import WorldLayout
 from mindspeed_ms.layout.sharding import uncovered
@@ -63,7 +62,7 @@ def save(folder, model, world, state):
     manifest, held = Manifest(iteration=1), [[] for _ in range(world)]
     for at, one in held_by_ranks(model, world):
         copy = at.expert_dp if one.expert else at.dp
-        if copy == 0 and counts_once(one.tensor_parallel, False, at.expert_tp if one.expert else at.tp):
+        if copy == 0 and (one.tensor_parallel or (at.expert_tp if one.expert else at.tp) == 0):
             held[at.rank].append(one)
     for rank, parts in enumerate(held):
         name = f"state_{rank:05d}.safetensors"

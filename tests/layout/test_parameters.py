@@ -301,6 +301,10 @@ def test_a_description_is_built_once_from_either_configuration():
     assert (description.head_dim, description.kv_channels, description.parallel.order) == (4, None, "cp-tp-dp-pp")
     with pytest.raises(FrozenInstanceError):
         description.hidden_size = 32
+    parallel = ModelParallelConfig(pipeline_model_parallel_size=2, num_layer_list=[[1], [1]])
+    listed = describe_model(TransformerConfig(64, 2, 4, 16, 32, seq_length=8, parallel_config=parallel))
+    parallel.num_layer_list[0][0] = 2
+    assert listed.parallel.num_layer_list == ((1,), (1,)) and hash(listed)
     for other in (AllConfig(), ModelParallelConfig(), {"hidden_size": 4}):
         with pytest.raises(
             ValueError, match=f"a {type(other).__name__} does not describe a model: expected a TransformerConfig"

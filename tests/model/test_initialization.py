@@ -27,12 +27,18 @@ def _add_adapters(cell):
 
 
 def experts(ep):
-    """A user's own cell with four toy experts spread over `ep` ranks: `{global name: (sharding, values)}`."""
+    """A user's own cell with four toy experts spread over `ep` ranks: `{global name: (sharding, values)}`.
+
+    Beside their adapters they hold what the describer of experts says.
+    """
     from mindspore import nn
 
+    from mindspeed_ms.config import MoEConfig
+    from mindspeed_ms.config.model_description import describe_model
     from mindspeed_ms.core import parallel_state
     from mindspeed_ms.core.tensor_parallel import deferred_initialization, initialize_parameters, place_globally
     from mindspeed_ms.core.tensor_parallel.cell import global_name
+    from mindspeed_ms.layout.describers.registry import RankParts, describer
     from mindspeed_ms.legacy.model.transformer import ParallelMLP
 
     class Experts(nn.Cell):
@@ -48,17 +54,23 @@ def experts(ep):
             super().__init__()
             self.mlp = Experts(config)
 
-    config = builders.make_config(builders.LLAMA, expert_model_parallel_size=ep)
+    moe = {"moe_config": MoEConfig(num_experts=4, moe_ffn_hidden_size=48)}
+    config = builders.make_config({**builders.LLAMA, **moe}, expert_model_parallel_size=ep)
     builders.start(config)
     with deferred_initialization():
         cell = Own(config)
         _add_adapters(cell)
     initialize_parameters(cell)
     assert all(name.startswith("mlp.local_experts.") for name in _values(cell))
-    return {
+    model = describe_model(config)
+    described = describer("mlp", "experts")(model, RankParts.of(model, parallel_state.get_coordinates()))
+    values = {
         global_name(name, parameter): (parameter.sharding, parameter.asnumpy().copy())
         for name, parameter in cell.parameters_and_names()
     }
+    plain = {name: sharding for name, (sharding, _) in values.items() if "adapter" not in name}
+    assert plain == {one.name.replace("experts", "mlp", 1): one.sharding for one in described if one.expert}
+    return values
 
 
 def test_experts_start_by_their_global_number(world):
@@ -95,46 +107,48 @@ def test_adapters_and_model_start_alike_in_every_layout(world):
             np.testing.assert_array_equal(values, two[name], err_msg=name)
 
 
-def toy_attention(tensor_parallel_size):
-    """A model with another attention kind: described and built from one place, without an edit of existing modules."""
-    from mindspeed_ms.config.model_description import describe_model
+def toy_attention(tensor_parallel_size, **recompute):
+    """A model with another attention kind, described, built and configured without an edit of existing modules."""
+    from unittest.mock import patch
+
+    from mindspeed_ms.config import init_configs_from_dict
     from mindspeed_ms.core import parallel_state
     from mindspeed_ms.core.tensor_parallel.layers import build_linear
     from mindspeed_ms.layout.describers import registry
     from mindspeed_ms.layout.layer_parameters import Linear
     from mindspeed_ms.layout.parameters import describe_parameters
-    from mindspeed_ms.legacy.model import transformer_layer
-    from mindspeed_ms.legacy.model.module import Module
+    from mindspeed_ms.legacy.model import parts
 
     def linears(model):
         sizes = {"input_size": model.hidden_size, "output_size": model.hidden_size, "initializer": model.initializers.block}
         return {"up": Linear(column=True, **sizes, bias=None), "down": Linear(column=False, **sizes, bias=None)}
 
     def describe(model, rank):
-        return [one for name, linear in linears(model).items() for one in registry.describe_linear(model, rank, name, linear)]
+        return [one for name, linear in linears(model).items() for one in registry.describe_linear(rank, name, linear)]
 
-    class Mixer(Module):
-        names_are_global = False
-
+    class Mixer(parts.LayerPart):
         def __init__(self, config, layer_number, attention_type=None, attn_mask_type=None):
             super().__init__(config)
-            made = linears(describe_model(config))
-            self.up = build_linear(made["up"], config)
-            self.down = build_linear(made["down"], config, input_is_parallel=True)
+            made = linears(self.described.model)
+            self.up = build_linear(made["up"], self.described)
+            self.down = build_linear(made["down"], self.described, input_is_parallel=True)
 
         def construct(self, hidden_states, attention_mask=None, inference_params=None, rotary_pos_emb=None):
             return self.down(self.up(hidden_states)[0])
 
-    registry._DESCRIBERS["attention"].pop("mixer", None)
-    registry.register_describer("attention", "mixer")(describe)
-    transformer_layer.ATTENTIONS["mixer"] = Mixer
-    config = builders.make_config(builders.LLAMA, tensor_model_parallel_size=tensor_parallel_size)
-    config.fill(attention_type="mixer")
-    builders.start(config)
-    model = builders.make_model(config)
-    described = describe_parameters(describe_model(config), parallel_state.get_coordinates())
+    with patch.dict(registry._DESCRIBERS["attention"]), patch.dict(parts._CELLS["attention"]):
+        registry.register_describer("attention", "mixer")(describe)
+        parts.register_part("attention", "mixer")(Mixer)
+        parallel = {"tensor_model_parallel_size": tensor_parallel_size}
+        sections = {"model_config": {**builders.LLAMA, "attention_type": "mixer", **recompute}, "parallel_config": parallel}
+        config = init_configs_from_dict(sections).model_config
+        builders.start(config)
+        model = builders.make_model(config)
+        described = describe_parameters(model.described.model, parallel_state.get_coordinates())
     built = {name: parameter.sharding for name, parameter in model.parameters_and_names()}
     assert built == {one.local_name: one.sharding for one in described}
+    selective = {"recompute_granularity": "selective", "use_flash_attention": True}
+    assert all(layer.mlp.recompute_activation == (recompute == selective) for layer in model.language_model.encoder.layers)
     loss = float(model(**builders.batch(config)).asnumpy())
     return loss, _values(model)
 
@@ -145,6 +159,20 @@ def test_another_attention_kind(world):
     whole, joined = (builders.joined([values for _, values in results]) for results in (one, two))
     for name, values in whole.items():
         np.testing.assert_array_equal(values, joined[name])
+
+
+def test_a_kind_that_cannot_recompute_selectively_refuses_it(world):
+    """Under flash attention the MLP recomputes, whatever the attention."""
+    with pytest.raises(ValueError, match="Mixer recomputes nothing selectively"):
+        world(1)(toy_attention, 1, recompute_granularity="selective")
+    world(1)(toy_attention, 1, recompute_granularity="selective", use_flash_attention=True)
+
+
+def test_a_kind_is_known_only_while_it_is_registered():
+    from mindspeed_ms.config import ConfigError, init_configs_from_dict
+
+    with pytest.raises(ConfigError, match=r"attention_type.*expects one of self_attn"):
+        init_configs_from_dict({"model_config": {**builders.LLAMA, "attention_type": "mixer"}})
 
 
 def without_values():

@@ -104,7 +104,7 @@ def test_outputs(world):
 
 def bad_models():
     """Every refusal says which option, its value and what is expected."""
-    from mindspeed_ms.config import ModelParallelConfig, TransformerConfig
+    from mindspeed_ms.config import LoraConfig, ModelParallelConfig, MoEConfig, TransformerConfig
     from mindspeed_ms.legacy.model.gpt_model import GPTModel
     from mindspeed_ms.legacy.model.transformer import ParallelTransformerLayer
 
@@ -127,7 +127,10 @@ def bad_models():
         (r"hidden_act 'swish'", {"hidden_act": "swish"}),
         (r"normalization 'BatchNorm'", {"normalization": "BatchNorm"}),
         (r"position_embedding_type 'alibi'", {"position_embedding_type": "alibi"}),
-        (r"qk_layernorm", {"qk_layernorm": True}),
+        (r"model_config.qk_layernorm = True: norms of queries and keys is not available yet", {"qk_layernorm": True}),
+        (r"model_config.fp8_format = 'e4m3': is not available: there is no fp8", {"fp8_format": "e4m3"}),
+        (r"moe_config.num_experts = 4: a mixture of experts is not", {"moe_config": MoEConfig(num_experts=4)}),
+        (r"lora_config.use_lora = True: low-rank adapters is not", {"lora_config": LoraConfig(use_lora=True)}),
     ]
     for text, fields in cases:
         with pytest.raises(ValueError, match=text):
@@ -172,4 +175,4 @@ def _bad_calls(model, data):
 
 
 def test_errors(world):
-    assert world(2)(bad_models) == [17, 17]
+    assert world(2)(bad_models) == [20, 20]

@@ -1,5 +1,7 @@
 """The cells hold exactly the parameters that `layout` computes from the configuration, and start alike everywhere."""
 
+from dataclasses import fields
+
 import numpy as np
 import pytest
 
@@ -49,6 +51,17 @@ LAYOUTS = {
 }
 
 
+PUBLIC_ATTRIBUTES = {
+    "sharding": "sharding",
+    "tensor_parallel": "tensor_model_parallel",
+    "sequence_parallel": "sequence_parallel",
+    "shared": "shared_embedding",
+    "expert": "is_expert",
+    "grouping": "grouping",
+    "trainable": "requires_grad",
+}
+
+
 def world_size(parallel):
     """Ranks that a layout needs."""
     return parallel.get("tensor_model_parallel_size", 1) * parallel.get("pipeline_model_parallel_size", 1)
@@ -62,6 +75,7 @@ def parameters(model_fields, parallel):
     from mindspeed_ms.core.optimizer.clip_grads import counts_in_norm
     from mindspeed_ms.core.optimizer.optimizer_config import OptimizerConfig
     from mindspeed_ms.core.optimizer.param_groups import has_no_weight_decay
+    from mindspeed_ms.core.tensor_parallel.cell import description_of
     from mindspeed_ms.layout.parameters import describe_parameters
 
     config = builders.make_config(model_fields, **parallel)
@@ -73,49 +87,28 @@ def parameters(model_fields, parallel):
         for name, parameter in builders.make_model(config).parameters_and_names():
             assert parameter.name == name
             values[name] = (parameter.sharding, parameter.float().asnumpy().copy())
-            found.append(
-                (
-                    name,
-                    parameter.sharding,
-                    tuple(parameter.shape),
-                    dtype_name(parameter.dtype),
-                    parameter.description.initializer,
-                    parameter.tensor_model_parallel,
-                    parameter.sequence_parallel,
-                    parameter.shared_embedding,
-                    parameter.is_expert,
-                    parameter.grouping,
-                    chunk,
-                    not has_no_weight_decay(name, parameter, settings),
-                    counts_in_norm(parameter),
-                    _original(name, parameter.description),
-                )
-            )
+            facts = fields_of(description_of(parameter))
+            place = (chunk, _original(name, parameter.description))
+            rules = (not has_no_weight_decay(name, parameter, settings), counts_in_norm(parameter))
+            assert all(getattr(parameter, key) == facts[field] for field, key in PUBLIC_ATTRIBUTES.items())
+            assert (tuple(parameter.shape), dtype_name(parameter.dtype)) == (facts["sharding"].local_shape, facts["dtype"])
+            found.append((name, facts, place, rules))
     at = parallel_state.get_coordinates()
     described = [
-        (
-            item.local_name,
-            item.sharding,
-            item.sharding.local_shape,
-            item.dtype,
-            item.initializer,
-            item.tensor_parallel,
-            item.sequence_parallel,
-            item.shared,
-            item.expert,
-            item.grouping,
-            item.chunk,
-            item.decay,
-            item.counts_in_norm(at),
-            item.shared_with,
-        )
-        for item in describe_parameters(describe_model(config), at)
+        (one.local_name, fields_of(one), (one.chunk, one.shared_with), (one.decay, one.counts_in_norm(at)))
+        for one in describe_parameters(describe_model(config), at)
     ]
     missing, extra = [
         [item for item in these if item not in those] for these, those in ((described, found), (found, described))
     ]
     assert not missing and not extra, f"described only: {missing}; found only: {extra}"
     return values
+
+
+def fields_of(description):
+    """Fields that do not depend on the place in the model: a cell does not know that."""
+    place = ("name", "local_name", "chunk", "layer", "shared_with")
+    return {field.name: getattr(description, field.name) for field in fields(description) if field.name not in place}
 
 
 def _original(name, description):
@@ -162,3 +155,44 @@ def first_loss():
 
 def test_first_loss_is_uniform(world):
     assert abs(world(1)(first_loss)[0] - np.log(512)) < 0.05
+
+
+def users_parameter():
+    """Descriptions of a user's Parameter and of a layer's weight, both with attributes that the user set."""
+    from mindspore import Parameter, Tensor
+
+    from mindspeed_ms.core.tensor_parallel.cell import description_of
+    from mindspeed_ms.legacy.model.norms import RMSNorm
+
+    builders.start(builders.make_config(builders.LLAMA))
+    own, layers = Parameter(Tensor(np.ones((4, 2), np.float32)), requires_grad=False), RMSNorm(4).weight
+    own.tensor_model_parallel = own.is_expert = layers.sequence_parallel = True
+    return description_of(own), description_of(layers)
+
+
+def test_megatrons_attributes_describe_a_users_parameter(world):
+    """What a user sets is not ignored, neither on a parameter without a description nor on a layer's."""
+    own, layers = world(1)(users_parameter)[0]
+    assert own.sharding.global_shape == (4, 2) and own.original_name("head.weight") == "head.weight"
+    assert own.tensor_parallel and own.expert and not (own.trainable or own.sequence_parallel or own.shared)
+    assert layers.sequence_parallel and layers.trainable and not layers.tensor_parallel
+
+
+def token_types():
+    """Names and shapes of a built and a described model with token types; the descriptions that its cells hold."""
+    from mindspeed_ms.layout.parameters import describe_parameters
+    from mindspeed_ms.legacy.model.module import Module
+
+    config = builders.make_config({**builders.GPT2, "num_layers": 2})
+    builders.start(config)
+    model = builders.make_model(config, num_tokentypes=2)
+    described = {one.name: one.sharding.global_shape for one in describe_parameters(model.described.model)}
+    built = {name: tuple(parameter.shape) for name, parameter in model.parameters_and_names()}
+    modules = [cell for _, cell in model.cells_and_names() if isinstance(cell, Module) and cell.described.model]
+    return built, described, len(modules), len({id(cell.described.model) for cell in modules})
+
+
+def test_a_model_builds_one_description_with_its_token_types(world):
+    built, described, modules, descriptions = world(1)(token_types)[0]
+    assert built == described and built["language_model.embedding.tokentype_embeddings.weight"] == (2, 64)
+    assert modules > 10 and descriptions == 1

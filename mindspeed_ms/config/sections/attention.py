@@ -1,12 +1,13 @@
 """The part of `model_config` about attention and positions (RoPE), and its mappings `fa_config` and `rope_scaling`."""
 
+from functools import partial
 from typing import ClassVar
 
 from mindspeed_ms.config import conversions
 from mindspeed_ms.config.sections.base import Section
 from mindspeed_ms.config.sections.field import COMPARED, OFF, SWITCH, TAKEN, Alias, field
 from mindspeed_ms.config.sections.layers import ONE_KERNEL
-from mindspeed_ms.config.values import Bool, Int, PositiveFloat, PositiveInt, Probability, integer, number, one_of
+from mindspeed_ms.config.values import Bool, Int, PositiveFloat, PositiveInt, Probability, integer, number, one_of, registered
 from mindspeed_ms.layout.describers import kinds
 
 POSITION_TYPES = ("absolute", "learned_absolute", "rope", "none")
@@ -161,7 +162,9 @@ class RopeScalingConfig(Section):
 class AttentionFields(Section):
     """Attention: heads, groups, biases, the fused operator."""
 
-    attention_type: one_of(*kinds("attention")) = field("self_attn", "Kind of attention.", "注意力的种类。", "error")
+    attention_type: registered(partial(kinds, "attention")) = field(
+        "self_attn", "Kind of attention.", "注意力的种类。", "error"
+    )
     group_query_attention: Bool = field(
         False, "Several query heads share one key/value head.", "多个查询头共用一组键值头。", "parameters", checkpoint=COMPARED
     )

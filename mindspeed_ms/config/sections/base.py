@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from mindspeed_ms.config.errors import ConfigError, Problem
 from mindspeed_ms.config.sections.field import is_link, option_of
-from mindspeed_ms.config.values import Kind
+from mindspeed_ms.config.values import Kind, Registered
 from mindspeed_ms.spelling import did_you_mean
 
 
@@ -205,7 +205,10 @@ def _problems_of(item, section):
 
 
 def choices(info):
-    """The strings a one_of field takes, () for any other field."""
+    """The strings a one_of or registered field takes, () for any other field."""
+    for mark in info.metadata:
+        if isinstance(mark, Registered):
+            return tuple(mark.choices())
     return tuple(item for part in (info.annotation, *get_args(info.annotation)) for item in _literals(part))
 
 

@@ -9,8 +9,8 @@ from typing import Any
 
 from mindspeed_ms.core.device import dtype_name
 from mindspeed_ms.core.dist_checkpointing.manifest import DTYPE_BYTES, optimizer_key, whole_slice
-from mindspeed_ms.core.tensor_parallel.cell import global_name
-from mindspeed_ms.layout.sharding import FlatSlice, ParameterSharding
+from mindspeed_ms.core.tensor_parallel.cell import description_of, global_name
+from mindspeed_ms.layout.sharding import FlatSlice
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ def model_tensors(model):
     for chunk in model:
         parts = _sharded_parts(chunk)
         for name, param in getattr(chunk, "module", chunk).parameters_and_names():
-            key, grouping = global_name(name, param), getattr(param, "grouping", None)
+            key, grouping = global_name(name, param), description_of(param).grouping
             if id(param) in parts:
                 for piece, tensor in parts[id(param)]:
                     yield ShardedTensor(key, piece, tensor, grouping, name)
@@ -59,14 +59,14 @@ def model_tensors(model):
 def optimizer_tensors(optimizer):
     """ShardedTensor of every moment and master that this rank's optimizer holds."""
     for piece, state in optimizer.pieces_with_states():
-        key, grouping = global_name(piece.name, piece.param), getattr(piece.param, "grouping", None)
+        key, grouping = global_name(piece.name, piece.param), description_of(piece.param).grouping
         part = FlatSlice(_sharding_of(piece.param, piece.shape), piece.offset, piece.offset + piece.stop - piece.start)
         for name, tensor in state.items():
             yield ShardedTensor(optimizer_key(name, key), part, tensor, grouping, f"{name}.{piece.name}")
 
 
 def _sharding_of(param, shape):
-    sharding = getattr(param, "sharding", None) or ParameterSharding.replicated(tuple(shape))
+    sharding = description_of(param, shape).sharding
     if sharding.local_shape != tuple(shape):
         raise ValueError(f"{param.name} has shape {tuple(shape)}, but its description says {sharding.local_shape}.")
     return sharding

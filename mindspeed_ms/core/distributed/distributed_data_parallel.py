@@ -12,6 +12,7 @@ from mindspeed_ms.core.distributed.param_and_grad_buffer import ParamAndGradBuff
 from mindspeed_ms.core.distributed.param_gather import OverlappedParamGather
 from mindspeed_ms.core.distributed.sharded_units import ShardedUnits
 from mindspeed_ms.core.distributed.sharding import make_sharding
+from mindspeed_ms.core.tensor_parallel.cell import description_of
 
 
 class DistributedDataParallel(nn.Cell):
@@ -69,7 +70,8 @@ class DistributedDataParallel(nn.Cell):
         kinds = {}
         for name, param in self.module.parameters_and_names():
             if param.requires_grad:
-                kinds.setdefault((param.dtype, self._grad_dtype(param), is_expert(param)), []).append((name, param))
+                kind = param.dtype, self._grad_dtype(param), description_of(param).expert
+                kinds.setdefault(kind, []).append((name, param))
         # a pipeline stage may hold nothing but no-op layers
         if not kinds and parallel_state.get_pipeline_model_parallel_world_size() == 1:
             raise ValueError(f"{type(self.module).__name__} has no parameter that requires a gradient: nothing to train.")
@@ -268,11 +270,6 @@ class DistributedDataParallel(nn.Cell):
     def nbytes(self):
         """Bytes of all parameter and gradient buffers."""
         return sum(buffer.nbytes for buffer in self.buffers)
-
-
-def is_expert(param):
-    """Whether a parameter belongs to an expert (its layer said so)."""
-    return bool(getattr(param, "is_expert", False))
 
 
 def unwrap_model(model):

@@ -7,6 +7,7 @@ ranks that saw different tokens, tied embeddings, division by the number of toke
 import numpy as np
 
 from mindspeed_ms.core import parallel_state, storage
+from mindspeed_ms.core.tensor_parallel.cell import description_of
 
 
 def finalize_model_grads(model, num_tokens=None):
@@ -38,7 +39,7 @@ def _allreduce_sequence_parallel_grads(model):
     """Sum over the tensor-parallel group what each rank computed from its own part of the sequence."""
     if parallel_state.get_tensor_model_parallel_world_size() == 1:
         return
-    grads = [param.main_grad for param in _trainable_parameters(model) if getattr(param, "sequence_parallel", False)]
+    grads = [param.main_grad for param in _trainable_parameters(model) if description_of(param).sequence_parallel]
     _allreduce_coalesced(grads, parallel_state.get_tensor_model_parallel_group())
 
 
@@ -52,7 +53,7 @@ def _allreduce_embedding_grads(model):
     if group.size > 1:
         for param in _trainable_parameters(model):
             # where gradients are sharded, both stages hold the same piece, maybe none
-            if getattr(param, "shared_embedding", False) and param.main_grad.size:
+            if description_of(param).shared and param.main_grad.size:
                 group.all_reduce_in_place(param.main_grad, op="sum")
 
 

@@ -10,9 +10,10 @@ from mindspeed_ms.core.device import dtype_name, dtype_size
 from mindspeed_ms.core.distributed.bucket import Bucket
 from mindspeed_ms.core.distributed.buffer_layout import alignments, plan_buffer
 from mindspeed_ms.core.distributed.sharded_bucket import ShardedGradBucket, ShardedParamBucket
+from mindspeed_ms.core.logging import logger
+from mindspeed_ms.core.tensor_parallel.cell import description_of
 
 __all__ = ["Bucket", "ParamAndGradBuffer"]
-from mindspeed_ms.core.logging import logger
 
 
 class ParamAndGradBuffer:
@@ -82,11 +83,8 @@ class ParamAndGradBuffer:
 
     def _plan(self, bucket_size, unit_of):
         config = self.ddp_config
-        alone = [
-            index
-            for index, param in enumerate(self.params)
-            if config.shards_optimizer and getattr(param, "shared_embedding", False)
-        ]
+        shared = [index for index, param in enumerate(self.params) if description_of(param).shared]
+        alone = shared if config.shards_optimizer else []
         parameter_alignment, bucket_alignment = alignments(
             self.data_parallel_group.size, dtype_size(self.param_dtype), config.shards_optimizer, config.enable_mem_align
         )

@@ -11,14 +11,12 @@ import numpy as np
 
 from mindspeed_ms import ops
 from mindspeed_ms.core import parallel_state, storage
-from mindspeed_ms.layout.parameter_description import counts_once
+from mindspeed_ms.core.tensor_parallel.cell import description_of
 
 
-def counts_in_norm(param, is_expert=False):
+def counts_in_norm(param):
     """Whether this rank's copy of a parameter is the one that counts in norms."""
-    is_copy = getattr(param, "shared_embedding", False) and not parallel_state.is_pipeline_first_stage(ignore_virtual=True)
-    rank = parallel_state.get_expert_tensor_parallel_rank() if is_expert else parallel_state.get_tensor_model_parallel_rank()
-    return counts_once(getattr(param, "tensor_model_parallel", False), is_copy, rank)
+    return description_of(param).counts_in_norm(parallel_state.get_coordinates())
 
 
 class ModelStatistics:
@@ -39,10 +37,10 @@ class ModelStatistics:
             self._add(shard, slice_of, shard.buffer.is_expert)
 
     def _add(self, shard, slice_of, expert):
-        runs = shard.runs_by(lambda piece: True if counts_in_norm(piece.param, expert) else None)
+        runs = shard.runs_by(lambda piece: True if counts_in_norm(piece.param) else None)
         self._local[expert] += [slice_of(shard, run.start, run.stop) for run in runs]
         self._padding[expert] += sum(run.stop - run.start for run in runs) - sum(
-            piece.stop - piece.start for piece in shard.pieces if counts_in_norm(piece.param, expert)
+            piece.stop - piece.start for piece in shard.pieces if counts_in_norm(piece.param)
         )
         sharding = shard.buffer.sharding
         if sharding is not None and sharding.group not in self._groups[expert]:

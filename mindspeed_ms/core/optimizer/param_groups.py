@@ -3,7 +3,7 @@
 import math
 
 from mindspeed_ms.core import parallel_state
-from mindspeed_ms.core.distributed.distributed_data_parallel import is_expert
+from mindspeed_ms.core.tensor_parallel.cell import description_of
 from mindspeed_ms.layout.parameter_description import decays
 
 
@@ -30,15 +30,15 @@ def get_param_groups(named_params, config, no_weight_decay_cond=None, scale_lr_c
         no_decay = no_weight_decay_cond(name, param) if no_weight_decay_cond else has_no_weight_decay(name, param, config)
         scaled = bool(scale_lr_cond(name, param)) if scale_lr_cond else False
         decoupled = config.decoupled_lr is not None and is_embedding_or_output(param)
-        key = (0.0 if no_decay else 1.0, lr_mult if scaled else 1.0, is_expert(param), decoupled)
+        key = (0.0 if no_decay else 1.0, lr_mult if scaled else 1.0, description_of(param).expert, decoupled)
         groups.setdefault(key, []).append((name, param))
     return [_make_group(key, members, config) for key, members in groups.items()]
 
 
 def is_embedding_or_output(param):
     """Whether a parameter is the word embedding or the output layer: its layer says so."""
-    marked = getattr(param, "is_embedding_or_output_parameter", False)
-    return bool(marked) or getattr(param, "grouping", None) == "vocab"
+    marked = getattr(param, "is_embedding_or_output_parameter", False)  # of a user's layer, as in Megatron
+    return bool(marked) or description_of(param).grouping == "vocab"
 
 
 def has_no_weight_decay(name, param, config):

@@ -8,15 +8,27 @@ from the last; without it the outermost constructor ends with the last.
 
 import functools
 from contextlib import contextmanager
+from dataclasses import replace
 
 from mindspore import Parameter, nn, ops
 
 from mindspeed_ms.core import rng, storage
 from mindspeed_ms.core.device import dtype_name, initialize_device, to_dtype
 from mindspeed_ms.core.released_parameter import UnfilledParameter, mark_unfilled
-from mindspeed_ms.layout.sharding import ParameterSharding
+from mindspeed_ms.layout.parameter_description import ParameterDescription
+from mindspeed_ms.layout.sharding import Initializer, ParameterSharding
 
 _construction_depth = 0
+# field of ParameterDescription -> attribute of a Parameter
+_PUBLIC_ATTRIBUTES = {
+    "sharding": "sharding",
+    "tensor_parallel": "tensor_model_parallel",
+    "sequence_parallel": "sequence_parallel",
+    "shared": "shared_embedding",
+    "expert": "is_expert",
+    "grouping": "grouping",
+    "trainable": "requires_grad",
+}
 
 
 class ParallelCell(nn.Cell):
@@ -72,23 +84,41 @@ def create_parameter(description):
 
     Args:
         description (ParameterDescription): name, sharding, dtype, initializer, flags. It is kept as
-            `parameter.description`; the flags become the attributes that data parallelism and optimizer read.
+            `parameter.description`, see `set_description`.
     """
     parameter = Parameter(
         ops.zeros(tuple(description.sharding.local_shape), to_dtype(description.dtype)),
         name=description.name,
         requires_grad=description.trainable,
     )
-    parameter.description = description
-    parameter.sharding = description.sharding
-    parameter.tensor_model_parallel = description.tensor_parallel
-    parameter.sequence_parallel = description.sequence_parallel
-    parameter.shared_embedding = description.shared
-    parameter.is_expert = description.expert
-    parameter.grouping = description.grouping
+    set_description(parameter, description)
     parameter.keep_master_weight = False
     mark_unfilled(parameter)
     return parameter
+
+
+def set_description(parameter, description):
+    """Describe a Parameter: its `description`, and Megatron's public attributes with the same values."""
+    parameter.description = description
+    for field, attribute in _PUBLIC_ATTRIBUTES.items():
+        setattr(parameter, attribute, getattr(description, field))
+
+
+def description_of(parameter, shape=None):
+    """The ParameterDescription of a Parameter, with the values that a user gave Megatron's public attributes.
+
+    Args:
+        parameter (Parameter): one of a user's own cell needs no description; its name in the description is then empty,
+            relative to the parameter.
+        shape (Optional[tuple[int]]): of the whole parameter, where it is released (ZeRO-3).
+    """
+    description = getattr(parameter, "description", None)
+    if description is None:
+        sharding = ParameterSharding.replicated(tuple(parameter.shape if shape is None else shape))
+        description = ParameterDescription("", sharding, dtype_name(parameter.dtype), Initializer.zeros())
+    given = {field: getattr(parameter, name) for field, name in _PUBLIC_ATTRIBUTES.items() if hasattr(parameter, name)}
+    changed = {field: value for field, value in given.items() if value != getattr(description, field)}
+    return replace(description, **changed) if changed else description
 
 
 def place_globally(cell, name, local_name):
@@ -114,8 +144,7 @@ def _name_globally(cell):
 
 def global_name(name, parameter):
     """Global key of a parameter that its outermost cell calls `name`; of a tied copy the original's."""
-    description = getattr(parameter, "description", None)
-    return name if description is None else description.original_name(name)
+    return description_of(parameter).original_name(name)
 
 
 def initialize_parameters(cell, prefix=""):

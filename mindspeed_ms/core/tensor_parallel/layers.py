@@ -3,6 +3,7 @@
 from mindspore.common.initializer import Zero
 
 from mindspeed_ms import ops
+from mindspeed_ms.config.model_description import describe_config
 from mindspeed_ms.core import parallel_state
 from mindspeed_ms.core.device import dtype_name, to_dtype
 from mindspeed_ms.core.tensor_parallel.cell import ParallelCell
@@ -31,7 +32,8 @@ class _ParallelLinear(ParallelCell):
         self, input_size, output_size, config, is_expert, stride, tp_comm_buffer_name, param_init_dtype, compute_dtype
     ):
         super().__init__()
-        self.config = config
+        described = describe_config(config)
+        self.config = described.config
         self.input_size, self.output_size = input_size, output_size
         self.is_expert = is_expert
         if not isinstance(stride, int) or stride < 1:
@@ -42,7 +44,7 @@ class _ParallelLinear(ParallelCell):
                 f"{self._label}: tp_comm_buffer_name {tp_comm_buffer_name!r} names a buffer of Transformer Engine, "
                 "which is not used here: leave it None."
             )
-        self.settings = settings = LayerSettings.of(config)
+        self.settings = settings = LayerSettings.of(described)
         kind = "expert-tp" if is_expert else "tp"
         self.world_size = parallel_state.group_size(kind)
         self.rank = parallel_state.group_rank(kind)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from mindspeed_ms.config import ModelParallelConfig
-from mindspeed_ms.config.model_description import describe_model, describe_parallel
+from mindspeed_ms.config.model_description import DescribedConfig, describe_model, describe_parallel
 from mindspeed_ms.core import parallel_state
 from mindspeed_ms.core.device import dtype_name, to_dtype
 from mindspeed_ms.layout.layer_parameters import LayerPart
@@ -23,7 +23,14 @@ class LayerSettings:
 
     @classmethod
     def of(cls, config):
-        """The settings of a TransformerConfig, ModelDescription or ModelParallelConfig on the ranks that are there."""
+        """The settings of a TransformerConfig, DescribedConfig, ModelDescription or ModelParallelConfig on these ranks.
+
+        None gives those of a layer that stands alone: one rank's, in float32.
+        """
+        if isinstance(config, DescribedConfig):
+            config = config.model or config.config
+        if config is None:
+            return cls(False, False)
         if isinstance(config, ModelParallelConfig):
             parallel = describe_parallel(config)
             return cls(cuts_sequence(parallel), parallel.gradient_accumulation_fusion)

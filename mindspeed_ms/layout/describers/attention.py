@@ -30,4 +30,4 @@ def attention_linears(model):
 def describe_self_attention(model, rank):
     """Parameters of `ParallelAttention`."""
     linears = attention_linears(model).items()
-    return [description for name, linear in linears for description in describe_linear(model, rank, name, linear)]
+    return [description for name, linear in linears for description in describe_linear(rank, name, linear)]

@@ -27,7 +27,7 @@ def mlp_linears(model, width, expert=False):
 
 def _describe_mlp(model, rank, width, expert=False):
     linears = mlp_linears(model, width, expert).items()
-    return [description for name, linear in linears for description in describe_linear(model, rank, name, linear)]
+    return [description for name, linear in linears for description in describe_linear(rank, name, linear)]
 
 
 @register_describer("mlp", "dense")

@@ -8,7 +8,8 @@ A describer is a function `(model, rank, ...) -> list[ParameterDescription]` wit
     head        model.architecture        (model, rank)
     attention   model.attention_type      (model, rank)
     mlp         "dense" or "experts"      (model, rank)
-    adapter     each of model.adapters    (model, rank, linear, part), called for every linear with its LayerPart
+    adapter     of model.adapters         (weight, part, adapter): description and LayerPart of the weight of a targeted
+                                          cell, settings; names relative to the cell
 """
 
 from dataclasses import dataclass
@@ -83,10 +84,6 @@ def placed(prefix, descriptions):
     return [description.under(prefix) for description in descriptions]
 
 
-def describe_linear(model, rank, name, linear):
-    """A Linear at `name`, with what the model's adapters add below it."""
-    part = rank.expert_tensor if linear.expert else rank.tensor
-    descriptions = linear.describe(part)
-    for kind in model.adapters:
-        descriptions += describer("adapter", kind)(model, rank, linear, part)
-    return placed(name, descriptions)
+def describe_linear(rank, name, linear):
+    """A Linear at `name`."""
+    return placed(name, linear.describe(rank.expert_tensor if linear.expert else rank.tensor))

@@ -4,7 +4,6 @@ import math
 from dataclasses import replace
 
 from mindspeed_ms import ops
-from mindspeed_ms.config.model_description import describe_model
 from mindspeed_ms.core import parallel_state
 from mindspeed_ms.core.rng import get_rng_tracker
 from mindspeed_ms.core.tensor_parallel.layers import build_linear
@@ -14,6 +13,7 @@ from mindspeed_ms.layout.describers.attention import attention_linears
 from mindspeed_ms.legacy.model.attention_mask import expand_attention_mask, is_causal
 from mindspeed_ms.legacy.model.enums import AttnMaskType, AttnType, to_enum
 from mindspeed_ms.legacy.model.module import Module
+from mindspeed_ms.legacy.model.parts import LayerPart, register_part
 from mindspeed_ms.legacy.model.rotary_pos_embedding import apply_rotary_pos_emb, to_rotary_tables
 
 
@@ -40,6 +40,7 @@ class CoreAttention(Module):
         super().__init__(config)
         self.layer_number = max(1, layer_number)
         self.attn_mask_type = to_enum(AttnMaskType, attn_mask_type)
+        config = self.config
         self.attention_dropout = config.attention_dropout
         self.softmax_scale = float(self.layer_number) if config.apply_query_key_layer_scaling else 1.0
         self.softmax_in_fp32 = config.attention_softmax_in_fp32 or config.apply_query_key_layer_scaling
@@ -117,6 +118,7 @@ class FlashAttention(Module):
 
     def __init__(self, layer_number, config, attn_mask_type=AttnMaskType.padding):
         super().__init__(config)
+        config = self.config
         if config.apply_query_key_layer_scaling:
             raise ValueError(
                 "use_flash_attention cannot be combined with apply_query_key_layer_scaling: the fused operator keeps "
@@ -163,7 +165,8 @@ def _dropout_seed():
         return state.draw_seed()
 
 
-class ParallelAttention(Module):
+@register_part("attention", "self_attn")
+class ParallelAttention(LayerPart):
     """Self or cross attention with its heads cut over the tensor-parallel group.
 
     Args:
@@ -182,14 +185,12 @@ class ParallelAttention(Module):
             context parallelism, unknown kinds; in a call, `inference_params` (there is no inference here).
     """
 
-    names_are_global = False
-
     def __init__(self, config, layer_number, attention_type=AttnType.self_attn, attn_mask_type=AttnMaskType.padding):
         super().__init__(config)
         self.layer_number = max(1, layer_number)
         self.attention_type = to_enum(AttnType, attention_type)
         self.attn_mask_type = to_enum(AttnMaskType, attn_mask_type)
-        model = describe_model(config)
+        config, model = self.config, self.described.model
         heads, groups, self.head_size = model.num_attention_heads, model.query_groups, model.head_dim
         self.queries_per_group = divide(heads, groups, "num_attention_heads", "num_query_groups")
         tensor_parallel_size = parallel_state.get_tensor_model_parallel_world_size()
@@ -197,15 +198,19 @@ class ParallelAttention(Module):
         self.groups = divide(groups, tensor_parallel_size, "num_query_groups", "tensor_model_parallel_size")
         if parallel_state.get_context_parallel_world_size() > 1:
             raise ValueError("attention over a sequence cut over ranks is not available: set context_parallel_size 1.")
-        self._create_projections(config, model)
+        self._create_projections(model)
         core = FlashAttention if config.use_flash_attention else CoreAttention
-        self.core_attention = core(self.layer_number, config, self.attn_mask_type)
+        self.core_attention = core(self.layer_number, self.described, self.attn_mask_type)
         self.recompute_core_attention = False
         self.rotary_interleaved = config.rotary_interleaved
         self.apply_rope_fusion = config.apply_rope_fusion
 
-    def _create_projections(self, config, model):
-        linears = attention_linears(model)
+    def recompute_selectively(self):
+        """The core attention runs again in the backward."""
+        self.recompute_core_attention = True
+
+    def _create_projections(self, model):
+        linears, config = attention_linears(model), self.described
         qkv = linears["qkv_proj"]
         if self.attention_type == AttnType.self_attn:
             self.qkv_proj = build_linear(qkv, config, gather_output=False)

@@ -1,16 +1,13 @@
 """Word, position and token type embeddings. Source: Megatron's `Embedding` / `LanguageModelEmbedding`."""
 
-from dataclasses import replace
-
 from mindspore import Tensor, dtype
 
 from mindspeed_ms import ops
-from mindspeed_ms.config.model_description import describe_model
+from mindspeed_ms.config.model_description import describe_config
 from mindspeed_ms.core.device import to_dtype
 from mindspeed_ms.core.tensor_parallel.layers import VocabParallelEmbedding
 from mindspeed_ms.core.tensor_parallel.linear import cast
 from mindspeed_ms.core.tensor_parallel.mappings import scatter_to_sequence_parallel_region
-from mindspeed_ms.core.tensor_parallel.settings import LayerSettings
 from mindspeed_ms.layout.describers.gpt import embedding_tables
 from mindspeed_ms.legacy.model.module import Module
 from mindspeed_ms.legacy.model.transformer_layer import draw_keep_mask
@@ -23,7 +20,7 @@ class ReplicatedEmbedding(Module):
 
     def __init__(self, table, config):
         super().__init__(config)
-        self.create_parameters(table.describe(LayerSettings.of(config).part()))
+        self.create_parameters(table.describe(self.settings.part()))
 
     def construct(self, ids):
         """See the class."""
@@ -49,32 +46,27 @@ class Embedding(Module):
     """
 
     def __init__(self, hidden_size, vocab_size, max_sequence_length, embedding_dropout_prob, config, num_tokentypes=0):
-        super().__init__(config)
-        model = replace(
-            describe_model(config),
-            hidden_size=hidden_size,
-            vocab_size=vocab_size,
-            max_position_embeddings=max_sequence_length,
-            num_tokentypes=num_tokentypes,
-        )
+        sizes = {"hidden_size": hidden_size, "vocab_size": vocab_size, "max_position_embeddings": max_sequence_length}
+        super().__init__(describe_config(config, **sizes, num_tokentypes=num_tokentypes))
+        model = self.described.model
         self.embedding_dropout = embedding_dropout_prob
         self.num_tokentypes = num_tokentypes
-        self.sequence_parallel = LayerSettings.of(config).sequence_parallel
+        self.sequence_parallel = self.settings.sequence_parallel
         self.hidden_dtype = to_dtype(model.residual_connection_dtype)
         self.has_positions = model.has_position_table
         # Alone, the sum over the ranks can already leave each its part of the sequence.
         self.reduce_scatter = self.sequence_parallel and not self.has_positions and num_tokentypes == 0
         for name, table in embedding_tables(model).items():
-            setattr(self, name, self._cut_table(table, config) if table.is_cut else ReplicatedEmbedding(table, config))
+            setattr(self, name, self._cut_table(table) if table.is_cut else ReplicatedEmbedding(table, self.described))
         self._positions = {}
 
-    def _cut_table(self, table, config):
+    def _cut_table(self, table):
         return VocabParallelEmbedding(
             table.rows,
             table.width,
             init_method=table.initializer,
             reduce_scatter_embeddings=self.reduce_scatter,
-            config=config,
+            config=self.described,
             grouping=table.grouping,
         )
 

@@ -2,6 +2,7 @@
 
 from mindspore import dtype
 
+from mindspeed_ms.config.model_description import describe_config
 from mindspeed_ms.core.tensor_parallel.cross_entropy import VocabParallelCrossEntropy
 from mindspeed_ms.legacy.model.enums import AttnMaskType
 from mindspeed_ms.legacy.model.eos_mask import EosMask
@@ -73,7 +74,9 @@ class GPTModel(Module):
     """
 
     def __init__(self, config, num_tokentypes=0, parallel_output=True, pre_process=True, post_process=True, **kwargs):
-        super().__init__(config, not config.untie_embeddings_and_output_weights)
+        described = describe_config(config, num_tokentypes=num_tokentypes)
+        super().__init__(described, described.model.is_tied)
+        config = self.config
         unknown = sorted(set(kwargs) - {"eod", "reset_position_ids"})
         if unknown:
             raise ValueError(f"GPTModel does not know {unknown}: expected eod or reset_position_ids.")
@@ -88,7 +91,7 @@ class GPTModel(Module):
             batch_size = config.dataset_config.batch_size
             self.eod_mask = EosMask(batch_size, config.seq_length, self.eod, kwargs.get("reset_position_ids", False))
         self.language_model, _ = get_language_model(
-            config,
+            described,
             num_tokentypes=num_tokentypes,
             add_pooler=False,
             encoder_attn_mask_type=AttnMaskType.causal,
@@ -96,7 +99,7 @@ class GPTModel(Module):
             post_process=post_process,
         )
         if post_process:
-            self.parallel_lm_logits = ParallelLMLogits(config, bias=False, compute_dtype=config.compute_dtype)
+            self.parallel_lm_logits = ParallelLMLogits(described, bias=False, compute_dtype=config.compute_dtype)
             cross_entropy = VocabParallelCrossEntropy(overwrite_logits=True)
             self.loss = LossWithMask(cross_entropy, label_smoothing=config.label_smoothing)
         if not self.untie_embeddings_and_output_weights:

@@ -1,9 +1,10 @@
 """Embedding, layers and head weight of a language model. Source: Megatron's legacy `language_model.py`."""
 
-from mindspeed_ms.config.model_description import describe_model
+from mindspeed_ms.config.availability import require_model_available
+from mindspeed_ms.config.model_description import describe_config
 from mindspeed_ms.core import parallel_state
+from mindspeed_ms.core.tensor_parallel.cell import set_description
 from mindspeed_ms.core.tensor_parallel.layers import build_linear
-from mindspeed_ms.core.tensor_parallel.settings import LayerSettings
 from mindspeed_ms.core.tensor_parallel.utils import divide
 from mindspeed_ms.layout.describers.gpt import as_tied_copy, output_layer
 from mindspeed_ms.layout.divisibility import check_model
@@ -59,7 +60,8 @@ class TransformerLanguageModel(Module):
     parallelism).
 
     Raises:
-        ValueError: another architecture, or inputs of one; sequence length that tensor parallelism does not divide.
+        ValueError: settings of a feature that is not available, another architecture, or inputs of one; sequence length
+            that tensor parallelism does not divide.
     """
 
     def __init__(
@@ -76,21 +78,22 @@ class TransformerLanguageModel(Module):
         visual_encoder=None,
         **kwargs,
     ):
-        super().__init__(config)
-        model = describe_model(config)
+        super().__init__(describe_config(config, num_tokentypes=num_tokentypes))
+        config, described, model = self.config, self.described, self.described.model
         check_model(model)
-        _refuse_other_architectures(config, add_encoder, add_decoder, add_pooler, visual_encoder, kwargs)
+        require_model_available(config)
+        _refuse_other_architectures(add_encoder, add_decoder, add_pooler, visual_encoder, kwargs)
         self.pre_process, self.post_process = pre_process, post_process
         self.num_tokentypes = num_tokentypes
         self.encoder_hidden_state = None
-        self.sequence_parallel = LayerSettings.of(config).sequence_parallel
+        self.sequence_parallel = self.settings.sequence_parallel
         if pre_process:
             self.embedding = Embedding(
                 config.hidden_size,
                 config.vocab_size,
                 model.max_position_embeddings,
                 config.hidden_dropout,
-                config,
+                described,
                 num_tokentypes,
             )
         self.use_rope = config.position_embedding_type == "rope"
@@ -104,22 +107,22 @@ class TransformerLanguageModel(Module):
                 model.max_position_embeddings,
             )
         self.encoder = ParallelTransformer(
-            config,
+            described,
             self_attn_mask_type=to_enum(AttnMaskType, encoder_attn_mask_type),
             pre_process=pre_process,
             post_process=post_process,
         )
         if post_process:
-            self._create_output_layer(config, model)
+            self._create_output_layer(model)
 
-    def _create_output_layer(self, config, model):
+    def _create_output_layer(self, model):
         """The head's weight: its own, or on a last stage without the embedding a copy of the tied one."""
         if model.is_tied and self.pre_process:
             return
-        self.output_layer = build_linear(output_layer(model), config)
+        self.output_layer = build_linear(output_layer(model), self.described)
         if model.is_tied:
             weight = self.output_layer.weight
-            weight.description = as_tied_copy(model, weight.description.under("output_layer"))
+            set_description(weight, as_tied_copy(model, weight.description.under("output_layer")))
 
     def set_input_tensor(self, input_tensor):
         """Hidden states from the stage before: a Tensor, a list of one, or None.
@@ -190,19 +193,12 @@ class TransformerLanguageModel(Module):
         return length * parallel_state.get_tensor_model_parallel_world_size() if self.sequence_parallel else length
 
 
-def _refuse_other_architectures(config, add_encoder, add_decoder, add_pooler, visual_encoder, kwargs):
+def _refuse_other_architectures(add_encoder, add_decoder, add_pooler, visual_encoder, kwargs):
     refused = {
         "add_encoder=False": not add_encoder,
         "add_decoder=True": add_decoder,
         "add_pooler=True": add_pooler,
         "visual_encoder": visual_encoder is not None,
-        "qk_layernorm": config.qk_layernorm,
-        "multi_latent_attention": config.multi_latent_attention,
-        "apply_layernorm_1p": config.apply_layernorm_1p,
-        "rope_scaling": config.rope_scaling is not None,
-        "retro_add_retriever": config.retro_add_retriever,
-        "fp8_format": config.fp8_format is not None,
-        "num_experts above 1": config.moe_config.num_experts > 1,
     }
     given = [name for name, is_given in refused.items() if is_given] + sorted(kwargs)
     if given:

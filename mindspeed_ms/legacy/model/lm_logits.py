@@ -3,7 +3,6 @@
 from mindspeed_ms.core.device import to_dtype
 from mindspeed_ms.core.tensor_parallel.linear import linear_with_grad_accumulation_and_async_allreduce
 from mindspeed_ms.core.tensor_parallel.mappings import gather_from_tensor_model_parallel_region
-from mindspeed_ms.core.tensor_parallel.settings import LayerSettings
 from mindspeed_ms.layout.layer_parameters import Linear
 from mindspeed_ms.layout.sharding import Initializer
 from mindspeed_ms.legacy.model.module import Module
@@ -26,14 +25,14 @@ class ParallelLMLogits(Module):
 
     def __init__(self, config, bias=False, compute_dtype=None):
         super().__init__(config)
-        self.compute_dtype = to_dtype(compute_dtype or config.compute_dtype)
-        settings = LayerSettings.of(config)
+        settings = self.settings
+        self.compute_dtype = to_dtype(compute_dtype or settings.compute_dtype)
         self.sequence_parallel = settings.sequence_parallel
         self.fuse_accumulation = settings.gradient_accumulation_fusion
         self.bias = None
         if bias:
             zeros = Initializer.zeros()
-            sizes = {"input_size": config.hidden_size, "output_size": config.vocab_size}
+            sizes = {"input_size": self.config.hidden_size, "output_size": self.config.vocab_size}
             head = Linear(column=True, **sizes, initializer=zeros, bias=zeros, has_weight=False, grouping="vocab")
             self.create_parameters(head.describe(settings.part()))
 

@@ -3,12 +3,11 @@
 from mindspore import mint
 
 from mindspeed_ms import ops
-from mindspeed_ms.config.model_description import describe_model
 from mindspeed_ms.core.tensor_parallel.layers import build_linear
 from mindspeed_ms.core.tensor_parallel.linear import cast
 from mindspeed_ms.core.tensor_parallel.random import checkpoint
 from mindspeed_ms.layout.describers.mlp import mlp_linears
-from mindspeed_ms.legacy.model.module import Module
+from mindspeed_ms.legacy.model.parts import LayerPart, register_part
 
 _FAST_GELU = 1.702
 # hidden_act -> operator; "gelu" is decided by bias_gelu_fusion
@@ -48,29 +47,35 @@ def apply_activation(x, bias, name, fused=True):
     return ops.silu(x * _FAST_GELU) * (1.0 / _FAST_GELU)
 
 
-class ParallelMLP(Module):
+@register_part("mlp", "dense")
+class ParallelMLP(LayerPart):
     """`projection(activation(mapping(x)))`; gated: `activation(gate) * up`, the two halves of the mapping's output.
 
     Args:
         config (TransformerConfig): sizes, `hidden_act`, `gated_linear_unit`, `mlp_has_bias` or `add_bias_linear`.
         is_expert (bool): the block is one expert.
+        width (Optional[int]): features inside, such as all shared experts' together; default: `ffn_hidden_size`, of an
+            expert `moe_ffn_hidden_size` if it is set.
 
     Input: hidden states `[s, b, h]` (`[s / tp, b, h]` under sequence parallelism). Outputs: the same shape, and the
     projection's bias `[h]` or None, which the caller adds.
     """
 
-    names_are_global = False
-
-    def __init__(self, config, is_expert=False):
+    def __init__(self, config, is_expert=False, width=None):
         super().__init__(config)
-        model = describe_model(config)
+        config, model = self.config, self.described.model
         self.activation = activation_name(config)
         self.fused = config.apply_swiglu_fusion or config.hidden_act == "fused_swiglu"
         self.gated = model.is_gated
-        linears = mlp_linears(model, model.ffn_hidden_size, is_expert)
-        self.mapping = build_linear(linears["mapping"], config, gather_output=False, skip_bias_add=True)
-        self.projection = build_linear(linears["projection"], config, input_is_parallel=True, skip_bias_add=True)
+        width = width or (model.expert_ffn_size if is_expert else model.ffn_hidden_size)
+        linears = mlp_linears(model, width, is_expert)
+        self.mapping = build_linear(linears["mapping"], self.described, gather_output=False, skip_bias_add=True)
+        self.projection = build_linear(linears["projection"], self.described, input_is_parallel=True, skip_bias_add=True)
         self.recompute_activation = False
+
+    def recompute_selectively(self):
+        """Activation and projection run again in the backward."""
+        self.recompute_activation = True
 
     def construct(self, hidden_states):
         """See the class."""

@@ -1,15 +1,24 @@
 """Module: base class of all model cells. Source: Megatron's legacy `module.py`."""
 
+from dataclasses import replace
+
+from mindspeed_ms.config.model_description import describe_config
 from mindspeed_ms.core import parallel_state
-from mindspeed_ms.core.tensor_parallel.cell import ParallelCell
+from mindspeed_ms.core.tensor_parallel.cell import ParallelCell, description_of, set_description
+from mindspeed_ms.core.tensor_parallel.settings import LayerSettings
 
 
 class Module(ParallelCell):
     """A model or a part of one. Its parameters are initialised by their global names, see `ParallelCell`.
 
     Args:
-        config (Optional[TransformerConfig]): kept as `self.config`.
+        config (Optional[TransformerConfig]): the model; inside of another module that module's `described`.
         share_embeddings_and_output_weights (bool): the head uses the word embeddings.
+
+    Attributes:
+        config: the TransformerConfig (None without one).
+        described (DescribedConfig): the same with its ModelDescription, `described.model`; what inner modules are given.
+        settings (LayerSettings): of the tensor-parallel layers inside.
 
     A model that ties its embeddings calls `initialize_word_embeddings()` at the end of its constructor; it must hold
     its language model as `self.language_model` and know `self.pre_process` and `self.post_process`.
@@ -17,8 +26,14 @@ class Module(ParallelCell):
 
     def __init__(self, config=None, share_embeddings_and_output_weights=True):
         super().__init__()
-        self.config = config
+        self.described = describe_config(config)
+        self.config = self.described.config
         self.share_embeddings_and_output_weights = share_embeddings_and_output_weights
+
+    @property
+    def settings(self):
+        """The LayerSettings of the ranks that are there."""
+        return LayerSettings.of(self.described)
 
     def shared_embedding_or_output_weight(self):
         """The tied weight `[v / tp, h]` that this stage holds.
@@ -50,4 +65,5 @@ class Module(ParallelCell):
         if self.pre_process and self.post_process:
             # The head's fused gradient leaves a zero behind, to which the embedding's own gradient is added.
             weight.zero_out_wgrad = True
-        weight.shared_embedding = parallel_state.get_pipeline_model_parallel_world_size() > 1
+        is_pipelined = parallel_state.get_pipeline_model_parallel_world_size() > 1
+        set_description(weight, replace(description_of(weight), shared=is_pipelined))

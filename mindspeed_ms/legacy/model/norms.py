@@ -1,7 +1,7 @@
 """Normalization layers: LayerNorm, RMSNorm."""
 
 from mindspeed_ms import ops
-from mindspeed_ms.core.tensor_parallel.settings import LayerSettings
+from mindspeed_ms.config.model_description import describe_config
 from mindspeed_ms.layout.layer_parameters import Norm
 from mindspeed_ms.legacy.model.module import Module
 
@@ -13,8 +13,7 @@ class _Norm(Module):
     def __init__(self, hidden_size, eps, config, scale, params_dtype):
         super().__init__(config)
         self.eps = eps
-        settings = LayerSettings(False, False) if config is None else LayerSettings.of(config)
-        self.create_parameters(Norm(self.kind, hidden_size, scale).describe(settings.part(params_dtype)))
+        self.create_parameters(Norm(self.kind, hidden_size, scale).describe(self.settings.part(params_dtype)))
 
 
 class LayerNorm(_Norm):
@@ -55,15 +54,15 @@ class RMSNorm(_Norm):
 
 FusedRMSNorm = RMSNorm  # upstream's two names for one thing: `ops` always takes the fused operator
 
-_NORMS = {"LayerNorm": LayerNorm, "RMSNorm": RMSNorm, "FusedRMSNorm": FusedRMSNorm}
+_NORMS = {"LayerNorm": LayerNorm, "RMSNorm": RMSNorm}
 
 
 def get_norm(config, scale=1.0):
     """The norm that `config.normalization` names, over `hidden_size`, with `scale` as its initial weight.
 
     Raises:
-        ValueError: an unknown name.
+        LayoutError: an unknown name.
     """
-    if config.normalization not in _NORMS:
-        raise ValueError(f"normalization '{config.normalization}' is unknown, choose one of {list(_NORMS)}.")
-    return _NORMS[config.normalization](config.hidden_size, eps=config.norm_epsilon, config=config, scale=scale)
+    described = describe_config(config)
+    model, eps = described.model, described.config.norm_epsilon
+    return _NORMS[model.norm](model.hidden_size, eps=eps, config=described, scale=scale)

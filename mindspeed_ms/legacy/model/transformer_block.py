@@ -2,10 +2,8 @@
 
 from mindspore import nn
 
-from mindspeed_ms.config.model_description import describe_model
 from mindspeed_ms.core import parallel_state
 from mindspeed_ms.core.tensor_parallel.random import checkpoint
-from mindspeed_ms.core.tensor_parallel.settings import LayerSettings
 from mindspeed_ms.layout.layer_lists import LayerRecompute
 from mindspeed_ms.layout.stages import recompute_of
 from mindspeed_ms.legacy.model.attention_mask import expand_attention_mask
@@ -70,21 +68,21 @@ class ParallelTransformer(Module):
         self.model_type = model_type
         self.pre_process, self.post_process = pre_process, post_process
         self.self_attn_mask_type = to_enum(AttnMaskType, self_attn_mask_type)
-        self.sequence_parallel = LayerSettings.of(config).sequence_parallel
+        self.sequence_parallel = self.settings.sequence_parallel
         self.input_tensor = None
-        model = describe_model(config)
+        described, model = self.described, self.described.model
         stage, chunk = _place(model.stages)
         numbers = model.stages.layers(stage, chunk)
         self.layers = LayerList(
             {
-                number: ParallelTransformerLayer(config, number + 1, layer_type, self.self_attn_mask_type, drop_path_rate)
+                number: ParallelTransformerLayer(described, number + 1, layer_type, self.self_attn_mask_type, drop_path_rate)
                 for number in numbers
             }
         )
-        self.has_final_norm = post_process and post_norm and config.use_final_norm
+        self.has_final_norm = post_process and post_norm and model.use_final_norm
         if self.has_final_norm:
-            self.final_norm = get_norm(config)
-        self._plan_recompute(config, recompute_of(model).of_chunk(stage, chunk))
+            self.final_norm = get_norm(described)
+        self._plan_recompute(self.config, recompute_of(model).of_chunk(stage, chunk))
 
     def set_input_tensor(self, input_tensor):
         """Hidden states from the stage before, used by the next call."""
@@ -145,7 +143,7 @@ class ParallelTransformer(Module):
         return run
 
     def _plan_recompute(self, config, kinds):
-        """`segments`: runs of layers `(start, stop, recomputed)`; also marks the layers that recompute a part."""
+        """`segments`: runs of layers `(start, stop, recomputed)`; other layers recompute attention or MLP selectively."""
         self.distribute_saved_activations = config.distribute_saved_activations
         count = len(self.layers)
         if config.recompute_granularity == "selective":
@@ -154,8 +152,8 @@ class ParallelTransformer(Module):
         if config.recompute_granularity == "full":
             self.segments = _segments_of_method(config.recompute_method, config.recompute_num_layers or 1, count)
         for layer, kind in zip(self.layers, kinds):
-            layer.attention.recompute_core_attention = kind.select and not config.use_flash_attention
-            layer.mlp.recompute_activation = kind.select and config.use_flash_attention
+            if kind.select:
+                (layer.mlp if config.use_flash_attention else layer.attention).recompute_selectively()
 
 
 def _place(stages):

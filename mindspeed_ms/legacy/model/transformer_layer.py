@@ -1,24 +1,16 @@
-"""Transformer layer; chooses its attention cell (`ATTENTIONS`) and feed-forward cell (`MLPS`). Source: Megatron's
-`ParallelTransformerLayer`.
-"""
+"""Transformer layer: norms, attention and feed-forward block. Source: Megatron's `ParallelTransformerLayer`."""
 
 from contextlib import nullcontext
 
 from mindspeed_ms import ops
-from mindspeed_ms.config.model_description import describe_model
 from mindspeed_ms.core.rng import get_rng_tracker
 from mindspeed_ms.core.tensor_parallel.linear import cast
-from mindspeed_ms.core.tensor_parallel.settings import LayerSettings
 from mindspeed_ms.layout.describers.gpt import layer_norms
-from mindspeed_ms.legacy.model.attention import ParallelAttention
+from mindspeed_ms.legacy.model import attention, mlp  # noqa: F401  (they register their cells)
 from mindspeed_ms.legacy.model.enums import AttnMaskType, AttnType, LayerType, to_enum
-from mindspeed_ms.legacy.model.mlp import ParallelMLP
 from mindspeed_ms.legacy.model.module import Module
 from mindspeed_ms.legacy.model.norms import get_norm
-
-# attention_type -> cell, called with (config, layer_number, AttnType, AttnMaskType)
-ATTENTIONS = {"self_attn": ParallelAttention}
-MLPS = {"dense": ParallelMLP}
+from mindspeed_ms.legacy.model.parts import cell_of
 
 
 def hidden_rng_context(sequence_parallel):
@@ -63,19 +55,20 @@ class ParallelTransformerLayer(Module):
         if drop_path_rate:
             raise ValueError(f"drop_path_rate {drop_path_rate} is stochastic depth of vision models; it must be 0.")
         self.layer_number = layer_number
+        config, described, model = self.config, self.described, self.described.model
         self.hidden_dropout = config.hidden_dropout
-        self.sequence_parallel = LayerSettings.of(config).sequence_parallel
+        self.sequence_parallel = self.settings.sequence_parallel
         self.residual_post_norm = config.apply_residual_connection_post_norm
-        model = describe_model(config)
         norms = layer_norms(model)
-        self.input_norm = get_norm(config, norms["input_norm"].scale)
-        self.attention = ATTENTIONS[config.attention_type](config, layer_number, AttnType.self_attn, self_attn_mask_type)
-        self.post_attention_norm = get_norm(config, norms["post_attention_norm"].scale)
-        self.mlp = MLPS[model.mlp_kind(layer_number - 1)](config)
-        self.sandwich = config.use_sandwich_norm
+        self.input_norm = get_norm(described, norms["input_norm"].scale)
+        attention_cell = cell_of("attention", model.attention_type)
+        self.attention = attention_cell(described, layer_number, AttnType.self_attn, self_attn_mask_type)
+        self.post_attention_norm = get_norm(described, norms["post_attention_norm"].scale)
+        self.mlp = cell_of("mlp", model.mlp_kind(layer_number - 1))(described)
+        self.sandwich = model.use_sandwich_norm
         if self.sandwich:
-            self.attn_post_norm = get_norm(config, norms["attn_post_norm"].scale)
-            self.ffn_post_norm = get_norm(config, norms["ffn_post_norm"].scale)
+            self.attn_post_norm = get_norm(described, norms["attn_post_norm"].scale)
+            self.ffn_post_norm = get_norm(described, norms["ffn_post_norm"].scale)
 
     def construct(
         self,

@@ -3,7 +3,7 @@
 import inspect
 from functools import lru_cache, partial
 
-from mindspeed_ms.core.distributed.distributed_data_parallel import unwrap_model
+from mindspeed_ms.core.distributed import unwrap_model
 from mindspeed_ms.training.losses import count_tokens, loss_function
 
 _DATASET_ID = "dataset_id"

@@ -20,11 +20,11 @@ def get_model(model_provider_func, all_config, transforms=(), wrap=DistributedDa
         all_config (AllConfig): read: training_config for the buffers, sizes for the pipeline.
         transforms (sequence[Callable]): each `(nn.Cell) -> nn.Cell` changes a chunk before its parameters are
             initialised: adapters, frozen parameters.
-        wrap (Callable): `(ModelDescription, DistributedDataParallelConfig, nn.Cell, disable_bucketing=bool) -> nn.Cell`, the
-            data-parallel wrapper.
+        wrap (Callable): the data-parallel wrapper: `(ModelDescription, DistributedDataParallelConfig, nn.Cell,
+            disable_bucketing=bool) -> ShardedModel`.
 
     Returns:
-        list[DistributedDataParallel]: one per chunk of this rank's pipeline stage.
+        list[ShardedModel]: one per chunk of this rank's pipeline stage.
     """
     cells = _build_chunks(model_provider_func, transforms)
     if parallel_state.get_data_parallel_rank(with_context_parallel=True) == 0:
@@ -88,6 +88,9 @@ def get_ddp_config(all_config):
         zero_shard_size=all_config.parallel_config.zero_shard_size,
         allreduce_after_grad_accumulation=zero.allreduce_after_grad_accumulation,
         param_resident=zero.param_resident,
+        unit_modules=zero.unit_modules,
+        calculate_per_token_loss=training.calculate_per_token_loss,
+        gradient_accumulation_fusion=all_config.parallel_config.gradient_accumulation_fusion,
         sum_gradients=zero.grad_allreduce_op == "sum",
     )
 

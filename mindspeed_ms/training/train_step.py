@@ -30,8 +30,8 @@ class TrainOneStep:
     `calculate_per_token_loss` of the mean over all tokens. The *reported* loss is always the mean over all tokens.
 
     Args:
-        model (list[DistributedDataParallel]): the chunks.
-        optimizer (MegatronOptimizer): of the model.
+        model (list[ShardedModel]): the chunks.
+        optimizer (Optimizer): of the model.
         opt_param_scheduler (OptimizerParamScheduler): of the optimizer.
         forward_step_func (Callable): `(data_iterator, model) -> (output, loss_func)`.
         calculate_per_token_loss (bool): see above.

@@ -9,6 +9,7 @@ from mindspore import Tensor
 
 from mindspeed_ms.core import autograd, parallel_state
 from mindspeed_ms.core.device import to_dtype
+from mindspeed_ms.core.distributed import ShardedModel, unwrap_model
 from mindspeed_ms.core.pipeline_parallel.micro_batch_loss import BackwardScale, MicroBatchLoss, as_float, filled
 from mindspeed_ms.layout.schedule_order import BACKWARD, FORWARD, Communicate
 
@@ -20,7 +21,7 @@ class PlanExecution:
     Args:
         plan (PipelinePlan): the schedule.
         stage (int): this rank's stage.
-        models (list[Cell]): the stage's chunks.
+        models (list[ShardedModel or Cell]): the stage's chunks.
         iterators (list): of micro-batches, one per chunk.
         forward_step_func (Callable): `(data_iterator, model) -> (output, loss_func)`.
         scale (BackwardScale): the gradient that a micro-batch's backward starts with.
@@ -112,8 +113,9 @@ class PlanExecution:
             grad = filled(output.shape, self.scale.of_main_loss(loss), output.dtype)
         else:
             grad = self._received(BACKWARD, key, output.dtype)
-        no_sync = getattr(self.models[step.chunk], "no_sync", nullcontext)
-        with nullcontext() if step in self._last_backwards else no_sync():
+        model = self.models[step.chunk]
+        accumulates = isinstance(model, ShardedModel) and step not in self._last_backwards
+        with model.no_sync() if accumulates else nullcontext():
             input_grad = _backward_through(input_tensor, output, grad)
         if input_tensor is not None:
             self._outgoing[(BACKWARD, *key)] = input_grad
@@ -158,7 +160,7 @@ def _enter_chunk(chunk):
 
 
 def _set_input_tensor(model, tensor):
-    module = getattr(model, "module", model)
+    module = unwrap_model(model)
     if not hasattr(module, "set_input_tensor"):
         raise ValueError(
             f"{type(module).__name__} has no set_input_tensor: a model on several pipeline stages must take "
@@ -169,7 +171,7 @@ def _set_input_tensor(model, tensor):
 
 def _checked_output(output, model):
     if not isinstance(output, Tensor):
-        module = getattr(model, "module", model)
+        module = unwrap_model(model)
         raise ValueError(
             f"{type(module).__name__} returned {type(output).__name__}: on all pipeline stages but the last "
             "the model must return its hidden states, one Tensor."

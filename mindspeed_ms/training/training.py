@@ -14,7 +14,7 @@ from mindspeed_ms.training.checkpoint_manager import CheckpointManager, find_sta
 from mindspeed_ms.training.checkpointing import release_output_folders
 from mindspeed_ms.training.data import build_data, init_batch_sizes
 from mindspeed_ms.training.evaluation import Evaluation, evaluate
-from mindspeed_ms.training.forward_step import make_forward_step
+from mindspeed_ms.training.forward_step import forward_step as default_forward_step
 from mindspeed_ms.training.metrics import MetricsLogger
 from mindspeed_ms.training.model_setup import get_model, get_optimizer, get_optimizer_param_scheduler
 from mindspeed_ms.training.train_step import TrainOneStep
@@ -128,7 +128,7 @@ def build_trainer(
     model = part("model", lambda: get_model(model_provider_func, all_config))
     optimizer = part("optimizer", lambda: get_optimizer(all_config, model))
     scheduler = part("opt_param_scheduler", lambda: get_optimizer_param_scheduler(optimizer, all_config, iterations))
-    forward_step = forward_step_func or make_forward_step(all_config.training_config.calculate_per_token_loss)
+    forward_step = forward_step_func or default_forward_step
     metrics = part("metrics", lambda: MetricsLogger.of(all_config, iterations))
     part("train_step", lambda: TrainOneStep.of(all_config, model, optimizer, scheduler, forward_step))
     part("checkpoints", lambda: CheckpointManager(all_config, start, state, model, optimizer, scheduler, data))

@@ -37,6 +37,7 @@ class TrainOneStep:
         check_for_nan_in_loss (bool): raise when a loss is not finite.
         log_params_norm (bool): report the norm of the weights.
         sequence_length (Optional[int]): tokens of a sample, for the throughput; None: the tokens that the loss is over.
+        finalize (Callable): called with (model, number of tokens or None) after the last backward.
     """
 
     model: list
@@ -46,6 +47,7 @@ class TrainOneStep:
     check_for_nan_in_loss: bool = True
     log_params_norm: bool = False
     sequence_length: int | None = None
+    finalize: Callable = finalize_model_grads
 
     def __post_init__(self):
         self.reducer = LossReducer()
@@ -82,7 +84,7 @@ class TrainOneStep:
             model=self.model,
             num_microbatches=count,
             backward_scale=BackwardScale(self.optimizer.get_loss_scale(), count, self.model[0].calculate_per_token_loss),
-            finalize_model_grads_func=finalize_model_grads,
+            finalize_model_grads_func=self.finalize,
         )
         bad_gradients = [name for chunk in self.model for name in chunk.non_finite_gradients()]
         losses = self.reducer.reduce(reported, stop_requested, bool(bad_gradients))

@@ -10,7 +10,13 @@ from mindspore import Tensor
 from mindspeed_ms.core import autograd, parallel_state
 from mindspeed_ms.core.device import to_dtype
 from mindspeed_ms.core.distributed import ShardedModel, unwrap_model
-from mindspeed_ms.core.pipeline_parallel.micro_batch_loss import BackwardScale, MicroBatchLoss, as_float, filled
+from mindspeed_ms.core.pipeline_parallel.micro_batch_loss import (
+    BackwardScale,
+    MicroBatchLoss,
+    as_float,
+    filled,
+    recording_auxiliary_losses,
+)
 from mindspeed_ms.layout.schedule_order import BACKWARD, FORWARD, Communicate
 
 
@@ -45,6 +51,7 @@ class PlanExecution:
 
     def __post_init__(self):
         self.collected, self._tokens = [], []
+        self._auxiliary = {}  # micro-batch -> {name: (sum, count)} of its auxiliary losses on this stage
         self._last_backwards = set(self.plan.last_backwards(self.stage).values())
         self._live = {}  # (micro-batch, chunk) -> (input, output, loss of the last stage)
         self._outgoing = {}  # (kind, micro-batch, chunk) -> tensor to send
@@ -75,7 +82,8 @@ class PlanExecution:
         input_tensor = None
         if not self.plan.is_first(self.stage, step.chunk):
             input_tensor = self._received(FORWARD, key, to_dtype(self.description.residual_connection_dtype))
-        with autograd.no_grad() if self.plan.forward_only else nullcontext():
+        no_grad = autograd.no_grad() if self.plan.forward_only else nullcontext()
+        with no_grad, recording_auxiliary_losses(self._auxiliary.setdefault(step.micro_batch, {})):
             if input_tensor is not None:
                 if not self.plan.forward_only:
                     autograd.set_requires_grad(input_tensor)
@@ -100,6 +108,24 @@ class PlanExecution:
         self.collected.append(loss.reported)
         self._tokens.append(loss.tokens)
         return loss
+
+    def reported(self):
+        """`collected`, with the named auxiliary losses of this stage where losses are collected.
+
+        Raises:
+            ValueError: the loss function reported something under the name of an auxiliary loss.
+        """
+        if self.collect_non_loss_data or not any(self._auxiliary.values()):
+            return self.collected
+        auxiliary = [self._auxiliary[micro_batch] for micro_batch in sorted(self._auxiliary)]
+        if not self.collected:
+            return auxiliary
+        for losses, others in zip(self.collected, auxiliary):
+            if both := losses.keys() & others.keys():
+                raise ValueError(
+                    f"the loss function and attach_auxiliary_loss both report {', '.join(sorted(both))}: choose another name."
+                )
+        return [{**losses, **others} for losses, others in zip(self.collected, auxiliary)]
 
     def total_tokens(self):
         """Tokens (float) that the loss functions counted; waits for the device."""

@@ -11,7 +11,7 @@ import numpy as np
 from mindspore import Tensor
 
 from mindspeed_ms.core import parallel_state
-from mindspeed_ms.core.autograd import Function
+from mindspeed_ms.core.autograd import Function, detach
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,21 @@ def published(scale):
         _published = before
 
 
-def attach_auxiliary_loss(activation, loss):
+_recorded = None  # {name: (sum, count)} of the forward that runs; None in a backward, which may recompute forwards
+
+
+@contextlib.contextmanager
+def recording_auxiliary_losses(record):
+    """Inside, a forward of one micro-batch: named auxiliary losses are added to the dict `record`, (sum, count) by name."""
+    global _recorded
+    before, _recorded = _recorded, record
+    try:
+        yield
+    finally:
+        _recorded = before
+
+
+def attach_auxiliary_loss(activation, loss, name=None):
     """Add a loss to the training where the main loss is not at hand, on any stage.
 
     It is differentiated when the backward reaches `activation`, with the scale of a main loss: a mean per micro-batch, or
@@ -117,10 +131,15 @@ def attach_auxiliary_loss(activation, loss):
     Args:
         activation (Tensor): what the model goes on with; it needs a gradient.
         loss (Tensor): the auxiliary loss, scalar.
+        name (Optional[str]): report it under this name: the mean over all losses of the name in the step (layers,
+            micro-batches, data-parallel ranks); a forward that is recomputed counts once. None: it is not reported.
 
     Returns:
         Tensor: `activation`.
     """
+    if name is not None and _recorded is not None:
+        total, count = _recorded.get(name, (0.0, 0))
+        _recorded[name] = detach(loss) + total, count + 1
     return _AuxiliaryLoss.apply(activation, loss)
 
 

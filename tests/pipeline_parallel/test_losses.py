@@ -118,6 +118,29 @@ def test_a_name_of_an_auxiliary_loss_that_the_loss_function_has(world):
         world(1)(reported_losses, {}, {}, True)
 
 
+def scales():
+    """Scales of losses over numbers of tokens, as numbers and as Tensors, which must not be read."""
+    from unittest import mock
+
+    import mindspore as ms
+    from mindspore import Tensor
+
+    from mindspeed_ms.core.pipeline_parallel.micro_batch_loss import BackwardScale, filled
+
+    scale = BackwardScale(1024.0, 3, context_parallel_size=2)
+    counts = [0, 1, 7, 1000, 4097]
+    tensors = [Tensor(float(count), ms.float32) for count in counts]
+    with mock.patch.object(Tensor, "asnumpy", side_effect=AssertionError("read")):
+        found = [filled((1,), scale.of(tensor), ms.float32) for tensor in tensors]
+    return [value.asnumpy() for value in found], [filled((1,), scale.of(count), ms.float32).asnumpy() for count in counts]
+
+
+def test_a_number_of_tokens_on_the_device_is_not_read(world):
+    ((found, expected),) = world(1)(scales)
+    np.testing.assert_array_equal(found, expected)
+    assert found[0].shape == (1,)
+
+
 def context_parallel_step(per_token):
     """(gradient of one weight as data parallelism completes it, reported loss): two ranks share a sequence of 6 tokens."""
     import mindspore as ms

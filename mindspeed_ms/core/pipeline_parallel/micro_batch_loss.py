@@ -11,7 +11,7 @@ import numpy as np
 from mindspore import Tensor
 
 from mindspeed_ms.core import parallel_state
-from mindspeed_ms.core.autograd import Function, detach
+from mindspeed_ms.core.autograd import Function, detach, no_grad
 
 
 @dataclass(frozen=True)
@@ -70,14 +70,20 @@ class BackwardScale:
     context_parallel_size: int = field(default_factory=parallel_state.get_context_parallel_world_size)
 
     def of(self, tokens=None):
-        """The scale (float) of a loss that is a mean (None), or the sum over `tokens` (number or Tensor)."""
+        """The scale of a loss that is a mean (None), or the sum over `tokens` (number or Tensor): a float, or where tokens are
+        a Tensor a scalar Tensor, which is not read to the host."""
         if self.per_token:
             return self.loss_scale
-        divisor = 1.0 if tokens is None else as_float(tokens) or 1.0
-        return self.loss_scale * self.context_parallel_size / divisor / self.num_microbatches
+        factor = self.loss_scale * self.context_parallel_size
+        if isinstance(tokens, Tensor):
+            with no_grad():
+                counted = tokens.reshape(()).float()
+                counted = counted + (counted == 0).float()  # without a token: 0 / 1
+                return factor / (counted * self.num_microbatches)
+        return factor / (1.0 if tokens is None else float(tokens) or 1.0) / self.num_microbatches
 
     def of_main_loss(self, loss):
-        """The scale (float) of a `MicroBatchLoss`.
+        """The scale (float or scalar Tensor) of a `MicroBatchLoss`.
 
         Raises:
             ValueError: `per_token`, and the loss says no number of tokens.
@@ -155,7 +161,9 @@ class _AuxiliaryLoss(Function):
 
 
 def filled(shape, value, dtype):
-    """Tensor of one value."""
+    """Tensor of one value: a number or a scalar Tensor."""
+    if isinstance(value, Tensor):
+        return value.astype(dtype).broadcast_to(tuple(shape))
     return Tensor(np.full(shape, value, np.float32)).astype(dtype)
 
 

@@ -106,7 +106,7 @@ def train(all_config):
 
     from mindspeed_ms.legacy.model.gpt_model import GPTModel
     from mindspeed_ms.training.data import init_batch_sizes
-    from mindspeed_ms.training.forward_step import make_forward_step
+    from mindspeed_ms.training.forward_step import forward_step
     from mindspeed_ms.training.model_setup import get_model, get_optimizer, get_optimizer_param_scheduler
     from mindspeed_ms.training.train_step import TrainOneStep
 
@@ -118,7 +118,7 @@ def train(all_config):
     model = get_model(model_provider, all_config)
     optimizer = get_optimizer(all_config, model)
     scheduler = get_optimizer_param_scheduler(optimizer, all_config, 4)
-    step = TrainOneStep(model, optimizer, scheduler, make_forward_step())
+    step = TrainOneStep(model, optimizer, scheduler, forward_step)
     tokens = np.arange(32, dtype=np.int32).reshape(1, 32)
     batch = {"tokens": Tensor(tokens), "labels": Tensor(tokens + 1), "loss_mask": Tensor(np.ones((1, 32), np.float32))}
     for number in range(2):

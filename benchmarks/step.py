@@ -86,7 +86,7 @@ def build_step(name):
     from mindspeed_ms.core import parallel_state
     from mindspeed_ms.legacy.model.gpt_model import GPTModel
     from mindspeed_ms.training.data import init_batch_sizes
-    from mindspeed_ms.training.forward_step import make_forward_step
+    from mindspeed_ms.training.forward_step import forward_step
     from mindspeed_ms.training.model_setup import get_model, get_optimizer, get_optimizer_param_scheduler
     from mindspeed_ms.training.train_step import TrainOneStep
     from mindspeed_ms.training.utils import set_parallel_context, set_seed
@@ -105,7 +105,7 @@ def build_step(name):
     )
     optimizer = get_optimizer(config, model)
     scheduler = get_optimizer_param_scheduler(optimizer, config, 1000)
-    run_step = TrainOneStep(model, optimizer, scheduler, make_forward_step())
+    run_step = TrainOneStep(model, optimizer, scheduler, forward_step)
     batch = make_batch()
 
     def step():

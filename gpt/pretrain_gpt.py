@@ -139,9 +139,8 @@ def main():
         return
 
     # Everything that runs a model is imported here: a mistake in the configuration is found sooner.
-    from pretrain_gpt_report import report
-
     from mindspeed_ms.legacy.model.gpt_model import GPTModel
+    from mindspeed_ms.tools.training_report import report
     from mindspeed_ms.training.training import pretrain
 
     corpora = []

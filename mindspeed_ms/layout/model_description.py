@@ -133,6 +133,7 @@ class ModelDescription:
     calculate_per_token_loss: bool
     num_experts: int
     moe_ffn_hidden_size: int | None
+    moe_router_topk: int
     moe_grouped_gemm: bool
     moe_layer_freq: tuple | None
     first_k_dense_replace: int | None

@@ -67,7 +67,7 @@ def batches(steps, length=SIZES["seq_length"], rows=GLOBAL_BATCH, seed=0):
 def build(all_config, model_class=None):
     """(chunks, optimizer, TrainOneStep) of this rank."""
     from mindspeed_ms.legacy.model.gpt_model import GPTModel
-    from mindspeed_ms.training.forward_step import make_forward_step
+    from mindspeed_ms.training.forward_step import forward_step
     from mindspeed_ms.training.model_setup import get_model, get_optimizer, get_optimizer_param_scheduler
     from mindspeed_ms.training.train_step import TrainOneStep
 
@@ -81,8 +81,7 @@ def build(all_config, model_class=None):
         chunk.set_train(True)
     optimizer = get_optimizer(all_config, model)
     scheduler = get_optimizer_param_scheduler(optimizer, all_config, 4)
-    per_token = all_config.training_config.calculate_per_token_loss
-    return model, optimizer, TrainOneStep(model, optimizer, scheduler, make_forward_step(per_token), per_token)
+    return model, optimizer, TrainOneStep(model, optimizer, scheduler, forward_step)
 
 
 def train(model_fields, parallel=None, steps=3, model_class=None, data=None, **sections):

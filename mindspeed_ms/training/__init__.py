@@ -9,6 +9,8 @@ _HOMES = {
     "initialize_megatron": "initialize",
     "parse_args": "initialize",
     "pretrain": "training",
+    "build_trainer": "training",
+    "training_run": "training",
     "Trainer": "trainer",
     "TrainOneStep": "train_step",
     "evaluate": "evaluation",

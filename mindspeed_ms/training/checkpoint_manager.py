@@ -56,7 +56,7 @@ class CheckpointManager:
     Attributes:
         all_config (AllConfig): read: training_config; kept in each checkpoint.
         start (StartingPoint): what `load` loads.
-        state (TrainState), model (list[DistributedDataParallel]), optimizer (MegatronOptimizer), opt_param_scheduler
+        state (TrainState), model (list[ShardedModel]), optimizer (Optimizer), opt_param_scheduler
             (OptimizerParamScheduler), data (TrainingData): what is saved and loaded.
     """
 

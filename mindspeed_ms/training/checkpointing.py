@@ -55,8 +55,8 @@ def save_checkpoint(
     Args:
         saver (CheckpointSaver): where to and how.
         train_state (TrainState): iteration and counters.
-        model (list[DistributedDataParallel]): this rank's chunks.
-        optimizer (Optional[MegatronOptimizer]): None: left out.
+        model (list[ShardedModel]): this rank's chunks.
+        optimizer (Optional[Optimizer]): None: left out.
         opt_param_scheduler (Optional[OptimizerParamScheduler]): None: left out.
         data_position (Optional[dict]): position of this rank's data.
         save_rng (bool): with random states.
@@ -66,8 +66,7 @@ def save_checkpoint(
         CheckpointError: on all ranks, if one of them could not write; nothing that existed is changed.
     """
     for chunk in model:
-        if hasattr(chunk, "finish_param_sync"):
-            chunk.finish_param_sync()
+        chunk.finish_param_sync()
     tensors = list(model_tensors(model)) + (list(optimizer_tensors(optimizer)) if optimizer is not None else [])
     states = {
         "train_state": asdict(train_state),
@@ -171,11 +170,10 @@ def _rank_states(reader, needed):
 
 @contextmanager
 def whole_parameters(model, changes=False):
-    """Inside, all parameters of the chunks are in full; see `DistributedDataParallel.whole_parameters`."""
+    """Inside, all parameters of the chunks are in full; see `ShardedModel.whole_parameters`."""
     with ExitStack() as stack:
         for chunk in model:
-            if hasattr(chunk, "whole_parameters"):
-                stack.enter_context(chunk.whole_parameters(changes))
+            stack.enter_context(chunk.whole_parameters(changes))
         yield
 
 

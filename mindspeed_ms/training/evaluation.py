@@ -18,7 +18,7 @@ def evaluate(forward_step_func, data_iterator, model, eval_iters, process_non_lo
     Args:
         forward_step_func (Callable): as in training.
         data_iterator: micro-batches.
-        model (list[DistributedDataParallel]): the chunks; in evaluation mode inside, afterwards in the mode that they had.
+        model (list[ShardedModel]): the chunks; in evaluation mode inside, afterwards in the mode that they had.
         eval_iters (int): how many global batches.
         process_non_loss_data_func (Optional[Callable]): if given, one more global batch is run for its data.
 
@@ -57,7 +57,7 @@ class Evaluation:
     Attributes:
         settings (TrainingConfig): read: eval_interval, eval_iters.
         forward_step_func (Callable): as in training.
-        model (list[DistributedDataParallel]): the chunks.
+        model (list[ShardedModel]): the chunks.
         data (TrainingData): read: valid, test.
         metrics (MetricsLogger): takes the results.
         process_non_loss_data_func (Optional[Callable]): see `pretrain`.

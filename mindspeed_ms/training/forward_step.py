@@ -3,7 +3,7 @@
 import inspect
 from functools import lru_cache, partial
 
-from mindspeed_ms.core.distributed.distributed_data_parallel import unwrap_model
+from mindspeed_ms.core.distributed import unwrap_model
 from mindspeed_ms.training.losses import count_tokens, loss_function
 
 _DATASET_ID = "dataset_id"
@@ -13,22 +13,19 @@ class BatchMismatchError(ValueError):
     """A batch whose keys are not the arguments of the model's construct."""
 
 
-def make_forward_step(calculate_per_token_loss=False):
+def forward_step(data_iterator, model):
     """The forward step that `pretrain` uses when it is given none: `model(**micro_batch)`.
 
     Args:
-        calculate_per_token_loss (bool): hand sums over tokens to the backward.
+        data_iterator (Iterator): micro-batches.
+        model (ShardedModel): a chunk; with `calculate_per_token_loss` sums over tokens go to the backward.
 
     Returns:
-        Callable: `(data_iterator, model) -> (output, loss_func)`.
+        (output, loss_func)
     """
-
-    def forward_step(data_iterator, model):
-        batch = without_dataset_id(next(data_iterator), unwrap_model(model))
-        check_batch(batch, unwrap_model(model))
-        return model(**batch), partial(loss_function, count_tokens(batch), calculate_per_token_loss)
-
-    return forward_step
+    batch = without_dataset_id(next(data_iterator), unwrap_model(model))
+    check_batch(batch, unwrap_model(model))
+    return model(**batch), partial(loss_function, count_tokens(batch), model.calculate_per_token_loss)
 
 
 def without_dataset_id(batch, model):

@@ -86,13 +86,10 @@ def check_weights_across_data_parallel_ranks(model, iteration):
     """
     for chunk in model:
         chunk.finish_param_sync()
-        for number, buffer in enumerate(chunk.buffers):
-            # ranks whose parameters are sharded hold the same as their replicas only
-            sharded = buffer.sharding is not None and buffer.ddp_config.shards_params
-            group = buffer.sharding.replicas if sharded else buffer.data_parallel_group
+        for number, (group, weights) in enumerate(chunk.replicas()):
             if group.size == 1:
                 continue
-            own = zlib.crc32(storage.host_array(buffer.param_buffer.tensor).view(np.uint8))
+            own = zlib.crc32(storage.host_array(weights).view(np.uint8))
             sums = group.all_gather_object(own)
             other = [rank for rank, value in zip(group.ranks, sums) if value != sums[0]]
             if other:

@@ -106,7 +106,8 @@ class LossReducer:
     """Reduces the reported losses over all ranks.
 
     Every micro-batch reports a dict. Its values are a `TokenMean`, a pair (sum, count) of this rank's part, or a number
-    that is averaged over micro-batches. Names may come and go: all ranks agree on new ones in the step that brings them.
+    that is averaged over micro-batches. Names may come and go: all ranks agree on new ones in the step that brings them,
+    those of the last pipeline stage first.
     """
 
     def __init__(self):
@@ -164,8 +165,10 @@ class LossReducer:
         return local, not_finite
 
     def _agree_on_names(self, local):
-        everyone = comm.world_group().all_gather_object(list(local))
-        self._names = list(dict.fromkeys([*self._names, *(name for names in everyone for name in names)]))
+        is_last = parallel_state.is_pipeline_last_stage(ignore_virtual=True)
+        everyone = comm.world_group().all_gather_object((not is_last, list(local)))
+        everyone.sort(key=lambda entry: entry[0])  # the main loss comes first
+        self._names = list(dict.fromkeys([*self._names, *(name for _, names in everyone for name in names)]))
 
     @staticmethod
     def _counts():

@@ -1,4 +1,4 @@
-"""Metrics of a training: log lines, metrics.jsonl, TensorBoard, progress bar, loss curve, operations per token."""
+"""Metrics of a training: log lines, metrics.jsonl, TensorBoard, progress bar, loss curve."""
 
 import contextlib
 import json
@@ -8,9 +8,11 @@ import sys
 import time
 from dataclasses import dataclass
 
+from mindspeed_ms.config.model_description import describe_model
 from mindspeed_ms.core import comm
 from mindspeed_ms.core.device import launch_environment
 from mindspeed_ms.core.logging import logger, set_progress_bar
+from mindspeed_ms.layout.flops import flops_per_token
 from mindspeed_ms.training.tensorboard import TensorboardEvents
 
 METRICS_FILE = "metrics.jsonl"
@@ -99,9 +101,8 @@ class MetricsLogger:
     def of(cls, all_config, total_iterations):
         """The metrics of an AllConfig."""
         settings = all_config.training_config
-        flops_per_token = model_flops_per_token(all_config.model_config) if settings.log_throughput else None
-        events = TensorboardEvents(settings)
-        return cls(settings.output_dir, total_iterations, settings.log_interval, events, flops_per_token)
+        flops = flops_per_token(describe_model(all_config)) if settings.log_throughput else None
+        return cls(settings.output_dir, total_iterations, settings.log_interval, TensorboardEvents(settings), flops)
 
     @contextlib.contextmanager
     def opened(self, start_iteration):
@@ -278,39 +279,3 @@ def draw_loss_curve(metrics_path, picture_path):
     axes.legend()
     figure.savefig(picture_path)
     logger.info("loss curve: %s", picture_path)
-
-
-def model_flops_per_token(model_config):
-    """Floating point operations of one token's forward and backward, by Megatron's formula.
-
-    Matrix products alone count, the backward twice as much as the forward, recomputation not at all, and half of the causal
-    attention's scores. Of a mixture of experts, the experts that a token goes to.
-
-    Args:
-        model_config (TransformerConfig): sizes.
-    """
-    hidden, length, layers = model_config.hidden_size, model_config.seq_length, model_config.num_layers
-    heads = model_config.num_attention_heads
-    groups = model_config.num_query_groups if model_config.group_query_attention else heads
-    width = (model_config.kv_channels or hidden // heads) * heads
-    attention = 2 * hidden * width * (1 + groups / heads) + width * length
-    feed_forward = 0
-    for layer in range(layers):
-        feed_forward += hidden * _feed_forward_width(model_config, layer) * (3 if _is_gated(model_config) else 2)
-    return 6 * (layers * attention + feed_forward + hidden * model_config.vocab_size)
-
-
-def _is_gated(model_config):
-    return bool(model_config.gated_linear_unit) or model_config.hidden_act in ("swiglu", "fused_swiglu")
-
-
-def _feed_forward_width(model_config, layer):
-    moe = getattr(model_config, "moe_config", None)
-    if not getattr(moe, "num_experts", None) or moe.num_experts < 2:
-        return model_config.ffn_hidden_size
-    frequency = moe.moe_layer_freq
-    is_moe = frequency[layer] if isinstance(frequency, list) else layer % (frequency or 1) == 0
-    if not is_moe or layer < (moe.first_k_dense_replace or 0):
-        return model_config.ffn_hidden_size
-    width = moe.moe_ffn_hidden_size or model_config.ffn_hidden_size
-    return width * moe.moe_router_topk + (moe.moe_shared_expert_intermediate_size or 0)

@@ -12,32 +12,32 @@ from mindspeed_ms.core.tensor_parallel.cell import deferred_initialization, init
 from mindspeed_ms.training.data import global_batch_size
 
 
-def get_model(model_provider_func, all_config):
-    """Build this rank's model chunks, initialise their parameters by global name and move them into buffers.
+def get_model(model_provider_func, all_config, transforms=(), wrap=DistributedDataParallel):
+    """Build this rank's model chunks, initialise their parameters by global name and wrap them for data parallelism.
 
     Args:
         model_provider_func (Callable): `(pre_process, post_process) -> nn.Cell`; called once per chunk.
         all_config (AllConfig): read: training_config for the buffers, sizes for the pipeline.
+        transforms (sequence[Callable]): each `(nn.Cell) -> nn.Cell` changes a chunk before its parameters are
+            initialised: adapters, frozen parameters.
+        wrap (Callable): the data-parallel wrapper: `(ModelDescription, DistributedDataParallelConfig, nn.Cell,
+            disable_bucketing=bool) -> ShardedModel`.
 
     Returns:
-        list[DistributedDataParallel]: one per chunk of this rank's pipeline stage.
+        list[ShardedModel]: one per chunk of this rank's pipeline stage.
     """
-    cells = _build_chunks(model_provider_func)
+    cells = _build_chunks(model_provider_func, transforms)
     if parallel_state.get_data_parallel_rank(with_context_parallel=True) == 0:
         parameters = sum(param.size for cell in cells for param in cell.get_parameters())
         logger.info("parameters on %s: %d", _place(), parameters)
     later_stage = not parallel_state.is_pipeline_first_stage(ignore_virtual=True)
     delayed = all_config.training_config.delay_grad_reduce and later_stage
+    description, ddp_config = describe_model(all_config), get_ddp_config(all_config)
     # the reduction of later chunks overlaps with the backward of earlier ones as it is
-    return [
-        DistributedDataParallel(
-            describe_model(all_config), get_ddp_config(all_config), cell, disable_bucketing=delayed or chunk > 0
-        )
-        for chunk, cell in enumerate(cells)
-    ]
+    return [wrap(description, ddp_config, cell, disable_bucketing=delayed or chunk > 0) for chunk, cell in enumerate(cells)]
 
 
-def _build_chunks(model_provider_func):
+def _build_chunks(model_provider_func, transforms):
     """The cells of this stage's chunks, each built while `parallel_state` answers for it."""
     chunks = parallel_state.get_virtual_pipeline_model_parallel_world_size()
     cells = []
@@ -49,14 +49,20 @@ def _build_chunks(model_provider_func):
             "post_process": parallel_state.is_pipeline_last_stage(),
         }
         with deferred_initialization():
-            cell = model_provider_func(**ends)
-        if not isinstance(cell, nn.Cell):
-            raise ValueError(f"model_provider_func returned a {type(cell).__name__}: expected a mindspore.nn.Cell.")
+            cell = _checked_cell(model_provider_func(**ends), "model_provider_func")
+            for transform in transforms:
+                cell = _checked_cell(transform(cell), f"the transform {getattr(transform, '__name__', transform)}")
         initialize_parameters(cell)
         cells.append(cell)
     if chunks is not None:
         parallel_state.set_virtual_pipeline_model_parallel_rank(0)
     return cells
+
+
+def _checked_cell(cell, source):
+    if not isinstance(cell, nn.Cell):
+        raise ValueError(f"{source} returned a {type(cell).__name__}: expected a mindspore.nn.Cell.")
+    return cell
 
 
 def _place():
@@ -82,6 +88,9 @@ def get_ddp_config(all_config):
         zero_shard_size=all_config.parallel_config.zero_shard_size,
         allreduce_after_grad_accumulation=zero.allreduce_after_grad_accumulation,
         param_resident=zero.param_resident,
+        unit_modules=zero.unit_modules,
+        calculate_per_token_loss=training.calculate_per_token_loss,
+        gradient_accumulation_fusion=all_config.parallel_config.gradient_accumulation_fusion,
         sum_gradients=zero.grad_allreduce_op == "sum",
     )
 

@@ -26,28 +26,28 @@ class NonFiniteGradientError(RuntimeError):
 class TrainOneStep:
     """Training step: puts the model in training mode, runs all micro-batches, and updates.
 
-    Gradients are those of the mean over micro-batches and data-parallel ranks of each micro-batch's mean loss, or with
-    `calculate_per_token_loss` of the mean over all tokens. The *reported* loss is always the mean over all tokens.
+    Gradients are those of the mean over micro-batches and data-parallel ranks of each micro-batch's mean loss, or if the
+    model has `calculate_per_token_loss` of the mean over all tokens. The *reported* loss is always the mean over all tokens.
 
     Args:
-        model (list[DistributedDataParallel]): the chunks.
-        optimizer (MegatronOptimizer): of the model.
+        model (list[ShardedModel]): the chunks.
+        optimizer (Optimizer): of the model.
         opt_param_scheduler (OptimizerParamScheduler): of the optimizer.
         forward_step_func (Callable): `(data_iterator, model) -> (output, loss_func)`.
-        calculate_per_token_loss (bool): see above.
         check_for_nan_in_loss (bool): raise when a loss is not finite.
         log_params_norm (bool): report the norm of the weights.
         sequence_length (Optional[int]): tokens of a sample, for the throughput; None: the tokens that the loss is over.
+        finalize (Callable): called with (model, number of tokens or None) after the last backward.
     """
 
     model: list
     optimizer: Any
     opt_param_scheduler: Any
     forward_step_func: Callable
-    calculate_per_token_loss: bool = False
     check_for_nan_in_loss: bool = True
     log_params_norm: bool = False
     sequence_length: int | None = None
+    finalize: Callable = finalize_model_grads
 
     def __post_init__(self):
         self.reducer = LossReducer()
@@ -56,8 +56,7 @@ class TrainOneStep:
     def of(cls, all_config, *parts):
         """The step of an AllConfig, with model, optimizer, opt_param_scheduler and forward_step_func."""
         settings = all_config.training_config
-        checks = settings.check_for_nan_in_loss, settings.log_params_norm
-        return cls(*parts, settings.calculate_per_token_loss, *checks, all_config.model_config.seq_length)
+        return cls(*parts, settings.check_for_nan_in_loss, settings.log_params_norm, all_config.model_config.seq_length)
 
     def __call__(self, data_iterator, iteration, stop_requested=False):
         """Run one step.
@@ -84,8 +83,8 @@ class TrainOneStep:
             data_iterator=data_iterator,
             model=self.model,
             num_microbatches=count,
-            backward_scale=BackwardScale(self.optimizer.get_loss_scale(), count, self.calculate_per_token_loss),
-            finalize_model_grads_func=finalize_model_grads,
+            backward_scale=BackwardScale(self.optimizer.get_loss_scale(), count, self.model[0].calculate_per_token_loss),
+            finalize_model_grads_func=self.finalize,
         )
         bad_gradients = [name for chunk in self.model for name in chunk.non_finite_gradients()]
         losses = self.reducer.reduce(reported, stop_requested, bool(bad_gradients))

@@ -6,10 +6,12 @@ from typing import Any
 
 from mindspeed_ms.core import comm
 from mindspeed_ms.core import num_microbatches_calculator as calculator
+from mindspeed_ms.core.distributed import Optimizer
 from mindspeed_ms.core.logging import logger
 from mindspeed_ms.core.profiler import make_profiler
 from mindspeed_ms.training.data_streams import DataExhausted
 from mindspeed_ms.training.housekeeping import GarbageCollection, SignalHandler, check_weights_across_data_parallel_ranks
+from mindspeed_ms.training.parts import CheckpointsPart, DataPart, EvaluationPart, MetricsPart, TrainStepPart
 from mindspeed_ms.training.train_step import NonFiniteGradientError, NonFiniteLossError
 
 
@@ -43,20 +45,15 @@ class TrainState:
 class Trainer:
     """Runs a training: steps with evaluations, checkpoints and reports, to its end.
 
-    Every part may be replaced by another one with the same methods; `docs/training-loop.md` names them.
+    Every part may be replaced by another one with the methods that `training.parts` declares.
 
     Attributes:
         all_config (AllConfig): the configuration.
         training_iters (int): steps of the whole training.
         train_state (TrainState): counters.
-        model (list[Cell]): this rank's chunks.
-        optimizer, opt_param_scheduler: of the model.
-        train_step (TrainOneStep): `(micro-batches, iteration, stop requested) -> (StepReport, stop requested by any rank)`,
-            and `finish()`.
-        data (TrainingData): `of_step()`, `epoch`.
-        checkpoints (CheckpointManager): `load()`, `after_step()`, `save()`, `poll()`, `complete()`.
-        evaluation (Evaluation): `after_step(state)`, `after_training(state)`, `evaluate_all(state)`.
-        metrics (MetricsLogger): `opened(iteration)`, `log_step(report, state)`.
+        model (list[ShardedModel]): this rank's chunks.
+        optimizer (Optimizer), opt_param_scheduler (OptimizerParamScheduler): of the model.
+        train_step, data, checkpoints, evaluation, metrics: see `training.parts`.
         start_time (float): `time.monotonic()` when the run started, for `exit_duration_in_mins`.
         steps_done (int): steps of this process.
     """
@@ -65,13 +62,13 @@ class Trainer:
     training_iters: int
     train_state: TrainState
     model: list
-    optimizer: Any
+    optimizer: Optimizer
     opt_param_scheduler: Any
-    train_step: Any
-    data: Any
-    checkpoints: Any
-    evaluation: Any
-    metrics: Any
+    train_step: TrainStepPart
+    data: DataPart
+    checkpoints: CheckpointsPart
+    evaluation: EvaluationPart
+    metrics: MetricsPart
     start_time: float = field(default_factory=time.monotonic)
     steps_done: int = 0
 

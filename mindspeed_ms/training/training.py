@@ -1,6 +1,8 @@
 """pretrain: from the configuration to a trained model. Names and order: Megatron's training.py, upstream, the guide."""
 
 import time
+from contextlib import contextmanager
+from dataclasses import fields
 
 from mindspeed_ms.config import fit_to_world, page, require_available
 from mindspeed_ms.config.errors import WarningNotice
@@ -12,14 +14,14 @@ from mindspeed_ms.training.checkpoint_manager import CheckpointManager, find_sta
 from mindspeed_ms.training.checkpointing import release_output_folders
 from mindspeed_ms.training.data import build_data, init_batch_sizes
 from mindspeed_ms.training.evaluation import Evaluation, evaluate
-from mindspeed_ms.training.forward_step import make_forward_step
+from mindspeed_ms.training.forward_step import forward_step as default_forward_step
 from mindspeed_ms.training.metrics import MetricsLogger
 from mindspeed_ms.training.model_setup import get_model, get_optimizer, get_optimizer_param_scheduler
 from mindspeed_ms.training.train_step import TrainOneStep
 from mindspeed_ms.training.trainer import Trainer, TrainState
 from mindspeed_ms.training.utils import set_parallel_context, set_seed_unless_set
 
-__all__ = ["Trainer", "evaluate", "get_model", "pretrain"]
+__all__ = ["Trainer", "build_trainer", "evaluate", "get_model", "pretrain", "start_up", "training_run"]
 
 
 def pretrain(
@@ -68,35 +70,81 @@ def pretrain(
     start_time = time.monotonic()
     all_config = _configuration(all_config, extra_args_provider, args_defaults)
     _check_arguments(model_provider_func, model_type)
-    start_up(all_config)
-    settings, own_forward_step = all_config.training_config, forward_step_func is None
-    try:
-        start, state = find_starting_point(all_config), TrainState()
-        loaders = train_data_loader, valid_data_loader, test_data_loader
-        data = build_data(all_config, train_valid_test_datasets_provider, loaders, get_batch_func, own_forward_step)
-        model = get_model(model_provider_func, all_config)
-        optimizer = get_optimizer(all_config, model)
-        scheduler = get_optimizer_param_scheduler(optimizer, all_config, data.training_iters)
-        forward_step = forward_step_func or make_forward_step(settings.calculate_per_token_loss)
-        metrics = MetricsLogger.of(all_config, data.training_iters)
-        trainer = Trainer(
-            all_config=all_config,
-            training_iters=data.training_iters,
-            train_state=state,
-            model=model,
-            optimizer=optimizer,
-            opt_param_scheduler=scheduler,
-            train_step=TrainOneStep.of(all_config, model, optimizer, scheduler, forward_step),
-            data=data,
-            checkpoints=CheckpointManager(all_config, start, state, model, optimizer, scheduler, data),
-            evaluation=Evaluation(settings, forward_step, model, data, metrics, process_non_loss_data_func),
-            metrics=metrics,
+    with training_run(all_config):
+        trainer = build_trainer(
+            all_config,
+            model_provider_func,
+            train_valid_test_datasets_provider,
+            forward_step_func,
+            process_non_loss_data_func,
+            (train_data_loader, valid_data_loader, test_data_loader),
+            get_batch_func,
             start_time=start_time,
         )
         trainer.run()
+    return trainer
+
+
+def build_trainer(
+    all_config,
+    model_provider_func,
+    train_valid_test_datasets_provider=None,
+    forward_step_func=None,
+    process_non_loss_data_func=None,
+    loaders=(None, None, None),
+    get_batch_func=None,
+    **parts,
+):
+    """The `Trainer` of a configuration; inside `training_run`.
+
+    Args:
+        all_config (AllConfig): the configuration.
+        model_provider_func, train_valid_test_datasets_provider, forward_step_func, process_non_loss_data_func,
+            get_batch_func: see `pretrain`; what only serves a part that is given is not used.
+        loaders (tuple): train_data_loader, valid_data_loader, test_data_loader.
+        parts: fields of `Trainer`. A part that is given replaces the one that would be built, and those built after it work
+            with it.
+
+    Raises:
+        TypeError: `parts` names no field of `Trainer`.
+    """
+    unknown = sorted(parts.keys() - {field.name for field in fields(Trainer)})
+    if unknown:
+        raise TypeError(
+            f"{', '.join(unknown)}: no part of a Trainer; its parts are {', '.join(f.name for f in fields(Trainer))}."
+        )
+
+    def part(name, build):
+        if name not in parts:
+            parts[name] = build()
+        return parts[name]
+
+    # before anything is built: a checkpoint that is missing shows at once
+    start = find_starting_point(all_config) if "checkpoints" not in parts else None
+    state = part("train_state", TrainState)
+    provider, is_own_step = train_valid_test_datasets_provider, forward_step_func is None
+    data = part("data", lambda: build_data(all_config, provider, loaders, get_batch_func, is_own_step))
+    iterations = part("training_iters", lambda: data.training_iters)
+    model = part("model", lambda: get_model(model_provider_func, all_config))
+    optimizer = part("optimizer", lambda: get_optimizer(all_config, model))
+    scheduler = part("opt_param_scheduler", lambda: get_optimizer_param_scheduler(optimizer, all_config, iterations))
+    forward_step = forward_step_func or default_forward_step
+    metrics = part("metrics", lambda: MetricsLogger.of(all_config, iterations))
+    part("train_step", lambda: TrainOneStep.of(all_config, model, optimizer, scheduler, forward_step))
+    part("checkpoints", lambda: CheckpointManager(all_config, start, state, model, optimizer, scheduler, data))
+    evaluation = all_config.training_config, forward_step, model, data, metrics, process_non_loss_data_func
+    part("evaluation", lambda: Evaluation(*evaluation))
+    return Trainer(all_config=all_config, **parts)
+
+
+@contextmanager
+def training_run(all_config):
+    """Inside, a training of this configuration runs: `start_up` comes before, the release of its output folder after."""
+    start_up(all_config)
+    try:
+        yield
     finally:
         release_output_folders()
-    return trainer
 
 
 def start_up(all_config):

@@ -8,7 +8,7 @@ import numpy as np
 from mindspeed_ms.config.model_description import describe_parallel
 from mindspeed_ms.core import comm, parallel_state
 from mindspeed_ms.core.device import initialize_device
-from mindspeed_ms.core.distributed.distributed_data_parallel import unwrap_model
+from mindspeed_ms.core.distributed import unwrap_model
 from mindspeed_ms.core.logging import logger, setup_logging
 from mindspeed_ms.core.tensor_parallel.random import model_parallel_manual_seed
 from mindspeed_ms.layout.ranks import WorldLayout

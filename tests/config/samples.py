@@ -153,6 +153,7 @@ SPECIAL = {
         for name, value in {
             "param_resident": True,
             "allreduce_after_grad_accumulation": True,
+            "unit_modules": ["*.layers.0"],
             "grad_allreduce_op": "sum",
             "opt_parallel_group": "dp",
             "cpu_offload": True,

@@ -218,6 +218,7 @@ RULES = [
     ({**Z1, f"{OPT}.zero_config": {"offload": True}}, f"{OPT}.zero_config.offload", "Did you mean 'cpu_offload'"),
     ({**Z1, f"{OPT}.zero_config": {"cpu_offload": "perhaps"}}, f"{OPT}.zero_config.cpu_offload", "expects a switch"),
     ({**Z1, f"{OPT}.zero_config": {"param_resident": True}}, f"{OPT}.zero_config.param_resident", "z3"),
+    ({**Z1, f"{OPT}.zero_config": {"unit_modules": ["*.0"]}}, f"{OPT}.zero_config.unit_modules", "z3"),
     (
         {**Z1, f"{OPT}.zero_config": {"allreduce_after_grad_accumulation": True}},
         f"{OPT}.zero_config.allreduce_after_grad_accumulation",

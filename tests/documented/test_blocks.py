@@ -52,6 +52,18 @@ vocab_size = 500
 """
 
 
+def _training_loop(sandbox):
+    return f"""{_data(sandbox)}
+import numpy as np
+from mindspore import Tensor
+
+from mindspeed_ms.training.gpt_datasets import train_valid_test_datasets_provider as datasets_provider
+
+all_config = init_configs_from_args(get_args())
+hidden_states, balance_loss = Tensor(np.ones((2, 3), np.float32)), Tensor(np.float32(1))
+"""
+
+
 def _checkpoints(sandbox):
     write_indexed(sandbox, "books")
     done = sandbox.run(
@@ -67,9 +79,17 @@ def _templates(sandbox):
     return ""
 
 
-# tests/config/test_new_option.py, tests/documented/test_new_model_variant.py
-ELSEWHERE = ("docs/new-option.md", "docs/new-model-variant.md")
-PREPARATION = {"docs/data.md": _data, "docs/checkpoints.md": _checkpoints, "docs/tokenizers-and-templates.md": _templates}
+PREPARATION = {
+    "docs/data.md": _data,
+    "docs/checkpoints.md": _checkpoints,
+    "docs/tokenizers-and-templates.md": _templates,
+    "docs/training-loop.md": _training_loop,
+}
+ELSEWHERE = (  # these change the package
+    "docs/new-model-variant.md",  # test_new_model_variant.py
+    "docs/new-optimizer.md",  # test_blocks_of_package.py
+    "docs/new-option.md",  # tests/config/test_new_option.py
+)
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "python") and page not in ELSEWHERE])

@@ -40,13 +40,6 @@ class Weights(nn.Cell):
         return sum(parts[1:], parts[0])
 
 
-def model_config():
-    """Data parallelism reads how losses are counted; the sizes play no part."""
-    from mindspeed_ms.config import TransformerConfig
-
-    return TransformerConfig(8, 1, 1, 8, 8, seq_length=8)
-
-
 def make(dtype=ms.float32, ddp=None, values=None, mark=None, tp=1, **options):
     """(model chunk, optimizer) of the small model on an initialised grid."""
     from mindspeed_ms.core import parallel_state
@@ -58,7 +51,7 @@ def make(dtype=ms.float32, ddp=None, values=None, mark=None, tp=1, **options):
     cell = Weights(values or initial_values(), dtype)
     if mark is not None:
         mark(cell)
-    chunk = DistributedDataParallel(model_config(), DistributedDataParallelConfig(**(ddp or {})), cell)
+    chunk = DistributedDataParallel(None, DistributedDataParallelConfig(**(ddp or {})), cell)
     settings = {"lr": 1e-2, "weight_decay": 0.1, "adam_beta2": 0.95, "clip_grad": 0.0, **options}
     return chunk, get_megatron_optimizer(OptimizerConfig(**settings), [chunk])
 

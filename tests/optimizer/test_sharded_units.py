@@ -66,7 +66,7 @@ def train(kind, first_tokens, level=None, zero_config=None, bucket_size=None):
     from mindspeed_ms.config import fit_to_world
     from mindspeed_ms.core import comm
     from mindspeed_ms.training.checkpointing import whole_parameters
-    from mindspeed_ms.training.forward_step import make_forward_step
+    from mindspeed_ms.training.forward_step import forward_step
     from mindspeed_ms.training.model_setup import get_model, get_optimizer, get_optimizer_param_scheduler
     from mindspeed_ms.training.train_step import TrainOneStep
 
@@ -80,7 +80,7 @@ def train(kind, first_tokens, level=None, zero_config=None, bucket_size=None):
     start(config, 7)
     model = get_model(lambda pre_process=True, post_process=True: make_model(kind), config)
     optimizer = get_optimizer(config, model)
-    step = TrainOneStep(model, optimizer, get_optimizer_param_scheduler(optimizer, config, 4), make_forward_step(False), False)
+    step = TrainOneStep(model, optimizer, get_optimizer_param_scheduler(optimizer, config, 4), forward_step)
     data = job.batches(len(first_tokens))
     data["tokens"][:, :, 0] = first_tokens
     reports = [step(micro_batches(local_batch(data, number, 1), 1), number + 1)[0] for number in range(len(first_tokens))]

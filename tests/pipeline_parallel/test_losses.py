@@ -74,6 +74,73 @@ def test_an_auxiliary_loss_on_the_first_stage(world, per_token, fp16):
         assert np.linalg.norm(found[name] - values) <= tolerance * np.linalg.norm(values), name
 
 
+def reported_losses(parallel, fields, clashes=False):
+    """Reported losses of a step whose layers each attach a term."""
+    from unittest import mock
+
+    from mindspeed_ms.core.pipeline_parallel.micro_batch_loss import attach_auxiliary_loss
+    from mindspeed_ms.legacy.model.transformer_layer import ParallelTransformerLayer
+    from mindspeed_ms.testing.parity.runner import local_batch, micro_batches
+
+    original, name = ParallelTransformerLayer.construct, "lm loss" if clashes else "size"
+
+    def construct(layer, *args, **kwargs):
+        output = original(layer, *args, **kwargs)
+        return attach_auxiliary_loss(output, WEIGHT * output.float().square().mean(), name)
+
+    finalized = []
+    _, _, step = job.build(job.make_config({**job.UNTIED, **fields}, parallel))
+    original_finalize = step.finalize
+    step.finalize = lambda model, tokens: (original_finalize(model, tokens), finalized.append(len(model)))
+    with mock.patch.object(ParallelTransformerLayer, "construct", construct):
+        report, _ = step(micro_batches(local_batch(job.batches(1), 0, 1), 1), 1)
+    return report.losses, report.grad_norm, len(finalized)
+
+
+RECOMPUTED = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
+
+
+@pytest.mark.parametrize(
+    "parallel, fields",
+    [({}, RECOMPUTED), (PP2, {}), ({**PP2, "virtual_pipeline_model_parallel_size": 2}, RECOMPUTED)],
+    ids=["recomputed", "pp2", "pp2vpp2 recomputed"],
+)
+def test_named_auxiliary_losses_are_reported_from_every_stage(world, parallel, fields):
+    (expected,) = world(1)(reported_losses, {}, {})
+    assert list(expected[0]) == ["lm loss", "size"] and expected[0]["size"] > 0.0
+    for losses, norm, finalized in world(job.world_size(parallel))(reported_losses, parallel, fields):
+        assert losses == pytest.approx(expected[0], rel=1e-6) and norm == pytest.approx(expected[1], rel=1e-5)
+        assert list(losses) == ["lm loss", "size"] and finalized == 1
+
+
+def test_a_name_of_an_auxiliary_loss_that_the_loss_function_has(world):
+    with pytest.raises(ValueError, match="attach_auxiliary_loss both report lm loss"):
+        world(1)(reported_losses, {}, {}, True)
+
+
+def scales():
+    """Scales of losses over numbers of tokens, as numbers and as Tensors, which must not be read."""
+    from unittest import mock
+
+    import mindspore as ms
+    from mindspore import Tensor
+
+    from mindspeed_ms.core.pipeline_parallel.micro_batch_loss import BackwardScale, filled
+
+    scale = BackwardScale(1024.0, 3, context_parallel_size=2)
+    counts = [0, 1, 7, 1000, 4097]
+    tensors = [Tensor(float(count), ms.float32) for count in counts]
+    with mock.patch.object(Tensor, "asnumpy", side_effect=AssertionError("read")):
+        found = [filled((1,), scale.of(tensor), ms.float32) for tensor in tensors]
+    return [value.asnumpy() for value in found], [filled((1,), scale.of(count), ms.float32).asnumpy() for count in counts]
+
+
+def test_a_number_of_tokens_on_the_device_is_not_read(world):
+    ((found, expected),) = world(1)(scales)
+    np.testing.assert_array_equal(found, expected)
+    assert found[0].shape == (1,)
+
+
 def context_parallel_step(per_token):
     """(gradient of one weight as data parallelism completes it, reported loss): two ranks share a sequence of 6 tokens."""
     import mindspore as ms

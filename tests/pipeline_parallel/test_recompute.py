@@ -54,13 +54,13 @@ def count_checkpoints(parallel, fields):
     from mindspeed_ms.core.tensor_parallel import random
     from mindspeed_ms.testing.parity.runner import local_batch, micro_batches
     from mindspeed_ms.training.evaluation import evaluate
-    from mindspeed_ms.training.forward_step import make_forward_step
+    from mindspeed_ms.training.forward_step import forward_step
 
     model, _, _ = job.build(job.make_config(fields, parallel))
     calls, original = [], random.CheckpointFunction.forward
     random.CheckpointFunction.forward = staticmethod(lambda *arguments: calls.append(1) or original(*arguments))
     try:
-        losses, _ = evaluate(make_forward_step(), micro_batches(local_batch(job.batches(1), 0, 1), 1), model, 1)
+        losses, _ = evaluate(forward_step, micro_batches(local_batch(job.batches(1), 0, 1), 1), model, 1)
     finally:
         random.CheckpointFunction.forward = original
     return len(calls), losses["lm loss"]

@@ -17,13 +17,13 @@ def evaluate(parallel, with_data=False, dropout=0.5):
     from mindspeed_ms.core import parallel_state
     from mindspeed_ms.testing.parity.runner import local_batch, micro_batches
     from mindspeed_ms.training.evaluation import evaluate as run
-    from mindspeed_ms.training.forward_step import make_forward_step
+    from mindspeed_ms.training.forward_step import forward_step
 
     all_config = job.make_config({**job.TIED, "hidden_dropout": dropout}, parallel)
     model, _, _ = job.build(all_config)
     data = job.batches(3)
     batches = (micro for step in range(3) for micro in micro_batches(local_batch(data, step, 1), 1))
-    losses, collected = run(make_forward_step(), batches, model, 2, (lambda *_: None) if with_data else None)
+    losses, collected = run(forward_step, batches, model, 2, (lambda *_: None) if with_data else None)
     left = sum(1 for _ in batches)
     training = all(chunk.module.training for chunk in model)
     values = None if collected is None else [float(value.asnumpy()) for value in collected]

@@ -159,7 +159,12 @@ CASES = {
     f"{T}.no_save_optim": (True, SAVED),
     **{
         f"{OPT}.zero_config.{name}": (value, {f"{P}.zero_level": "z3", f"{D}.micro_batch_num": 2})
-        for name, value in (("param_resident", True), ("allreduce_after_grad_accumulation", True), ("grad_allreduce_op", "sum"))
+        for name, value in (
+            ("param_resident", True),
+            ("unit_modules", ["*.layers.0"]),
+            ("allreduce_after_grad_accumulation", True),
+            ("grad_allreduce_op", "sum"),
+        )
     },
     f"{T}.no_save_rng": (True, SAVED),
     f"{T}.tensorboard_dir": ("{folder}/board", {}),

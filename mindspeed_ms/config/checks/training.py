@@ -225,8 +225,10 @@ def zero_settings_fit(context):
     if not level:
         named = next((f"{path}.{name}" for name in sorted(zero.model_fields_set)), path)
         yield context.problem(named, "needs zero_level", f"{_P}.zero_level")
-    elif zero.param_resident and level != "z3":
-        yield context.problem(f"{path}.param_resident", "needs zero_level z3", f"{_P}.zero_level")
+    elif level != "z3":
+        for name in ("param_resident", "unit_modules"):
+            if zero[name]:
+                yield context.problem(f"{path}.{name}", "needs zero_level z3", f"{_P}.zero_level")
     if zero.allreduce_after_grad_accumulation and level == "z1":
         yield context.problem(
             f"{path}.allreduce_after_grad_accumulation", "needs zero_level z2 or z3; z1 always does so", f"{_P}.zero_level"

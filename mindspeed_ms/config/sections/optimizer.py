@@ -60,6 +60,12 @@ class ZeroConfig(Section):
         "z2、z3：每步规约一次，而不是每个微批之后。",
         "operators",
     )
+    unit_modules: StrList | None = field(
+        None,
+        "z3: cells gathered and released as one, names with wildcards; default: layers of lists of layers.",
+        "z3：作为一个整体聚合和释放的cell，名称可用通配符；默认为层列表中的各层。",
+        "memory",
+    )
     grad_allreduce_op: one_of("mean", "sum") = field(
         "mean", "Gradients are averaged or summed over data parallel ranks.", "数据并行rank间梯度取平均或求和。", "optimizer"
     )

@@ -9,6 +9,7 @@ from typing import Any
 
 from mindspeed_ms.core.device import dtype_name
 from mindspeed_ms.core.dist_checkpointing.manifest import DTYPE_BYTES, optimizer_key, whole_slice
+from mindspeed_ms.core.distributed import ShardedModel, unwrap_model
 from mindspeed_ms.core.tensor_parallel.cell import description_of, global_name
 from mindspeed_ms.layout.sharding import FlatSlice
 
@@ -43,15 +44,17 @@ class ShardedTensor:
 
 
 def model_tensors(model):
-    """ShardedTensor of everything that the chunks (DistributedDataParallel or plain cells) hold; sharded parameters
-    (z3) as this rank's parts."""
+    """ShardedTensor of everything that the chunks (ShardedModel or plain cells) hold; sharded parameters (z3) as this
+    rank's pieces."""
     for chunk in model:
-        parts = _sharded_parts(chunk)
-        for name, param in getattr(chunk, "module", chunk).parameters_and_names():
+        pieces = chunk.parameter_pieces() if isinstance(chunk, ShardedModel) else {}
+        for name, param in unwrap_model(chunk).parameters_and_names():
             key, grouping = global_name(name, param), description_of(param).grouping
-            if id(param) in parts:
-                for piece, tensor in parts[id(param)]:
-                    yield ShardedTensor(key, piece, tensor, grouping, name)
+            if id(param) in pieces:
+                shape, held = pieces[id(param)]
+                sharding = _sharding_of(param, shape)
+                for start, stop, tensor in held:
+                    yield ShardedTensor(key, FlatSlice(sharding, start, stop), tensor, grouping, name)
             else:
                 yield ShardedTensor(key, whole_slice(_sharding_of(param, param.shape)), param, grouping, name)
 
@@ -70,21 +73,3 @@ def _sharding_of(param, shape):
     if sharding.local_shape != tuple(shape):
         raise ValueError(f"{param.name} has shape {tuple(shape)}, but its description says {sharding.local_shape}.")
     return sharding
-
-
-def _sharded_parts(chunk):
-    """{id of parameter: [(slice, tensor)]} of parameters that are held in part; a rank may have no part of one."""
-    parts = {}
-    for buffer in getattr(chunk, "buffers", ()):
-        if not buffer.ddp_config.shards_params:
-            continue
-        for placed in buffer.layout.parameters:
-            param = buffer.params[placed.index]
-            sharding = _sharding_of(param, buffer.shapes[placed.index])
-            held = parts.setdefault(id(param), [])
-            for shard_start, shard_stop in buffer.shard_ranges():
-                start, stop = max(placed.start, shard_start), min(placed.stop, shard_stop)
-                if start < stop:
-                    piece = FlatSlice(sharding, start - placed.start, stop - placed.start)
-                    held.append((piece, buffer.slice_param(start, stop)))
-    return parts

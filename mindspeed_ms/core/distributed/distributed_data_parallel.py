@@ -3,11 +3,11 @@
 from contextlib import contextmanager
 
 import mindspore as ms
-from mindspore import nn
 
 from mindspeed_ms import ops
 from mindspeed_ms.config.model_description import describe_model
 from mindspeed_ms.core import autograd, parallel_state, storage
+from mindspeed_ms.core.distributed.interface import ShardedModel
 from mindspeed_ms.core.distributed.param_and_grad_buffer import ParamAndGradBuffer
 from mindspeed_ms.core.distributed.param_gather import OverlappedParamGather
 from mindspeed_ms.core.distributed.sharded_units import ShardedUnits
@@ -15,7 +15,7 @@ from mindspeed_ms.core.distributed.sharding import make_sharding
 from mindspeed_ms.core.tensor_parallel.cell import description_of
 
 
-class DistributedDataParallel(nn.Cell):
+class DistributedDataParallel(ShardedModel):
     """Wraps a model chunk: calls go through, gradients go to buffers. Source: Megatron core, upstream.
 
     After each backward a hook adds the parameter's gradient to `param.main_grad` and clears it. `finish_grad_sync`
@@ -24,8 +24,8 @@ class DistributedDataParallel(nn.Cell):
     z3 holds nothing else; `whole_parameters` gives access to parameters that are sharded.
 
     Args:
-        config: TransformerConfig, AllConfig or ModelDescription; read: `gradient_accumulation_fusion` and
-            `calculate_per_token_loss` (gradients are then summed, not averaged).
+        config: TransformerConfig, AllConfig or ModelDescription, which schedules with several stages need; None without.
+            `calculate_per_token_loss` and `gradient_accumulation_fusion` count where this or `ddp_config` has them.
         ddp_config (DistributedDataParallelConfig): options.
         module (nn.Cell): the model chunk; its parameters' data move into the buffers.
         disable_bucketing (bool): one bucket, whatever `ddp_config` says (later pipeline stages and chunks).
@@ -35,11 +35,10 @@ class DistributedDataParallel(nn.Cell):
     """
 
     def __init__(self, config, ddp_config, module, disable_bucketing=False):
-        # without auto_prefix the parameters keep their state-dict keys
-        super().__init__(auto_prefix=False)
-        self.config = describe_model(config)
+        description = describe_model(config) if config is not None else None
+        per_token = description is not None and description.calculate_per_token_loss
+        super().__init__(module, description, per_token or ddp_config.calculate_per_token_loss)
         self.ddp_config = ddp_config
-        self.module = module
         self.is_last_microbatch = True
         self._data_group = parallel_state.get_data_parallel_group(with_context_parallel=True)
         self.bucket_size = self._resolved_bucket_size(disable_bucketing)
@@ -57,7 +56,8 @@ class DistributedDataParallel(nn.Cell):
             self._param_gather = OverlappedParamGather(module, self.buffers)
         # gradients fused into the backward add to main_grad by themselves and need zeros there; where gradients are
         # sharded there is no main_grad then, and nothing is fused
-        self._zero_eagerly = self.config.parallel.gradient_accumulation_fusion and not ddp_config.shards_grads
+        is_fused = description is not None and description.parallel.gradient_accumulation_fusion
+        self._zero_eagerly = (is_fused or ddp_config.gradient_accumulation_fusion) and not ddp_config.shards_grads
         self._unwritten = set(self._buffer_of)
 
     def _resolved_bucket_size(self, disable_bucketing):
@@ -75,7 +75,7 @@ class DistributedDataParallel(nn.Cell):
         # a pipeline stage may hold nothing but no-op layers
         if not kinds and parallel_state.get_pipeline_model_parallel_world_size() == 1:
             raise ValueError(f"{type(self.module).__name__} has no parameter that requires a gradient: nothing to train.")
-        sums = self.config.calculate_per_token_loss or self.ddp_config.sum_gradients
+        sums = self.calculate_per_token_loss or self.ddp_config.sum_gradients
         factor = 1.0 if sums else 1.0 / self._data_group.size
         groups = {
             expert: parallel_state.get_expert_data_parallel_group() if expert else self._data_group
@@ -102,7 +102,7 @@ class DistributedDataParallel(nn.Cell):
         return ms.float32 if self.ddp_config.grad_reduce_in_fp32 else param.dtype
 
     def construct(self, *args, **kwargs):
-        """The module's own construct."""
+        """The module's own construct, with the parameters that it needs."""
         if self._units is not None:
             self._units.begin_forward()
             output = self.module(*args, **kwargs)
@@ -113,7 +113,7 @@ class DistributedDataParallel(nn.Cell):
             output = self.module(*args, **kwargs)
             self._param_gather.end_forward()
             return output
-        return self.module(*args, **kwargs)
+        return super().construct(*args, **kwargs)
 
     def _accumulate(self, param):
         grad = autograd.tensor_grad(param)
@@ -253,9 +253,25 @@ class DistributedDataParallel(nn.Cell):
                 for bucket in buffer.buckets if self._units is not None else ():
                     bucket.broadcast_params()
 
-    def set_input_tensor(self, input_tensor):
-        """Hand the input of a later pipeline stage to the module."""
-        self.module.set_input_tensor(input_tensor)
+    def parameter_pieces(self):
+        """See `ShardedModel`: with z3, all that are trained."""
+        pieces = {}
+        for buffer in self.buffers if self._units is not None else ():
+            for placed in buffer.layout.parameters:
+                held = []
+                for shard_start, shard_stop in buffer.shard_ranges():
+                    start, stop = max(placed.start, shard_start), min(placed.stop, shard_stop)
+                    if start < stop:
+                        held.append((start - placed.start, stop - placed.start, buffer.slice_param(start, stop)))
+                pieces[id(buffer.params[placed.index])] = buffer.shapes[placed.index], held
+        return pieces
+
+    def replicas(self):
+        """See `ShardedModel`: one entry per buffer; ranks whose parameters are sharded hold the same as their replicas only."""
+        return [
+            (buffer.data_parallel_group if self._units is None else buffer.sharding.replicas, buffer.param_buffer.tensor)
+            for buffer in self.buffers
+        ]
 
     @property
     def whole_nbytes(self):
@@ -270,10 +286,3 @@ class DistributedDataParallel(nn.Cell):
     def nbytes(self):
         """Bytes of all parameter and gradient buffers."""
         return sum(buffer.nbytes for buffer in self.buffers)
-
-
-def unwrap_model(model):
-    """The module inside DistributedDataParallel (or the cell itself); a list gives a list."""
-    if isinstance(model, (list, tuple, nn.CellList)):
-        return [unwrap_model(chunk) for chunk in model]
-    return model.module if isinstance(model, DistributedDataParallel) else model

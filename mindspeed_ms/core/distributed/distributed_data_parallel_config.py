@@ -29,6 +29,8 @@ class DistributedDataParallelConfig:
         param_resident (bool): with z3 keep parameters in full from the forward to the last backward of the step.
         unit_modules (Optional[sequence]): with z3, the cells that are gathered and released as one: names with wildcards
             ("*.layers.*") or classes; None: the layers of all lists of layers.
+        calculate_per_token_loss (bool): losses are sums over tokens; see `ShardedModel`.
+        gradient_accumulation_fusion (bool): linear layers add their weights' gradients to `main_grad` by themselves.
         sum_gradients (bool): sum the gradients of the data-parallel ranks instead of averaging them.
     """
 
@@ -45,6 +47,8 @@ class DistributedDataParallelConfig:
     allreduce_after_grad_accumulation: bool = False
     param_resident: bool = False
     unit_modules: tuple | None = None
+    calculate_per_token_loss: bool = False
+    gradient_accumulation_fusion: bool = False
     sum_gradients: bool = False
 
     def __post_init__(self):

@@ -14,7 +14,7 @@ def finalize_model_grads(model, num_tokens=None):
     """Complete the gradients in every `main_grad`.
 
     Args:
-        model (list[DistributedDataParallel]): this rank's model chunks.
+        model (list[ShardedModel]): this rank's model chunks.
         num_tokens (Optional[float]): with `calculate_per_token_loss`, the tokens that this rank's gradients are summed
             over; all gradients are divided by the number in the whole global batch.
     """
@@ -31,8 +31,7 @@ def finalize_model_grads(model, num_tokens=None):
 
 def _trainable_parameters(model):
     for chunk in model:
-        for buffer in chunk.buffers:
-            yield from buffer.params
+        yield from chunk.trainable_parameters()
 
 
 def _allreduce_sequence_parallel_grads(model):

@@ -9,7 +9,14 @@ from mindspore import Tensor
 
 from mindspeed_ms.core import autograd, parallel_state
 from mindspeed_ms.core.device import to_dtype
-from mindspeed_ms.core.pipeline_parallel.micro_batch_loss import BackwardScale, MicroBatchLoss, as_float, filled
+from mindspeed_ms.core.distributed import ShardedModel, unwrap_model
+from mindspeed_ms.core.pipeline_parallel.micro_batch_loss import (
+    BackwardScale,
+    MicroBatchLoss,
+    as_float,
+    filled,
+    recording_auxiliary_losses,
+)
 from mindspeed_ms.layout.schedule_order import BACKWARD, FORWARD, Communicate
 
 
@@ -20,7 +27,7 @@ class PlanExecution:
     Args:
         plan (PipelinePlan): the schedule.
         stage (int): this rank's stage.
-        models (list[Cell]): the stage's chunks.
+        models (list[ShardedModel or Cell]): the stage's chunks.
         iterators (list): of micro-batches, one per chunk.
         forward_step_func (Callable): `(data_iterator, model) -> (output, loss_func)`.
         scale (BackwardScale): the gradient that a micro-batch's backward starts with.
@@ -44,6 +51,7 @@ class PlanExecution:
 
     def __post_init__(self):
         self.collected, self._tokens = [], []
+        self._auxiliary = {}  # micro-batch -> {name: (sum, count)} of its auxiliary losses on this stage
         self._last_backwards = set(self.plan.last_backwards(self.stage).values())
         self._live = {}  # (micro-batch, chunk) -> (input, output, loss of the last stage)
         self._outgoing = {}  # (kind, micro-batch, chunk) -> tensor to send
@@ -74,7 +82,8 @@ class PlanExecution:
         input_tensor = None
         if not self.plan.is_first(self.stage, step.chunk):
             input_tensor = self._received(FORWARD, key, to_dtype(self.description.residual_connection_dtype))
-        with autograd.no_grad() if self.plan.forward_only else nullcontext():
+        no_grad = autograd.no_grad() if self.plan.forward_only else nullcontext()
+        with no_grad, recording_auxiliary_losses(self._auxiliary.setdefault(step.micro_batch, {})):
             if input_tensor is not None:
                 if not self.plan.forward_only:
                     autograd.set_requires_grad(input_tensor)
@@ -100,6 +109,24 @@ class PlanExecution:
         self._tokens.append(loss.tokens)
         return loss
 
+    def reported(self):
+        """`collected`, with the named auxiliary losses of this stage where losses are collected.
+
+        Raises:
+            ValueError: the loss function reported something under the name of an auxiliary loss.
+        """
+        if self.collect_non_loss_data or not any(self._auxiliary.values()):
+            return self.collected
+        auxiliary = [self._auxiliary[micro_batch] for micro_batch in sorted(self._auxiliary)]
+        if not self.collected:
+            return auxiliary
+        for losses, others in zip(self.collected, auxiliary):
+            if both := losses.keys() & others.keys():
+                raise ValueError(
+                    f"the loss function and attach_auxiliary_loss both report {', '.join(sorted(both))}: choose another name."
+                )
+        return [{**losses, **others} for losses, others in zip(self.collected, auxiliary)]
+
     def total_tokens(self):
         """Tokens (float) that the loss functions counted; waits for the device."""
         return sum((as_float(tokens) for tokens in self._tokens if tokens is not None), 0.0)
@@ -112,8 +139,9 @@ class PlanExecution:
             grad = filled(output.shape, self.scale.of_main_loss(loss), output.dtype)
         else:
             grad = self._received(BACKWARD, key, output.dtype)
-        no_sync = getattr(self.models[step.chunk], "no_sync", nullcontext)
-        with nullcontext() if step in self._last_backwards else no_sync():
+        model = self.models[step.chunk]
+        accumulates = isinstance(model, ShardedModel) and step not in self._last_backwards
+        with model.no_sync() if accumulates else nullcontext():
             input_grad = _backward_through(input_tensor, output, grad)
         if input_tensor is not None:
             self._outgoing[(BACKWARD, *key)] = input_grad
@@ -158,7 +186,7 @@ def _enter_chunk(chunk):
 
 
 def _set_input_tensor(model, tensor):
-    module = getattr(model, "module", model)
+    module = unwrap_model(model)
     if not hasattr(module, "set_input_tensor"):
         raise ValueError(
             f"{type(module).__name__} has no set_input_tensor: a model on several pipeline stages must take "
@@ -169,7 +197,7 @@ def _set_input_tensor(model, tensor):
 
 def _checked_output(output, model):
     if not isinstance(output, Tensor):
-        module = getattr(model, "module", model)
+        module = unwrap_model(model)
         raise ValueError(
             f"{type(module).__name__} returned {type(output).__name__}: on all pipeline stages but the last "
             "the model must return its hidden states, one Tensor."

@@ -11,7 +11,7 @@ import numpy as np
 from mindspore import Tensor
 
 from mindspeed_ms.core import parallel_state
-from mindspeed_ms.core.autograd import Function
+from mindspeed_ms.core.autograd import Function, detach, no_grad
 
 
 @dataclass(frozen=True)
@@ -70,14 +70,20 @@ class BackwardScale:
     context_parallel_size: int = field(default_factory=parallel_state.get_context_parallel_world_size)
 
     def of(self, tokens=None):
-        """The scale (float) of a loss that is a mean (None), or the sum over `tokens` (number or Tensor)."""
+        """The scale of a loss that is a mean (None), or the sum over `tokens` (number or Tensor): a float, or where tokens are
+        a Tensor a scalar Tensor, which is not read to the host."""
         if self.per_token:
             return self.loss_scale
-        divisor = 1.0 if tokens is None else as_float(tokens) or 1.0
-        return self.loss_scale * self.context_parallel_size / divisor / self.num_microbatches
+        factor = self.loss_scale * self.context_parallel_size
+        if isinstance(tokens, Tensor):
+            with no_grad():
+                counted = tokens.reshape(()).float()
+                counted = counted + (counted == 0).float()  # without a token: 0 / 1
+                return factor / (counted * self.num_microbatches)
+        return factor / (1.0 if tokens is None else float(tokens) or 1.0) / self.num_microbatches
 
     def of_main_loss(self, loss):
-        """The scale (float) of a `MicroBatchLoss`.
+        """The scale (float or scalar Tensor) of a `MicroBatchLoss`.
 
         Raises:
             ValueError: `per_token`, and the loss says no number of tokens.
@@ -108,7 +114,21 @@ def published(scale):
         _published = before
 
 
-def attach_auxiliary_loss(activation, loss):
+_recorded = None  # {name: (sum, count)} of the forward that runs; None in a backward, which may recompute forwards
+
+
+@contextlib.contextmanager
+def recording_auxiliary_losses(record):
+    """Inside, a forward of one micro-batch: named auxiliary losses are added to the dict `record`, (sum, count) by name."""
+    global _recorded
+    before, _recorded = _recorded, record
+    try:
+        yield
+    finally:
+        _recorded = before
+
+
+def attach_auxiliary_loss(activation, loss, name=None):
     """Add a loss to the training where the main loss is not at hand, on any stage.
 
     It is differentiated when the backward reaches `activation`, with the scale of a main loss: a mean per micro-batch, or
@@ -117,10 +137,15 @@ def attach_auxiliary_loss(activation, loss):
     Args:
         activation (Tensor): what the model goes on with; it needs a gradient.
         loss (Tensor): the auxiliary loss, scalar.
+        name (Optional[str]): report it under this name: the mean over all losses of the name in the step (layers,
+            micro-batches, data-parallel ranks); a forward that is recomputed counts once. None: it is not reported.
 
     Returns:
         Tensor: `activation`.
     """
+    if name is not None and _recorded is not None:
+        total, count = _recorded.get(name, (0.0, 0))
+        _recorded[name] = detach(loss) + total, count + 1
     return _AuxiliaryLoss.apply(activation, loss)
 
 
@@ -136,7 +161,9 @@ class _AuxiliaryLoss(Function):
 
 
 def filled(shape, value, dtype):
-    """Tensor of one value."""
+    """Tensor of one value: a number or a scalar Tensor."""
+    if isinstance(value, Tensor):
+        return value.astype(dtype).broadcast_to(tuple(shape))
     return Tensor(np.full(shape, value, np.float32)).astype(dtype)
 
 

@@ -61,7 +61,8 @@ def forward_backward(
         decoder_seq_length, first_val_step: of Megatron's signature, for a decoder beside an encoder and fp8: only None.
 
     Returns:
-        list: what the loss function reported, one entry per micro-batch; empty on stages without the loss.
+        list: what the loss function reported and the named auxiliary losses of this stage, one entry per micro-batch; empty
+            on stages that have neither.
 
     Raises:
         ValueError: another number of chunks than the layout has, a model that does not work in a pipeline, or an argument
@@ -100,7 +101,7 @@ def forward_backward(
         execution.run()
     if not forward_only and finalize_model_grads_func is not None:
         finalize_model_grads_func(models, execution.total_tokens() if scale.per_token else None)
-    return execution.collected
+    return execution.reported()
 
 
 def _only_decoders(decoder_seq_length, first_val_step):

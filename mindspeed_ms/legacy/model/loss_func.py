@@ -19,9 +19,6 @@ class LossWithMask(nn.Cell):
     Inputs: logits, label, loss_mask `[...]` (None counts every token). Output: float32 scalar; 0, with zero gradients,
     when the mask counts no token at all.
 
-    Attributes:
-        token_count (Tensor): sum of the last call's mask, over the ranks that share the sequence.
-
     Raises:
         ValueError: other arguments, or a mask whose shape is not that of the loss.
     """
@@ -32,7 +29,6 @@ class LossWithMask(nn.Cell):
             raise ValueError(f"LossWithMask does not know {list(args) + sorted(kwargs)}: expected label_smoothing.")
         self.loss_func = loss_func
         self.label_smoothing = label_smoothing
-        self.token_count = None
 
     def construct(self, logits, label, loss_mask=None):
         """See the class."""
@@ -45,6 +41,5 @@ class LossWithMask(nn.Cell):
         loss_mask = loss_mask.astype(dtype.float32)
         total = reduce_from_context_parallel_region((loss * loss_mask).sum())
         count = reduce_from_context_parallel_region(loss_mask.sum())
-        self.token_count = count
         # without a token: 0 / 1
         return total / (count + (count == 0).astype(dtype.float32))

@@ -95,7 +95,7 @@ def run(flags, extra, batches, weights=None, keep=(), settings=None, watch=None)
     from mindspeed_ms.core.tensor_parallel.random import CheckpointFunction
     from mindspeed_ms.legacy.model.gpt_model import GPTModel
     from mindspeed_ms.training.checkpointing import whole_parameters
-    from mindspeed_ms.training.forward_step import make_forward_step
+    from mindspeed_ms.training.forward_step import forward_step
     from mindspeed_ms.training.model_setup import get_model, get_optimizer, get_optimizer_param_scheduler
     from mindspeed_ms.training.train_step import TrainOneStep
 
@@ -113,8 +113,7 @@ def run(flags, extra, batches, weights=None, keep=(), settings=None, watch=None)
     model = get_model(model_provider, all_config)
     optimizer = get_optimizer(all_config, model)
     scheduler = get_optimizer_param_scheduler(optimizer, all_config, all_config.training_config.training_iters)
-    per_token = all_config.training_config.calculate_per_token_loss
-    step = TrainOneStep(model, optimizer, scheduler, make_forward_step(per_token), per_token)
+    step = TrainOneStep(model, optimizer, scheduler, forward_step)
     result = {"loss": [], "grad_norm": [], "lr": [], "loss_scale": [], "success": [], "watched": [], "recomputed": 0}
     if "gradients" in keep:
         _capture_first_gradients(optimizer, model, result)

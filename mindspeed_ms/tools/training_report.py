@@ -1,4 +1,4 @@
-"""What pretrain_gpt.py says at the end: how much was learned, where the results lie, and some text by the model."""
+"""Report at the end of gpt/pretrain_gpt.py: losses, entropies of the corpus, folders, and some text by the model."""
 
 import json
 import math

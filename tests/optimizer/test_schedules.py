@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from mindspeed_ms.config.schema import OptimizerConfig
 from mindspeed_ms.core import num_microbatches_calculator as calculator
 from mindspeed_ms.core.optimizer.grad_scaler import ConstantGradScaler, DynamicGradScaler
 from mindspeed_ms.core.optimizer.optimizer_param_scheduler import OptimizerParamScheduler
@@ -119,6 +120,19 @@ def test_weight_decay_grows(style, expected):
 def test_contradictions_are_named(changes, words):
     with pytest.raises(ValueError, match=words):
         schedule(**changes)
+
+
+def test_lengths_of_a_configuration():
+    """The warm-up is a fraction of the decay, not of the run; weight decay moves over the run."""
+
+    def scheduler(**settings):
+        optimizer = SimpleNamespace(param_groups=[{}])
+        return OptimizerParamScheduler.from_config(optimizer, OptimizerConfig(**settings), batch=4, length=400)
+
+    fraction = scheduler(lr_decay_iters=50, lr_warmup_fraction=0.1)
+    assert (fraction.lr_warmup_steps, fraction.lr_decay_steps, fraction.wd_incr_steps) == (20, 200, 400)
+    iterations = scheduler(lr_warmup_iters=3, lr_decay_style="WSD", lr_wsd_decay_iters=5, lr_wsd_decay_style="linear")
+    assert (iterations.lr_warmup_steps, iterations.lr_decay_steps, iterations.wsd_decay_steps) == (12, 400, 20)
 
 
 def test_load_takes_over_overrides_or_compares():

@@ -292,14 +292,17 @@ def test_overflow_on_one_rank_is_skipped_by_all(world):
     assert first[0][4] == pytest.approx(expected, rel=1e-3)
 
 
-def clip_by_value():
-    chunk, optimizer = make(clip_grad=0.3, grad_clip_type="GradClipByValue")
-    take_step(chunk, optimizer, [gradients(0)])
+def clip_by_value(loss_scale):
+    chunk, optimizer = make(clip_grad=0.3, grad_clip_type="GradClipByValue", loss_scale=loss_scale)
+    take_step(chunk, optimizer, [gradients(0)], loss_scale or 1.0)
+    norm = math.sqrt(sum((np.clip(grad, -0.3, 0.3) ** 2).sum() for grad in gradients(0).values()))
+    assert optimizer.get_grad_norm() == pytest.approx(norm, rel=1e-6)  # of the gradients as they were clipped
     return {piece.name: np.array(state["exp_avg"].asnumpy()) for piece, state in optimizer.pieces_with_states()}
 
 
-def test_clip_by_value(world):
-    (found,) = world(1)(clip_by_value)
+@pytest.mark.parametrize("loss_scale", [None, 8.0])
+def test_clip_by_value(world, loss_scale):
+    (found,) = world(1)(clip_by_value, loss_scale)
     for name, grad in gradients(0).items():
         np.testing.assert_allclose(found[name], 0.1 * np.clip(grad, -0.3, 0.3), rtol=1e-6, atol=1e-8)
 
@@ -344,7 +347,8 @@ def wrong_settings():
     from mindspeed_ms.core.optimizer.update_rule import UpdateRule, update_rule
 
     messages = []
-    assert all(issubclass(update_rule(name), UpdateRule) for names in OPTIMIZERS.values() for name in names)
+    for name in (name for names in OPTIMIZERS.values() for name in names):
+        assert issubclass(update_rule(name), UpdateRule) and update_rule(name) is update_rule(name.swapcase())
     for options in ({"optimizer": "lion"}, {"clip_grad": -1.0}, {"grad_clip_type": "ClipEach"}):
         with pytest.raises(ValueError) as caught:
             OptimizerConfig(**options)

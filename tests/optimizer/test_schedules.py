@@ -142,6 +142,9 @@ def test_load_takes_over_overrides_or_compares():
     other, groups = schedule(max_lr=2e-2)
     other.load_state_dict(state)
     assert other.max_lr == 1e-2 and other.num_steps == 50 and groups[0]["lr"] == saved.get_lr()
+    other, groups = schedule([{"max_lr": 2e-2}, {"max_lr": 2e-2, "is_decoupled_lr": True}], max_lr=2e-2)
+    other.load_state_dict(state)
+    assert [group["max_lr"] for group in groups] == [1e-2, 2e-2]
     kept, groups = schedule(max_lr=2e-2, use_checkpoint_opt_param_scheduler=False, override_opt_param_scheduler=True)
     kept.load_state_dict(state)
     assert kept.max_lr == 2e-2 and kept.num_steps == 50

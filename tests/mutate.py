@@ -9,6 +9,7 @@ tree, which is never changed itself.
 import argparse
 import os
 import runpy
+import shlex
 import shutil
 import signal
 import subprocess
@@ -38,7 +39,7 @@ def run_mutation(tree, mutation, timeout):
 
 def run_tests(tree, tests, timeout):
     """Result (str) of pytest in the copy `tree`, and its first failure."""
-    command = [*os.environ.get("MUTATE_WITH", "").split(), sys.executable, "-m", "pytest", "-q", "-x", *tests.split()]
+    command = [*os.environ.get("MUTATE_WITH", "").split(), sys.executable, "-m", "pytest", "-q", "-x", *shlex.split(tests)]
     process = subprocess.Popen(
         command,
         cwd=tree,

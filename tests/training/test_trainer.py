@@ -51,7 +51,7 @@ def calls_of(folder, error=None, **training):
         after_training=parts.after_training,
         evaluate_all=parts.evaluate_all,
     )
-    shared = {name: parts for name in ("optimizer", "opt_param_scheduler", "train_step", "data", "checkpoints", "metrics")}
+    shared = dict.fromkeys(("optimizer", "opt_param_scheduler", "train_step", "data", "checkpoints", "metrics"), parts)
     trainer = Trainer(
         all_config=all_config, training_iters=2, train_state=TrainState(), model=[], evaluation=evaluation, **shared
     )

@@ -32,7 +32,7 @@ def test_another_model_of_the_same_shapes(world, tmp_path, saved):
 
 
 def test_what_makes_another_model():
-    from mindspeed_ms.config.same_model import differences
+    from mindspeed_ms.config.same_model import differences, is_same
 
     own = {
         "normalization": "FusedRMSNorm",
@@ -64,6 +64,7 @@ def test_what_makes_another_model():
     experts, dense = {"num_experts": 8, "moe_router_topk": 2}, {"num_experts": 1, "moe_router_topk": 1}
     assert names({"moe_config": experts}, {"moe_config": {**experts, "moe_router_topk": 4}}) == ["moe_router_topk"]
     assert names({"moe_config": experts}, {"moe_config": dense}) == ["num_experts"]
+    assert is_same("true", True) and is_same("GELU", "gelu") and not is_same("gelu", "relu") and not is_same(None, 0)
 
 
 def own_checkpoints(folder, load):

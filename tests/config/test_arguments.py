@@ -146,6 +146,8 @@ def test_vocabulary_is_padded_as_megatron_does():
         ("--vocab-size 100", 112),
         ("--vocab-size 100 --tensor-model-parallel-size 2", 128),
         ("--vocab-size 127 --tokenizer-type NullTokenizer", 128),
+        ("--vocab-size 128 --tokenizer-type NullTokenizer", 144),
+        ("--vocab-size 112 --vocab-extra-ids 1", 128),
     ):
         all_config = init_configs_from_args(argument_parser().parse_args(words + extra.split()))
         assert all_config.model_config.vocab_size == size

@@ -5,7 +5,7 @@ import argparse
 import pytest
 
 from mindspeed_ms.config import ConfigError, argument_parser, init_configs_from_args, init_configs_from_dict
-from mindspeed_ms.config.argument_table import TABLE, row_at
+from mindspeed_ms.config.argument_table import TABLE, row_at, row_of_name
 from mindspeed_ms.config.flags_without_setting import read_flags
 from mindspeed_ms.config.printing import dump_yaml
 from mindspeed_ms.config.row import IGNORED, REFUSED
@@ -26,6 +26,8 @@ SETTLED = {
 
 def test_every_option_is_described():
     assert not [row.name for row in TABLE if row.seen not in EFFECTS]
+    # an alias may change less than its path
+    assert (row_of_name("use_fused_rmsnorm").seen, row_at("model_config.normalization").seen) == ("operators", "parameters")
     assert not [row.name for row in TABLE if not row.help_en or not row.help_zh]
     assert not [row.name for row in TABLE if row.status in (IGNORED, REFUSED) and not (row.reason and row.reason_zh)]
 
@@ -34,6 +36,7 @@ def test_names_and_flags_are_unambiguous():
     flags = [flag for row in TABLE for flag in (*row.flags, *row.off_flags)]
     names = [name for row in TABLE for name in row.all_names]
     assert len(flags) == len(set(flags))
+    assert not [flag for flag in flags if flag.startswith("--no-no-")]
     assert len(names) == len(set(names))
 
 

@@ -129,6 +129,7 @@ def test_names_and_cuts():
     found = {one.name: one for one in describe_parameters(grouped, layout, 3)}
     first, second = (found[f"{LAYER}.1.mlp.experts.weight{number}"].sharding for number in (1, 2))
     assert (first.global_shape, first.local_shape, first.leading) == ((8, 16, 48), (2, 16, 24), (2, 4))
+    assert first.ranges == expert.sharding.ranges  # its part of the gate and its part of the up projection
     assert (second.global_shape, second.local_shape, second.leading) == ((8, 24, 16), (2, 12, 16), (2, 4))
 
 

@@ -121,6 +121,24 @@ def test_bias_rule(fields, qkv, out, mlp):
     assert (f"{LAYER}.0.mlp.projection.bias" in found) == mlp
 
 
+def test_sizes_that_follow_from_several_settings():
+    """Heads, gate and positions: each setting alone changes the shapes that it decides."""
+
+    def shapes(**fields):
+        return {name: one.sharding.global_shape for name, one in by_name(small(**fields)).items()}
+
+    qkv, mapping = f"{LAYER}.0.attention.qkv_proj.weight", f"{LAYER}.0.mlp.mapping.weight"
+    assert shapes()[qkv] == (8 * 2 + 2 * 4 * 2, 16)
+    assert shapes(group_query_attention=False)[qkv] == (3 * 16, 16)
+    assert shapes(kv_channels=6)[qkv] == (8 * 6 + 2 * 4 * 6, 16)
+    assert shapes(kv_channels=6)[f"{LAYER}.0.attention.out_proj.weight"] == (16, 8 * 6)
+    assert shapes(hidden_act="silu")[mapping] == (24, 16)
+    assert shapes(hidden_act="silu", gated_linear_unit=True)[mapping] == (48, 16)
+    positions = "language_model.embedding.position_embeddings.weight"
+    assert shapes()[positions] == (12, 16)
+    assert positions not in shapes(add_position_embedding=False) and positions not in shapes(position_embedding_type="rope")
+
+
 def test_initial_values():
     config = small(init_method_std=0.02, embedding_init_std=0.5, untie_embeddings_and_output_weights=True)
     found = by_name(config)
@@ -145,7 +163,7 @@ def test_tied_head_is_a_copy_on_the_last_stage():
     single = by_name(small())
     assert HEAD not in single
     assert not single[WORD_EMBEDDINGS].shared
-    config = small(parallel={"pipeline_model_parallel_size": 4})
+    config = small(parallel={"pipeline_model_parallel_size": 4}, embedding_init_std=0.5)
     first, last = by_name(config, Coordinates(pp=0)), by_name(config, Coordinates(pp=3))
     assert first[WORD_EMBEDDINGS].shared and first[WORD_EMBEDDINGS].shared_with is None
     assert last[HEAD].shared and last[HEAD].shared_with == WORD_EMBEDDINGS
@@ -169,12 +187,14 @@ def test_flags():
     assert mapping.sharding.ranges == ((12, 24), (36, 48))
     out_bias = found[f"{LAYER}.2.attention.out_proj.bias"]
     assert (out_bias.tensor_parallel, out_bias.sequence_parallel, out_bias.decay) == (False, True, False)
-    assert found[f"{LAYER}.2.input_norm.gamma"].sequence_parallel
+    gamma = found[f"{LAYER}.2.input_norm.gamma"]
+    assert (gamma.sequence_parallel, gamma.decay) == (True, False)
     positions = found["language_model.embedding.position_embeddings.weight"]
     assert not positions.sequence_parallel and not positions.tensor_parallel and positions.decay
     assert found[WORD_EMBEDDINGS].grouping == "vocab"
     assert found[WORD_EMBEDDINGS].sharding.local_shape == (32, 16)
-    assert not by_name(small())[f"{LAYER}.2.input_norm.gamma"].sequence_parallel
+    for uncut in ({}, {"sequence_parallel": True}):  # one tensor-parallel rank holds the whole sequence
+        assert not by_name(small(parallel=uncut))[f"{LAYER}.2.input_norm.gamma"].sequence_parallel
 
 
 def test_parallel_position_embedding_is_cut():

@@ -285,14 +285,17 @@ def test_overflow_on_one_rank_is_skipped_by_all(world):
     assert first[0][4] == pytest.approx(expected, rel=1e-3)
 
 
-def clip_by_value():
-    chunk, optimizer = make(clip_grad=0.3, grad_clip_type="GradClipByValue")
-    take_step(chunk, optimizer, [gradients(0)])
+def clip_by_value(loss_scale):
+    chunk, optimizer = make(clip_grad=0.3, grad_clip_type="GradClipByValue", loss_scale=loss_scale)
+    take_step(chunk, optimizer, [gradients(0)], loss_scale or 1.0)
+    norm = math.sqrt(sum((np.clip(grad, -0.3, 0.3) ** 2).sum() for grad in gradients(0).values()))
+    assert optimizer.get_grad_norm() == pytest.approx(norm, rel=1e-6)  # of the gradients as they were clipped
     return {piece.name: np.array(state["exp_avg"].asnumpy()) for piece, state in optimizer.pieces_with_states()}
 
 
-def test_clip_by_value(world):
-    (found,) = world(1)(clip_by_value)
+@pytest.mark.parametrize("loss_scale", [None, 8.0])
+def test_clip_by_value(world, loss_scale):
+    (found,) = world(1)(clip_by_value, loss_scale)
     for name, grad in gradients(0).items():
         np.testing.assert_allclose(found[name], 0.1 * np.clip(grad, -0.3, 0.3), rtol=1e-6, atol=1e-8)
 
@@ -300,9 +303,11 @@ def test_clip_by_value(world):
 def save_and_restore(dtype):
     """Two steps, saved, two more; restored into a new optimizer, the same two again."""
     options = {"dtype": getattr(ms, dtype), "bf16": dtype == "bfloat16", "ddp": {"grad_reduce_in_fp32": True}, "clip_grad": 1.0}
+    if dtype == "float16":  # the loss scale grows after three steps: the third is the first of the restored ones
+        options.update(fp16=True, initial_loss_scale=16.0, loss_scale_window=3)
     chunk, optimizer = make(**options)
     for step in range(2):
-        take_step(chunk, optimizer, [gradients(step)])
+        take_step(chunk, optimizer, [gradients(step)], optimizer.get_loss_scale())
     counters = optimizer.counters()
     saved = {
         piece.name: {key: Tensor(np.array(value.asnumpy())) for key, value in state.items()}
@@ -310,7 +315,7 @@ def save_and_restore(dtype):
     }
     weights = {name: Tensor(value) for name, value in parameters_of(chunk).items()}
     for step in range(2, 4):
-        take_step(chunk, optimizer, [gradients(step)])
+        take_step(chunk, optimizer, [gradients(step)], optimizer.get_loss_scale())
     other_chunk, other = make(**{**options, "values": initial_values(9)})
     from mindspeed_ms.core import storage
 
@@ -321,11 +326,12 @@ def save_and_restore(dtype):
             storage.write(value, saved[piece.name][key])
     other.load_counters(counters)
     for step in range(2, 4):
-        take_step(other_chunk, other, [gradients(step)])
+        take_step(other_chunk, other, [gradients(step)], other.get_loss_scale())
+    assert other.get_loss_scale() == optimizer.get_loss_scale() == (32.0 if dtype == "float16" else 1.0)
     return parameters_of(chunk), parameters_of(other_chunk)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_restored_optimizer_goes_on_bit_equal(world, dtype):
     ((expected, found),) = world(1)(save_and_restore, dtype)
     assert all(np.array_equal(expected[name], found[name]) for name in SHAPES)
@@ -337,7 +343,8 @@ def wrong_settings():
     from mindspeed_ms.core.optimizer.update_rule import UpdateRule, update_rule
 
     messages = []
-    assert all(issubclass(update_rule(name), UpdateRule) for names in OPTIMIZERS.values() for name in names)
+    for name in (name for names in OPTIMIZERS.values() for name in names):
+        assert issubclass(update_rule(name), UpdateRule) and update_rule(name) is update_rule(name.swapcase())
     for options in ({"optimizer": "lion"}, {"clip_grad": -1.0}, {"grad_clip_type": "ClipEach"}):
         with pytest.raises(ValueError) as caught:
             OptimizerConfig(**options)

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from mindspeed_ms.config.schema import OptimizerConfig
 from mindspeed_ms.core import num_microbatches_calculator as calculator
 from mindspeed_ms.core.optimizer.grad_scaler import ConstantGradScaler, DynamicGradScaler
 from mindspeed_ms.core.optimizer.optimizer_param_scheduler import OptimizerParamScheduler
@@ -121,6 +122,19 @@ def test_contradictions_are_named(changes, words):
         schedule(**changes)
 
 
+def test_lengths_of_a_configuration():
+    """The warm-up is a fraction of the decay, not of the run; weight decay moves over the run."""
+
+    def scheduler(**settings):
+        optimizer = SimpleNamespace(param_groups=[{}])
+        return OptimizerParamScheduler.from_config(optimizer, OptimizerConfig(**settings), batch=4, length=400)
+
+    fraction = scheduler(lr_decay_iters=50, lr_warmup_fraction=0.1)
+    assert (fraction.lr_warmup_steps, fraction.lr_decay_steps, fraction.wd_incr_steps) == (20, 200, 400)
+    iterations = scheduler(lr_warmup_iters=3, lr_decay_style="WSD", lr_wsd_decay_iters=5, lr_wsd_decay_style="linear")
+    assert (iterations.lr_warmup_steps, iterations.lr_decay_steps, iterations.wsd_decay_steps) == (12, 400, 20)
+
+
 def test_load_takes_over_overrides_or_compares():
     saved, _ = schedule()
     saved.step(50)
@@ -128,6 +142,9 @@ def test_load_takes_over_overrides_or_compares():
     other, groups = schedule(max_lr=2e-2)
     other.load_state_dict(state)
     assert other.max_lr == 1e-2 and other.num_steps == 50 and groups[0]["lr"] == saved.get_lr()
+    other, groups = schedule([{"max_lr": 2e-2}, {"max_lr": 2e-2, "is_decoupled_lr": True}], max_lr=2e-2)
+    other.load_state_dict(state)
+    assert [group["max_lr"] for group in groups] == [1e-2, 2e-2]
     kept, groups = schedule(max_lr=2e-2, use_checkpoint_opt_param_scheduler=False, override_opt_param_scheduler=True)
     kept.load_state_dict(state)
     assert kept.max_lr == 2e-2 and kept.num_steps == 50

@@ -1,5 +1,8 @@
 """Models that are not a plain chain of layers under ZeRO: parameters shared, left out, or used outside their layer."""
 
+import operator
+from functools import partial
+
 import numpy as np
 import pytest
 
@@ -119,9 +122,12 @@ def test_use_outside_the_layer_names_the_parameter(world):
 
 def names_of_units(unit_modules):
     """Names of the units; a class is given by the number of a layer that has it."""
+    from mindspore import nn
+
     from mindspeed_ms.core.distributed.sharded_units import find_units
 
     model = make_model("plain")
+    model.layers.append(nn.Identity())  # nothing to gather: no unit
     if isinstance(unit_modules, int):
         unit_modules = (type(model.layers[unit_modules]),)
     names = {id(cell): name for name, cell in model.cells_and_names()}
@@ -144,15 +150,20 @@ def test_unit_modules_that_match_nothing_are_an_error(world):
         world(1)(names_of_units, ("blocks.*",))
 
 
+REFLECTED = ("add", "floordiv", "matmul", "mod", "mul", "pow", "sub", "truediv")
+
+
 def uses_of_released():
     """Names of the uses of a released parameter that did not raise, and the value it has when it is held again."""
     import mindspore as ms
     from mindspore import Parameter, Tensor, mint, ops
 
     from mindspeed_ms.core import storage
+    from mindspeed_ms.core.released_parameter import mark_released
 
     x = Tensor(np.ones((4, 4), np.float32))
     param = Parameter(x, name="w")
+    kind = type(param)
     storage.release(param)
     uses = {
         "x * w": lambda: x * param,
@@ -171,6 +182,7 @@ def uses_of_released():
         "array": lambda: storage.read_array(param),
         "write": lambda: storage.zero(param),
         "clone": param.clone,
+        **{f"2 {name} w": partial(getattr(operator, name), 2.0, param) for name in REFLECTED},
     }
     silent = []
     for name, use in uses.items():
@@ -180,7 +192,9 @@ def uses_of_released():
         except ReleasedParameterError as error:
             assert "'w'" in str(error)
     text = repr(param)
+    mark_released(param)  # again: it is still one mark
     storage.set_data(param, x)
+    assert type(param) is kind
     return silent, text, float(mint.sum(param * param).asnumpy())
 
 

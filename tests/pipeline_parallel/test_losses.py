@@ -141,8 +141,9 @@ def test_a_number_of_tokens_on_the_device_is_not_read(world):
     assert found[0].shape == (1,)
 
 
-def context_parallel_step(per_token):
-    """(gradient of one weight as data parallelism completes it, reported loss): two ranks share a sequence of 6 tokens."""
+def context_parallel_step(per_token, mask):
+    """(gradient of one weight as data parallelism completes it, reported loss): two ranks share a sequence of 6 tokens, which
+    are counted by the mask, or by the labels if there is none."""
     import mindspore as ms
     from mindspore import Parameter, Tensor
 
@@ -153,11 +154,12 @@ def context_parallel_step(per_token):
 
     parallel_state.initialize_model_parallel(context_parallel_size=2)
     part = slice(3 * comm.get_rank(), 3 * comm.get_rank() + 3)
-    values, mask = Tensor(VALUES[part]), Tensor(MASK[part])
+    values, weights = Tensor(VALUES[part]), Tensor((ALL if mask is None else mask)[part])
     weight = Parameter(Tensor(2.0, ms.float32), name="weight")
     autograd.enable_tape()
-    mean = LossWithMask(lambda logits, label: logits * weight)(values, None, mask)
-    loss = loss_function(count_tokens({"loss_mask": mask}), per_token, mean)
+    mean = LossWithMask(lambda logits, label: logits * weight)(values, None, weights)
+    tokens = count_tokens({"labels": values} if mask is None else {"loss_mask": weights})
+    loss = loss_function(tokens, per_token, mean)
     scale = BackwardScale(1.0, 1, per_token)
     autograd.backward(loss.differentiated, filled((), scale.of_main_loss(loss), ms.float32))
     group = comm.world_group()
@@ -169,13 +171,16 @@ def context_parallel_step(per_token):
 
 VALUES = np.array([1.0, 2.0, 3.0, 5.0, 7.0, 11.0], np.float32)
 MASK = np.array([1.0, 0.0, 0.0, 1.0, 1.0, 1.0], np.float32)
+ALL = np.ones(6, np.float32)
 
 
+@pytest.mark.parametrize("mask", [MASK, None], ids=["masked", "all"])
 @pytest.mark.parametrize("per_token", [False, True], ids=["mean", "per_token"])
-def test_context_parallelism_multiplies_the_gradient_and_not_the_report(world, per_token):
-    mean = float((VALUES * MASK).sum() / MASK.sum())
-    for gradient, reported, tokens in world(2)(context_parallel_step, per_token):
-        assert gradient == pytest.approx(mean) and reported == pytest.approx(2.0 * mean) and tokens == MASK.sum()
+def test_context_parallelism_multiplies_the_gradient_and_not_the_report(world, per_token, mask):
+    weights = ALL if mask is None else mask
+    mean = float((VALUES * weights).sum() / weights.sum())
+    for gradient, reported, tokens in world(2)(context_parallel_step, per_token, mask):
+        assert gradient == pytest.approx(mean) and reported == pytest.approx(2.0 * mean) and tokens == weights.sum()
 
 
 def mode_of_a_step():

@@ -93,6 +93,59 @@ def expert_groups():
     return state.get_expert_model_parallel_rank()
 
 
+def every_getter():
+    """Size and rank of every kind of group for one rank of a large grid, against Megatron's order tp-cp-ep-dp-pp."""
+    from mindspeed_ms.core import parallel_state as state
+    from mindspeed_ms.layout.ranks import WorldLayout
+
+    # tp 2, cp 3, dp 10, pp 7; experts: tp 4, ep 5, dp 3
+    pp, dp, cp, tp = 5, 7, 2, 1
+    rank = ((pp * 10 + dp) * 3 + cp) * 2 + tp
+    expert_tp, ep, expert_dp = rank % 4, rank // 4 % 5, rank // 20 % 3
+    state.set_grid(state.ParallelGrid(WorldLayout(420, tp=2, cp=3, pp=7, ep=5, expert_tp=4), rank, None, None))
+    expected = {
+        "tensor_model_parallel": (2, tp),
+        "pipeline_model_parallel": (7, pp),
+        "context_parallel": (3, cp),
+        "ulysses": (3, cp),
+        "ring": (1, 0),
+        "data_parallel": (10, dp),
+        "model_parallel": (14, pp * 2 + tp),
+        "tensor_and_data_parallel": (20, dp * 2 + tp),
+        "tensor_and_context_parallel": (6, cp * 2 + tp),
+        "expert_model_parallel": (5, ep),
+        "expert_tensor_parallel": (4, expert_tp),
+        "expert_data_parallel": (3, expert_dp),
+        "expert_tensor_and_model_parallel": (20, ep * 4 + expert_tp),
+    }
+    for name, (size, place) in expected.items():
+        found = getattr(state, f"get_{name}_world_size")(), getattr(state, f"get_{name}_rank")()
+        assert found == (size, place), (name, found)
+    with_context = {"data_parallel": (30, dp * 3 + cp), "tensor_and_data_parallel": (60, (dp * 3 + cp) * 2 + tp)}
+    for name, (size, place) in with_context.items():
+        found = getattr(state, f"get_{name}_world_size")(True), getattr(state, f"get_{name}_rank")(True)
+        assert found == (size, place), (name, found)
+    stage = 60  # ranks of one stage
+    assert state.get_pipeline_model_parallel_next_rank() == rank + stage
+    assert state.get_pipeline_model_parallel_prev_rank() == rank - stage
+    assert (state.get_pipeline_model_parallel_first_rank(), state.get_pipeline_model_parallel_last_rank()) == (
+        rank - pp * stage,
+        rank + stage,
+    )
+    assert state.get_data_parallel_src_rank() == rank - dp * 6
+    assert state.get_data_parallel_src_rank(with_context_parallel=True) == pp * stage + tp
+    for name in ("tensor_model_parallel", "pipeline_model_parallel", "expert_model_parallel", "expert_tensor_parallel"):
+        for what in ("world_size", "rank"):
+            getattr(state, f"set_{name}_{what}")(99)
+            changed = [other for other in expected if getattr(state, f"get_{other}_{what}")() == 99]
+            assert changed == [name], (name, what, changed)
+            getattr(state, f"set_{name}_{what}")(None)
+
+
+def test_every_getter_is_of_its_own_group(world):
+    world(1)(every_getter)
+
+
 def test_grid_of_four(world):
     assert world(4)(grid_of_four) == [[0, 2], [1, 3], [0, 2], [1, 3]]
 

@@ -84,9 +84,11 @@ def nan_loss(folder, go_on):
     if comm.get_rank() == 1:
         batches[2] = {**batches[2], "scale": np.full((4, tiny.LENGTH), np.nan, np.float32)}
     if go_on:
-        losses, _, weights = run_pretrain(folder, batches, {"training": {"check_for_nan_in_loss": False}})
-        skipped = [line["skipped_iterations"] for line in read_metrics(folder)]
-        return losses, skipped, all(np.isfinite(value).all() for value in weights.values())
+        decay = {"lr_decay_style": "linear", "lr_decay_iters": 10}
+        config = {"training": {"check_for_nan_in_loss": False}, "optimizer": decay}
+        losses, _, weights = run_pretrain(folder, batches, config)
+        lines = [(line["skipped_iterations"], line["learning_rate"]) for line in read_metrics(folder)]
+        return losses, lines, all(np.isfinite(value).all() for value in weights.values())
     # the check of the gradients must not come first: it knows neither the iteration nor the other ranks
     return caught_message(NonFiniteLossError, folder, batches, {"training": {"check_for_nan_in_grad": True}})
 
@@ -97,8 +99,11 @@ def test_nan_loss_stops_all_ranks_and_names_iteration_and_rank(world, tmp_path):
 
 
 def test_nan_loss_is_left_out_if_told_so(world, tmp_path):
-    for losses, skipped, finite in world(2)(nan_loss, tmp_path, True):
-        assert losses[2] == "nan" and skipped == [0, 0, 1, 1, 1, 1] and finite
+    for losses, lines, finite in world(2)(nan_loss, tmp_path, True):
+        skipped, rates = zip(*lines)
+        assert losses[2] == "nan" and skipped == (0, 0, 1, 1, 1, 1) and finite
+        # the schedule waits, too
+        assert rates == pytest.approx([0.05 * (1 - steps / 10) for steps in (0, 1, 2, 2, 3, 4)])
 
 
 def logged(folder):

@@ -1,0 +1,90 @@
+"""Order of the Trainer's calls with stand-ins for its parts; the learning rate that a step reports."""
+
+from contextlib import contextmanager
+from types import SimpleNamespace
+
+import pytest
+
+from tests.training import tiny
+
+STEP = ["of_step", "step", "log_step", "poll", "evaluate", "after_step"]
+
+
+class Parts:
+    """Every part of a Trainer; notes the calls."""
+
+    epoch = 0
+
+    def __init__(self, error=None):
+        self.calls, self.error = [], error
+
+    def __getattr__(self, name):
+        return lambda *_: self.calls.append(name)
+
+    @contextmanager
+    def opened(self, _iteration):
+        self.calls.append("open")
+        yield
+        self.calls.append("close")
+
+    def __call__(self, _data, _iteration, stop):
+        self.calls.append("step")
+        if self.error is not None:
+            raise self.error("bad step")
+        return SimpleNamespace(finite_grads=True), stop
+
+
+def calls_of(folder, error=None, **training):
+    """Calls of a run of two steps, or until `error`, the name of an error in a step."""
+    from mindspeed_ms.training import train_step
+    from mindspeed_ms.training.data import init_batch_sizes
+    from mindspeed_ms.training.trainer import Trainer, TrainState
+    from mindspeed_ms.training.utils import set_parallel_context
+
+    all_config = tiny.make_config(folder, training={"training_iters": 2, **training})
+    set_parallel_context(all_config.parallel_config)
+    init_batch_sizes(all_config)
+    error = error and getattr(train_step, error)
+    parts = Parts(error)
+    evaluation = SimpleNamespace(
+        after_step=lambda _state: parts.calls.append("evaluate"),
+        after_training=parts.after_training,
+        evaluate_all=parts.evaluate_all,
+    )
+    shared = dict.fromkeys(("optimizer", "opt_param_scheduler", "train_step", "data", "checkpoints", "metrics"), parts)
+    trainer = Trainer(
+        all_config=all_config, training_iters=2, train_state=TrainState(), model=[], evaluation=evaluation, **shared
+    )
+    if error is None:
+        trainer.run()
+    else:
+        with pytest.raises(error):
+            trainer.run()
+    return parts.calls
+
+
+def test_a_training(world, tmp_path):
+    """The checkpoint is written beside the last evaluation, and the last step is finished after all."""
+    ends = ["save", "after_training", "complete", "close", "finish"]
+    assert world(1)(calls_of, tmp_path) == [["load", "open", *STEP, *STEP, *ends]]
+
+
+def test_only_evaluation(world, tmp_path):
+    assert world(1)(calls_of, tmp_path, skip_train=True) == [["load", "open", "evaluate_all", "close"]]
+
+
+@pytest.mark.parametrize("error", ["NonFiniteLossError", "NonFiniteGradientError"])
+def test_a_step_that_fails_waits_for_the_checkpoint_before(world, tmp_path, error):
+    assert world(1)(calls_of, tmp_path, error) == [["load", "open", "of_step", "step", "complete"]]
+
+
+def test_the_reported_rate_is_none_of_decoupled_groups():
+    from mindspeed_ms.training.train_step import _learning_rate
+
+    groups = [
+        {"lr": 0.1, "is_decoupled_lr": False},
+        {"lr": 0.2, "is_decoupled_lr": False},
+        {"lr": 0.5, "is_decoupled_lr": True},
+    ]
+    assert _learning_rate(SimpleNamespace(param_groups=groups)) == 0.2
+    assert _learning_rate(SimpleNamespace(param_groups=groups[2:])) == 0.5

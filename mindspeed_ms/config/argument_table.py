@@ -46,10 +46,10 @@ def row_at(path):
 
 
 def all_flags():
-    """Every option string."""
+    """Option strings of all rows."""
     return list(_by_flag())
 
 
 def rows_with_path():
-    """One Row per config path."""
+    """Rows that have a config path, one per path."""
     return list(_by_path().values())

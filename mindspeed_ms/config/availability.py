@@ -28,7 +28,7 @@ def _only_megatron_s_default(path, settings):
 
 
 def require_available(all_config):
-    """Called when a run starts; checking a configuration does not call it.
+    """Raise an error if the configuration asks for features that do not run yet; called when a run starts, not by checks.
 
     Args:
         all_config (AllConfig): what is to run.

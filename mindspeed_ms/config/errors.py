@@ -7,7 +7,7 @@ _NOT_GIVEN = object()
 
 @dataclass(frozen=True)
 class Problem:
-    """One thing that is wrong with a configuration.
+    """One error in a configuration.
 
     Args:
         key: key path (`model_config.hidden_size`) or flag (`--hidden-size`) it is about; "" if none.
@@ -22,7 +22,7 @@ class Problem:
     place: str = ""
 
     def under(self, prefix):
-        """The same problem seen from the section `prefix`."""
+        """The same problem with its path inside the section `prefix`."""
         return replace(self, key=f"{prefix}.{self.key}" if self.key else prefix)
 
     def __str__(self):
@@ -45,7 +45,7 @@ class ConfigError(ValueError):
         super().__init__(self._text())
 
     def __reduce__(self):
-        """Pickled by its problems: the text alone could not be taken apart again."""
+        """Pickle by the problems, since the text alone does not give them back."""
         return type(self), (self.problems,)
 
     def _text(self):
@@ -56,7 +56,7 @@ class ConfigError(ValueError):
 
 
 class WarningNotice(str):
-    """A notice that a run logs as a warning: the user gets something else than he asked for."""
+    """A notice that a run logs as a warning: the user gets something else than was asked for."""
 
 
 def shorten(value, limit=120):

@@ -9,7 +9,7 @@ from mindspeed_ms.config.yaml_loader import plain_value
 
 
 class _Dumper(yaml.SafeDumper):
-    """Quotes every string that would read back as something else."""
+    """Yaml dumper that quotes every string which would read back as something else."""
 
 
 def _string(dumper, text):
@@ -67,12 +67,12 @@ def to_yaml(all_config, path=None):
 
 
 def settings_text(all_config):
-    """Every setting with its value, section by section."""
+    """Text of every setting with its value, section by section."""
     return dump_yaml(all_config.to_dict())
 
 
 def page(all_config):
-    """One page: what was set, its value, and by whom; then the notices.
+    """One page of text: each setting of the user with value and origin, then the notices.
 
     Args:
         all_config (AllConfig): read by one of the readers (otherwise: what was given to the constructors).

@@ -1,4 +1,4 @@
-"""Upstream's import path of the configuration; everything lives in ``mindspeed_ms.config``."""
+"""Upstream's import path of the configuration, which lives in `mindspeed_ms.config`."""
 
 from mindspeed_ms.config import *  # noqa: F403
 from mindspeed_ms.config import __all__  # noqa: F401  (what the star brings is what this module offers)

@@ -60,7 +60,7 @@ def make_profiler(training_config, rank):
 
 
 class NoProfiler:
-    """Context manager around the steps of a training, told of each of them."""
+    """Profiler that does nothing; base class with the hooks `before_step` and `after_step`."""
 
     def __enter__(self):
         return self

@@ -80,7 +80,7 @@ class ParameterDescription:
 
 
 def counts_once(tensor_parallel, is_copy, tensor_rank):
-    """Megatron's rule of the ranks that count a parameter: no copy, and of what all tensor ranks hold the first's."""
+    """Whether this rank counts the parameter in norms: not a tied copy, and tensor rank 0 if replicated."""
     return not is_copy and (tensor_parallel or tensor_rank == 0)
 
 

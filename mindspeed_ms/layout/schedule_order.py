@@ -117,7 +117,7 @@ def forward_order(micro_batches, vpp=1, group_size=1):
 
 
 def warm_up_steps(stage, pp, micro_batches, vpp=1, group_size=1):
-    """Forwards of a stage before its first backward is due, without the one that pairs with it."""
+    """Number of warm-up forwards of a stage, before the alternating forward/backward phase."""
     steps = pp - stage - 1
     if vpp > 1:
         steps = 2 * steps + (vpp - 1) * group_size

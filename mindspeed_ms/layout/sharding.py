@@ -125,7 +125,7 @@ class ParameterSharding:
         object.__setattr__(self, "leading", None if (start, stop) == (0, self.global_shape[0]) else (start, stop))
 
     def _inside(self):
-        """The cut of the held part of the first axis alone."""
+        """The sharding along `axis`, relative to the rows in `leading`."""
         start, stop = self.leading
         return ParameterSharding((stop - start, *self.global_shape[1:]), self.axis, self.ranges)
 
@@ -173,7 +173,7 @@ class ParameterSharding:
         return cls.contiguous(global_shape, axis, index, count, stride=2)
 
     def of_rows(self, start, stop):
-        """The same cut of the part `start..stop` of the first axis, which another axis is cut beside."""
+        """This sharding restricted to rows `start..stop` of axis 0 (a rank's experts)."""
         return ParameterSharding(self.global_shape, self.axis, self.ranges, (start, stop))
 
     @property

@@ -113,7 +113,7 @@ class LossReducer:
         self._names = []
 
     def reduce(self, reported, stop_requested=False, bad_gradients=False):
-        """Combine.
+        """Reduce the reported losses and error flags of a step over all ranks.
 
         Args:
             reported (list[dict]): this rank's micro-batches.
@@ -169,7 +169,7 @@ class LossReducer:
 
     @staticmethod
     def _counts():
-        """Tensor-parallel ranks repeat what their first rank reports; context-parallel ranks report parts of their own."""
+        """Whether this rank's losses enter the sum: only tensor-parallel rank 0 (the other tensor ranks hold copies)."""
         return parallel_state.get_tensor_model_parallel_rank() == 0
 
     @staticmethod

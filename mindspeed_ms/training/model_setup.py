@@ -38,7 +38,7 @@ def get_model(model_provider_func, all_config):
 
 
 def _build_chunks(model_provider_func):
-    """The cells of this stage's chunks, each built while `parallel_state` answers for it."""
+    """Build this stage's chunks, each with its virtual pipeline rank set."""
     chunks = parallel_state.get_virtual_pipeline_model_parallel_world_size()
     cells = []
     for chunk in range(chunks or 1):

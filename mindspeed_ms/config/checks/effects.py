@@ -1,4 +1,4 @@
-"""Rule about settings that have no effect without another one: a notice names them."""
+"""Rule about settings that have no effect without another one."""
 
 from mindspeed_ms.config.argument_table import row_at, rows_with_path
 from mindspeed_ms.config.checks.rule import rule
@@ -58,7 +58,7 @@ NEEDS = (
 
 @rule
 def settings_have_an_effect(context):
-    """Notice of settings that differ from their default and have no effect."""
+    """Notice if settings differ from their default but have no effect."""
     for paths, need, has_it in NEEDS:
         if has_it(context):
             continue

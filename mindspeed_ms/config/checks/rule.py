@@ -85,18 +85,18 @@ class Context:
         return f" from the {setting.place}" if setting.place == COMMAND_LINE else f" from {setting.place}" * bool(setting.place)
 
     def notice(self, text):
-        """Add a notice: something that is no error."""
+        """Add a notice: a remark for the user that is no error."""
         if text not in self.all_config.notices:
             self.all_config.notices.append(text)
 
     @property
     def ddp_switches(self):
-        """Fields of training_config that the user set to what only the data parallel wrapper does."""
+        """Fields of training_config that the user set and that only the data parallel wrapper implements."""
         return [name for name in _NEEDS_DDP if self.training[name] and self.was_set(f"training_config.{name}")]
 
     @property
     def model_parallel_size(self):
-        """tp * pp * cp."""
+        """Model parallel size: tp * pp * cp."""
         parallel = self.parallel
         return parallel.tensor_model_parallel_size * parallel.pipeline_model_parallel_size * parallel.context_parallel_size
 
@@ -107,7 +107,7 @@ class Context:
 
     @property
     def data_parallel_size(self):
-        """world / (tp * pp * cp), None if the world is not known or does not fit."""
+        """Data parallel size: world / (tp * pp * cp); None if the world is not known or does not fit."""
         if not self.world or self.world % self.model_parallel_size:
             return None
         return self.world // self.model_parallel_size

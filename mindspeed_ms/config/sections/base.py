@@ -23,7 +23,7 @@ _COLLECTING = ContextVar("collecting", default=False)
 
 @contextmanager
 def collecting():
-    """Inside it a section leaves rules about several fields to `checks`, so that all problems come out together."""
+    """Context manager: sections leave rules about several fields to `checks`, so that all problems are reported together."""
     token = _COLLECTING.set(True)
     try:
         yield
@@ -32,12 +32,12 @@ def collecting():
 
 
 def is_collecting():
-    """True inside `collecting`."""
+    """Whether `collecting` is active."""
     return _COLLECTING.get()
 
 
 class MissingField(AttributeError):
-    """A field that a section does not have; the suggestion is only looked for when the text is wanted."""
+    """Error about a field that a section does not have; it looks for a suggestion only when it is printed."""
 
     def __init__(self, section, name):
         super().__init__()
@@ -97,7 +97,7 @@ class Section(BaseModel):
 
     @classmethod
     def rewrite(cls, values, problems):
-        """Other forms of the same settings, turned into fields before validation. Returns the new dict."""
+        """Hook: turn other forms of the same settings into fields before validation. Returns the new dict."""
         for group, names in cls.groups.items():
             if group not in values:
                 continue
@@ -151,7 +151,7 @@ class Section(BaseModel):
 
 
 def expectation(info):
-    """The values that the pydantic field `info` takes, in words."""
+    """Accepted values of the pydantic field `info`, in words."""
     words = _kinds(Annotated[(info.annotation, *info.metadata)] if info.metadata else info.annotation)
     return " or ".join(dict.fromkeys(words)) or "another type"
 
@@ -172,7 +172,7 @@ def _kinds(annotation):
 
 
 def nested_section(info):
-    """The Section class that the pydantic field `info` holds, or None."""
+    """Section class of the pydantic field `info`, or None."""
     return next(
         (
             part
@@ -205,7 +205,7 @@ def _problems_of(item, section):
 
 
 def choices(info):
-    """The strings a one_of field takes, () for any other field."""
+    """Strings that a one_of field takes; () for any other field."""
     return tuple(item for part in (info.annotation, *get_args(info.annotation)) for item in _literals(part))
 
 

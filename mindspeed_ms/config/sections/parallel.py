@@ -1,4 +1,4 @@
-"""`parallel_config`: how the model and the data are cut over ranks."""
+"""`parallel_config`: parallel layout of the model and the data."""
 
 from typing import ClassVar
 
@@ -270,5 +270,5 @@ class ModelParallelConfig(Section):
 
     @property
     def recompute_config(self):
-        """dict of the recompute lists that are set, or None."""
+        """Recompute lists that are set (dict), or None."""
         return {name: self[name] for name in RECOMPUTE_LISTS if self[name]} or None

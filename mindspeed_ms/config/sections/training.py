@@ -290,5 +290,5 @@ class TrainingConfig(ProfileFields, CheckpointFields, RunFields):
 
     @property
     def random_seed(self):
-        """The seed that is used: `seed`, or 1234."""
+        """Seed of the run: `seed`, or 1234."""
         return self.seed if self.seed is not None else 1234

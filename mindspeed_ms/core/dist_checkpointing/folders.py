@@ -116,7 +116,7 @@ def prepare(folder, iteration):
 
 
 def publish(folder, temporary, manifest, keep_checkpoint_max=None):
-    """Complete a checkpoint: manifest, final name, tracker; then delete what `keep_checkpoint_max` allows no more.
+    """Publish a finished checkpoint: write the manifest, rename the folder, update the tracker, delete old ones.
 
     A crash at any moment leaves this checkpoint or the one before it (or both) complete.
 

@@ -174,7 +174,7 @@ def _replace(lock, job):
 
 @contextmanager
 def _removed_if_it_fails(path):
-    """A disk may be full: half a lock would make the next job wait."""
+    """Context manager: delete `path` on OSError, so that no partial lock file remains."""
     try:
         yield
     except OSError:

@@ -57,7 +57,7 @@ def find_checkpoint(folder, iteration=None, crc_check=False):
 
 
 def _tell_left_aside(folder, path):
-    """The tracker decides, not the largest number; an edited or damaged one must not roll a run back unnoticed."""
+    """Warn if the folder has newer iterations than the one the tracker names."""
     numbers = sorted(folders.iterations_in(folder))
     own = [number for number in numbers if folders.checkpoint_folder(folder, number) == path]
     if own and numbers[-1] > own[0]:

@@ -142,7 +142,7 @@ class Bucket:
 
     @contextmanager
     def _explained(self, action):
-        """Add to an error about calls that do not meet what this rank did, and what the reason may be."""
+        """Context manager: add this rank's action and the likely cause to a MismatchError."""
         try:
             yield
         except MismatchError as error:

@@ -1,4 +1,4 @@
-"""What happens to the gradients after the last backward of a step, by the parameters' attributes and never by name.
+"""Gradient reductions after a step's last backward: data parallel, sequence parallel, tied embeddings, division by tokens.
 
 Source: Megatron core, `finalize_model_grads.py`, in the same order: data-parallel reduction, sums over tensor-parallel
 ranks that saw different tokens, tied embeddings, division by the number of tokens.

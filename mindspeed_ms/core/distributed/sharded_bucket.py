@@ -6,7 +6,7 @@ from mindspeed_ms.core.distributed.bucket import Bucket
 
 
 class ShardedGradBucket(Bucket):
-    """Gradients exist in full only from the first one of a backward until the bucket is reduced.
+    """Bucket of ZeRO z2: keeps this rank's part of the gradients; full ones exist from a backward until their reduction.
 
     Each micro-batch's gradients are summed over the ranks into this rank's part and added up there; with
     `allreduce_after_grad_accumulation` they are first added up in full.

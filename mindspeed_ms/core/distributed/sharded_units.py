@@ -108,7 +108,7 @@ class ShardedUnits:
         self._prefetch(number - 1)
 
     def _release_worked(self, except_for=None):
-        """Release the units that the backward has left: gradients that have not come by now never come.
+        """Release the units whose backward has finished, including those with unused parameters.
 
         The backward takes operations in the reverse order of the forward, those that depend on nothing but parameters
         too: when the gradient of an earlier unit's output arrives, nothing of the later one is left to do.

@@ -82,7 +82,7 @@ def _sum_over(group, values):
 
 
 def clip_coefficient(norm, clip_grad):
-    """What gradients of norm `norm` are multiplied with so that it is at most `clip_grad`: never above 1."""
+    """Clipping factor `min(1, clip_grad / (norm + 1e-6))`; 1 without clipping."""
     return min(clip_grad / (norm + 1.0e-6), 1.0) if clip_grad > 0.0 else 1.0
 
 

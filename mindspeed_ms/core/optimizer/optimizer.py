@@ -67,7 +67,7 @@ class MegatronOptimizer:
             chunk.zero_grad_buffer()
 
     def get_loss_scale(self):
-        """What the loss is multiplied with before the backward (float)."""
+        """Current loss scale (float); 1 without a scaler. `BackwardScale` applies it."""
         return self.grad_scaler.scale if self.grad_scaler is not None else 1.0
 
     def get_grad_norm(self):

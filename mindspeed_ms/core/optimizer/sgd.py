@@ -23,7 +23,7 @@ class SGD(UpdateRule):
 
     @classmethod
     def from_config(cls, shards, config):
-        """Of sgd_momentum."""
+        """Build the rule from sgd_momentum of `config`."""
         return cls(shards, config.sgd_momentum)
 
     def update(self, param, grad, momentum_buffer=None, **settings):

@@ -152,7 +152,7 @@ class PlanExecution:
 
 
 def _enter_chunk(chunk):
-    """Make `chunk` the one that `parallel_state` answers for."""
+    """Set the current virtual pipeline rank to `chunk`."""
     if parallel_state.get_virtual_pipeline_model_parallel_world_size() is not None:
         parallel_state.set_virtual_pipeline_model_parallel_rank(chunk)
 

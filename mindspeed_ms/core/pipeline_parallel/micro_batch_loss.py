@@ -51,7 +51,7 @@ class MicroBatchLoss:
 
 @dataclass(frozen=True)
 class BackwardScale:
-    """Gradient that the losses of a step's micro-batches start the backward with, on all stages.
+    """Initial gradient of each loss: loss scale, number of micro-batches and context-parallel size as one factor.
 
     The loss is never multiplied on the tape: everything that multiplies it is in here.
 

@@ -104,7 +104,7 @@ def place_globally(cell, name, local_name):
 
 
 def _name_globally(cell):
-    """Complete the names in the descriptions of a placed cell; those that reach beyond the cell are complete."""
+    """Prefix the parameter names of a placed cell with its global placement; skip names already prefixed."""
     for path, parameter in cell.parameters_and_names():
         description = getattr(parameter, "description", None)
         if description is not None and path.endswith(description.local_name):

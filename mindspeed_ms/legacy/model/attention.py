@@ -98,7 +98,7 @@ class _Band:
 
 
 def _explicit_band(config):
-    """The band that the user wrote into `fa_config`; defaults of the fused operator bind plain attention to nothing."""
+    """Band limits that the user set in `fa_config`; None if only defaults (plain attention ignores those)."""
     given = config.fa_config.model_fields_set & {"pre_tokens", "next_tokens", "sparse_mode"}
     return _Band(config.fa_config) if given else None
 

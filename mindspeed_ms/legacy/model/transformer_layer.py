@@ -22,7 +22,7 @@ MLPS = {"dense": ParallelMLP}
 
 
 def hidden_rng_context(sequence_parallel):
-    """Where dropout of hidden states draws from: each rank's own state only when each holds another part of them."""
+    """Context with the random state for dropout of hidden states: under sequence parallelism the rank's own, else shared."""
     return get_rng_tracker().fork() if sequence_parallel else nullcontext()
 
 

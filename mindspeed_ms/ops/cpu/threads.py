@@ -82,7 +82,7 @@ class _Helper(threading.Thread):
         self.wake = threading.Semaphore(0)
 
     def run(self):
-        """Join every job that is announced. A job missed while falling asleep is merely done by the others."""
+        """Worker loop: take pieces of each announced job; a missed job is finished by the other threads."""
         seen = int(_bell[0])
         while True:
             if not wait_until_changed(_bell, 0, seen, _IDLE_ROUNDS):

@@ -46,7 +46,7 @@ class Slots:
         return [PLACEHOLDER.sub(lambda match: values[match[1]], slot) if isinstance(slot, str) else slot for slot in self.slots]
 
     def join(self, contents):
-        """One content of several (list[str]): a tag around the content stands around each of them; else one is a line."""
+        """Join several contents: each in its own copy of the surrounding tag, or one per line without a tag."""
         for slot in self.slots:
             tag = _TAGGED.search(slot) if isinstance(slot, str) else None
             if tag:

@@ -54,7 +54,7 @@ def fit(render, messages, limit, policy, favours_target=False):
 
 
 def _tails(messages, begins, first):
-    """Rounds that what stays may begin with, the first one that may fit first: those of a user before results of tools."""
+    """Candidate first rounds of the kept tail, in order of preference: user rounds before tool results."""
     return sorted(range(first, len(begins)), key=lambda number: messages[begins[number]]["role"] != USER)
 
 

@@ -70,7 +70,7 @@ class Tokenizer(ABC):
 
     @abstractmethod
     def encode_batch(self, texts, add_special_tokens=True):
-        """``tokenize`` of many texts (list[str]) at once: list[list[int]].
+        """`tokenize` of many texts (list[str]) at once: list[list[int]].
 
         Raises:
             TokenizerError: a text that cannot be encoded.

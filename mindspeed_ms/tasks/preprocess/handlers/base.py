@@ -28,7 +28,7 @@ class Judge:
         self.tally.drop(error.reason, error.place)
 
     def drop(self, reason, place):
-        """Leave a record out that teaches nothing."""
+        """Leave out and count a record that gives no training sample."""
         self.tally.drop(reason, place)
 
     def run(self, place, function, *arguments):

@@ -103,9 +103,7 @@ def ulysses_degree_is_used(context):
 
 @rule
 def experts_fit(context):
-    """Refuse expert parallelism or padding to capacity without what they need, a too large top-k, and experts with TP but no
-    SP.
-    """
+    """Refuse expert parallelism or padding to capacity without what they need, a too large top-k, experts with TP and no SP."""
     parallel, moe = context.parallel, context.moe
     ep = f"{_P}.expert_model_parallel_size"
     if parallel.expert_model_parallel_size > 1 and moe.num_experts == 1:

@@ -38,7 +38,7 @@ class Letter:
 
 
 class Mailbox:
-    """This rank's messages with all others.
+    """Messages of this rank to and from all others.
 
     Args:
         world_size (int): number of ranks.

@@ -132,7 +132,7 @@ def is_initialized():
 
 
 def destroy(exception=None):
-    """End communication and close all groups; does nothing if it was not started.
+    """End communication and close all groups; does nothing if communication was not started.
 
     Args:
         exception (BaseException): why, if this rank failed. Peers that wait for it get it in their error.
@@ -153,7 +153,7 @@ def destroy(exception=None):
 
 
 def at_destroy(callback):
-    """Call `callback()` whenever communication ends: for modules that keep groups."""
+    """Register `callback()` for the end of communication, for modules that keep groups."""
     if callback not in _callbacks:
         _callbacks.append(callback)
     return callback
@@ -244,7 +244,7 @@ def _timeout_seconds(timeout):
 
 
 def _install_hooks():
-    """At the exit of the process, publish to peers that it ended, with an uncaught exception as the reason."""
+    """Install exit hooks that publish to peers that this process ended, with an uncaught exception as the reason."""
     global _hooks_installed
     if _hooks_installed:
         return

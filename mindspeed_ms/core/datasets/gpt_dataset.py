@@ -159,7 +159,7 @@ class GPTDataset:
         return {**sample, "loss_mask": loss_mask, "position_ids": self._position_ids(ends)}
 
     def _text(self, sample):
-        """Tokens (int64) of a sample and, if asked for, the one behind it, filled up with padding."""
+        """Tokens (int64) of a sample, on request with the token behind it, filled up with padding."""
         extra = int(self.config.add_extra_token_to_sequence)
         first, offset = map(int, self.sample_index[sample])
         last, end = map(int, self.sample_index[sample + 1])
@@ -204,12 +204,12 @@ def _read_only(array):
 
 
 def open_indexed_dataset(prefix, config):
-    """The IndexedDataset of a prefix, or made-up documents."""
+    """The IndexedDataset of a prefix, or with `config.mock` made-up documents."""
     return MockGPTLowLevelDataset(config) if config.mock else IndexedDataset(prefix, mmap=config.mmap_bin_files)
 
 
 class MockGPTLowLevelDataset:
-    """Made-up documents, those of Megatron: 100000 of 1 to 4095 tokens, which count up from 1 and end with the end of document.
+    """Megatron's made-up documents: 100000 of 1 to 4095 tokens, which count up from 1 and end with the end of document.
 
     With a smaller vocabulary (`config.vocab_size`), the tokens begin at 1 again at its end.
     """

@@ -15,7 +15,7 @@ from mindspeed_ms.layout.sharding import FlatSlice, ParameterSharding
 
 @dataclass(frozen=True)
 class ShardedTensor:
-    """A local tensor and the slice of a global one that it holds.
+    """Local tensor and the slice of a global tensor that it holds.
 
     Attributes:
         key (str): global, see `manifest`.
@@ -43,8 +43,7 @@ class ShardedTensor:
 
 
 def model_tensors(model):
-    """ShardedTensor of everything that the chunks (DistributedDataParallel or plain cells) hold; sharded parameters
-    (z3) as this rank's parts."""
+    """ShardedTensors of all parameters of the chunks (wrapped or plain cells); sharded ones (z3) as this rank's parts."""
     for chunk in model:
         parts = _sharded_parts(chunk)
         for name, param in getattr(chunk, "module", chunk).parameters_and_names():
@@ -57,7 +56,7 @@ def model_tensors(model):
 
 
 def optimizer_tensors(optimizer):
-    """ShardedTensor of every moment and master that this rank's optimizer holds."""
+    """ShardedTensors of all moments and masters of this rank's optimizer."""
     for piece, state in optimizer.pieces_with_states():
         key, grouping = global_name(piece.name, piece.param), getattr(piece.param, "grouping", None)
         part = FlatSlice(_sharding_of(piece.param, piece.shape), piece.offset, piece.offset + piece.stop - piece.start)
@@ -73,7 +72,7 @@ def _sharding_of(param, shape):
 
 
 def _sharded_parts(chunk):
-    """{id of parameter: [(slice, tensor)]} of parameters that are held in part; a rank may have no part of one."""
+    """{id of parameter: [(slice, tensor)]} of parameters that this rank holds in part; it may hold no part of one."""
     parts = {}
     for buffer in getattr(chunk, "buffers", ()):
         if not buffer.ddp_config.shards_params:

@@ -1,4 +1,4 @@
-"""DistributedDataParallel: gradients of several micro-batches gather in flat buffers and are reduced once."""
+"""DistributedDataParallel: gradients of several micro-batches are accumulated in flat buffers and reduced once."""
 
 from contextlib import contextmanager
 
@@ -15,7 +15,7 @@ from mindspeed_ms.core.distributed.sharding import make_sharding
 
 
 class DistributedDataParallel(nn.Cell):
-    """Wraps a model chunk: calls go through, gradients go to buffers. Source: Megatron core, upstream.
+    """Data-parallel wrapper of a model chunk: calls go to the module, gradients to buffers. Source: Megatron core, upstream.
 
     After each backward a hook adds the parameter's gradient to `param.main_grad` and clears it. `finish_grad_sync`
     leaves the average over the data-parallel group there. Also without data parallelism: the optimizer works on the
@@ -100,7 +100,7 @@ class DistributedDataParallel(nn.Cell):
         return ms.float32 if self.ddp_config.grad_reduce_in_fp32 else param.dtype
 
     def construct(self, *args, **kwargs):
-        """The module's own construct."""
+        """Call the module."""
         if self._units is not None:
             self._units.begin_forward()
             output = self.module(*args, **kwargs)
@@ -139,7 +139,7 @@ class DistributedDataParallel(nn.Cell):
 
     @contextmanager
     def no_sync(self):
-        """Inside, backwards only accumulate: for all micro-batches but the last."""
+        """Context manager: backwards only accumulate, for all micro-batches but the last."""
         self.is_last_microbatch = False
         try:
             yield
@@ -151,7 +151,7 @@ class DistributedDataParallel(nn.Cell):
         self.is_last_microbatch = bool(flag)
 
     def zero_grad_buffer(self):
-        """Start a step: gradients count from zero again.
+        """Start a step: reset the gradients to zero.
 
         The memory is written by the first backward, not cleared here; parameters without a gradient are cleared in
         `start_grad_sync`.
@@ -167,14 +167,14 @@ class DistributedDataParallel(nn.Cell):
         return [name for buffer in self.buffers for bucket in buffer.buckets for name in bucket.non_finite]
 
     def start_grad_sync(self, *unused):
-        """Begin the reduction of all buckets that were not begun by a hook."""
+        """Start the reduction of all buckets that no hook has started."""
         self._clear_unwritten()
         for buffer in self.buffers:
             for bucket in buffer.buckets:
                 bucket.start_grad_sync()
 
     def finish_grad_sync(self):
-        """Leave the reduced gradients in every `main_grad` (in this rank's part, where they are sharded)."""
+        """Complete the reductions: every `main_grad` holds the reduced gradients (of this rank's part if they are sharded)."""
         self._clear_unwritten()
         for buffer in self.buffers:
             for bucket in buffer.buckets:
@@ -201,7 +201,7 @@ class DistributedDataParallel(nn.Cell):
     # ---- parameters after an update, and in full ---------------------------------------------------------------------
 
     def start_param_sync(self):
-        """After the update of this rank's shards: bring the parameters together, where they are held in full.
+        """All-gather the updated shards of parameters that are held in full.
 
         With `overlap_param_gather` they are complete after `finish_param_sync` only, which the next forward calls as it
         needs them.
@@ -223,7 +223,7 @@ class DistributedDataParallel(nn.Cell):
 
     @contextmanager
     def whole_parameters(self, changes=False):
-        """Inside, every parameter is up to date and in full; all data-parallel ranks enter together.
+        """Context manager: every parameter is up to date and in full; all data-parallel ranks enter together.
 
         Args:
             changes (bool): values are written inside: ranks keep their parts of them.
@@ -252,12 +252,12 @@ class DistributedDataParallel(nn.Cell):
                     bucket.broadcast_params()
 
     def set_input_tensor(self, input_tensor):
-        """Hand the input of a later pipeline stage to the module."""
+        """Pass the input of a later pipeline stage to the module."""
         self.module.set_input_tensor(input_tensor)
 
     @property
     def whole_nbytes(self):
-        """Bytes of sharded parameters and gradients that exist in full just now."""
+        """Bytes of sharded parameters and gradients that exist in full now."""
         return sum(
             getattr(bucket, "param_bytes", 0) + getattr(bucket, "grad_bytes", 0)
             for buffer in self.buffers
@@ -271,12 +271,12 @@ class DistributedDataParallel(nn.Cell):
 
 
 def is_expert(param):
-    """Whether a parameter belongs to an expert (its layer said so)."""
+    """Whether a parameter belongs to an expert; its layer has marked it."""
     return bool(getattr(param, "is_expert", False))
 
 
 def unwrap_model(model):
-    """The module inside DistributedDataParallel (or the cell itself); a list gives a list."""
+    """Module inside DistributedDataParallel (or the cell itself); a list gives a list."""
     if isinstance(model, (list, tuple, nn.CellList)):
         return [unwrap_model(chunk) for chunk in model]
     return model.module if isinstance(model, DistributedDataParallel) else model

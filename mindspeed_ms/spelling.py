@@ -1,4 +1,4 @@
-"""Known words near to one that was mistyped, for error messages. Imports nothing heavy."""
+"""Spelling suggestions: the known word nearest to a mistyped one, for error messages. Imports nothing heavy."""
 
 import difflib
 
@@ -10,7 +10,7 @@ def did_you_mean(word, known, cutoff=0.6):
 
 
 def nearest_word(word, known, cutoff=0.6):
-    """The known word nearest to `word`; None if none reaches `cutoff` (difflib ratio)."""
+    """Known word nearest to `word`; None if none reaches `cutoff` (difflib ratio)."""
     plain = {name.replace("-", "_").lower(): name for name in known}
     matches = difflib.get_close_matches(str(word).replace("-", "_").lower(), plain, n=1, cutoff=cutoff)
     return plain[matches[0]] if matches else None

@@ -92,9 +92,7 @@ def check_writable(folder):
 
 
 def hold(folder):
-    """Lock a folder for the saves of this run until `job_lock.release`, after checking that it is writable; see
-    `job_lock.hold`.
-    """
+    """Lock a folder for the saves of this run until `job_lock.release`; checks first that it can be written."""
     check_writable(folder)
     job_lock.hold(folder)
 

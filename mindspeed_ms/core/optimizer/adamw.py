@@ -5,7 +5,7 @@ from mindspeed_ms.core.optimizer.update_rule import UpdateRule
 
 
 class AdamW(UpdateRule):
-    """Keeps exp_avg and exp_avg_sq; `step_count` counts from 1 in the bias correction.
+    """AdamW update rule with the states exp_avg and exp_avg_sq; `step_count` counts from 1 in the bias correction.
 
     Args:
         shards (list[OptimizerShard]): what to update.

@@ -1,4 +1,4 @@
-"""The global gradient norm, counted once over all layouts, and clipping.
+"""Gradient clipping, and the global gradient norm, which counts each element once in any layout.
 
 Source: Megatron core, `clip_grads.py`. A parameter that is copied over tensor-parallel ranks counts on the first of
 them, a tied embedding on the first pipeline stage. Squares are summed in float64, over ranks in rank order.
@@ -15,14 +15,14 @@ from mindspeed_ms.layout.parameter_description import counts_once
 
 
 def counts_in_norm(param, is_expert=False):
-    """Whether this rank's copy of a parameter is the one that counts in norms."""
+    """Whether this rank's copy of a parameter counts in norms."""
     is_copy = getattr(param, "shared_embedding", False) and not parallel_state.is_pipeline_first_stage(ignore_virtual=True)
     rank = parallel_state.get_expert_tensor_parallel_rank() if is_expert else parallel_state.get_tensor_model_parallel_rank()
     return counts_once(getattr(param, "tensor_model_parallel", False), is_copy, rank)
 
 
 class ModelStatistics:
-    """Sums over all gradients (or weights) of a model, whatever layout they are spread over.
+    """Norm and number of zeros of all gradients (or weights) of a model, in any layout.
 
     Args:
         shards (list[OptimizerShard]): this rank's part.
@@ -65,12 +65,12 @@ class ModelStatistics:
         return total
 
     def norm(self):
-        """Global L2 norm (float); inf or nan if any element is. Every rank gets the same value."""
+        """Global L2 norm (float), equal on all ranks; inf or nan if any element is."""
         total = self._total(ops.sum_of_squares)
         return math.sqrt(total) if total >= 0.0 else total
 
     def num_zeros(self):
-        """Elements that are exactly zero (int)."""
+        """Number of elements that are exactly zero (int)."""
         return int(self._total(ops.count_zeros, padding=True))
 
 
@@ -87,7 +87,7 @@ def clip_coefficient(norm, clip_grad):
 
 
 def clip_by_value(shards, limit):
-    """Limit every gradient to [-limit, limit], in place."""
+    """Clip every gradient to [-limit, limit], in place."""
     for shard in shards:
         grad = shard.grad if shard.grad.dtype == ms.float32 else shard.grad.astype(ms.float32)
         storage.write(shard.grad, grad.clip(-limit, limit))

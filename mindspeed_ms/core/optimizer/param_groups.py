@@ -36,13 +36,13 @@ def get_param_groups(named_params, config, no_weight_decay_cond=None, scale_lr_c
 
 
 def is_embedding_or_output(param):
-    """Whether a parameter is the word embedding or the output layer: its layer says so."""
+    """Whether a parameter is the word embedding or the output layer, as its layer has marked it."""
     marked = getattr(param, "is_embedding_or_output_parameter", False)
     return bool(marked) or getattr(param, "grouping", None) == "vocab"
 
 
 def has_no_weight_decay(name, param, config):
-    """The rule of `layout.parameter_description.decays`, or the endings that the user listed."""
+    """Whether a parameter has no weight decay: by the user's name endings, else by `layout.parameter_description.decays`."""
     if config.no_weight_decay_params is not None:
         return any(name.endswith(ending) for ending in config.no_weight_decay_params)
     return not decays(name, param.shape)

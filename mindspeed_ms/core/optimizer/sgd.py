@@ -5,7 +5,7 @@ from mindspeed_ms.core.optimizer.update_rule import UpdateRule
 
 
 class SGD(UpdateRule):
-    """Keeps momentum_buffer, if there is momentum.
+    """SGD update rule with the state momentum_buffer (with momentum only).
 
     Args:
         shards (list[OptimizerShard]): what to update.

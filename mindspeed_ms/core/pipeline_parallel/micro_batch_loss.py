@@ -16,7 +16,7 @@ from mindspeed_ms.core.autograd import Function
 
 @dataclass(frozen=True)
 class MicroBatchLoss:
-    """The three values of a micro-batch's loss on this rank. No value is read to the host before the step ends.
+    """Loss of a micro-batch on this rank in three values. No value is read to the host before the step ends.
 
     Under context parallelism a mean is that of the whole sequence, its gradient that of this rank's part: `BackwardScale`
     holds the factor that makes up for the average over these ranks. The reported values never carry it.
@@ -34,7 +34,7 @@ class MicroBatchLoss:
 
     @classmethod
     def of(cls, result):
-        """From what a loss function returned: one of these, or Megatron's `(loss, reported)` or `(loss, tokens, reported)`.
+        """Convert a loss function's result: a MicroBatchLoss, or Megatron's `(loss, reported)`, `(loss, tokens, reported)`.
 
         Raises:
             ValueError: anything else.
@@ -70,14 +70,14 @@ class BackwardScale:
     context_parallel_size: int = field(default_factory=parallel_state.get_context_parallel_world_size)
 
     def of(self, tokens=None):
-        """The scale (float) of a loss that is a mean (None), or the sum over `tokens` (number or Tensor)."""
+        """Scale (float) of a loss: a mean (`tokens` None) or the sum over `tokens` (number or Tensor)."""
         if self.per_token:
             return self.loss_scale
         divisor = 1.0 if tokens is None else as_float(tokens) or 1.0
         return self.loss_scale * self.context_parallel_size / divisor / self.num_microbatches
 
     def of_main_loss(self, loss):
-        """The scale (float) of a `MicroBatchLoss`.
+        """Scale (float) of a `MicroBatchLoss`.
 
         Raises:
             ValueError: `per_token`, and the loss says no number of tokens.
@@ -93,13 +93,13 @@ _published = BackwardScale(context_parallel_size=1)
 
 
 def get_backward_scale():
-    """The `BackwardScale` of the step that runs; outside of a step 1."""
+    """`BackwardScale` of the running step; 1 outside of a step."""
     return _published
 
 
 @contextlib.contextmanager
 def published(scale):
-    """Inside, `scale` is what `get_backward_scale` returns."""
+    """Context manager: `get_backward_scale` returns `scale`."""
     global _published
     before, _published = _published, scale
     try:
@@ -109,7 +109,7 @@ def published(scale):
 
 
 def attach_auxiliary_loss(activation, loss):
-    """Add a loss to the training where the main loss is not at hand, on any stage.
+    """Add an auxiliary loss to the training from any place in the model, on any stage.
 
     It is differentiated when the backward reaches `activation`, with the scale of a main loss: a mean per micro-batch, or
     with `calculate_per_token_loss` a sum over its tokens.
@@ -136,10 +136,10 @@ class _AuxiliaryLoss(Function):
 
 
 def filled(shape, value, dtype):
-    """Tensor of one value."""
+    """Tensor whose elements are all `value`."""
     return Tensor(np.full(shape, value, np.float32)).astype(dtype)
 
 
 def as_float(value):
-    """A number or a Tensor of one element as float."""
+    """Float of a number or a one-element Tensor."""
     return float(value.asnumpy().reshape(-1)[0]) if isinstance(value, Tensor) else float(value)

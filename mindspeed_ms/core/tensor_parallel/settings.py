@@ -11,7 +11,7 @@ from mindspeed_ms.layout.layer_parameters import LayerPart
 
 @dataclass(frozen=True)
 class LayerSettings:
-    """Settings that a layer needs beside its sizes; None where a ModelParallelConfig, which has no model, does not say."""
+    """Settings of a layer beside its sizes; None if the configuration is a ModelParallelConfig, which has no model."""
 
     sequence_parallel: bool
     gradient_accumulation_fusion: bool
@@ -23,7 +23,7 @@ class LayerSettings:
 
     @classmethod
     def of(cls, config):
-        """The settings of a TransformerConfig, ModelDescription or ModelParallelConfig on the ranks that are there."""
+        """Settings from a TransformerConfig, ModelDescription or ModelParallelConfig, for the present tensor-parallel group."""
         if isinstance(config, ModelParallelConfig):
             parallel = describe_parallel(config)
             return cls(cuts_sequence(parallel), parallel.gradient_accumulation_fusion)
@@ -39,7 +39,7 @@ class LayerSettings:
         )
 
     def part(self, dtype=None):
-        """The LayerPart of this rank in the tensor-parallel group; `dtype` replaces `params_dtype`."""
+        """LayerPart of this rank in the tensor-parallel group; `dtype` replaces `params_dtype`."""
         return LayerPart(
             parallel_state.get_tensor_model_parallel_rank(),
             parallel_state.get_tensor_model_parallel_world_size(),
@@ -49,7 +49,7 @@ class LayerSettings:
 
 
 def cuts_sequence(parallel):
-    """Whether activations between tensor-parallel regions are cut along the sequence, on the ranks that are there.
+    """Whether activations between tensor-parallel regions are cut along the sequence in the present group.
 
     Args:
         parallel (ParallelDescription): what the configuration asks for.

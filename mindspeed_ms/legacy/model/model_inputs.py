@@ -7,7 +7,7 @@ from mindspeed_ms.layout.model_description import LEARNED_POSITIONS
 
 
 def check_inputs(config, tokens, position_ids, loss_mask, labels):
-    """Compare a model's inputs with each other and with its tables.
+    """Check a model's inputs against each other and against its tables.
 
     Args:
         config (TransformerConfig): the model.
@@ -48,7 +48,7 @@ def _check_kind(name, value, integer):
 
 
 def _check_labels(config, labels, loss_mask):
-    """A label outside the vocabulary would count as one of probability exp(maximum of the logits)."""
+    """Raise ValueError for a label outside the vocabulary; the loss would silently take a wrong probability for it."""
     ids = labels.asnumpy()
     outside = (ids < 0) | (ids >= config.vocab_size)
     if loss_mask is not None and outside.any():

@@ -5,7 +5,7 @@ from mindspeed_ms.core.tensor_parallel.cell import ParallelCell
 
 
 class Module(ParallelCell):
-    """A model or a part of one. Its parameters are initialised by their global names, see `ParallelCell`.
+    """Base class of models and their parts. Parameters are initialised by their global names, see `ParallelCell`.
 
     Args:
         config (Optional[TransformerConfig]): kept as `self.config`.
@@ -21,7 +21,7 @@ class Module(ParallelCell):
         self.share_embeddings_and_output_weights = share_embeddings_and_output_weights
 
     def shared_embedding_or_output_weight(self):
-        """The tied weight `[v / tp, h]` that this stage holds.
+        """Tied weight `[v / tp, h]` of this stage.
 
         Raises:
             ValueError: the model is not tied, or the stage holds neither embedding nor head.

@@ -1,4 +1,4 @@
-"""Truncation of conversations, turns of (source ids, target ids), to a length.
+"""Truncation of conversations to a length; turns are (source ids, target ids).
 
 `keep-last` leaves out the oldest turns and renders the rest anew, so that system message and beginning stay in
 place. What stays begins with a user's question where that fits: results of tools without their call say little, and some
@@ -59,7 +59,7 @@ def _tails(messages, begins, first):
 
 
 def cut_question(render, messages, turn, limit):
-    """One turn in `limit` tokens: what the template puts around the texts stays.
+    """Cut one turn to `limit` tokens; the template's text around the contents stays.
 
     Args:
         render (Callable): see fit.
@@ -92,7 +92,7 @@ def cut_question(render, messages, turn, limit):
 
 
 def _shortened(questions, size):
-    """The questions with `size` characters of text together, counted from the first; each keeps one."""
+    """Questions cut to `size` characters of text together, from the first on; each keeps at least one."""
     shortened = []
     for question in questions:
         text = question["content"][: max(size, 1)]
@@ -102,7 +102,7 @@ def _shortened(questions, size):
 
 
 def _longest(with_text, shortest, longest, size, limit):
-    """The source of as much text as fits in `limit` tokens: a search between one character and `size`, which is too many."""
+    """Source with the most text that fits in `limit` tokens: a search between one character and `size`, which is too many."""
     low, high, best, too_many, halve = 1, size, shortest, len(longest), False
     while high - low > 1 and len(best) < limit:
         share = 0.5 if halve else (limit - len(best)) / max(too_many - len(best), 1)
@@ -121,7 +121,7 @@ def _length(turns):
 
 
 def _first_kept(turns, limit):
-    """First turn of the longest tail that may fit; at least the last turn is kept."""
+    """Number of the first turn of the longest tail that may fit; at least the last turn is kept."""
     total, first = 0, len(turns)
     while first and total + _length([turns[first - 1]]) <= limit:
         first -= 1

@@ -62,7 +62,7 @@ def set_thread_variables(ranks):
 
 
 def run_script(rank, options, unique_id):
-    """As rank `rank`: run the script as `python script.py arguments` would."""
+    """Run the script as rank `rank`, in the same way as `python script.py arguments`."""
     from mindspeed_ms.core import device
 
     device.set_launch_environment(device.LaunchEnvironment(rank, options.ranks, rank, options.ranks, unique_id, "launch"))

@@ -22,7 +22,7 @@ _STRING_KINDS = ("a string", "a list of words")
 class ArgumentParser(argparse.ArgumentParser):
     """argparse.ArgumentParser whose errors suggest the nearest known flag.
 
-    The Namespace's `typed_options` lists what was really typed, its `typed_flags` with which of its spellings.
+    The Namespace has `typed_options`, names of the typed arguments, and `typed_flags`, the spelling of each.
     """
 
     def parse_args(self, args=None, namespace=None):
@@ -33,7 +33,7 @@ class ArgumentParser(argparse.ArgumentParser):
         """
         result, rest = self.parse_known_args(args, namespace)
         if rest:
-            # what follows an unknown flag is its value, no mistake of its own
+            # words behind an unknown flag are its value, no mistakes of their own
             unknown = [word for word in rest if word[:1] in _DASHES and not _is_number(word)] or rest
             words = [str(word) for word in (sys.argv[1:] if args is None else args)]
             self.error("unknown arguments: " + " ".join(self._hint(word, words) for word in unknown))
@@ -45,7 +45,7 @@ class ArgumentParser(argparse.ArgumentParser):
         action = self._option_string_actions.get(before)
         if action is not None and action.nargs == 0:
             return f"{word} (behind {before}, which takes no value: leave {word} out)."
-        # a dash that a text program made longer stands for two
+        # text programs replace two dashes by one long dash
         plain = "--" + word.lstrip(_DASHES).split("=")[0] if word[:1] in _DASHES else word
         return f"{word}.{did_you_mean(plain, self._option_string_actions, cutoff=0.75)}"
 
@@ -151,7 +151,7 @@ def _help(row):
 
 
 def _reader(row):
-    # what does not read stays text: the section says what it expects, together with all other problems
+    # an unreadable value stays text: the section reports it together with all other problems
     if row.form == SWITCH:
         return _switch_or_text
     return str if any(kind in row.expects for kind in _STRING_KINDS) and row.path else _value_or_text
@@ -221,8 +221,8 @@ def settings_of_arguments(args, below=None):
 
     Args:
         args (argparse.Namespace): of our parser, of Megatron's, or made by hand.
-        below (Settings | None): settings of yaml files: only what was typed lies over them, and defaults are
-            the guide's.
+        below (Settings | None): settings of yaml files: only typed arguments replace them, and defaults are the
+            guide's.
 
     Returns:
         Settings: with the problems and notices found.

@@ -31,7 +31,7 @@ def require_available(all_config):
     """Raise an error if the configuration asks for features that do not run yet; called when a run starts, not by checks.
 
     Args:
-        all_config (AllConfig): what is to run.
+        all_config (AllConfig): configuration to run.
 
     Raises:
         ConfigError: every feature that is asked for and does not run yet.

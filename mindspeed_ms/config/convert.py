@@ -166,7 +166,7 @@ def _number(node, variables):
 
 
 def convert_words(words, source, unknown=()):
-    """Like `convert_script` for the words of a command line."""
+    """Convert the words of a command line; see `convert_script`."""
     parser = argument_parser()
     known, fate = [], []
     for flag, values in _grouped(words):

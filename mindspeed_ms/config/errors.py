@@ -11,7 +11,7 @@ class Problem:
 
     Args:
         key: key path (`model_config.hidden_size`) or flag (`--hidden-size`) it is about; "" if none.
-        message: what is expected, and what to do instead.
+        message: expected value, and what to do instead.
         value: the value that was found; left out of the text if not given.
         place: file and line ("model.yaml:12"), or "command line", or "".
     """
@@ -37,7 +37,7 @@ class ConfigError(ValueError):
     """A configuration that cannot be used; `problems` lists everything found, not only the first.
 
     Args:
-        problems (Problem | list[Problem]): what is wrong.
+        problems (Problem | list[Problem]): problems found.
     """
 
     def __init__(self, problems):

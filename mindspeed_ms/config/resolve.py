@@ -183,7 +183,7 @@ def derive_sizes(all_config):
 
 
 def fit_to_world(all_config, world_size):
-    """Check a configuration against the number of ranks and fill what follows from it.
+    """Check a configuration against the number of ranks and fill the sizes that depend on it.
 
     Args:
         all_config (AllConfig): changed in place: `parallel_config.world_size`, `data_parallel_size`,

@@ -29,7 +29,7 @@ def differences(saved, own):
     """Settings under which the same weights would compute something else.
 
     Args:
-        saved (dict): configuration in a checkpoint, by sections; what it lacks is not compared.
+        saved (dict): configuration in a checkpoint, by sections; missing settings are not compared.
         own (dict): configuration of this run, by sections.
 
     Returns:

@@ -48,7 +48,7 @@ class Settings:
         self.general = {}
 
     def add(self, path, value, key=None, place=""):
-        """Set one value; replaces what was set for the path before."""
+        """Set one value; it replaces an earlier one of the same path."""
         self.by_path.pop(path, None)
         self.by_path[path] = Setting(path, value, key or path, place)
 
@@ -173,7 +173,7 @@ def build(settings, required=()):
     """Build an AllConfig from settings; `checks` holds the rules over several fields.
 
     Args:
-        settings (Settings): what was set.
+        settings (Settings): the user's settings.
         required (tuple[str]): sections that are built even if nothing of them was set.
 
     Returns:

@@ -25,7 +25,7 @@ class TrioKey:
 
     Args:
         path: config path that it sets, "" if `convert` decides.
-        convert: `convert(value) -> {config path: value}`; raises ValueError with what is expected.
+        convert: `convert(value) -> {config path: value}`; raises ValueError with the expected value.
         note: how it is read where the guide does not say.
     """
 

@@ -33,7 +33,7 @@ def backward(tensors, grads=None, retain_graph=False):
 
     Args:
         tensors: a Tensor or a sequence of Tensors.
-        grads: their gradients, same structure; None stands for ones.
+        grads: their gradients, same structure; None means ones.
         retain_graph: keep the graph for another backward.
 
     Raises:

@@ -1,6 +1,6 @@
 """Compilation by numba: the cache directory of machine code, and a lock so that one process compiles while others wait.
 
-Compilation happens at the first call, never at import, so a process may fork after importing what is compiled.
+Compilation happens at the first call, never at import, so a process may fork after importing compiled functions.
 """
 
 import contextlib

@@ -17,7 +17,7 @@ class Misfit:
     Attributes:
         name (str): the field of the configuration, with `value`.
         by (tuple[str]): the fields that must divide it.
-        unit (int): what it must be a multiple of.
+        unit (int): number that must divide it.
         hint (str): what one may do, or why; starts with ", " or "; ".
     """
 

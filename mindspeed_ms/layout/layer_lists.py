@@ -15,7 +15,7 @@ def parse_layer_list(value, name="num_layer_list"):
     """A list of counts from a list, a tuple or its text ("[[4,4],[4,2]]", "4,4,4,2").
 
     Args:
-        value: what was set.
+        value: list, tuple or text.
         name (str): the option, for errors.
 
     Returns:

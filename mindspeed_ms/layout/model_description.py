@@ -1,7 +1,7 @@
 """ModelDescription and ParallelDescription: the model and its parallel layout, read once from a configuration.
 
 `config.describe_model` builds it from an AllConfig or a TransformerConfig. Fields have the names of the configuration's
-and no defaults; properties give what follows from them. Nothing is checked here: `divisibility.check_model` does.
+and no defaults; properties give derived values. Nothing is checked here: `divisibility.check_model` does.
 """
 
 from dataclasses import dataclass

@@ -16,7 +16,7 @@ class Simulation:
     """Result of `simulate`.
 
     Attributes:
-        plan (PipelinePlan): what was run.
+        plan (PipelinePlan): the simulated plan.
         spans (tuple[tuple[(Compute, start, stop)]]): computations of each stage with their times.
         total (float): time of the whole step.
     """

@@ -177,7 +177,7 @@ class WorldLayout:
         rank_offset (int): first rank.
 
     Attributes:
-        dp, expert_dp (int): what is left for data parallelism.
+        dp, expert_dp (int): data parallel sizes, the remaining factor of the world size.
 
     Raises:
         LayoutError: a world size that the sizes do not divide, an impossible order, or a ulysses degree that does not

@@ -89,8 +89,8 @@ class ParameterSharding:
         axis (Optional[int]): the axis that is cut; None when every rank holds all of it.
         ranges (tuple[(start, stop)]): the ranges along `axis` that the rank holds, concatenated in this order.
             Ranges that touch are merged. Empty when `axis` is None.
-        leading (Optional[(start, stop)]): what is held of the first axis, where that is cut as well as `axis`: the experts
-            of a rank in a tensor of all experts. None for all.
+        leading (Optional[(start, stop)]): held range of the first axis, if that is cut beside `axis`: the experts of a rank
+            in a tensor of all experts. None for all.
 
     Raises:
         ValueError: axis outside the shape, empty, overlapping or out-of-range ranges.

@@ -1,7 +1,7 @@
 """Counter of the activations that a pipeline stage keeps for its backwards, counted as live objects.
 
 Each tensor that an operator saves is packed into a `Saved`, which dies with the graph that needs it. So the live `Saved`
-objects are what is really kept, whatever the plan says.
+objects are the tensors that are really kept, whatever the plan says.
 """
 
 import weakref

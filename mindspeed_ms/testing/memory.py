@@ -10,7 +10,7 @@ def resident_bytes(name="VmRSS"):
 def peak_of(function):
     """Bytes by which a call raises this process's peak memory."""
     with open("/proc/self/clear_refs", "w", encoding="utf-8") as file:
-        file.write("5")  # the peak starts at what is used now
+        file.write("5")  # the peak starts at the present use
     before = resident_bytes()
     function()
     return resident_bytes("VmHWM") - before

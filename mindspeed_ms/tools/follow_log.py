@@ -37,7 +37,7 @@ def lines_of(path, process):
     rest = ""
     with open(path, encoding="utf-8", errors="replace") as file:
         while True:
-            ended = not is_running(process)  # asked before reading: what it wrote last is read then
+            ended = not is_running(process)  # asked before reading, so that its last lines are read
             text = file.read()
             *lines, rest = (rest + text).split("\n")
             yield from lines

@@ -64,7 +64,7 @@ def open_data(prefix):
     for fields in (SFT_FIELDS, PAIRWISE_FIELDS):
         if any(os.path.isfile(field_prefix(prefix, field) + ".idx") for field in fields):
             return InstructionFiles(prefix, fields).files
-    return InstructionFiles(prefix, SFT_FIELDS).files  # says what is missing
+    return InstructionFiles(prefix, SFT_FIELDS).files  # the error names the missing files
 
 
 def ids_and_labels(data):
@@ -149,7 +149,7 @@ def shown(ids, labels, numbers, decode, color, most):
     Args:
         ids, labels, numbers (np.ndarray): `[n]`; labels and numbers (of packed conversations) may be None.
         decode (Callable): ids -> text.
-        color (bool): ANSI colours, else ⟦ ⟧ around what is learnt.
+        color (bool): ANSI colours, else ⟦ ⟧ around learnt tokens.
         most (int): tokens that are shown.
     """
     count = min(len(ids), most)

@@ -57,7 +57,7 @@ class CheckpointManager:
         all_config (AllConfig): read: training_config; kept in each checkpoint.
         start (StartingPoint): what `load` loads.
         state (TrainState), model (list[DistributedDataParallel]), optimizer (MegatronOptimizer), opt_param_scheduler
-            (OptimizerParamScheduler), data (TrainingData): what is saved and loaded.
+            (OptimizerParamScheduler), data (TrainingData): state that is saved and loaded.
     """
 
     all_config: Any

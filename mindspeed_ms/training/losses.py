@@ -87,8 +87,8 @@ class StepLosses:
     """Reduced losses of a step, equal on all ranks.
 
     Attributes:
-        values (dict[str, float]): mean over all tokens (or micro-batches) of the step, by name. A name that nobody
-            reported in this step is left out; the main loss, the first name, is NaN then.
+        values (dict[str, float]): mean over all tokens (or micro-batches) of the step, by name. A name that no
+            rank reported in this step is left out; the main loss, the first name, is NaN then.
         tokens (float): tokens of the first of them.
         not_finite (list[tuple[int, int]]): (global rank, micro-batch) of each loss that was NaN or infinite.
         stop_requested (list[int]): ranks that ask to end after this step.

@@ -1,4 +1,4 @@
-"""Pretraining (`pretrain`): from configuration to trained model. Names and order: Megatron's training.py, upstream, the guide."""
+"""Pretraining (`pretrain`): configuration to trained model. Names and order: Megatron's training.py, upstream, the guide."""
 
 import time
 

@@ -9,7 +9,7 @@ def check_all(all_config, settings):
     """Run every rule. Rules change nothing but the notices: `resolve` has filled derived values before.
 
     Args:
-        all_config (AllConfig): what was read.
+        all_config (AllConfig): configuration to check.
         settings (Settings): what the user set, for names and places.
 
     Raises:

@@ -17,7 +17,7 @@ def _section(name, *without):
     return tuple(row.path for row in rows_with_path() if row.section == name and row.path not in without)
 
 
-# (paths, what they need, True if a configuration has it)
+# (paths, the needed setting in words, function: whether a configuration has it)
 NEEDS = (
     (
         (*_section("moe_config", "moe_config.num_experts"), *_paths(_P, "expert_tensor_parallel_size")),

@@ -152,7 +152,7 @@ def adapters_fit(context):
         yield from _special_cell(context, path, cell, [] if wrong else patterns)
 
 
-# key of an entry of target_cells -> (test of its value, what it expects)
+# key of an entry of target_cells -> (test of its value, expected value in words)
 _CELL_KEYS = {
     "cell": (lambda value: isinstance(value, str), "the name of a layer"),
     "rank": (lambda value: type(value) is int and value > 0, "an integer > 0"),

@@ -78,7 +78,7 @@ class Context:
         return setting.key if setting is not None else path
 
     def _source(self, path):
-        """Where a further path of a problem was set."""
+        """Origin (text) of a further path of a problem."""
         setting = self.settings.by_path.get(path)
         if setting is None:
             return " by default"

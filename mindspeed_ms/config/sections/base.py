@@ -51,7 +51,7 @@ class Section(BaseModel):
     """Base of all sections.
 
     Raises:
-        ConfigError: at construction and at every assignment, naming each wrong key, its value and what is expected.
+        ConfigError: at construction and at every assignment, naming each wrong key, its value and the expected one.
     """
 
     model_config = ConfigDict(extra="forbid", validate_assignment=True, protected_namespaces=(), arbitrary_types_allowed=True)
@@ -77,7 +77,7 @@ class Section(BaseModel):
         self.derive()
 
     def derive(self):
-        """Hook: fill what was left at None and follows from other fields."""
+        """Hook: fill fields of None that follow from other fields."""
 
     def __setattr__(self, name, value):
         name = self.spellings.get(name, name)

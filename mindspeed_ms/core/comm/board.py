@@ -1,4 +1,4 @@
-"""Status board of a shared-memory job: per rank its process, whether it left and why, and what it waits for.
+"""Status board of a shared-memory job: for each rank its process, its state, the reason of its end, and its present wait.
 
 Peers read it while they wait, so that a dead rank, an early end or a deadlock becomes one error message on every rank
 concerned.

@@ -116,7 +116,7 @@ class ProcessGroup(ABC):
         return _finish(self._all_reduce(tensor, op, None, async_op), async_op)
 
     def all_reduce_in_place(self, tensor, op="sum", async_op=False):
-        """As `all_reduce`, the result overwriting `tensor`, which must own its memory (no view); returns `tensor`."""
+        """All-reduce that overwrites `tensor`, which must own its memory (no view); returns `tensor`. See `all_reduce`."""
         check_reduction(op, "all_reduce_in_place", self)
         if self.size == 1:
             return _given(tensor, async_op)
@@ -130,7 +130,7 @@ class ProcessGroup(ABC):
         return _finish(self._all_gather(tensor, None, async_op), async_op)
 
     def all_gather_into(self, out, tensor, async_op=False):
-        """As `all_gather`, into `out` `[n * size, ...]`, which must own its memory; `tensor` may be this rank's part of it."""
+        """All-gather into `out` `[n * size, ...]`, which must own its memory; `tensor` may be this rank's part of it."""
         check_has_axis(tensor, "all_gather_into", self)
         check_count(out, _elements(tensor) * self.size, "all_gather_into", "out", self)
         if self.size == 1:
@@ -146,7 +146,7 @@ class ProcessGroup(ABC):
         return _finish(self._reduce_scatter(tensor, op, None, async_op), async_op)
 
     def reduce_scatter_into(self, out, tensor, op="sum", async_op=False):
-        """As `reduce_scatter`, into `out` `[n, ...]`, which must own its memory; it may be this rank's part of `tensor`."""
+        """Reduce-scatter into `out` `[n, ...]`, which must own its memory; it may be this rank's part of `tensor`."""
         check_reduction(op, "reduce_scatter_into", self)
         check_divisible(tensor, "reduce_scatter_into", self)
         check_count(out, _elements(tensor) // self.size, "reduce_scatter_into", "out", self)
@@ -178,7 +178,7 @@ class ProcessGroup(ABC):
         return _finish(self._broadcast(tensor, source, None, async_op), async_op)
 
     def broadcast_in_place(self, tensor, source, async_op=False):
-        """As `broadcast`, overwriting `tensor`, which must own its memory; returns `tensor`."""
+        """Broadcast that overwrites `tensor`, which must own its memory; returns `tensor`. See `broadcast`."""
         self.index_of(source, "broadcast_in_place")
         if self.size == 1:
             return _given(tensor, async_op)
@@ -199,11 +199,11 @@ class ProcessGroup(ABC):
         return self._irecv(shape, dtype, self.peer_index(source, "recv")).wait()
 
     def isend(self, tensor, destination):
-        """As `send`, returning a `Handle` at once."""
+        """Asynchronous `send`: return a `Handle` at once."""
         return self._isend(tensor, self.peer_index(destination, "isend"))
 
     def irecv(self, shape, dtype, source):
-        """As `recv`, returning a `Handle` whose `wait()` gives the tensor."""
+        """Asynchronous `recv`: return a `Handle` whose `wait()` gives the tensor."""
         return self._irecv(shape, dtype, self.peer_index(source, "irecv"))
 
     def batch_isend_irecv(self, operations):

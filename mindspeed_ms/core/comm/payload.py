@@ -54,7 +54,7 @@ def writable(tensor, operation, group):
     """(array over the memory of a tensor that will be overwritten, dtype name).
 
     Raises:
-        CommError: it is a view or read-only, so what is written would be lost.
+        CommError: it is a view or read-only, so a write would be lost.
     """
     if isinstance(tensor, np.ndarray):
         owns = tensor.flags.c_contiguous and tensor.flags.writeable

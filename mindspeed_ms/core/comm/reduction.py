@@ -1,5 +1,4 @@
-"""Reductions in rank order over the values of all ranks in one piece of memory. All host backends use these functions,
-so their results are equal bit by bit."""
+"""Reductions in rank order over all ranks' values in one piece of memory, for all host backends: equal bit by bit."""
 
 import ctypes
 

@@ -115,7 +115,7 @@ def read_counter(address):
 
 @kernel
 def write_counter(address, value):
-    """Set a counter; what was written before is visible to whoever sees the new value."""
+    """Set a counter; a reader of the new value also sees everything written before it."""
     fence()
     store(address, value)
     fence()
@@ -180,7 +180,7 @@ def _write_header(header, template, sequence):
 
 @kernel
 def arrivals(counters, count, value, spins, headers, stride, words, mine):
-    """As `wait_all`; then, unless `headers` is 0, -2 - r if the header of rank r is the first that differs from `mine`'s."""
+    """`wait_all`, then a comparison of headers unless `headers` is 0: -2 - r if rank r's is the first unlike `mine`'s."""
     index = wait_all(counters, count, value, spins)
     if index >= 0 or headers == 0:
         return index

@@ -1,7 +1,7 @@
 """Memory layout of one group's shared region: headers, counters, slots and rings.
 
 Collectives go through rounds, numbered from 1 per group. In a round each rank publishes a header (first round of a
-call) and up to a slot of data, raises its `arrived` counter to the round's number, reads what it needs from the others,
+call) and up to a slot of data, raises its `arrived` counter to the round's number, reads the data of the others,
 and raises its `finished` counter. A rank has `ROUNDS` slots, used in turn: it may publish round t once all have
 finished t - ROUNDS. Small data has slots of its own, so that a group which only moves small tensors takes little
 memory.

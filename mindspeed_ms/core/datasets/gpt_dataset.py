@@ -72,7 +72,7 @@ class GPTDataset:
         indexed_indices (np.ndarray): int32, the documents (sequences of the files) that are used.
         num_samples (Optional[int]): samples needed at least, over as many epochs as needed; None: one epoch.
         index_split (Split): which split this is.
-        config (GPTDatasetConfig): what samples are like.
+        config (GPTDatasetConfig): form of the samples.
 
     A sample is a dict of arrays: `tokens`, `labels`, `position_ids` int64 `[s]`, `loss_mask` float32 `[s]`, and, with
     `create_attention_mask`, `attention_mask` bool `[1, s, s]`, True where a query may not look. What all samples have in

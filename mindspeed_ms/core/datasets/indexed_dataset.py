@@ -161,7 +161,7 @@ def _advice(path_prefix):
 
 class IndexedDatasetBuilder:
     """Writes indexed files, byte-equal to Megatron's. They appear under their names, whole, when `finalize` is called; as a
-    context manager it deletes what was not finalized.
+    context manager it deletes unfinished files.
 
     Args:
         bin_path (str): path of the `.bin` file.

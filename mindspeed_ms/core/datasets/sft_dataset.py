@@ -149,7 +149,7 @@ class SFTDataset(InstructionDataset):
     A sample is a dict: `tokens`, `labels`, `position_ids` int32 `[s]`, `loss_mask` float32 `[s]` (0 where nothing is learnt),
     and, if asked for, `attention_mask` bool `[1, s, s]`, True where a query may not look.
 
-    Neat-packed data is told from the stored attention mask, which numbers the conversations from 1 (0: filling). The last token
+    Neat-packed data is recognised by the stored attention mask, which numbers conversations from 1 (0: filling). The last token
     of a packed conversation is not taught the first one of the next.
     """
 

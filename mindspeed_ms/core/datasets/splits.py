@@ -31,7 +31,7 @@ def parse_and_normalize_split(split):
     """Shares of training, validation and test in a `--split` text.
 
     Args:
-        split (str): up to three numbers from 0, joined by commas, such as "949,50,1"; what is left out is 0.
+        split (str): up to three numbers from 0, joined by commas, such as "949,50,1"; missing numbers are 0.
 
     Returns:
         list[float]: three shares, their sum is 1.

@@ -40,8 +40,8 @@ def turns(labels):
 def kept_positions(labels, limit):
     """Indices `[m]` of the tokens that remain when a conversation is cut to `limit` tokens.
 
-    Source of the order: MindSpeed-LLM, which gives each turn from the first on what is left; question and answer are cut at
-    their ends by `balanced_lengths`.
+    Source of the order: MindSpeed-LLM, which gives each turn from the first on the remaining tokens; question and answer are
+    cut at their ends by `balanced_lengths`.
     """
     kept, left = [], limit
     for start, middle, end in turns(labels):

@@ -144,7 +144,7 @@ class Manifest:
     Attributes:
         iteration (int): of the training.
         tensors (dict[str, StoredTensor]): by key.
-        states (dict): train_state, opt_param_scheduler, optimizer; what was not saved is None.
+        states (dict): train_state, opt_param_scheduler, optimizer; None for a state that was not saved.
         layout (dict[str, int]): sizes: tensor, pipeline, virtual_pipeline, data, context, expert, world.
         vocab_size (Optional[int]): rows of "vocab" tensors that are no padding.
         args (dict): the configuration.

@@ -201,7 +201,7 @@ class CheckpointReader:
             part, parts (int): read only every `parts`-th piece, from `part`; so that ranks can share the work.
 
         Returns:
-            list[str]: what is damaged.
+            list[str]: texts about damaged files and tensors.
         """
         problems, number = [], 0
         for key, stored in self.manifest.tensors.items():

@@ -40,7 +40,7 @@ class Entry:
         dtype (str): "float32", ...
         shape (tuple[int]): as written.
         data: contiguous bytes (1-D uint8 array), or a function without arguments that gives them.
-        start, stop (int), xxhash, multilinear (str): where it stands in the file and its check sums, once written.
+        start, stop (int), xxhash, multilinear (str): place in the file and check sums, once written.
     """
 
     name: str

@@ -15,9 +15,9 @@ def copy_plan(wanted, pieces):
     """Copies that fill a slice from pieces.
 
     Args:
-        wanted (FlatSlice): what to fill.
-        pieces (list[FlatSlice]): what there is; of tensors that differ in the length of the first axis at most. Elements
-            that several pieces hold are taken from the first.
+        wanted (FlatSlice): slice to fill.
+        pieces (list[FlatSlice]): stored pieces; their tensors may differ in the length of the first axis. Elements that
+            several pieces hold are taken from the first.
 
     Returns:
         (runs, missing): `runs[i]` is the list of (offset in piece i, offset in wanted, elements) by offset in the piece;

@@ -7,7 +7,7 @@ output_dir, and it loads in any layout as our own format does. Each rank's file 
 upstream's names.
 
 Read without a manifest (written by upstream, or by its converter as `rank_{r}/network.ckpt`): the model's configuration says
-what is cut along which axis, the shapes say into how many parts, the rank says which part (ranks are ordered
+along which axis each tensor is cut, the shapes say into how many parts, the rank says which part (ranks are ordered
 tp-cp-ep-dp-pp). The optimizer's state is read too where it is stored beside each weight (`upstream_optimizer`). They have no
 check sums.
 

@@ -1,7 +1,8 @@
 """Gradient reductions after a step's last backward: data parallel, sequence parallel, tied embeddings, division by tokens.
 
 Source: Megatron core, `finalize_model_grads.py`, in the same order: data-parallel reduction, sums over tensor-parallel
-ranks that saw different tokens, tied embeddings, division by the number of tokens.
+ranks that saw different tokens, tied embeddings, division by the number of tokens. Parameters are chosen by their
+attributes, never by name.
 """
 
 import numpy as np

@@ -19,8 +19,8 @@ class ParamAndGradBuffer:
     """Parameters of one kind (dtype, gradient dtype, expert or not) of a model chunk and their gradients, in flat memory.
 
     The parameters' data move into the buffer; each gets `main_grad`, its slice of the gradient buffer in its own shape.
-    What is sharded is held in part only: `param_buffer` and `grad_buffer` are then this rank's parts of all buckets,
-    one after another, and `main_grad` is, after the reduction, the parameter's piece of that.
+    A sharded buffer (`param_buffer`, `grad_buffer`) holds only this rank's parts of all buckets, one after another, and
+    after the reduction `main_grad` is the parameter's piece of them.
 
     Args:
         ddp_config (DistributedDataParallelConfig): options.

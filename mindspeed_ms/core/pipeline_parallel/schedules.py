@@ -53,7 +53,7 @@ def forward_backward(
         num_microbatches (int): how many micro-batches.
         seq_length, micro_batch_size (Optional[int]): of the tensors between stages; None: as configured.
         forward_only (bool): no backward (evaluation).
-        collect_non_loss_data (bool): call `loss_func(output, non_loss_data=True)` and collect what it returns; only with
+        collect_non_loss_data (bool): call `loss_func(output, non_loss_data=True)` and collect its results; only with
             `forward_only`.
         backward_scale (Optional[BackwardScale]): None: losses are means over the micro-batches, without a loss scale.
         finalize_model_grads_func (Optional[Callable]): called with (model chunks, number of tokens or None) after the last

@@ -67,7 +67,7 @@ def vocab_parallel_cross_entropy(vocab_parallel_logits, target, label_smoothing=
         target (Tensor): integer ids `[...]` of the whole vocabulary.
         label_smoothing (float): share of the target that is spread over the whole vocabulary, 0 <= x < 1.
         group (Optional[ProcessGroup]): default the tensor-parallel group.
-        overwrite_logits (bool): let the backward write the gradient over the logits; only if nobody reads them later.
+        overwrite_logits (bool): let the backward write the gradient over the logits; only if they are not read later.
 
     Returns:
         Tensor: float32 `[...]`.

@@ -118,7 +118,7 @@ class ColumnParallelLinear(_ParallelLinear):
         gather_output (bool): give every rank the whole output.
         stride (int): the output is `stride` equal blocks, each cut over the ranks; 2 for `[gate; up]`.
         keep_master_weight_for_test (bool): keep the whole initial weight as `master_weight`.
-        skip_bias_add (bool): return the bias instead of adding it, for fusion with what follows.
+        skip_bias_add (bool): return the bias instead of adding it, for fusion with the next operator.
         skip_weight_param_allocation (bool): own no weight; it comes with each call (tied embeddings).
         embedding_activation_buffer, grad_output_buffer: must be None; the weight gradient is never deferred here.
         is_expert (bool): cut over the expert-tensor-parallel group; tokens arrive through the dispatcher.

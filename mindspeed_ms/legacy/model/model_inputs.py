@@ -14,7 +14,7 @@ def check_inputs(config, tokens, position_ids, loss_mask, labels):
         tokens (Tensor): ids `[b, s]`.
         position_ids (Optional[Tensor]): `[b, s]`, or `[1, s]` for all samples.
         loss_mask (Optional[Tensor]): `[b, s]`.
-        labels (Optional[Tensor]): ids `[b, s]`; what they are where the mask is 0 does not matter.
+        labels (Optional[Tensor]): ids `[b, s]`; values where the mask is 0 do not matter.
 
     Raises:
         ValueError: an input that is no Tensor of the expected kind and shape, a label that is counted and outside the

@@ -1,6 +1,4 @@
-"""Transformer layer; chooses its attention cell (`ATTENTIONS`) and feed-forward cell (`MLPS`). Source: Megatron's
-`ParallelTransformerLayer`.
-"""
+"""Transformer layer; `ATTENTIONS` and `MLPS` choose its cells. Source: Megatron's `ParallelTransformerLayer`."""
 
 from contextlib import nullcontext
 

@@ -84,9 +84,7 @@ def rows_of(array):
 
 
 def bits_of(tensor):
-    """C-contiguous array of a tensor's elements for kernels that only move them: float32, or int16 for half
-    precisions.
-    """
+    """C-contiguous array of elements that are only moved: float32 as it is, half precisions as int16."""
     array = np.ascontiguousarray(storage.read_array(tensor))
     return array.view(np.int16) if array.dtype == np.float16 else array
 

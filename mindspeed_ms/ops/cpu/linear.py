@@ -60,9 +60,7 @@ def linear_forward(x, weight, bias=None):
 
 
 def _run_product(kernel, total, work, *arguments):
-    """Run a kernel of `products` over `total` rows or columns; each piece packs one operand anew, so pieces stay
-    large.
-    """
+    """Run a kernel of `products` over `total` rows or columns, in large pieces: each piece packs one operand anew."""
     pieces_per_thread = 2 if total >= 4 * _NARROW * threads.thread_count() else 1
     threads.run(kernel, total, work, sgemm_address(), *arguments, pieces_per_thread=pieces_per_thread)
 

@@ -18,7 +18,7 @@ def answer_pieces(render, before, messages, tools):
         messages, tools (list[dict]): as Hugging Face has them; questions and answers in turn, an answer last.
 
     Returns:
-        list[tuple[str, str]]: what stands before each answer, and the answer with its end token.
+        list[tuple[str, str]]: text before each answer, and the answer with its end token.
 
     Raises:
         TemplateError: the template refuses the conversation, or an answer or a call is not found.
@@ -70,7 +70,7 @@ class _Conversation:
     def _behind_header(self, index, first, last, prompt, is_last):
         """End of an answer's header between two places of the text; None if there is no header.
 
-        The last answer stands behind all of it, as when a model is asked; an earlier one may lack the thought that
+        The last answer follows the whole header, as when a model is asked; an earlier one may lack the thought that
         `enable_thinking` puts there.
         """
         headers = [self._header(index, prompt)]

@@ -76,8 +76,8 @@ class ChatTemplate:
         """See Template.
 
         Raises:
-            TemplateError: also if the template does not write an answer or a call of a tool, or writes what stands before an
-                answer differently once the answer follows.
+            TemplateError: also if the template does not write an answer or a call of a tool, or changes the text before an
+                answer once the answer follows.
         """
         system, messages = split_system(messages, system)
         rounds(messages)

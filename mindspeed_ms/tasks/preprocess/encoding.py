@@ -68,7 +68,7 @@ class Encoder:
     def _column(self, key, samples, tally):
         lists = [ids for _, ids in samples]
         lengths = np.fromiter(map(len, lists), np.int32, len(lists))
-        flat = array("i")  # raises OverflowError for what is no int32
+        flat = array("i")  # raises OverflowError for a number that is no int32
         for ids in lists:
             flat.fromlist(ids)
         tokens = np.frombuffer(flat, np.int32) if flat else np.empty(0, np.int32)

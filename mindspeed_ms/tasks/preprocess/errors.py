@@ -10,7 +10,7 @@ class RecordError(PreprocessError):
 
     Args:
         place (str): file and line or row.
-        text (str): what is wrong, and what to do.
+        text (str): the problem, and what to do.
         reason (str): the same in a few words, for counting when such records are skipped.
     """
 
@@ -44,7 +44,7 @@ def column(record, name, purpose, option):
     Args:
         record (dict): a record of the input.
         name (str): the column.
-        purpose (str): what it is needed for.
+        purpose (str): use of the column, for the message.
         option (str): the option that names the column, with an example.
 
     Raises:

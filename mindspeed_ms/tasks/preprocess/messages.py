@@ -1,7 +1,7 @@
 """Messages of a conversation: roles, and rounds of questions and answers.
 
-A message is a dict of `role` and `content` (str), and of what else the record says of it: `tool_calls`, `tool_call_id`, `name`,
-`reasoning_content`, ... Templates decide what they write of it.
+A message is a dict of `role` and `content` (str), and of further entries of the record: `tool_calls`, `tool_call_id`, `name`,
+`reasoning_content`, ... Templates decide which of them they write.
 """
 
 import itertools

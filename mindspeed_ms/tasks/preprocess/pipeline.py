@@ -27,11 +27,11 @@ def preprocess(settings, run, make_vocab_size_divisible_by=128):
     """Run a preprocessing Run by Settings.
 
     Returns:
-        Tally: what was read, written and left out.
+        Tally: counts of records read, written and left out.
 
     Raises:
         PreprocessError, TokenizerError, TemplateError: something is wrong with options, input or output. Output files appear
-            complete or not at all; what was done is kept for the next try where that helps.
+            complete or not at all; finished work is kept for the next try where that helps.
         OSError: the disk is full or fails.
     """
     files, ignored = expand_inputs(run.inputs)

@@ -14,7 +14,7 @@ class HandlerKind:
 
     Attributes:
         style (str): form of the records: "pretrain", "alpaca", "sharegpt", "openai" or "process_reward".
-        task (str): what is stored: "text", "instruction", "pairwise", "prompt" or "process_reward".
+        task (str): kind of samples: "text", "instruction", "pairwise", "prompt" or "process_reward".
     """
 
     style: str

@@ -12,7 +12,7 @@ class Tally:
         samples (dict[str, int]), tokens (dict[str, int]): written, by the name of the output.
         dropped (dict[str, int]): records (of a corpus with several keys: texts) that were left out, by reason.
         first (dict[str, str]): where a reason came up first.
-        details (dict[str, str]): of some reasons what was wrong there.
+        details (dict[str, str]): the problem at the first place, for some reasons.
         notes (dict[str, int]): other things worth knowing, such as how many samples were cut.
         packs (int): packed sequences that hold the samples; 0: nothing was packed.
         pack_length (int): tokens of a packed sequence, padding included.

@@ -56,9 +56,9 @@ class Template:
         thought_words (tuple[str, str]): opening and closing of a thought.
         no_thought (str): an empty thought that is part of the prompt.
         efficient_eos (bool): the end token is no part of an answer: the first token of the next question is labelled with
-            it, and one stands at the very end.
+            it, and the sample ends with one.
         replace_eos (bool): the first stop word is the end token.
-        template_class (str): Template, Llama2Template (the system message stands inside the first question),
+        template_class (str): Template, Llama2Template (the system message is inside the first question),
             LFDefaultTemplate (no separator) or ReasoningTemplate (answers have thoughts).
         enable_thinking (Optional[bool]): of a ReasoningTemplate. False: thoughts are removed, and an empty one ends the
             prompt. None: thoughts are kept, answers without one get an empty one in the prompt. True: answers without
@@ -94,7 +94,7 @@ class Template:
         Args:
             tokenizer (Tokenizer): after `fix_tokenizer`.
             messages (list[dict]): see messages.py: user or observations, then assistant or function, and so on. A system
-                message may stand first.
+                message may be first.
             system (Optional[str]): system message; default: the template's.
             tools (Optional[str or list]): json of the tools.
 

@@ -1,5 +1,7 @@
-"""Tool formats: description of tools in the system message, and text of a tool call. The formats are those the models were
-trained on; `tool_format` in templates.json names one."""
+"""Tool formats: tool descriptions in the system message and texts of tool calls, in the forms the models were trained on.
+
+`tool_format` in templates.json names one.
+"""
 
 import json
 from dataclasses import dataclass

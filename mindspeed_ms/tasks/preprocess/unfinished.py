@@ -30,7 +30,7 @@ class Unfinished:
         folder (str): where; made if it is not there.
         keys (tuple[str]): names of the outputs.
         description (dict): JSON values that say what the run does: only a run of the same description is continued.
-        restart (bool): forget what is there.
+        restart (bool): discard existing content.
 
     Attributes:
         tally (Tally): counts up to the journal's last entry.

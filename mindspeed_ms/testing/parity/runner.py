@@ -86,7 +86,7 @@ def run(flags, extra, batches, weights=None, keep=(), settings=None, watch=None)
         keep (sequence): of "gradients" (step 0), "weights", "moments" (at the end).
         settings (Optional[dict]): values of configuration paths that have no flag.
         watch (Optional[Callable]): `(step, number)` called before each step (`TrainOneStep`) and once after the last;
-            what it returns is kept as `watched`.
+            its results are kept as `watched`.
 
     Returns:
         dict: loss, grad_norm, lr per step; `recomputed`, the parts of the model whose forward the backward ran again; what

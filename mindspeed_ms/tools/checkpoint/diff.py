@@ -17,7 +17,7 @@ class Difference:
 
     Attributes:
         key (str): of the tensor.
-        text (str): what is different, or damaged in which file.
+        text (str): the difference, or the damage and its file.
     """
 
     key: str

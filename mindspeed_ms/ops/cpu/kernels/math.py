@@ -1,5 +1,4 @@
-"""Elementary functions and row reductions in float32 that the compiler turns into vector code, accurate to about 1e-7
-relative.
+"""Elementary functions and row reductions in float32 that compile to vector code, accurate to about 1e-7 relative.
 
 The polynomials are minimax fits of our own: exp(r) = 1 + r + r^2 q(r) on |r| <= ln(2)/2 (error 3e-9), and the normal
 distribution's tail Phi(-x) = exp(-x^2/2) t p(t) with t = 1 / (1 + 0.3 x) (relative error 4e-9 for 0 <= x <= 14) and its

@@ -1,6 +1,4 @@
-"""Kernels that move or combine elements: embedding, qkv split, rotary, dropout, residuals. Movers take any element
-type.
-"""
+"""Movement kernels: embedding, qkv split, rotary, dropout, residuals. Kernels that only move take any element type."""
 
 import numpy as np
 
@@ -99,7 +97,7 @@ def rotary_halves(start, stop, t, cos, sin, backward, output):
 
 @kernel
 def rotary_interleaved(start, stop, t, cos, sin, backward, output):
-    """Like `rotary_halves` for pairs (2j, 2j + 1)."""
+    """Rotate pairs (2j, 2j + 1); arguments as `rotary_halves`."""
     batch, heads = t.shape[1], t.shape[2]
     rot = cos.shape[2]
     for token in range(start, stop):

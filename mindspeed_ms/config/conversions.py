@@ -24,7 +24,7 @@ def sets(path, fixed):
 
 
 def num_query_groups(value, view):
-    """`--num-query-groups`: counts with --group-query-attention only; Megatron's default is 1."""
+    """`--num-query-groups`: Megatron's default of 1 is dropped without --group-query-attention."""
     if view.get("group_query_attention"):
         return {"model_config.num_query_groups": value}
     heads = view.get("num_attention_heads")

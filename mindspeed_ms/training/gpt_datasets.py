@@ -76,7 +76,7 @@ def gpt_dataset_config(all_config):
 
 
 def names_indexed_files(all_config):
-    """Whether the data is mock data, weighted, or named by prefixes of indexed files, not other data."""
+    """Whether the data is mock data, weighted, instruction data, or named by prefixes of indexed files."""
     settings = all_config.dataset_config
     blends = [get_blend_from_list(words) for words in (settings.data_path, *_per_split(settings))]
     return (
@@ -106,7 +106,7 @@ def _per_split(settings):
 
 
 def _exists(prefix):
-    """Whether files have this prefix or, by mistake, this full name: such a name is an error later, not a text to read."""
+    """Whether indexed files have this prefix, or this name with .bin or .idx: a mistake that the builder reports."""
     stem, ending = os.path.splitext(prefix)
     if ending in (".bin", ".idx") and IndexedDataset.exists(stem):
         return True

@@ -319,11 +319,11 @@ class GatheredHandle(Handle):
         return all(states)
 
     def wait_part(self, index):
-        """Block until one call is complete; return its result."""
+        """Block until the call `index` is complete; return its result."""
         return self._handles[index].wait()
 
     def is_part_completed(self, index):
-        """True if one call is complete."""
+        """True if the call `index` is complete."""
         return self._handles[index].is_completed()
 
 

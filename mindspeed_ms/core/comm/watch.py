@@ -100,7 +100,7 @@ class _WatchedOperation:
         """Publish what this rank waits for; look for ranks that wait for each other.
 
         A rank needs every rank that it waits for, and a waiting rank advances all its calls: so a circle of waiting
-        ranks never resolves. What the board shows may be old; only when each rank of the circle has checked again
+        ranks never resolves. The board may be out of date; only when each rank of the circle has checked again
         (beats) after all of them were seen waiting is it certain that none can go on.
         """
         now = time.monotonic()

@@ -75,8 +75,8 @@ class GPTDataset:
         config (GPTDatasetConfig): form of the samples.
 
     A sample is a dict of arrays: `tokens`, `labels`, `position_ids` int64 `[s]`, `loss_mask` float32 `[s]`, and, with
-    `create_attention_mask`, `attention_mask` bool `[1, s, s]`, True where a query may not look. What all samples have in
-    common is one read-only array.
+    `create_attention_mask`, `attention_mask` bool `[1, s, s]`, True where a query may not look. An array that is equal in all
+    samples is shared and read-only.
 
     Raises:
         DatasetError: samples are wanted, but there are no documents.

@@ -6,8 +6,8 @@ from mindspore import Parameter
 class OverlappedParamGather:
     """Parameter gather that waits for a bucket when the first cell that needs it is called.
 
-    A cell needs the parameters that it owns and those that it is called with. In the first forward, before anything was
-    updated, parameters that are used without that are found; the forward waits for them at its beginning.
+    A cell needs the parameters that it owns and those that it is called with. The first forward, before any update, finds
+    parameters that are used otherwise; later forwards wait for these at their beginning.
 
     Args:
         module (nn.Cell): the chunk; hooks are put on its cells.

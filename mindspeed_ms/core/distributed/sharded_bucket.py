@@ -8,8 +8,8 @@ from mindspeed_ms.core.distributed.bucket import Bucket
 class ShardedGradBucket(Bucket):
     """Bucket of ZeRO z2: keeps this rank's part of the gradients; full ones exist from a backward until their reduction.
 
-    Each micro-batch's gradients are summed over the ranks into this rank's part and added up there; with
-    `allreduce_after_grad_accumulation` they are first added up in full.
+    Each micro-batch's gradients are reduce-scattered and accumulated in this rank's part; with
+    `allreduce_after_grad_accumulation` they are first accumulated in full.
 
     Attributes:
         grad_bytes (int): bytes of the gradients in full that exist now.

@@ -11,8 +11,8 @@ from mindspeed_ms.core import storage
 class UpdateRule:
     """Update rule over shards: one call per run of neighbouring parameters with equal settings.
 
-    A rule defines `from_config` and `update`, and names its state, of which everything that is sharded, saved, loaded and
-    counted follows.
+    A rule defines `from_config` and `update`, and names its state: sharding, saving, loading and counting go by these
+    names.
 
     Args:
         shards (list[OptimizerShard]): what to update.

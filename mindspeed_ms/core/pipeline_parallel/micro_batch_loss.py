@@ -53,7 +53,7 @@ class MicroBatchLoss:
 class BackwardScale:
     """Initial gradient of each loss: loss scale, number of micro-batches and context-parallel size as one factor.
 
-    The loss is never multiplied on the tape: everything that multiplies it is in here.
+    The loss is never multiplied on the tape: this object holds every factor.
 
     Attributes:
         loss_scale (float): of fp16.

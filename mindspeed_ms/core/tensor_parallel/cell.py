@@ -23,7 +23,7 @@ class ParallelCell(nn.Cell):
     """`nn.Cell` that initialises its parameters when its outermost constructor returns.
 
     Class attribute `names_are_global`: True when the names inside the cell are those of the state dictionary, as in a
-    whole model (or a stage of it). Building blocks say False: constructed alone, outside of a model, each gets a number,
+    whole model (or a stage of it). Building blocks set False: constructed alone, outside of a model, each gets a number,
     so that two equal layers do not start with equal weights. The numbers restart when the random states are seeded.
     """
 

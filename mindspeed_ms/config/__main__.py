@@ -36,7 +36,7 @@ def check(words):
 
 
 def _leading(words):
-    """The words before the first flag."""
+    """Words before the first flag."""
     return words[: next((index for index, word in enumerate(words) if word.startswith("-")), len(words))]
 
 

@@ -55,7 +55,7 @@ _DTYPE_SIZES = {
 
 
 class DeviceError(RuntimeError):
-    """The requested device cannot be used by this process."""
+    """Error: this process cannot use the requested device."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Log follower: show a growing log file until a process ends: `python -m mindspeed_ms.tools.follow_log FILE --process PID`.
+"""Show a growing log file until a process has ended: `python -m mindspeed_ms.tools.follow_log FILE --process PID`.
 
 Of the lines of single steps (`Iteration: 10/300`) the first, the last and one every few seconds are shown; the file has all.
 On a terminal a progress bar is below them.

@@ -105,8 +105,9 @@ class StepLosses:
 class LossReducer:
     """Reduction of the reported losses over all ranks.
 
-    Every micro-batch reports a dict. Its values are a `TokenMean`, a pair (sum, count) of this rank's part, or a number
-    that is averaged over micro-batches. Names may change between steps: all ranks agree on new ones in the step that reports them first.
+    Every micro-batch reports a dict. Its values are a `TokenMean`, a pair (sum, count) of this rank's part, or a number that
+    is averaged over micro-batches. Names may change between steps: all ranks agree on new ones in the step that reports them
+    first.
     """
 
     def __init__(self):

@@ -76,7 +76,7 @@ class SizeFields(Section):
 
 
 class TransformerConfig(LayerFields, PositionFields, AttentionFields, SizeFields):
-    """The model.
+    """`model_config`: sizes, layers, attention and numerics of the model.
 
     `TransformerConfig(vocab_size, num_layers, num_attention_heads, hidden_size, ffn_hidden_size, parallel_config,
     training_config, lora_config=..., dataset_config=..., moe_config=..., **fields)`; sections not given get their

@@ -74,7 +74,7 @@ class ZeroConfig(Section):
 
 
 class OptimizerConfig(Section):
-    """Optimizer and its schedules. `OptimizerConfig(parallel_config, **fields)`."""
+    """`optimizer_config`: optimizer and its schedules. `OptimizerConfig(parallel_config, **fields)`."""
 
     config_name: ClassVar[str] = "optimizer_config"
 

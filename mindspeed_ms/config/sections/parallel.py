@@ -11,7 +11,7 @@ RECOMPUTE_LISTS = ("recompute", "select_recompute", "select_comm_recompute")
 
 
 class ModelParallelConfig(Section):
-    """Parallel layout. `ModelParallelConfig(tensor_model_parallel_size=8, sequence_parallel=True)`."""
+    """`parallel_config`: parallel layout. `ModelParallelConfig(tensor_model_parallel_size=8, sequence_parallel=True)`."""
 
     config_name: ClassVar[str] = "parallel_config"
     groups: ClassVar[dict[str, dict[str, str]]] = {"recompute_config": {name: name for name in RECOMPUTE_LISTS}}

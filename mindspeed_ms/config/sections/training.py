@@ -271,7 +271,7 @@ class RunFields(Section):
 
 
 class TrainingConfig(ProfileFields, CheckpointFields, RunFields):
-    """The run. `TrainingConfig(parallel_config, dataset_config=..., lora_config=..., **fields)`."""
+    """`training_config`: the run. `TrainingConfig(parallel_config, dataset_config=..., lora_config=..., **fields)`."""
 
     config_name: ClassVar[str] = "training_config"
 

@@ -89,7 +89,7 @@ def init(backend=None, timeout=None):
 
 
 def backend_name(backend=None):
-    """The backend that `init(backend)` would take.
+    """Name of the backend that `init(backend)` would choose.
 
     Raises:
         CommError: unknown, or it does not work on this device.
@@ -160,7 +160,7 @@ def at_destroy(callback):
 
 
 def get_rank():
-    """This process's rank in the world."""
+    """Rank of this process in the world."""
     return _initialized("get_rank").rank
 
 
@@ -175,7 +175,7 @@ def get_backend():
 
 
 def world_group():
-    """The group of all ranks."""
+    """Process group of all ranks."""
     return _initialized("world_group").world
 
 

@@ -134,5 +134,5 @@ class AllToAllEven(nn.Cell):
         self.group, self.split_dim, self.concat_dim = group, split_dim, concat_dim
 
     def construct(self, input_):
-        """The exchanged tensor."""
+        """Exchange the parts of the input."""
         return mappings.all_to_all_even(self.group, input_, self.split_dim, self.concat_dim)

@@ -80,7 +80,7 @@ def _keep_mask(shape, keep_probability):
 
 
 class _Band:
-    """`pre_tokens`, `next_tokens` and `sparse_mode` of `fa_config`, for plain attention."""
+    """Attention band for plain attention: `pre_tokens`, `next_tokens` and `sparse_mode` of `fa_config`."""
 
     def __init__(self, fa_config):
         self.pre_tokens, self.next_tokens = fa_config.pre_tokens, fa_config.next_tokens

@@ -55,14 +55,14 @@ def _parse(arguments):
 
 
 def set_thread_variables(ranks):
-    """Give each rank its share of the cores, where the user did not choose. To be called before numpy is imported."""
+    """Set thread variables to this rank's share of the cores, unless the user did. Call it before numpy is imported."""
     threads = str(max(1, len(os.sched_getaffinity(0)) // ranks))
     for name in THREAD_VARIABLES:
         os.environ.setdefault(name, threads)
 
 
 def run_script(rank, options, unique_id):
-    """As rank `rank`: run the script as `python script.py arguments` would."""
+    """Run the script as rank `rank`, in the same way as `python script.py arguments`."""
     from mindspeed_ms.core import device
 
     device.set_launch_environment(device.LaunchEnvironment(rank, options.ranks, rank, options.ranks, unique_id, "launch"))
@@ -73,7 +73,7 @@ def run_script(rank, options, unique_id):
 
 
 class _Launch:
-    """The ranks of one job, seen from the process that started them."""
+    """Ranks of one job, seen from the process that started them."""
 
     def __init__(self, options):
         self._options = options
@@ -144,14 +144,14 @@ class _Launch:
                 self._deadline = self._deadline or time.monotonic() + FAILURE_GRACE_SECONDS
 
     def _end_rest(self):
-        """SIGTERM first, SIGKILL later."""
+        """End the other ranks: SIGTERM first, SIGKILL later."""
         for pid in self._ranks:
             os.kill(pid, signal.SIGTERM if self._signals == 0 else signal.SIGKILL)
         self._signals += 1
         self._deadline = time.monotonic() + _KILL_AFTER_SECONDS
 
     def _on_signal(self, number, frame):
-        """Ctrl-C reaches the ranks by itself (same terminal); SIGTERM is passed on; the second signal kills."""
+        """Signal handler: Ctrl-C reaches the ranks by itself; SIGTERM is passed on; the second signal kills."""
         if self._signals or number == signal.SIGTERM:
             for pid in self._ranks:
                 os.kill(pid, signal.SIGKILL if self._signals else signal.SIGTERM)
@@ -159,7 +159,7 @@ class _Launch:
         self._deadline = time.monotonic() + SIGNAL_GRACE_SECONDS
 
     def _show_output(self, seconds):
-        """Pass on what rank 0 writes; wait at most `seconds`."""
+        """Print the output of rank 0; wait for it at most `seconds`."""
         if self._pipe is None:
             time.sleep(seconds)
             return

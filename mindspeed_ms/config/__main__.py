@@ -24,7 +24,7 @@ def check(words):
 
     parser = argument_parser()
     parser.prog = "python -m mindspeed_ms.config check FILE..."
-    # files may stand before, between and behind the flags; those of --config belong to it
+    # files may be given before, between and behind the flags; those behind --config belong to it
     behind = words.index("--config") if "--config" in words else len(words)
     files = [word for word in words[:behind] if word.endswith((".yaml", ".yml")) and not word.startswith("-")]
     files = [*dict.fromkeys([*_leading(words), *files])]
@@ -36,12 +36,12 @@ def check(words):
 
 
 def _leading(words):
-    """The words before the first flag."""
+    """Words before the first flag."""
     return words[: next((index for index, word in enumerate(words) if word.startswith("-")), len(words))]
 
 
 def explain(words):
-    """Print what is known about each option."""
+    """Print the explanation of each named option."""
     from mindspeed_ms.config.explain import explain as text_of
 
     if not words:

@@ -31,25 +31,25 @@ def _by_path():
 
 
 def row_of_name(name):
-    """The Row with this Namespace name, or None."""
+    """Row with this Namespace name, or None."""
     return _by_name().get(name)
 
 
 def row_of_flag(flag):
-    """The Row with this option string, or None."""
+    """Row with this option string, or None."""
     return _by_flag().get(flag)
 
 
 def row_at(path):
-    """The Row that copies its value to a config path, or None."""
+    """Row that copies its value to a config path, or None."""
     return _by_path().get(path)
 
 
 def all_flags():
-    """Every option string."""
+    """Option strings of all rows."""
     return list(_by_flag())
 
 
 def rows_with_path():
-    """One Row per config path."""
+    """Rows that have a config path, one per path."""
     return list(_by_path().values())

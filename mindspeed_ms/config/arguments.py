@@ -20,42 +20,42 @@ _STRING_KINDS = ("a string", "a list of words")
 
 
 class ArgumentParser(argparse.ArgumentParser):
-    """argparse with the near flag named in errors.
+    """argparse.ArgumentParser whose errors suggest the nearest known flag.
 
-    The Namespace's `typed_options` lists what was really typed, its `typed_flags` with which of its spellings.
+    The Namespace has `typed_options`, names of the typed arguments, and `typed_flags`, the spelling of each.
     """
 
     def parse_args(self, args=None, namespace=None):
-        """As argparse; unknown flags are named with the nearest known one.
+        """Parse as argparse does; errors about unknown flags suggest the nearest known one.
 
         Raises:
             SystemExit: code 2, after a message on stderr, for unknown flags and missing values.
         """
         result, rest = self.parse_known_args(args, namespace)
         if rest:
-            # what follows an unknown flag is its value, no mistake of its own
+            # words behind an unknown flag are its value, no mistakes of their own
             unknown = [word for word in rest if word[:1] in _DASHES and not _is_number(word)] or rest
             words = [str(word) for word in (sys.argv[1:] if args is None else args)]
             self.error("unknown arguments: " + " ".join(self._hint(word, words) for word in unknown))
         return result
 
     def _hint(self, word, words):
-        """Suggestion for an unknown word of the command line."""
+        """Suggestion (str) for an unknown word of the command line."""
         before = words[words.index(word) - 1] if word in words[1:] else ""
         action = self._option_string_actions.get(before)
         if action is not None and action.nargs == 0:
             return f"{word} (behind {before}, which takes no value: leave {word} out)."
-        # a dash that a text program made longer stands for two
+        # text programs replace two dashes by one long dash
         plain = "--" + word.lstrip(_DASHES).split("=")[0] if word[:1] in _DASHES else word
         return f"{word}.{did_you_mean(plain, self._option_string_actions, cutoff=0.75)}"
 
     def error(self, message):
-        """One clear line instead of several hundred flags, then exit code 2."""
+        """Print one clear line instead of several hundred flags, then exit with code 2."""
         message = message.replace("ignored explicit argument", "takes no value, but was given")
         self.exit(2, f"{self.prog}: error: {message}\n(all flags: {self.prog} --help)\n")
 
     def parse_known_args(self, args=None, namespace=None):
-        """As argparse, and records the typed options."""
+        """Parse as argparse does, and record which options were typed."""
         words = sys.argv[1:] if args is None else list(args)
         result, rest = super().parse_known_args(words, namespace)
         flags = [flag for flag in (str(word).split("=")[0] for word in words) if flag in self._option_string_actions]
@@ -151,7 +151,7 @@ def _help(row):
 
 
 def _reader(row):
-    # what does not read stays text: the section says what it expects, together with all other problems
+    # an unreadable value stays text: the section reports it together with all other problems
     if row.form == SWITCH:
         return _switch_or_text
     return str if any(kind in row.expects for kind in _STRING_KINDS) and row.path else _value_or_text
@@ -170,7 +170,7 @@ def _value_or_text(text):
 
 
 class ArgumentView:
-    """Arguments as conversions read them.
+    """Access to arguments for conversions: values, whether they were typed, problems and notices.
 
     Attributes: `settings` collected so far; `has_files`: yaml files lie below the arguments.
     """
@@ -221,8 +221,8 @@ def settings_of_arguments(args, below=None):
 
     Args:
         args (argparse.Namespace): of our parser, of Megatron's, or made by hand.
-        below (Settings | None): settings of yaml files: only what was typed lies over them, and defaults are
-            the guide's.
+        below (Settings | None): settings of yaml files: only typed arguments replace them, and defaults are the
+            guide's.
 
     Returns:
         Settings: with the problems and notices found.
@@ -345,7 +345,7 @@ def _add_unknown(settings, values):
 
 
 def _give_up_sequence_parallel(settings):
-    """A tensor parallel size of 1 that was typed over a file's sequence parallelism switches that off, as Megatron does."""
+    """Switch a file's sequence parallelism off if a tensor parallel size of 1 was typed over it, as Megatron does."""
     path = "parallel_config.sequence_parallel"
     tensor, sequence = settings.by_path.get("parallel_config.tensor_model_parallel_size"), settings.by_path.get(path)
     typed = (COMMAND_LINE, ARGUMENTS)

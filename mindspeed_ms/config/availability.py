@@ -55,10 +55,10 @@ def _unavailable(path, feature, value):
 
 
 def require_available(all_config):
-    """Called when a run starts; checking a configuration does not call it.
+    """Raise an error if the configuration asks for features that do not run yet; called when a run starts, not by checks.
 
     Args:
-        all_config (AllConfig): what is to run.
+        all_config (AllConfig): configuration to run.
 
     Raises:
         ConfigError: every feature that is asked for and does not run yet.

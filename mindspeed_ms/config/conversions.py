@@ -1,4 +1,4 @@
-"""Conversions of a Megatron value into settings where that is more than a copy.
+"""Conversions of Megatron arguments to settings, for arguments that are not copied as they are.
 
 A conversion is `convert(value, view) -> {config path: value}`; `view` reads the other arguments
 (`mindspeed_ms.config.arguments.ArgumentView`). An empty dict leaves everything as it is.
@@ -14,7 +14,7 @@ _LOG_LEVELS = {10: "debug", 20: "info", 30: "warning", 40: "error"}
 
 
 def sets(path, fixed):
-    """A flag that sets one value of a setting."""
+    """Conversion of a switch: a true value sets `path` to `fixed`."""
 
     def convert(value, view):
         del view
@@ -24,7 +24,7 @@ def sets(path, fixed):
 
 
 def num_query_groups(value, view):
-    """Counts only with --group-query-attention, where Megatron's default is 1."""
+    """`--num-query-groups`: Megatron's default of 1 is dropped without --group-query-attention."""
     if view.get("group_query_attention"):
         return {"model_config.num_query_groups": value}
     heads = view.get("num_attention_heads")
@@ -34,7 +34,7 @@ def num_query_groups(value, view):
 
 
 def query_key_layer_scaling(value, view):
-    """Megatron's flag also puts the softmax into fp32."""
+    """`--apply-query-key-layer-scaling`: also puts the softmax into fp32, as in Megatron."""
     del view
     if not value:
         return {"model_config.apply_query_key_layer_scaling": value}
@@ -42,7 +42,7 @@ def query_key_layer_scaling(value, view):
 
 
 def rotary_positions(value, view):
-    """The older flag for --position-embedding-type rope."""
+    """`--use-rotary-position-embeddings`: the older flag for --position-embedding-type rope."""
     del view
     if not value:
         return {}
@@ -50,14 +50,14 @@ def rotary_positions(value, view):
 
 
 def rope_scaling(value, view):
-    """--use-rope-scaling is Llama 3's rule unless --rope-scaling-type names another."""
+    """`--use-rope-scaling`: Llama 3's rule unless --rope-scaling-type names another."""
     if not value or view.is_typed("rope_scaling_type"):
         return {}
     return {"model_config.rope_scaling.type": "llama3"}
 
 
 def rope_scaling_value(key):
-    """A number of the scaling rule; Megatron's flag has no effect alone, here that is an error."""
+    """Conversion of `--rope-scaling-KEY`, a number of the rule; an error without a rule (Megatron ignores it)."""
     name, path = f"rope_scaling_{key}", f"model_config.rope_scaling.{key}"
 
     def convert(value, view):
@@ -73,12 +73,12 @@ def rope_scaling_value(key):
 
 
 def exit_signal_handler(value, view):
-    """Megatron's default is not taken over."""
+    """`--exit-signal-handler`: taken if typed; Megatron's default is not."""
     return {"training_config.exit_signal_handler": value} if view.is_typed("exit_signal_handler") else {}
 
 
 def rope_fusion(value, view):
-    """Fusion needs rope positions; Megatron drops it silently without them, its default is on."""
+    """`--apply-rope-fusion`: Megatron's default (on) is dropped without rope positions, as Megatron does."""
     rope = view.get("position_embedding_type") == "rope" or view.get("use_rotary_position_embeddings")
     if not rope and not view.is_typed("apply_rope_fusion"):
         return {}
@@ -86,7 +86,7 @@ def rope_fusion(value, view):
 
 
 def fused_rmsnorm(value, view):
-    """--use-fused-rmsnorm is the fused operator for --normalization RMSNorm."""
+    """`--use-fused-rmsnorm`: normalization FusedRMSNorm; contradicts --normalization LayerNorm."""
     if not value:
         return {}
     if view.get("normalization") == "LayerNorm" and view.is_typed("normalization"):
@@ -95,7 +95,7 @@ def fused_rmsnorm(value, view):
 
 
 def transformer_impl(value, view):
-    """There is one implementation of the layers."""
+    """`--transformer-impl`: transformer_engine is ignored with a notice; layers have one implementation."""
     if value == "transformer_engine":
         view.notice(
             "transformer_impl", "transformer_engine is NVIDIA's kernel library; the layers here have one implementation, local"
@@ -105,18 +105,18 @@ def transformer_impl(value, view):
 
 
 def encoder_num_layers(value, view):
-    """Megatron sets it to num_layers itself."""
+    """`--encoder-num-layers`: dropped if equal to num_layers, which Megatron fills in itself."""
     return {} if value == view.get("num_layers") else {"model_config.encoder_num_layers": value}
 
 
 def zero_shard_size(value, view):
-    """-1 means "not set"."""
+    """`--zero-shard-size`: -1 means "not set"."""
     del view
     return {"parallel_config.zero_shard_size": None if value == -1 else value}
 
 
 def ulysses_degree(value, view):
-    """Launch scripts give it to algorithms that have no use for it; in yaml that is an error."""
+    """`--ulysses-degree-in-cp`: dropped with a notice unless the algorithm is hybrid (the yaml reader refuses it)."""
     if value is None:
         return {}
     if not view.has_files and view.get("context_parallel_algo") != "hybrid_cp_algo":
@@ -127,7 +127,7 @@ def ulysses_degree(value, view):
 
 
 def distributed_backend(value, view):
-    """nccl and gloo are what Megatron has; the device decides here. Our own names work too."""
+    """`--distributed-backend`: Megatron's nccl and gloo are ignored (the device decides); our own names are taken."""
     if value in (None, "nccl", "gloo"):
         if view.is_typed("distributed_backend"):
             view.notice(
@@ -138,7 +138,7 @@ def distributed_backend(value, view):
 
 
 def bf16(value, view):
-    """Megatron accumulates bf16 gradients in fp32 unless --grad-reduce-in-bf16."""
+    """`--bf16`: also accumulates gradients in fp32 unless --grad-reduce-in-bf16, as in Megatron."""
     settings = {"training_config.bf16": value}
     if value and not view.get("grad_reduce_in_bf16") and not view.has_files:
         settings["training_config.accumulate_allreduce_grads_in_fp32"] = True
@@ -146,20 +146,20 @@ def bf16(value, view):
 
 
 def check_for_nan(value, view):
-    """Megatron has one switch for loss and gradients."""
+    """Megatron's one switch for the checks of loss and gradients, which are two settings here."""
     del view
     return {"training_config.check_for_nan_in_loss": value, "training_config.check_for_nan_in_grad": value}
 
 
 def logging_level(value, view):
-    """Python's number to its name."""
+    """`--logging-level`: the name of Python's number."""
     del view
     level = _LOG_LEVELS.get(value, value) if isinstance(value, int) else value
     return {"training_config.log_level": level} if level is not None else {}
 
 
 def save(value, view):
-    """Where to save; Megatron saves nothing without --save."""
+    """`--save`: output_dir, and switches saving on (Megatron saves nothing without it)."""
     if value is None:
         return {}
     settings = {"training_config.output_dir": value}
@@ -169,7 +169,7 @@ def save(value, view):
 
 
 def load(value, view):
-    """Where to load from; Megatron resumes from there unless --finetune."""
+    """`--load`: load_checkpoint, and resumes from there unless --finetune, as Megatron."""
     if value is None:
         return {}
     settings = {"training_config.load_checkpoint": value}
@@ -179,7 +179,7 @@ def load(value, view):
 
 
 def ckpt_format(value, view):
-    """Megatron's formats are read as our own format; ckpt and safetensors are upstream's."""
+    """`--ckpt-format`: Megatron's formats mean our own format, with a notice; ckpt and safetensors are upstream's."""
     if value in ("torch", "torch_dist", "torch_dcp", "zarr"):
         if view.is_typed("ckpt_format"):
             view.notice(
@@ -192,14 +192,14 @@ def ckpt_format(value, view):
 
 
 def strictness(value, view):
-    """Megatron's handling of missing and unexpected tensors."""
+    """`--dist-ckpt-strictness`: Megatron's handling of missing and unexpected tensors as `load_strict`."""
     if value is None or not view.is_typed("dist_ckpt_strictness"):
         return {}
     return {"training_config.load_strict": value in ("raise_all", "raise_unexpected", "assume_ok_unexpected")}
 
 
 def slow_tokenizer(value, view):
-    """--tokenizer-not-use-fast; in a Namespace its presence is False (MindSpeed-LLM stores it that way) or True."""
+    """`--tokenizer-not-use-fast`; given in a Namespace as False (MindSpeed-LLM stores it that way) or True."""
     if not view.is_typed("tokenizer_not_use_fast"):
         return {}
     del value
@@ -207,7 +207,7 @@ def slow_tokenizer(value, view):
 
 
 def beta(index):
-    """One of Adam's two decay rates."""
+    """Conversion of `--adam-beta1` (index 0) or `--adam-beta2` (1) to one entry of `betas`."""
 
     def convert(value, view):
         if value is None:
@@ -230,14 +230,14 @@ def beta(index):
 
 
 def moe_ffn_hidden_size(value, view):
-    """Megatron sets it to ffn_hidden_size itself, also in dense models."""
+    """`--moe-ffn-hidden-size`: dropped without experts, where Megatron fills in ffn_hidden_size."""
     if value is None or not view.get("num_experts"):
         return {}
     return {"moe_config.moe_ffn_hidden_size": value}
 
 
 def load_balancing(value, view):
-    """The names of MindSpeed-LLM beside Megatron's; without experts it has no effect."""
+    """`--moe-router-load-balancing-type`: Megatron's and MindSpeed-LLM's names; a default is dropped without experts."""
     if not view.get("num_experts") and not view.is_typed("moe_router_load_balancing_type"):
         return {}
     if value == "noaux_tc":
@@ -246,13 +246,13 @@ def load_balancing(value, view):
 
 
 def first_k_dense(value, view):
-    """-1 means "not set"."""
+    """`--first-k-dense-replace`: -1 means "not set"."""
     del view
     return {} if value in (None, -1) else {"moe_config.first_k_dense_replace": value}
 
 
 def moe_layer_freq(value, view):
-    """A number n, or a pattern such as "([0]*3+[1]*58)"; 1 and -1 are the default."""
+    """`--moe-layer-freq`: a number n or a pattern such as "([0]*3+[1]*58)"; 1 and -1 are the default."""
     if value in (None, 1, -1, "1", "-1"):
         return {}
     if not isinstance(value, str):
@@ -265,7 +265,7 @@ def moe_layer_freq(value, view):
 
 
 def lora_targets(value, view):
-    """Module names of MindSpeed-LLM to upstream's list of patterns; naming modules switches LoRA on."""
+    """`--lora-target-modules`: MindSpeed-LLM's module names as upstream's patterns; switches LoRA on."""
     if not value:
         return {}
     names = value if isinstance(value, (list, tuple)) else [value]

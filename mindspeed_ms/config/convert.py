@@ -37,7 +37,7 @@ _ENDS = ("|", ">", ">>", "2>&1", "&", ";", "&&", "||", "2>", "&>")
 
 @dataclass
 class Conversion:
-    """`yaml_text`; `fate` of each flag: list of (flag, what became of it); `fate_text` in one table."""
+    """Result of a conversion: `yaml_text`, and `fate`, the list of (flag, result) that `fate_text` shows as a table."""
 
     yaml_text: str
     fate: list
@@ -73,7 +73,7 @@ def convert_script(path, environment=None):
 
 
 def launch_words(text, environment):
-    """(words behind the training program, variables without a value) of a script; (None, ...) if there is no call."""
+    """(words behind the training program, variables without a value) of a script; (None, ...) if no call is found."""
     variables, unknown, call = dict(environment), [], None
     for line in _statements(text):
         match = _ASSIGNMENT.match(line)
@@ -166,7 +166,7 @@ def _number(node, variables):
 
 
 def convert_words(words, source, unknown=()):
-    """Like `convert_script` for the words of a command line."""
+    """Convert the words of a command line; see `convert_script`."""
     parser = argument_parser()
     known, fate = [], []
     for flag, values in _grouped(words):
@@ -214,7 +214,7 @@ def convert_words(words, source, unknown=()):
 
 
 def _take_out_invalid(settings):
-    """Remove values that their setting does not take; (flag, what it expects) of each."""
+    """Remove values that their setting refuses; list of (flag, expected value)."""
     try:
         build(settings)
     except ConfigError as error:

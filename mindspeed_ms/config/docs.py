@@ -99,7 +99,7 @@ _EFFECTS_ZH = {
 
 
 def page_text(language):
-    """The whole page in "en" or "zh"."""
+    """Reference page of all options, in "en" or "zh"."""
     words = _WORDS[language]
     parts = [f"# {words['title']}", "", words["intro"], ""]
     for name in SECTIONS:
@@ -123,7 +123,7 @@ def page_text(language):
 
 
 def row_line(row, language):
-    """The line of one option."""
+    """Table line of one option."""
     words = _WORDS[language]
     meaning = row.help_en if language == "en" else row.help_zh
     reason = row.reason if language == "en" else row.reason_zh
@@ -186,7 +186,7 @@ def _trio_line(key, entry, language):
 
 
 def generated_files():
-    """{path in the repository: text} of every file that is made from the fields."""
+    """{path in the repository: text} of every file that is generated from the fields."""
     pages = {f"docs/{name}": page_text(language) for name, language in PAGES.items()}
     return {**pages, "configs/schema/config.json": schema_text()}
 

@@ -7,11 +7,11 @@ _NOT_GIVEN = object()
 
 @dataclass(frozen=True)
 class Problem:
-    """One thing that is wrong with a configuration.
+    """One error in a configuration.
 
     Args:
         key: key path (`model_config.hidden_size`) or flag (`--hidden-size`) it is about; "" if none.
-        message: what is expected, and what to do instead.
+        message: expected value, and what to do instead.
         value: the value that was found; left out of the text if not given.
         place: file and line ("model.yaml:12"), or "command line", or "".
     """
@@ -22,7 +22,7 @@ class Problem:
     place: str = ""
 
     def under(self, prefix):
-        """The same problem seen from the section `prefix`."""
+        """The same problem with its path inside the section `prefix`."""
         return replace(self, key=f"{prefix}.{self.key}" if self.key else prefix)
 
     def __str__(self):
@@ -37,7 +37,7 @@ class ConfigError(ValueError):
     """A configuration that cannot be used; `problems` lists everything found, not only the first.
 
     Args:
-        problems (Problem | list[Problem]): what is wrong.
+        problems (Problem | list[Problem]): problems found.
     """
 
     def __init__(self, problems):
@@ -45,7 +45,7 @@ class ConfigError(ValueError):
         super().__init__(self._text())
 
     def __reduce__(self):
-        """Pickled by its problems: the text alone could not be taken apart again."""
+        """Pickle by the problems, since the text alone does not give them back."""
         return type(self), (self.problems,)
 
     def _text(self):
@@ -56,7 +56,7 @@ class ConfigError(ValueError):
 
 
 class WarningNotice(str):
-    """A notice that a run logs as a warning: the user gets something else than he asked for."""
+    """A notice that a run logs as a warning: the user gets something else than was asked for."""
 
 
 def shorten(value, limit=120):

@@ -63,7 +63,7 @@ def _row_text(row):
 
 
 def status_text(row):
-    """ "works", or why not."""
+    """Status of an option: "works", or the reason why not."""
     later = option_of(row.info).later if row.info is not None else ""
     if later:
         return f"checked, but {later} is not available yet"

@@ -15,7 +15,7 @@ _SEEN = {IGNORED: "log", REFUSED: "error"}
 
 
 def read_flags(path=_FILE):
-    """Rows of the file, and the names that are no options.
+    """Rows of `flags_without_setting.yaml`, and its names that are no options.
 
     Returns:
         (tuple[Row], frozenset[str])

@@ -1,4 +1,4 @@
-"""`use_checkpoint_args`: settings of the model from the configuration in the checkpoint; they win over what was typed.
+"""`use_checkpoint_args`: settings of the model from the configuration in the checkpoint; they win over typed ones.
 
 Which settings: `same_model`'s, which hold those that Megatron takes (`load_args_from_checkpoint`).
 """

@@ -8,7 +8,7 @@ from mindspeed_ms.config.trio_table import SECTION_KEYS, TRIO
 
 
 def build_schema():
-    """The schema of one yaml file as a dict: any mixture of nested sections and trio keys."""
+    """JSON schema (dict) of one yaml file: any mixture of nested sections and trio keys."""
     definitions, properties = {}, {}
     for name, kind in SECTIONS.items():
         definitions[name] = section_schema(kind, definitions)
@@ -35,7 +35,7 @@ def schema_text():
 
 
 def section_schema(kind, definitions):
-    """JSON schema of one section without the links to others."""
+    """JSON schema of one section, without links to other sections."""
     raw = kind.model_json_schema(mode="validation")
     definitions.update({name: _clean(value) for name, value in raw.get("$defs", {}).items() if name not in _class_names()})
     fields = kind.own_fields()

@@ -1,4 +1,4 @@
-"""ModelDescription and ParallelDescription of a configuration: what `layout`, `core` and the model read of it."""
+"""ModelDescription and ParallelDescription of a configuration, as read by `layout`, `core` and the model."""
 
 from dataclasses import dataclass, fields, replace
 

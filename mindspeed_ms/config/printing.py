@@ -1,4 +1,4 @@
-"""Texts of a configuration: yaml that reads back, all settings, and one page of what was set, with its origin."""
+"""Texts of a configuration: yaml that reads back, all settings, and a page of the user's settings with their origin."""
 
 import yaml
 
@@ -9,7 +9,7 @@ from mindspeed_ms.config.yaml_loader import plain_value
 
 
 class _Dumper(yaml.SafeDumper):
-    """Quotes every string that would read back as something else."""
+    """Yaml dumper that quotes every string which would read back as something else."""
 
 
 def _string(dumper, text):
@@ -31,7 +31,7 @@ def dump_yaml(data):
 
 
 def written_settings(section):
-    """dict of the settings of a section that must be written to read it back: what was given or is no default.
+    """Settings of a section (dict) that must be written to read it back: given ones and those that are no default.
 
     Args:
         section (Section): one section.
@@ -67,15 +67,15 @@ def to_yaml(all_config, path=None):
 
 
 def settings_text(all_config):
-    """Every setting with its value, section by section."""
+    """Text of every setting with its value, section by section."""
     return dump_yaml(all_config.to_dict())
 
 
 def page(all_config):
-    """One page: what was set, its value, and by whom; then the notices.
+    """One page of text: each setting of the user with value and origin, then the notices.
 
     Args:
-        all_config (AllConfig): read by one of the readers (otherwise: what was given to the constructors).
+        all_config (AllConfig): read by one of the readers (otherwise: values given to the constructors).
 
     Returns:
         str

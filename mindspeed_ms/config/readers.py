@@ -25,7 +25,7 @@ def init_configs_from_yaml(file_path, config_classes=None, **kwargs):
         AllConfig, or the list of instances of `config_classes` in their order.
 
     Raises:
-        ConfigError: all problems together, each with file, line, key path, value and what is expected.
+        ConfigError: all problems together, each with file, line, key path, value and expected value.
         FileNotFoundError: if a file does not exist.
     """
     paths = list(file_path) if isinstance(file_path, (list, tuple)) else [file_path]
@@ -59,7 +59,7 @@ def init_configs_from_args(args, config_classes=None):
         AllConfig, or the list of instances of `config_classes` in their order.
 
     Raises:
-        ConfigError: all problems together, each with flag, value and what is expected.
+        ConfigError: all problems together, each with flag, value and expected value.
     """
     if not isinstance(args, argparse.Namespace):
         raise ConfigError(Problem("args", "expects an argparse.Namespace", args))

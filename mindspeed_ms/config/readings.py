@@ -1,4 +1,4 @@
-"""Decided readings of the guide, Megatron and upstream where they differ or are silent: (subject, decision, Chinese)."""
+"""Decided readings where the guide, Megatron and upstream differ or are silent: (subject, decision, Chinese)."""
 
 READINGS = (
     (

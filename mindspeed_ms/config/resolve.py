@@ -1,4 +1,4 @@
-"""Derived values: what follows from settings of several sections, and from the world size."""
+"""Derived values: settings that follow from settings of several sections or from the world size."""
 
 import os
 
@@ -17,7 +17,7 @@ WORLD_VARIABLES = ("MS_WORKER_NUM", "RANK_SIZE", "WORLD_SIZE")
 
 
 def complete(settings):
-    """Fill, before the sections are built, what follows from settings of other sections.
+    """Fill, before the sections are built, settings that follow from settings of other sections.
 
     Args:
         settings (Settings): changed in place.
@@ -86,7 +86,7 @@ def _settle(all_config, settings):
 
 
 def _loss_scale(context):
-    """Of loss_scale_value, loss_scale_factor, loss_scale_window, arguments that are left out have Megatron's defaults."""
+    """Fill Megatron's defaults for those of loss_scale_value, _factor and _window that the arguments leave out."""
     paths = [f"training_config.{name}" for name in LOSS_SCALE]
     missing = [path for path in paths if context.value(path) is None]
     if any(context.was_argument(path) for path in paths):
@@ -94,7 +94,7 @@ def _loss_scale(context):
 
 
 def _nan_checks(context):
-    """A dynamic loss scale finds its size by overflows: such steps are skipped, as in Megatron."""
+    """Switch the NaN checks off under a dynamic loss scale: it skips steps that overflow, as in Megatron."""
     training = context.training
     on = [name for name in ("check_for_nan_in_loss", "check_for_nan_in_grad") if training[name]]
     if not training.dynamic_loss_scale or not on:
@@ -110,7 +110,7 @@ def _nan_checks(context):
 
 
 def _data_parallel_wrapper(context):
-    """The distributed optimizer, ZeRO and the wrapper's own switches put it on."""
+    """Switch the data parallel wrapper on if the distributed optimizer, ZeRO or its own switches need it."""
     training, asked = context.training, context.ddp_switches
     if training.wrap_with_ddp:
         return
@@ -125,7 +125,7 @@ def _data_parallel_wrapper(context):
 
 
 def _schedules(context):
-    """Of override_ and use_checkpoint_opt_param_scheduler the one that was asked for counts."""
+    """Switch `use_checkpoint_opt_param_scheduler` off under an override, unless the user set both."""
     names = ("override_opt_param_scheduler", "use_checkpoint_opt_param_scheduler")
     both_asked = all(context.was_set(f"optimizer_config.{name}") for name in names)
     if context.optimizer.override_opt_param_scheduler and not both_asked:
@@ -133,21 +133,21 @@ def _schedules(context):
 
 
 def _clipping(context):
-    """training_config.grad_clip_kwargs is the same setting as optimizer_config.clip_grad."""
+    """Take the clipping of `training_config.grad_clip_kwargs`, unless `optimizer_config.clip_grad` was set."""
     kwargs = context.training.grad_clip_kwargs
     if kwargs and not context.was_set("optimizer_config.clip_grad"):
         context.optimizer.fill(clip_grad=kwargs.clip_value, clip_grad_type=kwargs.grad_clip_type)
 
 
 def _rope_fusion(context):
-    """The fused rotary operator knows no interleaved form."""
+    """Switch RoPE fusion off for interleaved rotation, which the fused operator lacks."""
     model = context.model
     if model is not None and model.rotary_interleaved and not context.was_set("model_config.apply_rope_fusion"):
         model.fill(apply_rope_fusion=False)
 
 
 def environment_world_size(environment=None):
-    """Number of ranks that the launcher says, or None."""
+    """Number of ranks in the launcher's environment variables, or None."""
     environment = os.environ if environment is None else environment
     for name in WORLD_VARIABLES:
         if environment.get(name, "").isdigit() and int(environment[name]) > 0:
@@ -187,7 +187,7 @@ def check(all_config, settings):
 
 
 def fit_to_world(all_config, world_size):
-    """Check a configuration against the number of ranks and fill what follows from it.
+    """Check a configuration against the number of ranks and fill the sizes that depend on it.
 
     Args:
         all_config (AllConfig): changed in place: `parallel_config.world_size`, `data_parallel_size`,
@@ -212,7 +212,7 @@ def fit_to_world(all_config, world_size):
 
 
 def settings_of_config(all_config):
-    """Settings of an AllConfig that was made by constructors: the fields that were given."""
+    """Settings of an AllConfig that was built by constructors: the fields that were given."""
     settings = Settings()
     for name, section in all_config.sections().items():
         for field in type(section).own_fields():

@@ -12,7 +12,7 @@ WORKS, IGNORED, REFUSED = "works", "ignored", "refused"
 
 @dataclass(frozen=True)
 class Row:
-    """One option.
+    """One option of the argument table.
 
     Args:
         name: Megatron's name in the Namespace.
@@ -53,7 +53,7 @@ class Row:
 
     @property
     def expects(self):
-        """The values that it takes, in words."""
+        """Accepted values, in words."""
         if self.info is not None and self.convert is None:
             return expectation(self.info)
         if self.form in (ON, OFF, SWITCH):
@@ -62,12 +62,12 @@ class Row:
 
     @property
     def choices(self):
-        """Allowed strings, () if it is no choice."""
+        """Allowed strings; () if the option is no choice."""
         return choices(self.info) if self.info is not None and self.convert is None else ()
 
     @property
     def guide_default(self):
-        """The guide's default, Ellipsis if there is none."""
+        """The guide's default; Ellipsis if there is none."""
         return default_of(self.info) if self.info is not None else None
 
     @property
@@ -77,12 +77,12 @@ class Row:
 
     @property
     def all_names(self):
-        """Every name by which a Namespace may hold it."""
+        """Every name of the option in a Namespace."""
         return (self.name, *self.names)
 
 
 def rows_of(section, path=None):
-    """Rows of a section's fields in their order, each with those of its aliases behind it.
+    """Rows of a section's fields in order, each followed by the rows of its aliases.
 
     Args:
         section (type): class of the section.
@@ -153,10 +153,10 @@ def _alias_row(path, info, option, alias):
 
 
 def flag_of(name):
-    """`--name-with-dashes`."""
+    """Flag `--name-with-dashes` of a name."""
     return "--" + name.replace("_", "-")
 
 
 def is_switch(info):
-    """True if the field takes True and False only."""
+    """True if the field takes only True and False."""
     return info is not None and info.annotation is bool and any(mark is Bool.__metadata__[-1] for mark in info.metadata)

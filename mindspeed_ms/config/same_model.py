@@ -1,4 +1,4 @@
-"""Same-model settings (`checkpoint=` of a field): under other values the weights of a checkpoint are of another model."""
+"""Same-model settings (`checkpoint=` of a field): a checkpoint's weights are of another model under other values."""
 
 from functools import cache
 
@@ -16,7 +16,7 @@ _ONLY_WITH = {
 
 @cache
 def model_paths(*kinds):
-    """Config paths of the settings of the model.
+    """Config paths of the same-model settings.
 
     Args:
         kinds (str): COMPARED (the same weights compute something else under another value), TAKEN (only
@@ -26,10 +26,10 @@ def model_paths(*kinds):
 
 
 def differences(saved, own):
-    """Settings in which the same weights compute something else.
+    """Settings under which the same weights would compute something else.
 
     Args:
-        saved (dict): configuration in a checkpoint, by sections; what it lacks is not compared.
+        saved (dict): configuration in a checkpoint, by sections; missing settings are not compared.
         own (dict): configuration of this run, by sections.
 
     Returns:
@@ -51,6 +51,6 @@ def _has_effect(path, own):
 
 
 def is_same(one, other):
-    """Whether two values of a setting of the model mean the same, as they were typed or read."""
+    """Whether two values of a same-model setting, typed or read, mean the same."""
     forms = [NORMALIZATIONS.get(value, value) if isinstance(value, str) else value for value in (one, other)]
     return forms[0] == forms[1] or str(forms[0]).lower() == str(forms[1]).lower()

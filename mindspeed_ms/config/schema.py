@@ -95,7 +95,7 @@ class AllConfig:
         self.general_config = GeneralConfig(given.pop("general_config", {}))
         self.model_config = given.get("model_config")
         self._adopt(given)
-        # where each value comes from: {"section.field": "file:line" | "command line" | ...}, only what is no default
+        # where each value comes from: {"section.field": "file:line" | "command line" | ...}, only if no default
         self.provenance = {}
         # everything that was set (config.settings.Settings); None if the sections were made by constructors
         self.settings = None

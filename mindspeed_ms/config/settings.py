@@ -1,4 +1,4 @@
-"""Settings: what a user wrote, as config paths with value and place, before the sections are built."""
+"""Settings: values of the user by config path, each with its place, before the sections are built."""
 
 from dataclasses import dataclass, replace
 
@@ -16,7 +16,7 @@ MEGATRON_DEFAULT = "Megatron's default"
 
 @dataclass(frozen=True)
 class Setting:
-    """One value that was set.
+    """One value that the user set.
 
     Args:
         path: config path, `section.field` or `section.field.key`.
@@ -31,7 +31,7 @@ class Setting:
     place: str
 
     def origin(self):
-        """One text of place and, if it differs from the path, key."""
+        """Text of the setting's place and, if it differs from the path, its key."""
         return self.place if self.key == self.path else f"{self.place} ({self.key})"
 
 
@@ -48,12 +48,12 @@ class Settings:
         self.general = {}
 
     def add(self, path, value, key=None, place=""):
-        """Set one value; replaces what was set for the path before."""
+        """Set one value; it replaces an earlier one of the same path."""
         self.by_path.pop(path, None)
         self.by_path[path] = Setting(path, value, key or path, place)
 
     def update(self, other):
-        """Lay `other` over this: its settings win."""
+        """Add all settings of `other`, which replace those of the same path."""
         for path, setting in other.by_path.items():
             self.by_path.pop(path, None)
             self.by_path[path] = setting
@@ -76,14 +76,14 @@ class Settings:
         self.notices.append(WarningNotice(text))
 
     def is_on(self, path):
-        """True if the path was set to what reads as True; what does not read as a switch is the section's to report."""
+        """Whether the path was set to a value that reads as True; the section reports values that are no switch."""
         try:
             return read_bool(self.value(path, False))
         except ValueError:
             return False
 
     def locate(self, problem):
-        """The problem with the user's own key and place, if its path was set."""
+        """The problem with the user's own key and place, if the user set its path."""
         path = problem.key
         while path:
             setting = self.by_path.get(path)
@@ -94,7 +94,7 @@ class Settings:
         return self._by_flag(problem)
 
     def _by_flag(self, problem):
-        """A problem of a path that was not set, under its flag if there are settings from the command line."""
+        """The problem of a path that was not set, under its flag if there are settings from the command line."""
         row = row_at(problem.key)
         if row is None or not row.flags or not any(item.place == COMMAND_LINE for item in self.by_path.values()):
             return problem
@@ -170,10 +170,10 @@ def _leaves(kind, key, value):
 
 
 def build(settings, required=()):
-    """AllConfig from settings; rules over several fields are left to `checks`.
+    """Build an AllConfig from settings; `checks` holds the rules over several fields.
 
     Args:
-        settings (Settings): what was set.
+        settings (Settings): the user's settings.
         required (tuple[str]): sections that are built even if nothing of them was set.
 
     Returns:
@@ -220,7 +220,7 @@ def _stand_in(kind, name):
 
 
 def _elsewhere(problem, section):
-    """Adds where an unknown key belongs, if another section knows it."""
+    """Add to a problem about an unknown key the section that has it, if any."""
     if "is no setting of" not in problem.message:
         return problem
     word = problem.key.rpartition(".")[2]

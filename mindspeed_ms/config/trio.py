@@ -12,7 +12,7 @@ _TOP = ("train_config", "accelerate_config")
 
 
 def is_trio(data):
-    """True if a file holds a part of the trio (beside nested sections, or alone)."""
+    """True if the data of a file has a part of the trio (beside nested sections, or alone)."""
     model = data.get("model_config")
     return any(name in data for name in _TOP) or (isinstance(model, dict) and "llm" in model)
 

@@ -1,4 +1,4 @@
-"""Keys of the 38BV3 trio and the settings that they give; `note` is the reading where the guide is silent."""
+"""Keys of the 38BV3 trio and their settings; `note` is the reading where the guide is silent."""
 
 from dataclasses import dataclass
 
@@ -25,7 +25,7 @@ class TrioKey:
 
     Args:
         path: config path that it sets, "" if `convert` decides.
-        convert: `convert(value) -> {config path: value}`; raises ValueError with what is expected.
+        convert: `convert(value) -> {config path: value}`; raises ValueError with the expected value.
         note: how it is read where the guide does not say.
     """
 
@@ -34,7 +34,7 @@ class TrioKey:
     note: str = ""
 
     def settings(self, value):
-        """dict config path -> value for a value of this key."""
+        """Settings (dict config path -> value) of a value of this key."""
         return self.convert(value) if self.convert else {self.path: value}
 
 

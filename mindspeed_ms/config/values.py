@@ -154,7 +154,7 @@ def read_float_list(value):
 
 
 class Kind(str):
-    """The words by which an error says what a field takes; found in the field's annotation."""
+    """Name of a field's type in errors, such as "expects KIND"; found in the field's annotation."""
 
 
 def _kind(python_type, reader, words, schema=None, **limits):

@@ -62,7 +62,7 @@ def load_yaml(path):
 
 
 def parse_yaml(text, name="yaml"):
-    """Like `load_yaml`, from a text; `name` is what errors call it."""
+    """Parse yaml text; errors call it `name`. See `load_yaml`."""
     try:
         node = yaml.compose(text, Loader=_LOADER)
     except yaml.YAMLError as error:
@@ -86,7 +86,7 @@ def parse_yaml(text, name="yaml"):
 
 
 class _Reader:
-    """Turns yaml nodes into values."""
+    """Converts yaml nodes to values."""
 
     def __init__(self, name):
         self.name = name

@@ -33,7 +33,7 @@ def backward(tensors, grads=None, retain_graph=False):
 
     Args:
         tensors: a Tensor or a sequence of Tensors.
-        grads: their gradients, same structure; None stands for ones.
+        grads: their gradients, same structure; None means ones.
         retain_graph: keep the graph for another backward.
 
     Raises:
@@ -78,17 +78,17 @@ class enable_grad:
 
 
 def is_grad_enabled():
-    """Whether operations are recorded here."""
+    """Whether operations are recorded on the tape now."""
     return bool(_executor.enable_grad())
 
 
 def detach(tensor):
-    """A leaf that shares the storage of `tensor` and has no history; it does not require a gradient."""
+    """Leaf that shares the storage of `tensor`, without history; it does not require a gradient."""
     return ops.stop_gradient(tensor)
 
 
 def requires_grad(tensor):
-    """Whether `tensor` takes part in the backward."""
+    """Whether `tensor` requires a gradient."""
     return bool(tensor._requires_grad)
 
 
@@ -109,14 +109,14 @@ def set_grad(tensor, value):
 
 
 class HookHandle:
-    """Keeps a hook and its graph node alive; `remove()` takes the hook away."""
+    """Handle of a hook: keeps the hook and its graph node alive; `remove()` removes the hook."""
 
     def __init__(self, node, handle):
         self.node = node
         self.handle = handle
 
     def remove(self):
-        """Take the hook away; safe to call twice."""
+        """Remove the hook; safe to call twice."""
         if self.handle is not None and hasattr(self.handle, "remove"):
             self.handle.remove()
         self.handle = None
@@ -147,7 +147,7 @@ def gradient_hook(tensor, hook):
 
 
 def when_backward_ends(function):
-    """Inside a hook: run `function()` once this backward has finished."""
+    """Run `function()` once the running backward has finished; called inside a hook."""
     _executor.queue_backward_final_callback(function)
 
 
@@ -180,5 +180,5 @@ def deallocate_output(tensor):
 
 
 def synchronize():
-    """Wait until everything that was issued has run."""
+    """Wait until every issued operator has run."""
     _executor.sync()

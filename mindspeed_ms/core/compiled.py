@@ -1,6 +1,6 @@
 """Compilation by numba: the cache directory of machine code, and a lock so that one process compiles while others wait.
 
-Compilation happens at the first call, never at import, so a process may fork after importing what is compiled.
+Compilation happens at the first call, never at import, so a process may fork after importing compiled functions.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ CACHE_ENVIRONMENT_VARIABLE = "NUMBA_CACHE_DIR"
 
 
 def compiled(function, room, **options):
-    """Compile at the first call, or take the machine code from the cache.
+    """Decorator: compile at the first call, or load the machine code from the cache.
 
     Args:
         function: the Python function.
@@ -57,7 +57,7 @@ def cache_directory(room):
 
 @contextlib.contextmanager
 def one_process_compiles(room):
-    """Processes need the same functions at the same time: one compiles, the others wait and load the result."""
+    """Context manager: lock so that one process compiles while the others wait and then load the result."""
     with open(os.path.join(cache_directory(room), "compiling.lock"), "ab") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # released when the file is closed, also by the end of the process
         yield

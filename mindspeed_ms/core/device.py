@@ -55,12 +55,12 @@ _DTYPE_SIZES = {
 
 
 class DeviceError(RuntimeError):
-    """The requested device cannot be used by this process."""
+    """Error: this process cannot use the requested device."""
 
 
 @dataclass(frozen=True)
 class LaunchEnvironment:
-    """Rank of this process in its job.
+    """Rank of this process and size of its job, as the launcher gives them.
 
     `unique_id` is equal on all ranks of one launch and differs between launches on the same machine.
     """
@@ -79,7 +79,7 @@ _initialized_target = None
 
 
 def set_launch_environment(environment):
-    """Set the rank of this process; for launchers that fork instead of setting environment variables."""
+    """Set the rank of this process, for launchers that fork instead of setting environment variables."""
     global _launch_environment
     _launch_environment = environment
 
@@ -126,7 +126,7 @@ def _environment_integer(name, default=None):
 
 
 def request_device(target):
-    """Request a device before it is started (`--device`, training_config.device_target); None requests none.
+    """Request a device before start-up (`--device`, training_config.device_target); None requests none.
 
     Raises:
         DeviceError: MINDSPEED_MS_DEVICE names the other one, or this process already works on it.
@@ -149,7 +149,7 @@ def request_device(target):
 
 
 def device_target():
-    """Return "CPU" or "Ascend": MINDSPEED_MS_DEVICE, else what was requested, else Ascend where this machine has one.
+    """Return "CPU" or "Ascend": MINDSPEED_MS_DEVICE, else the requested device, else Ascend where this machine has one.
 
     Raises:
         ValueError: the variable names another device.
@@ -160,7 +160,7 @@ def device_target():
 
 
 def has_own_kernels():
-    """Whether the device runs kernels that are recorded apart from the framework's operators (Ascend)."""
+    """Whether profiles record the device's kernels apart from the framework's operators (Ascend)."""
     return device_target() == "Ascend"
 
 
@@ -236,7 +236,7 @@ def _set_device(target):
 
 @contextmanager
 def _quiet_mindspore():
-    """Suppress warnings: the synchronous option works but announces its deprecation on every start."""
+    """Suppress the deprecation warning of the synchronous option, which works, at every start."""
     mindspore_logger = ms.log._get_logger()
     mindspore_logger.addFilter(_below_error)
     try:
@@ -267,10 +267,10 @@ def to_dtype(dtype):
 
 
 def dtype_name(dtype):
-    """Name ("float32", ...) of a MindSpore dtype or of a name's alias."""
+    """Name ("float32", ...) of a MindSpore dtype, a name or an alias."""
     return _DTYPE_NAMES[to_dtype(dtype)]
 
 
 def dtype_size(dtype):
-    """Bytes of one element."""
+    """Bytes of one element of a dtype."""
     return _DTYPE_SIZES[dtype_name(dtype)]

@@ -1,4 +1,4 @@
-"""The package's logger: one format, to the standard output, so that msrun's worker logs hold it.
+"""Logger of the package: one format, written to the standard output, so that msrun's worker logs hold it.
 
 Upstream's line form is kept: `time - mindspeed_ms[file:line] - LEVEL - message`.
 """
@@ -13,7 +13,7 @@ logger = logging.getLogger(LOGGER_NAME)
 
 
 class _StandardOutputHandler(logging.StreamHandler):
-    """Writes to whatever `sys.stdout` is at that moment, above a progress bar if one is shown."""
+    """Log handler that writes to the current `sys.stdout`, above a progress bar if one is shown."""
 
     def __init__(self):
         super().__init__(sys.stdout)
@@ -29,7 +29,7 @@ class _StandardOutputHandler(logging.StreamHandler):
 
 
 def setup_logging(level=None):
-    """Send the package's log lines to the standard output, once; a handler that the user installed is left alone.
+    """Send the package's log lines to the standard output, once; handlers of the user are left alone.
 
     Args:
         level (int or str): lowest level that is shown; None leaves an earlier choice, and is INFO without one.

@@ -1,4 +1,4 @@
-"""How many micro-batches a step has, now and during a batch-size ramp-up.
+"""Number of micro-batches of a step, also during a batch-size ramp-up.
 
 Source: Megatron core, `num_microbatches_calculator.py` (names and rules).
 """
@@ -11,7 +11,7 @@ _calculator = None
 
 
 class ConstantNumMicroBatchesCalculator:
-    """A fixed global batch size.
+    """Calculator with a fixed global batch size.
 
     Args:
         global_batch_size (int): samples of a step over all data-parallel ranks.
@@ -29,14 +29,14 @@ class ConstantNumMicroBatchesCalculator:
         self.num_micro_batches = global_batch_size // (micro_batch_size * data_parallel_size)
 
     def update(self, consumed_samples):
-        """A fixed size ignores how many samples were consumed."""
+        """Do nothing: a fixed size does not depend on consumed samples."""
 
     def use_full_size(self):
-        """It is the full size always."""
+        """Do nothing: the size is always the full one."""
 
 
 class RampupBatchsizeNumMicroBatchesCalculator:
-    """A global batch size that grows by equal increments over the first samples.
+    """Calculator with a global batch size that grows by equal increments over the first samples.
 
     Args:
         global_batch_size (int): the size at the end.
@@ -148,7 +148,7 @@ def init_num_microbatches_calculator(
 def make_num_microbatches_calculator(
     rampup_batch_size, global_batch_size, micro_batch_size, data_parallel_size, decrease_batch_size_if_needed=False
 ):
-    """A calculator for these sizes.
+    """Calculator for these batch sizes.
 
     Args:
         rampup_batch_size (Optional[list[int]]): [start, increment, samples], or None for a fixed size.
@@ -173,7 +173,7 @@ def make_num_microbatches_calculator(
 
 
 def iterations_of_samples(calculator, train_samples, ramp_up_samples=0):
-    """Steps that use at most `train_samples` samples; a last partial batch is left out, as in Megatron.
+    """Number of steps that use at most `train_samples` samples; a last partial batch is left out, as in Megatron.
 
     Args:
         calculator: as `make_num_microbatches_calculator` gives; a ramp-up is moved along.
@@ -210,22 +210,22 @@ def is_initialized():
 
 
 def get_num_microbatches():
-    """Micro-batches of the current step on each data-parallel rank."""
+    """Number of micro-batches of the current step on each data-parallel rank."""
     return _current().num_micro_batches
 
 
 def get_current_global_batch_size():
-    """Samples of the current step over all data-parallel ranks."""
+    """Number of samples of the current step over all data-parallel ranks."""
     return _current().current_global_batch_size
 
 
 def get_micro_batch_size():
-    """Samples of one micro-batch."""
+    """Number of samples of one micro-batch."""
     return _current().micro_batch_size
 
 
 def update_num_microbatches(consumed_samples):
-    """Move a ramp-up to where `consumed_samples` put it."""
+    """Move a batch-size ramp-up to `consumed_samples`."""
     before = get_current_global_batch_size()
     _current().update(consumed_samples)
     if get_current_global_batch_size() != before:
@@ -234,7 +234,7 @@ def update_num_microbatches(consumed_samples):
 
 @contextlib.contextmanager
 def full_batch_size():
-    """Inside, the sizes are those at the end of a ramp-up: evaluations use them at any time, as in Megatron."""
+    """Context manager: sizes are those at the end of a ramp-up; evaluations always use them, as in Megatron."""
     calculator = _current()
     before = calculator.current_global_batch_size, calculator.num_micro_batches
     calculator.use_full_size()

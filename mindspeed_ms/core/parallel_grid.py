@@ -1,4 +1,4 @@
-"""Grid of parallel ranks: coordinates of this rank and its communication groups.
+"""Grid of parallel ranks: coordinates of this rank and its process groups.
 
 State behind `parallel_state`; the groups themselves are computed in `layout.ranks`.
 """
@@ -12,7 +12,7 @@ _grid = None
 
 
 class ParallelGrid:
-    """The layout of the world, this rank's place in it, and the groups created so far."""
+    """Layout of the world, coordinates of this rank, and its process groups created so far."""
 
     def __init__(self, layout, rank, virtual_pipeline_size, hierarchical_sizes):
         self.layout = layout
@@ -26,7 +26,7 @@ class ParallelGrid:
         self._groups = {}
 
     def ranks(self, kind):
-        """Global ranks of this rank's group of `kind`, or None when it is in none."""
+        """Global ranks of this rank's group of `kind`; None if it is in none."""
         if kind not in self._ranks:
             if kind.startswith(_HIERARCHICAL):
                 self._ranks[kind] = self._hierarchical_ranks(int(kind[len(_HIERARCHICAL) :]))
@@ -35,12 +35,12 @@ class ParallelGrid:
         return self._ranks[kind]
 
     def _hierarchical_ranks(self, level):
-        """This rank's group of one level inside the context-parallel group."""
+        """Ranks of this rank's group of one hierarchical level inside the context-parallel group."""
         groups = hierarchical_groups(self.ranks("cp"), self.hierarchical_sizes, level)
         return next(group for group in groups if self.rank in group)
 
     def group(self, kind):
-        """This rank's communication group of `kind`, created now if need be."""
+        """Process group of `kind` of this rank, created at the first call."""
         if kind not in self._groups:
             ranks = self.ranks(kind)
             if ranks is None:
@@ -58,7 +58,7 @@ class ParallelGrid:
 
 
 def check_virtual_pipeline(virtual_size, pipeline_size):
-    """LayoutError unless virtual stages have a pipeline."""
+    """Raise LayoutError for virtual stages without a pipeline."""
     if virtual_size is None:
         return
     if not isinstance(virtual_size, int) or virtual_size < 1:
@@ -102,12 +102,12 @@ def get_coordinates():
 
 
 def get_group(kind, check_initialized=True):
-    """This rank's communication group of a kind of `layout.ranks.ALL_KINDS`; without a grid RuntimeError or None."""
+    """Process group of this rank of a kind of `layout.ranks.ALL_KINDS`; without a grid RuntimeError or None."""
     return grid().group(kind) if check_initialized or is_initialized() else None
 
 
 def get_group_ranks(kind):
-    """Global ranks of this rank's group of `kind`; None when it is in none. Creates nothing."""
+    """Global ranks of this rank's group of `kind`; None if it is in none. Creates no group."""
     return grid().ranks(kind)
 
 
@@ -119,12 +119,12 @@ def group_size(kind):
 
 
 def group_rank(kind):
-    """Place of this rank in its group of `kind`."""
+    """Rank of this process within its group of `kind`."""
     state = grid()
     replaced = state.overrides.get((kind, "rank"))
     return state.ranks(kind).index(state.rank) if replaced is None else replaced
 
 
 def override(kind, what, value):
-    """Replace the "size" or "rank" of a kind of group; None ends it."""
+    """Replace the "size" or "rank" of a kind of group; None restores it."""
     grid().overrides[(kind, what)] = value

@@ -36,7 +36,7 @@ def initialize_model_parallel(
     ulysses_degree_in_cp=None,
     **kwargs,
 ):
-    """Lay the parallel grid over the world. Every rank calls it once, after `mindspeed_ms.core.comm.init()`.
+    """Create the parallel grid of the world. Every rank calls it once, after `mindspeed_ms.core.comm.init()`.
 
     Args:
         tensor_model_parallel_size (int): ranks that share each tensor.
@@ -109,7 +109,7 @@ def model_parallel_is_initialized():
 
 
 def destroy_model_parallel():
-    """Forget the grid; communication itself stays (`comm.destroy()` ends it)."""
+    """Remove the grid; communication goes on until `comm.destroy()`."""
     set_grid(None)
 
 
@@ -142,7 +142,7 @@ def _getters(name, kind, members):
 
 
 def _getters_with_context(name, kind, members):
-    """The same for groups that context parallelism may be joined to: the functions take `with_context_parallel=False`."""
+    """`_getters` for groups that may be joined with context parallelism: functions take `with_context_parallel=False`."""
     kinds = {False: kind, True: f"{kind}-cp"}
 
     def group(with_context_parallel=False):
@@ -158,7 +158,7 @@ def _getters_with_context(name, kind, members):
 
 
 def _setters(name, kind):
-    """`set_NAME_world_size` and `set_NAME_rank`."""
+    """`set_NAME_world_size` and `set_NAME_rank` of the groups of `kind`."""
 
     def world_size(world_size):
         override(kind, "size", world_size)
@@ -294,22 +294,22 @@ def get_hierarchical_context_parallel_groups(check_initialized=True):
 
 
 def get_virtual_pipeline_model_parallel_rank():
-    """Chunk that is being built or run; None without virtual stages."""
+    """Virtual pipeline rank: number of the chunk that is being built or run; None without virtual stages."""
     return grid().virtual_pipeline_rank
 
 
 def set_virtual_pipeline_model_parallel_rank(rank):
-    """Choose the chunk that is being built or run."""
+    """Set the virtual pipeline rank, the number of the chunk that is being built or run."""
     grid().virtual_pipeline_rank = rank
 
 
 def get_virtual_pipeline_model_parallel_world_size():
-    """Chunks per stage; None without virtual stages."""
+    """Number of chunks per stage; None without virtual stages."""
     return grid().virtual_pipeline_size
 
 
 def set_virtual_pipeline_model_parallel_world_size(world_size):
-    """Change the number of chunks per stage."""
+    """Set the number of chunks per stage."""
     grid().virtual_pipeline_size = world_size
 
 
@@ -335,7 +335,7 @@ def get_embedding_group():
 
 
 def get_position_embedding_group():
-    """Group of the stages that hold position embeddings: the first one."""
+    """Group of the stages that hold position embeddings, which is the first stage."""
     return get_group("position-embedding")
 
 

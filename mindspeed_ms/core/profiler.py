@@ -1,4 +1,4 @@
-"""Profiling of some steps by `mindspore.profiler`, and the analysis of what it recorded.
+"""Profiling of training steps by `mindspore.profiler`, and the analysis of the recorded data.
 
     python -m mindspeed_ms.core.profiler output/profile      # analyse what profile_offline_analyse left
 
@@ -43,7 +43,7 @@ FOLDERS = "*_ascend_ms"
 
 
 def make_profiler(training_config, rank):
-    """The profiler of a rank: one that does nothing unless `profile` is set and the rank is chosen.
+    """Profiler of a rank: one that does nothing unless `profile` is set and the rank is chosen.
 
     Args:
         training_config (TrainingConfig): its `profile` fields; `output_dir` for the default folder.
@@ -60,7 +60,7 @@ def make_profiler(training_config, rank):
 
 
 class NoProfiler:
-    """Context manager around the steps of a training, told of each of them."""
+    """Profiler that does nothing; base class with the hooks `before_step` and `after_step`."""
 
     def __enter__(self):
         return self
@@ -69,17 +69,17 @@ class NoProfiler:
         self.close()
 
     def before_step(self, iteration):
-        """Called before the data of step `iteration` (from 1) is read."""
+        """Hook before the data of step `iteration` (from 1) is read."""
 
     def after_step(self, iteration):
-        """Called when step `iteration` has ended."""
+        """Hook after step `iteration`."""
 
     def close(self):
-        """End what is still being recorded."""
+        """End a running recording."""
 
 
 class StepProfiler(NoProfiler):
-    """Records the steps from `profile_step_start` to `profile_step_end`, both included, counted from 1.
+    """Profiler of the steps from `profile_step_start` to `profile_step_end`, both included, counted from 1.
 
     Args:
         settings (TrainingConfig): the `profile` fields.
@@ -135,7 +135,7 @@ class StepProfiler(NoProfiler):
 
 
 class DynamicProfiler(NoProfiler):
-    """Profiles the steps that a file names while the training runs (mindspore.profiler.DynamicProfilerMonitor).
+    """Profiler of steps that a file names while the training runs (mindspore.profiler.DynamicProfilerMonitor).
 
     Args:
         path (str): profiler_config.json, or the folder that holds it.
@@ -160,7 +160,7 @@ def _name_what_cpu_does_not_record(settings):
 
 
 def _make_profile(settings, folder, steps, on_ascend):
-    """A mindspore.profiler.profile that has not started."""
+    """Build a mindspore.profiler.profile, not started."""
     from mindspore import profiler
 
     schedule = None
@@ -191,7 +191,7 @@ def _make_profile(settings, folder, steps, on_ascend):
 
 
 def _activities(kinds, settings, on_ascend):
-    """Operators are recorded by the device's activity, which on CPU is the framework's own."""
+    """Activities to record: the device's for operators (on CPU the framework's own), the framework's if asked for."""
     device = kinds.NPU if on_ascend else kinds.CPU
     framework = settings.profile_framework not in (False, "None")
     # call stacks, shapes and memory belong to the framework's records
@@ -201,7 +201,7 @@ def _activities(kinds, settings, on_ascend):
 
 
 def _aicore_metrics(profiler, settings, level):
-    """Level 0 takes no counters; MindSpore's other levels always take some."""
+    """AI Core counters to record: none at level 0; MindSpore's other levels always record some."""
     number = settings.profile_aicore_metrics
     if level == 0 or number < 0:
         return profiler.AicoreMetrics.AiCoreNone
@@ -209,14 +209,14 @@ def _aicore_metrics(profiler, settings, level):
 
 
 def find_profiles(folder):
-    """Folders below `folder`, or itself, that `mindspore.profiler` wrote (list of str)."""
+    """Folders of profiles that `mindspore.profiler` wrote below `folder`, or `folder` itself (list of str)."""
     folder = os.path.abspath(folder)
     found = glob.glob(os.path.join(folder, "**", FOLDERS), recursive=True)
     return sorted({*found, *([folder] if folder.endswith(FOLDERS[1:]) else [])})
 
 
 def analyse(folder):
-    """Turn the raw data of one run of the profiler into tables and a timeline (`ASCEND_PROFILER_OUTPUT`).
+    """Convert the raw data of one profile into tables and a timeline (`ASCEND_PROFILER_OUTPUT`).
 
     Args:
         folder (str): one that `find_profiles` names.
@@ -235,7 +235,7 @@ def analyse(folder):
 
 
 def _analyse_cpu(folder, output):
-    """MindSpore's own analysis of CPU data, which it offers only for the running process."""
+    """Analyse CPU data with MindSpore's own analysis, which it offers only for the running process."""
     from mindspore.profiler.analysis.time_converter import TimeConverter
     from mindspore.profiler.common.log import ProfilerLogger
     from mindspore.profiler.platform.cpu_profiler import CPUProfilerAnalysis
@@ -256,7 +256,7 @@ def _analyse_cpu(folder, output):
 
 
 def main(arguments=None):
-    """The command; returns its exit status."""
+    """Command line of the analysis; returns its exit status."""
     parser = argparse.ArgumentParser(
         prog="python -m mindspeed_ms.core.profiler",
         description="Analyse profiles that were recorded with profile_offline_analyse.",

@@ -1,4 +1,4 @@
-"""Parameters without values: released (ZeRO-3) and not yet initialised. A use of their values raises an error that names them.
+"""Parameters without values: released (ZeRO-3) or not yet initialised. Use of their values raises an error that names them.
 
 Operators accept tensors without elements, and a sum over nothing is 0: a use at the wrong time would give a wrong number
 and no error. So the parameter changes its class, MindSpore's operators ask the class (`__fallback__`) before they compute,
@@ -16,15 +16,15 @@ _REFLECTED = tuple(f"__r{name}__" for name in ("add", "floordiv", "matmul", "mod
 
 
 class ReleasedParameterError(RuntimeError):
-    """The values of a parameter were used while this rank does not hold them."""
+    """Error: the values of a parameter were used while this rank does not hold them."""
 
 
 class UnfilledParameterError(RuntimeError):
-    """The values of a parameter were used before `initialize_parameters`."""
+    """Error: the values of a parameter were used before `initialize_parameters`."""
 
 
 class _WithoutValues:
-    """Base class of a Parameter while it has no values; see the module."""
+    """Mixin of a Parameter without values; every use of the values raises an error."""
 
     def __fallback__(self, *_args, **_kwargs):
         self._refuse()
@@ -39,7 +39,7 @@ class _WithoutValues:
 
 
 class ReleasedParameter(_WithoutValues):
-    """Parameter whose memory was given up."""
+    """Released (ZeRO-3) parameter: its memory was freed."""
 
     state, error = "released", ReleasedParameterError
     reason = (
@@ -50,7 +50,7 @@ class ReleasedParameter(_WithoutValues):
 
 
 class UnfilledParameter(_WithoutValues):
-    """Parameter that `initialize_parameters` will fill."""
+    """Parameter without initial values; `initialize_parameters` will fill it."""
 
     state, error = "not initialised", UnfilledParameterError
     reason = (
@@ -60,7 +60,7 @@ class UnfilledParameter(_WithoutValues):
     )
 
     def set_data(self, data, slice_shape=False):
-        """The parameter has values from here on: its own, which nothing fills later."""
+        """Give the parameter values of the user's, which initialisation keeps."""
         mark_held(self)
         return self.set_data(data, slice_shape)
 
@@ -93,16 +93,16 @@ def _mark(parameter, state):
 
 
 def mark_released(parameter):
-    """Refuse every use of the parameter's values from here on: its memory is given up."""
+    """Mark a parameter as released: every use of its values raises ReleasedParameterError."""
     _mark(parameter, ReleasedParameter)
 
 
 def mark_unfilled(parameter):
-    """Refuse every use of the parameter's values until `storage.set_data` or `parameter.set_data` gives it some."""
+    """Mark a parameter as unfilled: use of its values raises an error until `storage.set_data` or `parameter.set_data`."""
     _mark(parameter, UnfilledParameter)
 
 
 def mark_held(parameter):
-    """Allow every use again."""
+    """Mark a parameter as held: its values may be used again."""
     if isinstance(parameter, _WithoutValues):
         parameter.__class__ = parameter.held_class

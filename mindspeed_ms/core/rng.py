@@ -1,4 +1,4 @@
-"""Random numbers: named states for dropout, and initial weights that do not depend on the layout.
+"""Random numbers: named states for dropout, and initial weights that are the same in every layout.
 
 MindSpore's own CPU generators ignore `Generator` and cannot be restored, so masks come from numpy's Philox on CPU and from
 `ms.Generator` on Ascend, behind one interface. Initial weights always come from Philox on the host, keyed by the global
@@ -23,7 +23,7 @@ EXPERT_PARALLEL_RNG = "expert-parallel-rng"
 
 
 class RngState:
-    """One stream of random numbers that can be saved and restored."""
+    """Random number stream that can be saved and restored."""
 
     def __init__(self, seed):
         self.seed = int(seed)
@@ -65,7 +65,7 @@ class RngState:
         return int(float(self.uniform((1,)).asnumpy()[0]) * 2**24)
 
     def set_state(self, state):
-        """Go to a position that `state()` returned."""
+        """Restore a position that `state()` returned."""
         if self._on_host:
             self._generator.bit_generator.state = state
         else:
@@ -73,13 +73,13 @@ class RngState:
 
 
 class RngTracker:
-    """Named states; one of them is current. Source: Megatron's CudaRNGStatesTracker."""
+    """Tracker of named random states, one of which is current. Source: Megatron's CudaRNGStatesTracker."""
 
     def __init__(self):
         self.reset()
 
     def reset(self):
-        """Forget all named states and start the default one from seed 0."""
+        """Remove all named states and start the default one from seed 0."""
         self.initial_seed = 0  # seed of the initial weights: the run's own, without rank offsets
         self.initialized_names = {}  # how many stand-alone layers of each class were initialised since then
         self._states = {}
@@ -87,7 +87,7 @@ class RngTracker:
 
     @property
     def current(self):
-        """The state that dropout draws from now."""
+        """Current state, which dropout draws from."""
         return self._current
 
     def set_default(self, seed):
@@ -107,12 +107,12 @@ class RngTracker:
         self._states[name] = RngState(seed)
 
     def is_initialized(self):
-        """Whether any named state exists."""
+        """Whether there is any named state."""
         return bool(self._states)
 
     @contextmanager
     def fork(self, name=MODEL_PARALLEL_RNG):
-        """Draw from the named state inside.
+        """Context manager: draw from the named state.
 
         Raises:
             ValueError: no state has this name.
@@ -129,7 +129,7 @@ class RngTracker:
             self._current = previous
 
     def get_states(self):
-        """All positions, picklable: `{"default": ..., name: ...}`."""
+        """Positions of all states, picklable: `{"default": ..., name: ...}`."""
         return {"default": self._default.state(), **{name: state.state() for name, state in self._states.items()}}
 
     def set_states(self, states):
@@ -149,7 +149,7 @@ _tracker = None
 
 
 def get_rng_tracker():
-    """The process's tracker."""
+    """RngTracker of this process."""
     global _tracker
     if _tracker is None:
         _tracker = RngTracker()
@@ -176,7 +176,7 @@ def model_parallel_manual_seed(
 
 
 def initial_values(name, sharding, kind, value, seed, dtype="float32"):
-    """Initial Tensor of this rank's part of a parameter; the same global values in every layout.
+    """Initial values (Tensor) of this rank's part of a parameter; the global values are the same in every layout.
 
     Args:
         name: global name of the parameter.
@@ -199,7 +199,7 @@ def initial_values(name, sharding, kind, value, seed, dtype="float32"):
 
 
 def normal_values(name, sharding, standard_deviation, seed):
-    """Float32 numpy array of this rank's part of a normally distributed parameter, drawn block of rows by block."""
+    """Normally distributed values of this rank's part of a parameter (float32 array), drawn block of rows by block."""
     global_shape = tuple(sharding.global_shape)
     rows, width = global_shape[0], global_shape[1:]
     local = np.empty(sharding.local_shape, np.float32)

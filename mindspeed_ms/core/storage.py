@@ -36,12 +36,12 @@ _CAST_ELEMENTS = 1 << 18
 
 
 def is_in_host_memory():
-    """Whether buffers lie in the host's memory, so that there is nothing to offload to."""
+    """Whether buffers lie in host memory, so that offloading has no meaning."""
     return device_target() == "CPU"
 
 
 class FlatBuffer:
-    """`numel` elements of one dtype in contiguous memory, initially zero; slices are tensors that share it."""
+    """Flat buffer: `numel` elements of one dtype in contiguous memory, initially zero; slices are tensors that share it."""
 
     def __init__(self, numel, dtype):
         self.numel = int(numel)
@@ -77,7 +77,7 @@ class FlatBuffer:
 
 
 class _Memory:
-    """Describes the memory of a tensor to numpy and keeps the tensor alive as long as an array uses it."""
+    """Array interface to a tensor's memory; keeps the tensor alive as long as an array uses it."""
 
     __slots__ = ("__array_interface__", "tensor")
 
@@ -95,7 +95,7 @@ class _Memory:
 
 
 def _aligned_zeros(numel, dtype):
-    """Zeros that start at a multiple of 64 bytes: kernels sum in an order that depends on it, runs must be bit-equal."""
+    """Zeros aligned to 64 bytes: kernels sum in an order that depends on alignment, and runs must be bit-equal."""
     memory = np.zeros(numel * dtype.itemsize + _ALIGNMENT, np.uint8)
     start = -memory.ctypes.data % _ALIGNMENT
     return memory[start : start + numel * dtype.itemsize].view(dtype)
@@ -172,7 +172,7 @@ def write(destination, source):
 
 
 def _write_cast(destination, source):
-    """`write` to another dtype, in parts: a cast of the whole would stay in the device's memory pool."""
+    """Write with a cast, in parts: the cast of a whole tensor would stay in the device's memory pool."""
     target, values = as_array(destination).reshape(-1), read_array(source).reshape(-1)
     for start in range(0, values.size, _CAST_ELEMENTS):
         part = from_array(values[start : start + _CAST_ELEMENTS], source.dtype).astype(destination.dtype)

@@ -12,12 +12,12 @@ _TP, _CP = "tensor_model_parallel_size", "context_parallel_size"
 
 @dataclass(frozen=True)
 class Misfit:
-    """A size that something does not divide.
+    """Divisibility error: a size and the number that does not divide it.
 
     Attributes:
         name (str): the field of the configuration, with `value`.
         by (tuple[str]): the fields that must divide it.
-        unit (int): what it must be a multiple of.
+        unit (int): number that must divide it.
         hint (str): what one may do, or why; starts with ", " or "; ".
     """
 
@@ -32,7 +32,7 @@ class Misfit:
 
 
 def size_misfits(model):
-    """Sizes of parameters that the heads, tensor or expert parallelism do not divide: generator of Misfit.
+    """Misfits of parameter sizes with heads, tensor or expert parallelism (generator).
 
     Args:
         model (ModelDescription): the model.
@@ -70,7 +70,7 @@ def _expert_misfits(model):
 
 
 def sequence_misfits(model):
-    """Sequence length and heads that sequence and context parallelism do not divide: generator of Misfit.
+    """Misfits of sequence length and heads with sequence and context parallelism (generator).
 
     Args:
         model (ModelDescription): the model.

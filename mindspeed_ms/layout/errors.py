@@ -1,5 +1,5 @@
-"""LayoutError."""
+"""LayoutError: exception of impossible layouts."""
 
 
 class LayoutError(ValueError, RuntimeError):
-    """A layout that cannot be built. Both parents, since Megatron raises RuntimeError where others expect ValueError."""
+    """Layout that cannot be built. Subclass of RuntimeError (which Megatron raises) and ValueError (which others expect)."""

@@ -1,19 +1,19 @@
-"""Mixture of experts: layers that hold experts, widths, rules. `model` is a ModelDescription."""
+"""Mixture of experts: layers with experts, widths, rules. `model` is a ModelDescription."""
 
 
 def has_experts(model):
-    """True for a mixture of experts."""
+    """Whether the model is a mixture of experts."""
     return model.num_experts > 1
 
 
 def expert_width(model):
-    """(field, width inside one expert)."""
+    """(field, inner width of one expert)."""
     name = "moe_ffn_hidden_size" if model.moe_ffn_hidden_size else "ffn_hidden_size"
     return name, getattr(model, name)
 
 
 def shared_expert_width(model):
-    """(field, width of all shared experts together); (None, 0) without them."""
+    """(field, inner width of all shared experts together); (None, 0) without shared experts."""
     if model.moe_shared_expert_intermediate_size:
         return "moe_shared_expert_intermediate_size", model.moe_shared_expert_intermediate_size
     if model.n_shared_experts:
@@ -22,7 +22,7 @@ def shared_expert_width(model):
 
 
 def expert_pattern(model):
-    """For each layer of `num_layers`, noop layers included, whether it holds experts: list[bool].
+    """Whether each layer of `num_layers` (noop layers included) holds experts: list[bool].
 
     `moe_layer_freq` is one number n (every n-th layer from layer 0) or a list of 0 and 1 per layer, as in Megatron; the
     first `first_k_dense_replace` layers are dense.
@@ -38,7 +38,7 @@ def expert_pattern(model):
 
 
 def expert_problems(model):
-    """(field, what is wrong, field that it depends on) of the settings of experts: list, empty if nothing is."""
+    """Problems of the experts' settings: list of (field, problem, field that it depends on)."""
     if not has_experts(model):
         return []
     problems = [(name, message, "num_layers") for name, message in _pattern_problems(model)]

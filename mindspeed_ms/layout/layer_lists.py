@@ -15,7 +15,7 @@ def parse_layer_list(value, name="num_layer_list"):
     """A list of counts from a list, a tuple or its text ("[[4,4],[4,2]]", "4,4,4,2").
 
     Args:
-        value: what was set.
+        value: list, tuple or text.
         name (str): the option, for errors.
 
     Returns:
@@ -51,7 +51,7 @@ def _count(item, name):
 
 
 def transposed(rows):
-    """Rows and columns exchanged."""
+    """Transposed list: rows and columns exchanged."""
     return [list(column) for column in zip(*rows, strict=True)]
 
 
@@ -66,7 +66,7 @@ def stage_rows(value, name, order="pp_vpp"):
 
 
 def fitted_rows(value, name, pp, vpp, order="pp_vpp", standalone_embedding=False):
-    """`stage_rows` checked to be `[pp][vpp]`; a standalone embedding stage may be left out and then becomes zeros.
+    """`stage_rows` checked to be `[pp][vpp]`; zeros are added for a standalone embedding stage that was left out.
 
     Args:
         vpp (Optional[int]): number of columns wanted; None takes what the list has.
@@ -95,7 +95,7 @@ def fitted_rows(value, name, pp, vpp, order="pp_vpp", standalone_embedding=False
 
 @dataclass(frozen=True)
 class LayerRecompute:
-    """What one layer computes again in its backward.
+    """Recomputation in one layer's backward.
 
     Attributes:
         full (bool): everything, from the layer's input.
@@ -109,7 +109,7 @@ class LayerRecompute:
 
 
 def recompute_of_layers(layers, full=0, select=0, select_comm=0):
-    """Kinds of the `layers` layers of one chunk, in order.
+    """LayerRecompute of each of the `layers` layers of one chunk, in order.
 
     The first `full` layers are recomputed whole. Behind them `min(select, select_comm)` layers get both other kinds,
     and then the rest of the larger count its own.
@@ -125,7 +125,7 @@ def recompute_of_layers(layers, full=0, select=0, select_comm=0):
 
 
 class RecomputeLists:
-    """The three recompute lists, checked against the layers of each stage and chunk.
+    """Recompute lists (full, select, select_comm), checked against the layers of each stage and chunk.
 
     Args:
         stages (StageLayout): the layers.
@@ -171,6 +171,6 @@ class RecomputeLists:
         return any(count for rows in (self.full, self.select, self.select_comm) for row in rows for count in row)
 
     def of_chunk(self, stage, chunk=0):
-        """Kinds of the real layers of a chunk, in order: list[LayerRecompute]."""
+        """LayerRecompute of the real layers of a chunk, in order: list."""
         counts = (rows[stage][chunk] for rows in (self.full, self.select, self.select_comm))
         return recompute_of_layers(len(self.stages.layers(stage, chunk)), *counts)

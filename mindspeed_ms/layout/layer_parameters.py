@@ -12,7 +12,7 @@ from mindspeed_ms.layout.sharding import Initializer, ParameterSharding
 
 @dataclass(frozen=True)
 class LayerPart:
-    """Part of a layer on one rank.
+    """Tensor-parallel part of a layer on one rank.
 
     Attributes:
         index, count (int): rank and size of the group that the layer is cut over.
@@ -54,7 +54,7 @@ class Linear:
     transpose_b: bool = True
 
     def describe(self, part):
-        """`weight` and `bias`: list[ParameterDescription]."""
+        """Descriptions of `weight` and `bias`: list[ParameterDescription]."""
         common = {"expert": self.expert, "grouping": self.grouping}
         result = []
         if self.has_weight:
@@ -88,7 +88,7 @@ class EmbeddingTable:
     draw_dtype: str | None = None
 
     def describe(self, part):
-        """`weight`: list[ParameterDescription]."""
+        """Description of `weight`: list[ParameterDescription]."""
         shape = (self.rows, self.width)
         whole = ParameterSharding.replicated(shape)
         sharding = ParameterSharding.contiguous(shape, 0, part.index, part.count) if self.is_cut else whole
@@ -105,7 +105,7 @@ class Norm:
     scale: float = 1.0
 
     def describe(self, part):
-        """list[ParameterDescription]."""
+        """Descriptions of the norm's parameters: list[ParameterDescription]."""
         started = {"weight": self.scale} if self.kind == "RMSNorm" else {"gamma": self.scale, "beta": 0.0}
         sharding = ParameterSharding.replicated((self.width,))
         return [
@@ -126,7 +126,7 @@ class Router:
     has_bias: bool
 
     def describe(self, part):
-        """list[ParameterDescription]."""
+        """Descriptions of the router's parameters: list[ParameterDescription]."""
         sharding = ParameterSharding.replicated((self.experts, self.hidden_size))
         flags = {"sequence_parallel": part.sequence_parallel}
         result = [ParameterDescription("gating.weight", sharding, part.dtype, self.initializer, **flags)]
@@ -148,7 +148,7 @@ class GroupedExperts:
     projection: Linear
 
     def describe(self, part, first, last):
-        """Experts `first` to `last`: list[ParameterDescription]."""
+        """Descriptions of the weights of experts `first` to `last`: list[ParameterDescription]."""
         result = []
         for name, linear, axis in (("weight1", self.mapping, 2), ("weight2", self.projection, 1)):
             shape = (self.experts, linear.input_size, linear.output_size)

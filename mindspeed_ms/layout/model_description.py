@@ -1,7 +1,7 @@
-"""ModelDescription and ParallelDescription: the model and its cut, read once from a configuration.
+"""ModelDescription and ParallelDescription: the model and its parallel layout, read once from a configuration.
 
 `config.describe_model` builds it from an AllConfig or a TransformerConfig. Fields have the names of the configuration's
-and no defaults; properties give what follows from them. Nothing is checked here: `divisibility.check_model` does.
+and no defaults; properties give derived values. Nothing is checked here: `divisibility.check_model` does.
 """
 
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ NORMALIZATIONS = {"LayerNorm": "LayerNorm", "RMSNorm": "RMSNorm", "FusedRMSNorm"
 
 @dataclass(frozen=True, kw_only=True)
 class ParallelDescription:
-    """How ranks are arranged, and how layers are cut over stages. Fields: `parallel_config`'s."""
+    """Parallel layout: order of ranks, parallel sizes, layers per stage. Fields: `parallel_config`'s."""
 
     tensor_model_parallel_size: int
     pipeline_model_parallel_size: int
@@ -64,7 +64,7 @@ class ParallelDescription:
 
 @dataclass(frozen=True)
 class ModelInitializers:
-    """Initializers of the kinds of parameters.
+    """Initializers of each kind of parameter.
 
     Attributes:
         block: weights of layers, router and untied head: normal with `init_method_std`.
@@ -81,7 +81,7 @@ class ModelInitializers:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelDescription:
-    """The model and its cut (`parallel`). Fields: `model_config`'s and `moe_config`'s, and those listed.
+    """Model and parallel layout (`parallel`). Fields: `model_config`'s and `moe_config`'s, and those listed.
 
     Attributes:
         architecture (str): kind of the "embedding", "layer" and "head" describers, see `describers.registry`.
@@ -149,7 +149,7 @@ class ModelDescription:
 
     @property
     def query_groups(self):
-        """Key-value heads."""
+        """Number of key-value heads (query groups)."""
         return self.num_query_groups if self.group_query_attention else self.num_attention_heads
 
     @property
@@ -169,7 +169,7 @@ class ModelDescription:
 
     @property
     def has_position_table(self):
-        """Whether positions are learned."""
+        """Whether positions are learned, from a table."""
         return self.position_embedding_type not in OTHER_POSITIONS and self.add_position_embedding
 
     @property
@@ -196,12 +196,12 @@ class ModelDescription:
 
     @cached_property
     def stages(self):
-        """The `StageLayout`: layers of each stage and chunk. LayoutError as `split_layers`."""
+        """`StageLayout`: layers of each stage and chunk. LayoutError as `split_layers`."""
         return stages_of(self.num_layers, self.parallel)
 
     @property
     def whole_stages(self):
-        """The `StageLayout` of the same layers on one rank."""
+        """`StageLayout` of the same layers on one rank."""
         return StageLayout(((self.stages.num_layers,),))
 
     @cached_property
@@ -222,7 +222,7 @@ class ModelDescription:
 
     @cached_property
     def initializers(self):
-        """The `ModelInitializers`. LayoutError for an unknown `init_method` or `bias_init`."""
+        """`ModelInitializers`. LayoutError for an unknown `init_method` or `bias_init`."""
         std = self.init_method_std
         output_std = std / (2.0 * self.stages.num_layers) ** 0.5 if self.scaled_output_init else std
         return ModelInitializers(
@@ -234,7 +234,7 @@ class ModelDescription:
 
 
 def read_initializer(value, std, name):
-    """`Initializer` of a configured `value`: "normal" (with `std`), "zeros", "ones", or a number.
+    """Convert a configured `value` to an `Initializer`: "normal" (with `std`), "zeros", "ones", or a number.
 
     Raises:
         LayoutError: anything else.

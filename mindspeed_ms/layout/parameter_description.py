@@ -9,7 +9,7 @@ _BIASES = (".bias", ".beta")
 
 @dataclass(frozen=True)
 class ParameterDescription:
-    """One parameter on one rank; the Parameter is created from it (`tensor_parallel.create_parameter`).
+    """Description of one parameter on one rank; `tensor_parallel.create_parameter` makes the Parameter from it.
 
     Attributes:
         name (str): global state-dict key: global layer index, global expert index. In a layer that is not yet part of
@@ -57,7 +57,7 @@ class ParameterDescription:
         return decays(self.name, self.sharding.global_shape)
 
     def under(self, prefix, local_prefix=None):
-        """The same parameter inside the part `prefix` of a model, which this rank's model calls `local_prefix`."""
+        """The description with its names inside the part `prefix` of a model, called `local_prefix` on this rank."""
         return replace(
             self,
             name=f"{prefix}.{self.name}",
@@ -66,7 +66,7 @@ class ParameterDescription:
         )
 
     def original_name(self, local_name):
-        """Global key that the initial values belong to: of a copy its original's."""
+        """Global key of the initial values: for a tied copy its original's."""
         return local_name.removesuffix(self.local_name) + (self.shared_with or self.name)
 
     def counts_in_norm(self, coordinates):
@@ -80,5 +80,5 @@ class ParameterDescription:
 
 
 def decays(name, shape):
-    """Megatron's rule of what weight decay applies to: neither biases nor one-dimensional parameters."""
+    """Whether weight decay applies, by Megatron's rule: neither to biases nor to one-dimensional parameters."""
     return len(shape) > 1 and not name.endswith(_BIASES)

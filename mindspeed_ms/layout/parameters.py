@@ -1,4 +1,4 @@
-"""Global view of a model's state: every parameter of each rank, from the ModelDescription alone.
+"""Parameters of a model on each rank, with global names and shards, from the ModelDescription alone.
 
 `describe_parameters(model, coordinates)` composes the registered describers of `layout.describers`. Checkpoint tools,
 conversion, `config check` and the planner read it; they build no model.
@@ -31,7 +31,7 @@ __all__ = [
 
 
 def describe_parameters(model, coordinates=None, rank=None):
-    """Every parameter that one rank holds, in module order.
+    """ParameterDescriptions of one rank, in module order.
 
     Args:
         model (ModelDescription): the model and its cut.
@@ -54,13 +54,13 @@ def describe_parameters(model, coordinates=None, rank=None):
 
 
 def describe_whole_model(model):
-    """Every parameter of the ModelDescription once and whole, in module order: list[ParameterDescription]."""
+    """ParameterDescriptions of the whole model on a single rank, in module order: list."""
     check_model(model)
     return _describe(model, RankParts.whole(model), model.whole_stages, 0)
 
 
 def _describe(model, rank, stages, stage):
-    """All chunks of a stage."""
+    """ParameterDescriptions of all chunks of a stage."""
     embedding, layer_of, head = (describer(part, model.architecture) for part in ("embedding", "layer", "head"))
     descriptions = []
     for chunk in range(stages.vpp):

@@ -7,13 +7,13 @@ _EDGE = 1e-9
 
 
 def _label(step, vpp):
-    """ "3" for micro-batch 3, "3b" for its second chunk."""
+    """Label of a micro-batch and chunk: "3" for micro-batch 3, "3b" for its second chunk."""
     chunk = _chunk_letters(step.chunk) if vpp > 1 else ""
     return f"{step.micro_batch}{chunk}"
 
 
 def _chunk_letters(chunk):
-    """0 is a, 25 is z, 26 is aa."""
+    """Letters of a chunk number: 0 is a, 25 is z, 26 is aa."""
     letters = ""
     chunk += 1
     while chunk:
@@ -23,7 +23,7 @@ def _chunk_letters(chunk):
 
 
 def draw_text(simulation, unit=1.0):
-    """One row per stage, one column per `unit` of time: F3b is the forward of micro-batch 3 on chunk b, B its backward.
+    """Text drawing: a row per stage, a column per `unit` of time; F3b is micro-batch 3 forward on chunk b, B is backward.
 
     Args:
         simulation (Simulation): result of `simulate`.
@@ -48,7 +48,7 @@ def draw_text(simulation, unit=1.0):
 
 
 def draw_png(simulation, path):
-    """Writes a picture of the plan with bubble fraction and peak live activations.
+    """Draw the plan as a PNG, with bubble fraction and peak live activations.
 
     Args:
         simulation (Simulation): result of `simulate`.
@@ -87,7 +87,7 @@ def _draw_box(axes, plan, stage, step, start, stop):
 
 
 def describe(plan):
-    """The plan in one line."""
+    """Summary of the plan in one line."""
     if plan.pp == 1:
         name = "no pipeline"
     elif plan.vpp == 1:

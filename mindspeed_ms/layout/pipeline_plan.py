@@ -1,4 +1,4 @@
-"""Command line that shows a pipeline schedule; `schedule_order` decides the order.
+"""Command line that shows a pipeline schedule; `schedule_order` builds it.
 
     python -m mindspeed_ms.layout.pipeline_plan --pp 4 --vpp 2 --micro 8 --png out.png
 
@@ -32,7 +32,7 @@ __all__ = [
 
 
 def plan_of(model, micro_batches):
-    """The plan of a ModelDescription for `micro_batches` micro-batches per step. Errors as `build_plan`."""
+    """PipelinePlan of a ModelDescription for `micro_batches` micro-batches per step. Errors as `build_plan`."""
     stages = model.stages
     group_size = model.parallel.microbatch_group_size_per_virtual_pipeline_stage
     return build_plan(stages.pp, micro_batches, stages.vpp, group_size)
@@ -57,7 +57,7 @@ def _arguments():
 
 
 def main(arguments=None):
-    """Command line; returns the exit code."""
+    """Entry point of the command line; returns the exit code."""
     options = _arguments().parse_args(arguments)
     try:
         plan = build_plan(options.pp, options.micro, options.vpp, options.group_size, options.forward_only, options.overlap)

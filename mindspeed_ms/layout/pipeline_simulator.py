@@ -1,4 +1,4 @@
-"""Simulator of pipeline schedules: waiting times, time of a step, live activations; without tensors."""
+"""Simulator of pipeline schedules without tensors: waiting times, step time, live activations."""
 
 import math
 from collections import deque
@@ -8,7 +8,7 @@ from mindspeed_ms.layout.schedule_order import BACKWARD, FORWARD, Communicate, C
 
 
 class PlanDeadlock(RuntimeError):
-    """No stage can go on; the text names what each one waits for."""
+    """Deadlock in a plan; the text names what each stage waits for."""
 
 
 @dataclass(frozen=True)
@@ -16,7 +16,7 @@ class Simulation:
     """Result of `simulate`.
 
     Attributes:
-        plan (PipelinePlan): what was run.
+        plan (PipelinePlan): the simulated plan.
         spans (tuple[tuple[(Compute, start, stop)]]): computations of each stage with their times.
         total (float): time of the whole step.
     """
@@ -26,22 +26,22 @@ class Simulation:
     total: float
 
     def busy(self, stage):
-        """Time that a stage computes."""
+        """Compute time of a stage."""
         return sum(stop - start for _, start, stop in self.spans[stage])
 
     @property
     def bubble(self):
-        """Idle time over compute time of the busiest stage; (pp-1)/(micro_batches*vpp) for equal costs."""
+        """Bubble: idle time over compute time of the busiest stage; (pp-1)/(micro_batches*vpp) for equal costs."""
         busy = max(self.busy(stage) for stage in range(self.plan.pp))
         return (self.total - busy) / busy if busy else 0.0
 
     @property
     def idle_fractions(self):
-        """Part of the step that each stage does not compute."""
+        """Idle fraction of the step, per stage."""
         return [1 - self.busy(stage) / self.total if self.total else 0.0 for stage in range(self.plan.pp)]
 
     def summary(self):
-        """Text: bubble, and per stage idle time and peak of live activations."""
+        """Summary text: bubble, and per stage idle time and peak of live activations."""
         lines = [f"total {self.total:g}, bubble {self.bubble:.2%} of the compute time"]
         peaks = peak_live_activations(self.plan)
         for stage, (idle, peak) in enumerate(zip(self.idle_fractions, peaks, strict=True)):
@@ -50,7 +50,7 @@ class Simulation:
 
 
 def peak_live_activations(plan):
-    """Per stage the most (micro-batch, chunk) forwards that wait for their backward at once: list[int].
+    """Peak per stage of (micro-batch, chunk) forwards that wait for their backward: list[int].
 
     Without backward nothing is kept, and the peak is 1: the one being computed.
     """
@@ -67,12 +67,12 @@ def peak_live_activations(plan):
 
 
 def _cost(value, stage, chunk):
-    """A number for all, or `[stage][chunk]`."""
+    """Cost of a computation, from one number for all or from `[stage][chunk]`."""
     return value[stage][chunk] if isinstance(value, (list, tuple)) else value
 
 
 class _Channel:
-    """Transfers from one stage to another, first in, first out.
+    """Transfers from one stage to another, in first-in-first-out order.
 
     `buffering` is how many messages fit between sender and receiver: 0 means both must meet, None means no limit.
     """
@@ -83,13 +83,13 @@ class _Channel:
         self.arrivals = []  # time at which message i is with the receiver
 
     def post(self, transfer, time):
-        """Add one end; returns its number."""
+        """Post one end of a transfer; returns its number."""
         ends = self.sends if transfer.action == "send" else self.receives
         ends.append(((transfer.kind, transfer.micro_batch), time))
         return len(ends) - 1
 
     def accepted(self, number):
-        """Time at which send `number` needs its sender no more; None if not yet known."""
+        """Time from which send `number` no longer needs its sender; None if not yet known."""
         posted = self.sends[number][1]
         if self.buffering is None:
             return posted
@@ -120,7 +120,7 @@ class _Channel:
 
 
 class _Stage:
-    """One stage while it runs."""
+    """State of one stage during a simulation."""
 
     def __init__(self, number, steps):
         self.number, self.steps = number, steps
@@ -149,7 +149,7 @@ class _Simulator:
         return self.channels[key]
 
     def run(self):
-        """Advance stages until all are done; a stage that moved wakes its neighbours."""
+        """Advance the stages until all are done; a stage that advanced wakes its neighbours."""
         waiting = deque(self.stages)
         while waiting:
             stage = waiting.popleft()
@@ -169,7 +169,7 @@ class _Simulator:
         return max((stage.time for stage in self.stages), default=0.0)
 
     def _advance(self, stage):
-        """Do the stage's step if possible; True when it is done."""
+        """Execute the stage's next step if possible; True if it was executed."""
         done = self._compute(stage) if isinstance(stage.step, Compute) else self._communicate(stage)
         if done:
             stage.position += 1
@@ -217,7 +217,7 @@ def _numbers_in(value):
 
 
 def simulate(plan, forward_time=1.0, backward_time=2.0, transfer_time=0.0, buffering=None):
-    """Run a plan.
+    """Simulate a plan.
 
     Args:
         plan (PipelinePlan): the plan.

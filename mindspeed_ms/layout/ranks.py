@@ -1,4 +1,4 @@
-"""Process groups: the ranks of each group, for any order string; Megatron core's rules (0.12).
+"""Process groups: ranks of each group for any order string, by Megatron core's rules (0.12).
 
 The order names the axes of the rank grid, leftmost fastest: with "tp-cp-ep-dp-pp" neighbouring ranks share a
 tensor-parallel group. Dense layers live on the grid (tp, cp, dp, pp), experts on a second grid over the same ranks
@@ -24,7 +24,7 @@ ALL_KINDS = DENSE_KINDS + tuple(EXPERT_KINDS) + DERIVED_KINDS
 
 
 def _checked_order(order, sizes):
-    """`order` as a list of all five axes; the ones of size 1 that it lacks come last."""
+    """`order` as a list of all five axes; missing axes of size 1 are appended."""
     if not isinstance(order, str) or not order:
         raise LayoutError(f"order must be a string such as '{DEFAULT_ORDER}', but got {order!r}.")
     names = order.lower().split("-")
@@ -42,7 +42,7 @@ def _checked_order(order, sizes):
 
 
 class RankGenerator:
-    """Groups of one rank grid.
+    """Groups of one rank grid. Source: Megatron core's RankGenerator.
 
     Args:
         tp, ep, dp, pp, cp (int): sizes of the axes. `ep` and `cp` are never both above 1: experts have their own grid.
@@ -90,7 +90,7 @@ class RankGenerator:
         return [[self.rank_offset + base + member for member in members] for base in bases]
 
     def group_of(self, token, rank):
-        """The group of `token` that `rank` is in, without listing the others."""
+        """Group of `token` with `rank` in it, without listing the other groups."""
         inside = self._token_axes(token)
         own = self.coordinates(rank)
         base = rank - sum(own[name] * self.strides[name] for name in inside)
@@ -114,7 +114,7 @@ class RankGenerator:
 
 @dataclass(frozen=True)
 class Coordinates:
-    """Coordinates of a rank in the grid. `expert_tp`, `ep`, `expert_dp` are its place on the expert grid."""
+    """Coordinates of a rank in the grid; `expert_tp`, `ep`, `expert_dp` are those in the expert grid."""
 
     rank: int = 0
     tp: int = 0
@@ -126,12 +126,12 @@ class Coordinates:
     expert_dp: int = 0
 
     def moved(self, **changes):
-        """The same with some coordinates changed."""
+        """Copy with some coordinates changed."""
         return replace(self, **changes)
 
 
 def world_unit(tp, pp, cp, ep=1, expert_tp=None):
-    """What the world size must be a multiple of: tp * pp * cp and, for experts, expert tp * ep * pp."""
+    """Number that divides every valid world size: tp * pp * cp and, for experts, expert tp * ep * pp."""
     return lcm(tp * pp * cp, (expert_tp or tp) * ep * pp)
 
 
@@ -170,7 +170,7 @@ def hierarchical_groups(parent, sizes, level):
 
 
 class WorldLayout:
-    """Every group of a world.
+    """Rank layout of a world: every group of every rank.
 
     Args:
         world_size (int): number of ranks.
@@ -182,7 +182,7 @@ class WorldLayout:
         rank_offset (int): first rank.
 
     Attributes:
-        dp, expert_dp (int): what is left for data parallelism.
+        dp, expert_dp (int): data parallel sizes, the remaining factor of the world size.
 
     Raises:
         LayoutError: a world size that the sizes do not divide, an impossible order, or a ulysses degree that does not
@@ -207,7 +207,7 @@ class WorldLayout:
 
     @classmethod
     def from_description(cls, parallel, world_size):
-        """The layout of a ParallelDescription on `world_size` ranks."""
+        """WorldLayout of a ParallelDescription on `world_size` ranks."""
         return cls(
             world_size,
             tp=parallel.tensor_model_parallel_size,
@@ -220,7 +220,7 @@ class WorldLayout:
         )
 
     def sizes(self):
-        """What distinguishes this layout from others of the world, by the names of the arguments."""
+        """Parallel sizes and order of this layout, by the names of the arguments."""
         return {
             "tensor_model_parallel_size": self.tp,
             "pipeline_model_parallel_size": self.pp,
@@ -254,7 +254,7 @@ class WorldLayout:
         return RankGenerator(self.tp, 1, self.dp, self.pp, self.cp, order, self.rank_offset)
 
     def _expert_grid(self, order):
-        """The expert grid, or None when the experts simply live on the dense grid.
+        """Expert grid; None when experts use the dense grid.
 
         Stages must be the same on both grids. Where they are not, a world without expert parallelism falls back to
         the dense grid and any other is refused.
@@ -286,7 +286,7 @@ class WorldLayout:
         return grid.get_ranks(token)
 
     def group_of(self, kind, rank):
-        """The group of `kind` that `rank` is in; None when it is in none (embedding groups of middle stages)."""
+        """Group of `kind` with `rank` in it; None if there is none (embedding groups of middle stages)."""
         self._check_kind(kind)
         if kind in DERIVED_KINDS:
             parent = self.dense.group_of("pp" if "embedding" in kind else "cp", rank)
@@ -300,7 +300,7 @@ class WorldLayout:
             raise LayoutError(f"group '{kind}' is unknown, choose one of {list(ALL_KINDS)}.")
 
     def _derived(self, kind, parent):
-        """Groups of `kind` inside one pp group (embedding kinds) or one cp group (ulysses, ring)."""
+        """Groups of a derived `kind`: inside one pp group (embedding kinds) or one cp group (ulysses, ring)."""
         if kind == "embedding":
             return [parent if len(parent) == 1 else [parent[0], parent[-1]]]
         if kind == "position-embedding":
@@ -309,11 +309,11 @@ class WorldLayout:
         return hierarchical_groups(parent, (degree, len(parent) // degree), 0 if kind == "ulysses" else 1)
 
     def all_groups(self):
-        """`{kind: [[ranks], ...]}` for every kind."""
+        """Groups of every kind: `{kind: [[ranks], ...]}`."""
         return {kind: self.groups(kind) for kind in ALL_KINDS}
 
     def coordinates(self, rank):
-        """The `Coordinates` of `rank`."""
+        """`Coordinates` of `rank`."""
         dense = self.dense.coordinates(rank)
         if self.expert is None:
             expert = {"tp": dense["tp"], "ep": 0, "dp": self.group_of("expert-dp", rank).index(rank)}
@@ -332,10 +332,10 @@ class WorldLayout:
 
 
 def all_groups(world_size, **sizes):
-    """`{kind: [[ranks], ...]}` of a world; `sizes` as in `WorldLayout`."""
+    """Groups of every kind of a world: `{kind: [[ranks], ...]}`; `sizes` as in `WorldLayout`."""
     return WorldLayout(world_size, **sizes).all_groups()
 
 
 def coordinates(rank, world_size, **sizes):
-    """The `Coordinates` of `rank` in a world; `sizes` as in `WorldLayout`."""
+    """`Coordinates` of `rank` in a world; `sizes` as in `WorldLayout`."""
     return WorldLayout(world_size, **sizes).coordinates(rank)

@@ -1,4 +1,4 @@
-"""Pipeline schedules as data: for each stage an ordered list of what to compute and what to send and receive.
+"""Pipeline schedules as data: ordered computations and transfers of each stage.
 
 The order of computations is Megatron core's (0.12): no pipeline, 1F1B, interleaved 1F1B with a micro-batch group size,
 and forward only. The order of transfers is derived from one clock: every transfer has one place in a single order over
@@ -15,7 +15,7 @@ FORWARD, BACKWARD = "forward", "backward"
 
 @dataclass(frozen=True)
 class Compute:
-    """Run one micro-batch through one chunk: `kind` is "forward" or "backward"."""
+    """Computation of one micro-batch on one chunk: `kind` is "forward" or "backward"."""
 
     kind: str
     micro_batch: int
@@ -53,7 +53,7 @@ class Transfer:
 
 @dataclass(frozen=True)
 class Communicate:
-    """Transfers to start together.
+    """Transfers that are started together.
 
     Without overlap the step ends when all of them have ended. With overlap nothing waits here: a received tensor is
     waited for where it is consumed.
@@ -67,7 +67,7 @@ class Communicate:
 
 @dataclass(frozen=True)
 class PipelinePlan:
-    """What every stage does, in order.
+    """Pipeline schedule: steps of every stage, in order.
 
     Attributes:
         pp, vpp (int): stages, chunks per stage.
@@ -87,28 +87,28 @@ class PipelinePlan:
     steps: tuple
 
     def computes(self, stage):
-        """The computations of a stage, in order: list[Compute]."""
+        """Computations of a stage, in order: list[Compute]."""
         return [step for step in self.steps[stage] if isinstance(step, Compute)]
 
     def transfers(self, stage):
-        """The transfers of a stage, in order: list[Transfer]."""
+        """Transfers of a stage, in order: list[Transfer]."""
         return [one for step in self.steps[stage] if isinstance(step, Communicate) for one in step.transfers]
 
     def is_first(self, stage, chunk):
-        """True where the embedding is: nothing is received before this forward."""
+        """Whether the chunk holds the embedding: nothing is received before its forward."""
         return stage == 0 and chunk == 0
 
     def is_last(self, stage, chunk):
-        """True where the loss is: nothing is received before this backward."""
+        """Whether the chunk holds the loss: nothing is received before its backward."""
         return stage == self.pp - 1 and chunk == self.vpp - 1
 
     def last_backwards(self, stage):
-        """`{chunk: Compute}`: the backward after which a chunk's gradients are complete."""
+        """Last backward of each chunk, `{chunk: Compute}`: its gradients are complete after it."""
         return {step.chunk: step for step in self.computes(stage) if step.kind == BACKWARD}
 
 
 def forward_order(micro_batches, vpp=1, group_size=1):
-    """Forward steps of every stage: `[(micro_batch, chunk), ...]`, group by group, chunk by chunk inside a group."""
+    """Forward steps of every stage, `[(micro_batch, chunk), ...]`: group by group, chunk by chunk inside a group."""
     order = []
     for start in range(0, micro_batches, group_size):
         group = range(start, min(start + group_size, micro_batches))
@@ -117,7 +117,7 @@ def forward_order(micro_batches, vpp=1, group_size=1):
 
 
 def warm_up_steps(stage, pp, micro_batches, vpp=1, group_size=1):
-    """Forwards of a stage before its first backward is due, without the one that pairs with it."""
+    """Number of warm-up forwards of a stage, before the alternating forward/backward phase."""
     steps = pp - stage - 1
     if vpp > 1:
         steps = 2 * steps + (vpp - 1) * group_size
@@ -125,7 +125,7 @@ def warm_up_steps(stage, pp, micro_batches, vpp=1, group_size=1):
 
 
 def compute_order(stage, pp, micro_batches, vpp=1, group_size=1, forward_only=False):
-    """The computations of one stage in order: list[Compute]."""
+    """Computations of one stage, in order: list[Compute]."""
     order = forward_order(micro_batches, vpp, group_size)
     forwards = [Compute(FORWARD, micro_batch, chunk) for micro_batch, chunk in order]
     if forward_only:
@@ -161,7 +161,7 @@ def _checked_group_size(pp, vpp, micro_batches, group_size):
 
 
 def dependency(pp, vpp, stage, step):
-    """`(stage, Compute)` on whose result `step` waits: the chunk before (forward) or behind it; None for the input.
+    """Step whose result `step` needs: `(stage, Compute)` of the previous (forward) or next chunk; None for the model's input.
 
     The last chunk's backward waits for its own forward.
     """
@@ -178,7 +178,7 @@ def dependency(pp, vpp, stage, step):
 
 
 def _in_pairs(order, warm_up):
-    """`order` as units of one tick: single computations, and in the steady phase forward and backward together.
+    """`order` as units of one tick: single computations, and forward-backward pairs in the steady phase.
 
     All stages of the interleaved schedule can keep this beat, with transfers between the pairs only. Blocking transfers
     inside a pair would make a stage wait for a neighbour that is in its longer backward.
@@ -190,7 +190,7 @@ def _in_pairs(order, warm_up):
 
 
 def _clock(pp, vpp, units):
-    """`{(stage, Compute): tick}` when each unit takes one tick and transfers none.
+    """Tick of each computation, `{(stage, Compute): tick}`, if a unit takes one tick and a transfer none.
 
     Raises:
         LayoutError: an order in which two stages wait for each other.
@@ -216,13 +216,13 @@ def _clock(pp, vpp, units):
 
 
 def _sources(pp, vpp, stage, unit):
-    """What a unit waits for, outside itself."""
+    """Computations outside a unit that it depends on."""
     sources = [dependency(pp, vpp, stage, step) for step in unit]
     return [source for source in sources if source is not None and not (source[0] == stage and source[1] in unit)]
 
 
 def _events(pp, vpp, ticks, overlap):
-    """Per stage `[(moment, step)]` in order: computations, and both ends of every transfer at one moment."""
+    """Events of each stage in order, `[(moment, step)]`: computations, and both ends of each transfer at one moment."""
     events = [[] for _ in range(pp)]
     for (stage, step), tick in ticks.items():
         events[stage].append(((tick, 1, step.kind == BACKWARD), step))
@@ -239,7 +239,7 @@ def _events(pp, vpp, ticks, overlap):
 
 
 def _steps(events):
-    """Events in order, with transfers between two computations made one `Communicate`."""
+    """Steps from ordered events: transfers between two computations become one `Communicate`."""
     steps, transfers = [], []
     for _, event in events:
         if isinstance(event, Transfer):
@@ -255,7 +255,7 @@ def _steps(events):
 
 
 def build_plan(pp, micro_batches, vpp=1, group_size=None, forward_only=False, overlap=False):
-    """The plan of one training (or evaluation) step.
+    """Build the PipelinePlan of one training (or evaluation) step.
 
     Args:
         pp (int): pipeline stages; 1 is no pipeline.

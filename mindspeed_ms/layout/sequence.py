@@ -1,4 +1,4 @@
-"""Sequence and context parallelism: ulysses degree, ranks that share a sequence, unit of its length."""
+"""Sequence and context parallelism: ulysses degree, number of ranks per sequence, divisor of its length."""
 
 from math import lcm
 
@@ -6,7 +6,7 @@ from mindspeed_ms.layout.errors import LayoutError
 
 
 def ulysses_problem(parallel):
-    """What is wrong with ulysses_degree_in_cp; None if nothing is."""
+    """Error text about ulysses_degree_in_cp; None if it fits."""
     cp, degree = parallel.context_parallel_size, parallel.ulysses_degree_in_cp
     if parallel.context_parallel_algo != "hybrid_cp_algo" or cp == 1:
         return None
@@ -18,7 +18,7 @@ def ulysses_problem(parallel):
 
 
 def ulysses_degree(parallel):
-    """Ranks that exchange heads for sequence inside a context-parallel group; 1 is all ring.
+    """Ulysses degree: ranks that exchange heads for sequence inside a context-parallel group; 1 means ring only.
 
     Raises:
         LayoutError: an unknown algorithm, or a degree that is missing or does not suit the group.
@@ -34,13 +34,13 @@ def ulysses_degree(parallel):
 
 
 def sequence_ranks(parallel):
-    """Over how many ranks the hidden states between the layers are cut along the sequence."""
+    """Number of ranks over which hidden states between layers are cut along the sequence."""
     tp = parallel.tensor_model_parallel_size if parallel.cuts_sequence else 1
     return parallel.context_parallel_size * tp
 
 
 def sequence_unit(parallel):
-    """What the length of a sequence must be a multiple of."""
+    """Number that must divide the length of a sequence."""
     cp = parallel.context_parallel_size
     # rings balance the causal mask with two pieces per rank
     pieces = cp if cp == 1 or parallel.context_parallel_algo == "ulysses_cp_algo" else 2 * cp

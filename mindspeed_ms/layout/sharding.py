@@ -14,7 +14,7 @@ INITIALIZER_KINDS = ("normal", "ones", "zeros", "constant")
 
 @dataclass(frozen=True)
 class Initializer:
-    """How a parameter starts.
+    """Initializer of a parameter.
 
     Attributes:
         kind (str): one of "normal", "ones", "zeros", "constant".
@@ -40,7 +40,7 @@ class Initializer:
 
     @classmethod
     def constant(cls, value):
-        """Every element is `value`; 0 and 1 become the kinds "zeros" and "ones"."""
+        """Constant initializer: every element is `value`; 0 and 1 become the kinds "zeros" and "ones"."""
         value = float(value)
         if value == 0.0:
             return cls("zeros")
@@ -50,17 +50,17 @@ class Initializer:
 
     @classmethod
     def zeros(cls):
-        """Every element is 0."""
+        """Initializer with zeros."""
         return cls("zeros")
 
     @classmethod
     def ones(cls):
-        """Every element is 1."""
+        """Initializer with ones."""
         return cls("ones")
 
 
 def _merged(ranges):
-    """`ranges` with neighbours that touch made one, so that equal shards compare equal."""
+    """`ranges` with touching neighbours merged, so that equal shards compare equal."""
     result = []
     for start, stop in ranges:
         if result and result[-1][1] == start:
@@ -71,7 +71,7 @@ def _merged(ranges):
 
 
 def _part(size, index, count, axis):
-    """The `index`-th of `count` equal parts of `size` as `(start, stop)`."""
+    """Bounds `(start, stop)` of the `index`-th of `count` equal parts of `size`."""
     if not 0 <= index < count:
         raise ValueError(f"shard index {index} must be in [0, {count}).")
     if size % count:
@@ -82,15 +82,15 @@ def _part(size, index, count, axis):
 
 @dataclass(frozen=True)
 class ParameterSharding:
-    """The part of a parameter that one rank holds, as index ranges of one axis of the global tensor.
+    """Shard of a parameter on one rank: index ranges of one axis of the global tensor.
 
     Attributes:
         global_shape (tuple[int]): shape of the whole parameter.
         axis (Optional[int]): the axis that is cut; None when every rank holds all of it.
         ranges (tuple[(start, stop)]): the ranges along `axis` that the rank holds, concatenated in this order.
             Ranges that touch are merged. Empty when `axis` is None.
-        leading (Optional[(start, stop)]): what is held of the first axis, where that is cut as well as `axis`: the experts
-            of a rank in a tensor of all experts. None for all.
+        leading (Optional[(start, stop)]): held range of the first axis, if that is cut beside `axis`: the experts of a rank
+            in a tensor of all experts. None for all.
 
     Raises:
         ValueError: axis outside the shape, empty, overlapping or out-of-range ranges.
@@ -125,7 +125,7 @@ class ParameterSharding:
         object.__setattr__(self, "leading", None if (start, stop) == (0, self.global_shape[0]) else (start, stop))
 
     def _inside(self):
-        """The cut of the held part of the first axis alone."""
+        """The sharding along `axis`, relative to the rows in `leading`."""
         start, stop = self.leading
         return ParameterSharding((stop - start, *self.global_shape[1:]), self.axis, self.ranges)
 
@@ -143,12 +143,12 @@ class ParameterSharding:
 
     @classmethod
     def replicated(cls, global_shape):
-        """Every rank holds the whole parameter."""
+        """Sharding of a replicated parameter: every rank holds all of it."""
         return cls(tuple(global_shape))
 
     @classmethod
     def contiguous(cls, global_shape, axis, index, count, stride=1):
-        """Part `index` of `count` equal parts along `axis`, of each of `stride` equal blocks.
+        """Sharding of part `index` of `count` equal parts along `axis`, of each of `stride` equal blocks.
 
         Raises:
             ValueError: the axis does not divide.
@@ -165,7 +165,7 @@ class ParameterSharding:
 
     @classmethod
     def gated(cls, global_shape, axis=0, index=0, count=1):
-        """Part `index` of `count` of a `[gate; up]` matrix: the rank holds `[gate_index; up_index]`.
+        """Sharding of part `index` of `count` of a `[gate; up]` matrix: the rank holds `[gate_index; up_index]`.
 
         Raises:
             ValueError: the axis is odd, or its half does not divide by `count`.
@@ -173,12 +173,12 @@ class ParameterSharding:
         return cls.contiguous(global_shape, axis, index, count, stride=2)
 
     def of_rows(self, start, stop):
-        """The same cut of the part `start..stop` of the first axis, which another axis is cut beside."""
+        """This sharding restricted to rows `start..stop` of axis 0 (a rank's experts)."""
         return ParameterSharding(self.global_shape, self.axis, self.ranges, (start, stop))
 
     @property
     def local_shape(self):
-        """Shape of what the rank holds."""
+        """Shape of the rank's part."""
         if self.axis is None:
             return self.global_shape
         if self.leading is not None:
@@ -197,7 +197,7 @@ class ParameterSharding:
         return self.axis is None or (self.leading is None and self.ranges == ((0, self.global_shape[self.axis]),))
 
     def flat_ranges(self, start=0, stop=None):
-        """Where elements `start..stop` of the flattened (row-major) local tensor lie in the flattened global tensor.
+        """Ranges, in the flattened global tensor, of elements `start..stop` of the flattened (row-major) local tensor.
 
         Args:
             start (int): first local element.
@@ -238,7 +238,7 @@ class ParameterSharding:
                 local += length
 
     def split(self, array):
-        """The local part of the global `array` (numpy, `global_shape`); a view where one range is held."""
+        """Local part of the global `array` (numpy, `global_shape`); a view if one range is held."""
         self._check_shape(array, self.global_shape, "global")
         if self.axis is None:
             return array
@@ -275,7 +275,7 @@ class ParameterSharding:
 
 @dataclass(frozen=True)
 class FlatSlice:
-    """Elements `start..stop` of the flattened local tensor of `sharding`: what one rank of a distributed optimizer holds.
+    """Elements `start..stop` of the flattened local tensor of `sharding`, such as a distributed optimizer's part.
 
     `split` gives a 1-D array; `place` writes one back.
     """
@@ -297,15 +297,15 @@ class FlatSlice:
 
     @property
     def local_shape(self):
-        """`(stop - start,)`."""
+        """Local shape `(stop - start,)`."""
         return (self.stop - self.start,)
 
     def flat_ranges(self):
-        """Ranges of the flattened global tensor that are held, in local order."""
+        """Held ranges of the flattened global tensor, in local order."""
         return self.sharding.flat_ranges(self.start, self.stop)
 
     def split(self, array):
-        """The held elements of the global `array`, 1-D."""
+        """Held elements of the global `array`, 1-D."""
         return self.sharding.split(array).reshape(-1)[self.start : self.stop]
 
     def place(self, out, array):
@@ -322,7 +322,7 @@ class FlatSlice:
 
 
 def join(pieces, out=None):
-    """Put the pieces of one parameter together.
+    """Join the pieces of one parameter to the global tensor.
 
     Args:
         pieces (iterable[(ParameterSharding | FlatSlice, numpy.ndarray)]): the parts, in any order; replicas may repeat.
@@ -353,7 +353,7 @@ def join(pieces, out=None):
 
 
 def uncovered(shardings):
-    """Flat global ranges that none of `shardings` (all of one parameter) holds; empty when they are complete."""
+    """Flat global ranges that none of `shardings` (all of one parameter) holds; empty if they cover it."""
     position, missing = 0, []
     for start, stop in sorted(part for sharding in shardings for part in sharding.flat_ranges()):
         if start > position:

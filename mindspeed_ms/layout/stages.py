@@ -12,7 +12,7 @@ from mindspeed_ms.layout.layer_lists import RecomputeLists, fitted_rows, transpo
 
 
 def split_evenly(total, parts):
-    """`total` in `parts` counts; the remainder goes to the parts before the last, from the back: 62/4 is 15,16,16,15."""
+    """Split `total` into `parts` counts; the parts before the last get the remainder, from the back: 62/4 is 15,16,16,15."""
     base, rest = divmod(total, parts)
     first = parts - 1 - rest
     return [base + (1 if first <= part < parts - 1 else 0) for part in range(parts)]
@@ -20,7 +20,7 @@ def split_evenly(total, parts):
 
 @dataclass(frozen=True)
 class StageLayout:
-    """Layers per stage and chunk.
+    """Layers of each stage and chunk.
 
     Attributes:
         counts (tuple[tuple[int]]): `[pp][vpp]` number of layers, noop layers included.
@@ -71,17 +71,17 @@ class StageLayout:
 
     @property
     def num_positions(self):
-        """Layers, noop layers included: `num_layers` of the configuration."""
+        """Number of layers with noop layers: `num_layers` of the configuration."""
         return sum(map(sum, self.counts))
 
     @property
     def num_layers(self):
-        """Layers that hold weights."""
+        """Number of layers with weights."""
         return len(self._numbers)
 
     @property
     def stage_totals(self):
-        """Layers of each stage, noop layers included."""
+        """Number of layers of each stage, noop layers included."""
         return [sum(row) for row in self.counts]
 
     def _check(self, stage, chunk):
@@ -103,7 +103,7 @@ class StageLayout:
         return [self._numbers.get(position) for position in self.positions(stage, chunk)]
 
     def layers(self, stage, chunk=0):
-        """Global ids (0..num_layers-1) of the layers with weights of a chunk."""
+        """Global ids (0..num_layers-1) of the layers with weights in a chunk."""
         return [layer for layer in self.layer_slots(stage, chunk) if layer is not None]
 
     def owner(self, layer):
@@ -115,17 +115,17 @@ class StageLayout:
         raise LayoutError(f"layer {layer} is outside the {self.num_layers} layers.")
 
     def has_embedding(self, stage, chunk=0):
-        """True for the first chunk of the first stage."""
+        """Whether a chunk holds the embedding: the first chunk of the first stage."""
         self._check(stage, chunk)
         return stage == 0 and chunk == 0
 
     def has_head(self, stage, chunk=0):
-        """True for the last chunk of the last stage: final norm, output layer and loss."""
+        """Whether a chunk holds the head (final norm, output layer, loss): the last chunk of the last stage."""
         self._check(stage, chunk)
         return stage == self.pp - 1 and chunk == self.vpp - 1
 
     def table(self):
-        """Text, one line per stage: totals and the layer ids of each chunk."""
+        """Table as text, a line per stage: totals and the layer ids of each chunk."""
         lines = []
         for stage, total in enumerate(self.stage_totals):
             chunks = [_span(self.layers(stage, chunk)) for chunk in range(self.vpp)]
@@ -152,7 +152,7 @@ def split_layers(
     account_for_embedding=False,
     account_for_loss=False,
 ):
-    """The `StageLayout` of `num_layers` layers.
+    """Split `num_layers` layers into a `StageLayout`.
 
     Args:
         num_layers (int): layers of the model, noop layers included.
@@ -251,7 +251,7 @@ def _with_counted_ends(num_layers, pp, vpp, embedding, loss):
 
 
 def parse_noop_layers(value):
-    """Positions from a list, a comma string ("22,23") or None: frozenset[int]. LayoutError for anything else."""
+    """Positions of noop layers from a list, a comma string ("22,23") or None: frozenset[int]. Else LayoutError."""
     if value is None or value == "":
         return frozenset()
     items = value.split(",") if isinstance(value, str) else value
@@ -265,14 +265,14 @@ def parse_noop_layers(value):
 
 
 def spread_layers(num_layers, parallel):
-    """(stages that hold layers, layers spread over them, counting embedding and loss where they count)."""
+    """(stages that hold layers, layers to spread over them with embedding and loss if those count)."""
     total = num_layers
     total += bool(parallel.account_for_embedding_in_pipeline_split) + bool(parallel.account_for_loss_in_pipeline_split)
     return parallel.pipeline_model_parallel_size - bool(parallel.standalone_embedding_stage), total
 
 
 def _virtual_size(num_layers, parallel):
-    """Chunks per stage that the configuration asks for; None when a list decides."""
+    """Number of chunks per stage in the configuration; None if a list decides."""
     vpp = parallel.virtual_pipeline_model_parallel_size
     per_chunk = parallel.num_layers_per_virtual_pipeline_stage
     if per_chunk is None or parallel.num_layer_list is not None:
@@ -297,7 +297,7 @@ def _layers_text(num_layers, total):
 
 
 def stages_of(num_layers, parallel):
-    """The `StageLayout` of `num_layers` layers cut by a ParallelDescription. LayoutError as `split_layers`."""
+    """`StageLayout` of `num_layers` layers cut by a ParallelDescription. LayoutError as `split_layers`."""
     return split_layers(
         num_layers,
         pp=parallel.pipeline_model_parallel_size,
@@ -314,7 +314,7 @@ def stages_of(num_layers, parallel):
 
 
 def recompute_of(model):
-    """The `RecomputeLists` of a ModelDescription. LayoutError when they do not fit the stages."""
+    """`RecomputeLists` of a ModelDescription. LayoutError if they do not fit the stages."""
     parallel = model.parallel
     return RecomputeLists(
         model.stages,

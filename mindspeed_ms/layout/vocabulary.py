@@ -2,12 +2,11 @@
 
 
 def true_vocab_size(vocab_size, extra_ids=0, tokenizer_type=None):
-    """Rows of a vocabulary before padding: its own, the extra ids, and the end-of-document token that Megatron's
-    NullTokenizer adds behind the vocabulary."""
+    """Vocabulary rows before padding: own ids, extra ids, and the end-of-document token of Megatron's NullTokenizer."""
     return vocab_size + (extra_ids or 0) + (tokenizer_type == "NullTokenizer")
 
 
 def padded_vocab_size(vocab_size, divisible_by, tensor_parallel_size):
-    """`vocab_size` rounded up to a multiple of `divisible_by * tensor_parallel_size`."""
+    """Padded vocabulary size: `vocab_size` rounded up to a multiple of `divisible_by * tensor_parallel_size`."""
     unit = divisible_by * tensor_parallel_size
     return -(-vocab_size // unit) * unit

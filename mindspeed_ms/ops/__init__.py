@@ -1,4 +1,4 @@
-"""Operators of the model: one function per kernel, with a CPU and an Ascend form.
+"""Operators of the model: one function per kernel, each with a CPU and an Ascend form.
 
 Tensors are MindSpore Tensors. Functions are differentiable unless they say otherwise. float32 is exact to float32
 rounding; float16 and bfloat16 are storage dtypes: computed in float32, rounded once (to nearest even), gradients in the input's

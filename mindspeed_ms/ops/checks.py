@@ -1,4 +1,4 @@
-"""Checks of operators' arguments, and what follows from them, for the forms of all devices."""
+"""Argument checks of operators and values derived from the arguments, for the forms of all devices."""
 
 import math
 
@@ -41,7 +41,7 @@ def check_residual(x, residual):
 
 
 def embedding_range(weight, vocab_start, vocab_end, vocab_size):
-    """End of the range of ids that the rows of `weight` hold, and size of the whole vocabulary.
+    """(end of the id range that the rows of `weight` hold, size of the whole vocabulary).
 
     Raises:
         ValueError: the range is not as long as the weight.
@@ -56,7 +56,7 @@ def embedding_range(weight, vocab_start, vocab_end, vocab_size):
 
 
 def check_vocabulary(logits, vocab_start, vocab_end, label_smoothing=0.0, vocab_size=None):
-    """Raise ValueError unless the logits are over that range of ids, and label smoothing has the vocabulary's size."""
+    """Raise ValueError unless the logits cover the range of ids and label smoothing has the vocabulary's size."""
     if logits.shape[-1] != vocab_end - vocab_start:
         raise ValueError(
             f"cross entropy got logits over {logits.shape[-1]} ids for the range {vocab_start} to {vocab_end}: "
@@ -120,12 +120,12 @@ def check_flash_arguments(mask, sparse_mode, input_layout, keep_prob, dropout_se
 
 
 def default_scale(scale, head_size):
-    """1 / sqrt(head_size) unless a scale is given."""
+    """Scale of attention scores: 1 / sqrt(head_size) unless given."""
     return 1.0 / math.sqrt(head_size) if scale is None else float(scale)
 
 
 def visible_band(queries, keys, causal=False, pre_tokens=None, next_tokens=None):
-    """`lower`, `upper`: key j is visible to query i if i + lower <= j <= i + upper."""
+    """Band limits (lower, upper): key j is visible to query i if i + lower <= j <= i + upper."""
     lower = -(queries + keys) if pre_tokens is None else -min(int(pre_tokens), queries + keys)
     upper = queries + keys if next_tokens is None else min(int(next_tokens), queries + keys)
     if causal:
@@ -134,7 +134,7 @@ def visible_band(queries, keys, causal=False, pre_tokens=None, next_tokens=None)
 
 
 def sparse_band(sparse_mode, has_mask, queries, keys, pre_tokens, next_tokens):
-    """`visible_band` of a sparse mode, and whether the mask counts in it."""
+    """Band limits of a sparse mode (`visible_band`), and whether the mask counts in it."""
     if sparse_mode == 0 and has_mask:
         return *visible_band(queries, keys, False, pre_tokens, next_tokens), True
     if sparse_mode in (0, 1):

@@ -18,7 +18,7 @@ _forms = {}
 
 
 def operator(declaration):
-    """Declare an operator: a call runs the function of its name in the forms of the device. The body is a docstring."""
+    """Decorator: declare an operator; a call runs the function of its name in the device's forms. The body is a docstring."""
     name = declaration.__name__
     DECLARED[name] = declaration
 
@@ -30,7 +30,7 @@ def operator(declaration):
 
 
 def use_forms(name):
-    """Run the operators in the forms of `name`: "cpu" or "ascend". For tests; normally the device decides.
+    """Run the operators in the forms `name`, "cpu" or "ascend", for tests; normally the device decides.
 
     Raises:
         ValueError: another name.
@@ -46,7 +46,7 @@ def use_forms(name):
 
 
 def current_forms():
-    """The forms in use, `{operator's name: function}`; what is put into it is called instead."""
+    """Forms in use, `{operator's name: function}`; a replaced entry is called instead."""
     if not _forms:
         use_forms(device_target().lower())
     return _forms

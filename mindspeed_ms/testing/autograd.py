@@ -1,4 +1,4 @@
-"""Self-test of the autograd tape: every property of `core/autograd.py` and `core/storage.py` that the package relies on.
+"""Self-test of the autograd tape: properties of `core/autograd.py` and `core/storage.py` that the package relies on.
 
 Run first on a new MindSpore or a new device: `python -m mindspeed_ms.testing.autograd`.
 """
@@ -288,7 +288,7 @@ def run_checks():
 
 
 def main():
-    """Print one line per property; returns the exit code, 1 if one does not hold."""
+    """Print one line per property; returns the exit code, 1 if a property does not hold."""
     target = initialize_device()
     outcomes = run_checks()
     for name, error in outcomes.items():

@@ -1,4 +1,4 @@
-"""Training runs that fail while they save: a rank killed at a chosen moment, a full disk; run in ranks of a forked world."""
+"""Training runs that fail while saving (a killed rank, a full disk), run in ranks of a forked world."""
 
 import os
 import random
@@ -11,7 +11,7 @@ SAVES = {"save_interval": 1, "keep_checkpoint_max": 2, "resume_training": True, 
 
 
 def train(folder, **training):
-    """A run with a checkpoint after each step; see `checkpoint_runs.train`."""
+    """Train with a checkpoint after each step; see `checkpoint_runs.train`."""
     return runs.train(folder, training={**SAVES, **training}, dataset={"global_batch_size": 2})
 
 
@@ -25,7 +25,7 @@ MOMENTS = {
 
 
 class Kill:
-    """SIGKILL of this rank, or of all, at the `count`-th call of a function, before it or after it.
+    """SIGKILL of this rank or of all ranks, before or after the `count`-th call of a function.
 
     Args:
         seed (int): of all choices; `pids` are those of all ranks.
@@ -40,7 +40,7 @@ class Kill:
         self.is_after = choice.random() < 0.5
 
     def install(self):
-        """Count the calls of the function from now on."""
+        """Replace the function by one that counts its calls and kills."""
         from importlib import import_module
 
         module, name, _ = MOMENTS[self.moment]
@@ -59,7 +59,7 @@ class Kill:
         setattr(owner, name, counted)
 
     def kill(self):
-        """SIGKILL of the victims."""
+        """Kill the victims by SIGKILL."""
         for pid in self.victims:
             if pid != os.getpid():
                 os.kill(pid, signal.SIGKILL)
@@ -68,7 +68,7 @@ class Kill:
 
 
 def dies(folder, seed, **training):
-    """A run in which `Kill` with this seed strikes."""
+    """Train until the `Kill` of this seed happens."""
     from mindspeed_ms.core import comm
     from mindspeed_ms.training.utils import set_parallel_context
 
@@ -81,7 +81,7 @@ def dies(folder, seed, **training):
 
 
 def note_progress(folder):
-    """Let rank 0 write the number of each finished step to the file `progress`."""
+    """Make rank 0 write the number of each finished step to the file `progress`."""
     from mindspeed_ms.core import comm
     from mindspeed_ms.training.trainer import Trainer
 
@@ -96,12 +96,12 @@ def note_progress(folder):
 
 
 def continued(folder, **training):
-    """`train`, up to iteration 5."""
+    """Continue the training up to iteration 5; see `train`."""
     return train(folder, training_iters=5, **training)
 
 
 def error_of(folder, **training):
-    """Text of the `CheckpointError` that a continued run ends with."""
+    """Text of the `CheckpointError` that ends a continued run."""
     from mindspeed_ms.training.checkpointing import CheckpointError
 
     try:
@@ -112,7 +112,7 @@ def error_of(folder, **training):
 
 
 def full_disk(folder, full_rank=1, limit=40_000, **training):
-    """Files of tensors may not grow beyond `limit` bytes on one rank: an error in the middle of one."""
+    """Train with one rank whose tensor files may not exceed `limit` bytes, which raises an error in the middle of one."""
     from mindspeed_ms.core import comm
     from mindspeed_ms.core.dist_checkpointing import save
 

@@ -1,4 +1,4 @@
-"""Training runs of a very small GPT that are saved and resumed; everything here runs in a rank of a forked world."""
+"""Training runs of a very small GPT with saving and resuming; everything runs in a rank of a forked world."""
 
 import json
 import logging
@@ -16,7 +16,7 @@ MODELS = {"tied": {**job.TIED, "num_layers": 4}, "untied": {**job.UNTIED, "num_l
 
 
 class Rows:
-    """Rows of text by index; the rows that were read are noted."""
+    """Text rows by index; notes which rows were read."""
 
     def __init__(self, rows=STEPS * GLOBAL_BATCH):
         data = job.batches(1, rows=rows, seed=3)
@@ -32,7 +32,7 @@ class Rows:
 
 
 class Messages(logging.Handler):
-    """Notes what the package logs inside a `with`."""
+    """Context manager that notes the package's log messages."""
 
     def __init__(self):
         super().__init__()
@@ -81,7 +81,7 @@ def make_config(folder, model="tied", parallel=None, training=None, dataset=None
 
 
 def train(folder, rows=None, **settings):
-    """Train; dict of `losses`, `norms`, `lr` by iteration, `rows` that were read, the `weights`, and `log`."""
+    """Train; returns a dict of `losses`, `norms`, `lr` by iteration, `rows` that were read, `weights` and `log`."""
     from mindspeed_ms.core import comm, parallel_state
     from mindspeed_ms.core import num_microbatches_calculator as calculator
     from mindspeed_ms.legacy.model.gpt_model import GPTModel

@@ -71,7 +71,7 @@ def _in_forked_world(options):
 
 
 def _under_msrun(backend, options):
-    """Start this file's ranks by msrun."""
+    """Start this file's ranks under msrun."""
     msrun = Path(sys.executable).with_name("msrun")
     with tempfile.TemporaryDirectory(prefix="mindspeed_ms-") as logs:
         command = [
@@ -106,7 +106,7 @@ def _under_msrun(backend, options):
 
 
 def _as_rank(options):
-    """One rank of a job that msrun started."""
+    """Run as one rank of a job that msrun started."""
     registry.init(options.backends[0] if options.backends else None)
     text = check_rank(options)
     if registry.get_rank() == 0:
@@ -116,7 +116,7 @@ def _as_rank(options):
 
 
 def check_rank(options):
-    """Check and measure on this rank, communication being up; returns the report."""
+    """Check and measure on this rank, with communication started; returns the report."""
     started = time.monotonic()
     on_host = registry.get_backend() != "hccl"
     taken = comm_programs.run(options.seed, options.calls, as_tensors=not on_host)

@@ -1,4 +1,4 @@
-"""Self-test of a communication backend: random calls whose results every rank computes by itself in numpy.
+"""Self-test of a communication backend: random calls whose results every rank also computes in numpy.
 
 All ranks draw the same program: a group, an operation, a dtype, a shape. The values of each rank come from the program
 too, so that the expected result, to the last bit, is computed with numpy beside the call.
@@ -19,7 +19,7 @@ _NUMPY_REDUCTIONS = {"sum": np.add, "max": np.maximum, "min": np.minimum, "prod"
 
 
 class SelfTest:
-    """A program of random calls.
+    """Random program of communication calls.
 
     Args:
         seed (int): the same on all ranks.
@@ -51,7 +51,7 @@ class SelfTest:
         ]
 
     def run(self, calls):
-        """Make `calls` calls, some asynchronous and completed in another order; returns how many this rank took part in."""
+        """Make `calls` calls, some asynchronous and completed in another order; returns the number with this rank."""
         outstanding, taken = [], 0
         for _ in range(calls):
             self._calls += 1
@@ -79,7 +79,7 @@ class SelfTest:
         outstanding.clear()
 
     def _make_groups(self):
-        """[(ranks, this rank's group or None)]: the world and random subsets, so that groups overlap."""
+        """Groups [(ranks, this rank's group or None)]: the world and random, overlapping subsets."""
         size = registry.get_world_size()
         subsets = [list(range(size))]
         for _ in range(min(5, size)):
@@ -114,7 +114,7 @@ class SelfTest:
         return Tensor.from_numpy(np.ascontiguousarray(array))
 
     def _taker(self, what, result, expected, dtype, asynchronous, out=None):
-        """Check a result now, or give back a function that checks it later."""
+        """Check a result now, or for an asynchronous call return a function that checks it later."""
 
         def check():
             value = result.wait() if asynchronous else result
@@ -152,7 +152,7 @@ class SelfTest:
         return self._taker(f"all_gather {dtype} {shape}", result, expected, dtype, asynchronous)
 
     def _all_gather_into(self, group, ranks, dtype, shape, choices, asynchronous):
-        """The tensor is this rank's part of the output, as in a sharded parameter buffer."""
+        """All-gather into an output of which the tensor is this rank's part, as in a sharded parameter buffer."""
         parts = [self._values(dtype, shape, rank) for rank in ranks]
         expected = np.concatenate(parts)
         whole = np.zeros_like(expected)
@@ -172,7 +172,7 @@ class SelfTest:
         return self._taker(f"reduce_scatter {op} {dtype} {shape}", result, expected, dtype, asynchronous)
 
     def _reduce_scatter_into(self, group, ranks, dtype, shape, choices, asynchronous):
-        """The output is this rank's part of the tensor, as in a sharded gradient buffer."""
+        """Reduce-scatter into this rank's part of the tensor, as in a sharded gradient buffer."""
         whole = (shape[0] * len(ranks), shape[1])
         expected = reduced([self._values(dtype, whole, rank) for rank in ranks], dtype, "sum")
         expected = expected[group.rank * shape[0] : (group.rank + 1) * shape[0]]
@@ -202,7 +202,7 @@ class SelfTest:
         return self._taker(f"broadcast {dtype} {shape}", result, expected, dtype, asynchronous)
 
     def _messages(self, group, ranks, dtype, shape, choices, asynchronous):
-        """Every rank sends to the next one; alone, in a batch, or all sending first."""
+        """Messages from every rank to the next one: single, in a batch, or all sent before any is received."""
         if len(ranks) == 1:
             return None
         following, previous = ranks[(group.rank + 1) % len(ranks)], ranks[group.rank - 1]
@@ -234,7 +234,7 @@ class SelfTest:
 
 
 def reduced(values, dtype, op):
-    """Combination in rank order, as the interface defines it."""
+    """Reduction in rank order, as the interface defines it."""
     if dtype == "bool":
         return np.logical_or.reduce(values) if op in ("sum", "max") else np.logical_and.reduce(values)
     if dtype == "bfloat16":
@@ -251,11 +251,11 @@ def reduced(values, dtype, op):
 
 
 def _to_bfloat16(array):
-    """Bits of float32 values rounded to nearest even; no NaN."""
+    """bfloat16 bits of float32 values, rounded to nearest even; no NaN."""
     bits = array.view(np.uint32)
     return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16).view(np.int16)
 
 
 def run(seed, calls, as_tensors=False):
-    """Run a program on this rank; returns how many calls it took part in."""
+    """Run a program on this rank; returns the number of calls that it took part in."""
     return SelfTest(seed, as_tensors).run(calls)

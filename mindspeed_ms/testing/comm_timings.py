@@ -13,7 +13,7 @@ _WARM_UP_CALLS = 2
 
 
 def measure(seconds_each):
-    """{operation: {bytes: microseconds per call}}, the same on all ranks.
+    """Measured times {operation: {bytes: microseconds per call}}, equal on all ranks.
 
     The size is that of the whole tensor: the result of all_gather, the argument of the others. `ring`: each rank sends
     to the next. Calls are repeated for about `seconds_each`.
@@ -61,7 +61,7 @@ def _time(group, function, seconds):
 
 
 def table(measured):
-    """Text of a table of measured times, with the bandwidth of the largest size."""
+    """Table (text) of measured times, with the bandwidth of the largest size."""
     lines = [f"{'us per call':16}" + "".join(f"{_size_text(size):>10}" for size in SIZES) + f"{'GB/s':>8}"]
     for operation, times in measured.items():
         if operation == "barrier":

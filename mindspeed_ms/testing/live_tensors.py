@@ -1,7 +1,7 @@
-"""Counter of the activations that a pipeline stage keeps for its backwards, from the live objects themselves.
+"""Counter of the activations that a pipeline stage keeps for its backwards, counted as live objects.
 
 Each tensor that an operator saves is packed into a `Saved`, which dies with the graph that needs it. So the live `Saved`
-objects are what is really kept, whatever the plan says.
+objects are the tensors that are really kept, whatever the plan says.
 """
 
 import weakref
@@ -15,14 +15,14 @@ from mindspeed_ms.testing.parity.runner import local_batch, micro_batches
 
 
 class Saved:
-    """A tensor that a backward needs; `place` is (micro-batch, chunk), `in_layers` whether a transformer layer saved it."""
+    """Saved tensor of a backward; `place` is (micro-batch, chunk), `in_layers` whether a transformer layer saved it."""
 
     def __init__(self, tensor, place, in_layers):
         self.tensor, self.place, self.in_layers = tensor, place, in_layers
 
 
 class LiveTensors:
-    """Counts saved tensors and stage outputs through a step.
+    """Counter of saved tensors and stage outputs during a step.
 
     Args:
         resident_start (int): memory of the process that its growth is counted from.
@@ -48,7 +48,7 @@ class LiveTensors:
         return saved
 
     def following(self, forward_step):
-        """`forward_step`, followed."""
+        """Wrap a `forward_step` so that its saved tensors and outputs are counted."""
         from mindspeed_ms.core import autograd, parallel_state
 
         def step(data_iterator, model):
@@ -65,7 +65,7 @@ class LiveTensors:
 
     @contextmanager
     def marking_layers(self):
-        """Inside, tensors that are saved by transformer layers are marked."""
+        """Context manager: mark tensors that transformer layers save."""
         from mindspeed_ms.legacy.model.transformer_block import ParallelTransformer
 
         original = ParallelTransformer.construct
@@ -102,12 +102,12 @@ class LiveTensors:
             }
 
     def live_count(self):
-        """Tensors that are still kept."""
+        """Number of tensors that are still kept."""
         return len(self._live)
 
 
 def measure(model_fields, parallel, micro_batches_per_step, rows=1):
-    """One warm-up step, then one step that is followed.
+    """Run one warm-up step, then one measured step.
 
     Returns:
         dict: stage, peak, most_micro_batches, layer_tensors, left (tensors still kept after the step), buffer_bytes,

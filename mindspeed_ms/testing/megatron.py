@@ -1,10 +1,10 @@
-"""megatron-core on one CPU rank: it asks about a GPU in a few places, none of which is timed or compared."""
+"""megatron-core on one CPU rank: answers for the few questions that it asks about a GPU."""
 
 import torch
 
 
 def redirect_cuda_to_cpu():
-    """Answer the questions that megatron-core asks about its GPU."""
+    """Replace the CUDA functions and devices of torch that megatron-core uses by CPU ones."""
     torch.cuda.current_device = lambda: torch.device("cpu")
     torch.cuda.synchronize = lambda *_: None
     for name in ("empty", "zeros", "ones", "tensor", "arange"):

@@ -1,4 +1,4 @@
-"""Memory of this process, as Linux counts it."""
+"""Memory of this process as counted by Linux."""
 
 
 def resident_bytes(name="VmRSS"):
@@ -8,9 +8,9 @@ def resident_bytes(name="VmRSS"):
 
 
 def peak_of(function):
-    """Bytes by which a call raises the peak of this process."""
+    """Bytes by which a call raises this process's peak memory."""
     with open("/proc/self/clear_refs", "w", encoding="utf-8") as file:
-        file.write("5")  # the peak starts at what is used now
+        file.write("5")  # the peak starts at the present use
     before = resident_bytes()
     function()
     return resident_bytes("VmHWM") - before

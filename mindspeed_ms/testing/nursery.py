@@ -1,4 +1,4 @@
-"""Nursery: the clean process that forks the workers of worlds.
+"""Nursery: clean process that forks the workers of worlds.
 
 It imports MindSpore and runs no operator, so it has no device, no threads and can be forked at any time; a fork costs
 milliseconds where a fresh start costs seconds per rank. `Nursery` is the asking side, `main` the process itself.
@@ -22,11 +22,11 @@ _MESSAGE_BYTES = 1 << 16
 
 
 class NurseryError(RuntimeError):
-    """The process that forks workers could not be started, or ended."""
+    """Error: the process that forks workers could not be started, or has ended."""
 
 
 class Nursery:
-    """Starts the clean process and asks it for workers.
+    """Handle of the clean process: starts it and requests workers.
 
     Raises:
         NurseryError: the process cannot import MindSpore or does not answer.
@@ -50,11 +50,11 @@ class Nursery:
 
     @property
     def alive(self):
-        """False once the process has ended."""
+        """Whether the process still runs."""
         return self._process.poll() is None
 
     def fork(self, size):
-        """Fork `size` workers; returns their pids and the sockets to talk to them."""
+        """Fork `size` workers; returns their pids and the sockets to them."""
         pairs = [socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM) for _ in range(size)]
         request = json.dumps({"fork": size}).encode()
         try:
@@ -67,7 +67,7 @@ class Nursery:
         return pids, [ours for ours, _ in pairs]
 
     def exit_status(self, pid, timeout=5.0):
-        """Wait status of a worker that has ended (negative signal or exit code), None if unknown after `timeout`."""
+        """Wait status of an ended worker (negative signal or exit code); None if unknown after `timeout`."""
         while pid not in self._exit_statuses:
             try:
                 self._receive(None, timeout)
@@ -85,7 +85,7 @@ class Nursery:
             self._process.wait()
 
     def _receive(self, key, timeout):
-        """Read messages until one has `key` (any message if None); exit statuses are kept on the way."""
+        """Read messages until one has `key` (any message if None), keeping exit statuses on the way."""
         self._socket.settimeout(timeout)
         while True:
             try:
@@ -164,7 +164,7 @@ def _serve_request(control, children, own_sockets):
 
 
 def _become_worker(control, own_sockets, descriptors, descriptor, rank, size):
-    """In a forked child: drop everything of the nursery's, run the worker, never return."""
+    """Run a worker in a forked child, without the nursery's resources; never returns."""
     status = 1
     try:
         signal.set_wakeup_fd(-1)

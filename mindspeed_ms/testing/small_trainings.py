@@ -1,4 +1,4 @@
-"""Training runs of a small GPT in any layout; everything here runs in a rank of a forked world."""
+"""Training runs of a small GPT in any layout; everything runs in a rank of a forked world."""
 
 import numpy as np
 
@@ -57,7 +57,7 @@ def make_config(model, parallel=None, **sections):
 
 
 def batches(steps, length=SIZES["seq_length"], rows=GLOBAL_BATCH, seed=0):
-    """`tokens`, `labels`, `loss_mask` `[step, global batch, sequence]`; rows lose different numbers of tokens."""
+    """Batches `tokens`, `labels`, `loss_mask` `[step, global batch, sequence]`; rows mask different numbers of tokens."""
     random = np.random.RandomState(seed)
     tokens = random.randint(0, SIZES["vocab_size"], (steps, rows, length + 1)).astype(np.int32)
     mask = (random.rand(steps, rows, length) > 0.2).astype(np.float32)
@@ -85,7 +85,7 @@ def build(all_config, model_class=None):
 
 
 def train(model_fields, parallel=None, steps=3, model_class=None, data=None, **sections):
-    """Train; `{"loss", "grad_norm"}` per step and the final `weights` `{name: (sharding, array)}`."""
+    """Train; returns `{"loss", "grad_norm"}` per step and the final `weights` `{name: (sharding, array)}`."""
     all_config = make_config(model_fields, parallel, **sections)
     model, _, step = build(all_config, model_class and model_class())
     data = data or batches(steps)
@@ -102,12 +102,12 @@ def train(model_fields, parallel=None, steps=3, model_class=None, data=None, **s
 
 
 def world_size(parallel, data_parallel=1):
-    """Ranks of a layout."""
+    """Number of ranks of a layout."""
     return parallel.get("pipeline_model_parallel_size", 1) * parallel.get("tensor_model_parallel_size", 1) * data_parallel
 
 
 def whole_weights(results):
-    """Whole arrays by name; copies of tied embeddings are checked and left out."""
+    """Whole weights by name; copies of tied embeddings are checked and left out."""
     from mindspeed_ms.layout.parameters import join
 
     names = {name: None for result in results for name in result["weights"]}
@@ -120,7 +120,7 @@ def whole_weights(results):
 
 
 def assert_equal_trainings(results, reference, tied, tolerance=1e-5):
-    """Losses, gradient norms and final weights within `tolerance`; every rank knows the same numbers."""
+    """Assert that losses, gradient norms and final weights agree within `tolerance` and ranks report equal numbers."""
     for result in [*results, *reference]:
         result["tied"] = tied
     for result in results:

@@ -14,7 +14,7 @@ from multiprocessing.connection import Connection
 
 @dataclass
 class Task:
-    """A call for every rank of a world: where the function is found, and its pickled arguments."""
+    """Call for every rank of a world: the place of the function, and its pickled arguments."""
 
     module: str
     file: str
@@ -27,7 +27,7 @@ class Task:
 
 @dataclass
 class Outcome:
-    """Outcome of a rank's call: a value, or an exception with its traceback text, or the status of a dead process."""
+    """Outcome of a rank's call: a value, an exception with its traceback text, or the status of a dead process."""
 
     rank: int
     value: object = None
@@ -37,7 +37,7 @@ class Outcome:
 
     @property
     def succeeded(self):
-        """True if the function returned."""
+        """Whether the function returned."""
         return self.exception is None
 
 
@@ -55,7 +55,7 @@ def serve(descriptor, rank, size):
 
 
 def run(task, rank, size):
-    """Run one task as rank `rank` of `size`; returns its `Outcome`. Communication is up before and gone after."""
+    """Run one task as rank `rank` of `size`, starting and ending communication; returns its `Outcome`."""
     try:
         function, arguments, keywords = _prepare(task)
         start_rank(rank, size, task.unique_id)
@@ -72,7 +72,7 @@ def run(task, rank, size):
 
 
 def start_rank(rank, size, unique_id):
-    """Give this process its place, start the device and communication."""
+    """Set the rank of this process, and start the device and communication."""
     from mindspeed_ms.core import autograd, comm, device
 
     device.set_launch_environment(device.LaunchEnvironment(rank, size, rank, size, unique_id, "world"))
@@ -82,7 +82,7 @@ def start_rank(rank, size, unique_id):
 
 
 def end_rank(exception=None):
-    """Leave the parallel state and the groups; peers that still wait for this rank get an error that says why."""
+    """End the parallel state and the groups; peers that still wait for this rank get an error with the reason."""
     parallel_state = sys.modules.get("mindspeed_ms.core.parallel_state")
     if parallel_state is not None:
         parallel_state.destroy_model_parallel()
@@ -103,7 +103,7 @@ def _prepare(task):
 
 
 def _module(name, file):
-    """The module of that name and file. Test files are found by file: pytest names them in several ways."""
+    """Module by name and file. Test files are found by file, since pytest names them in several ways."""
     if name == "__main__":  # the calling script: its guarded part must not run here
         module = _module_of_file("__mp_main__", file)
         sys.modules["__main__"] = module  # where its classes are looked for when arguments are unpickled
@@ -135,7 +135,7 @@ def _module_of_file(name, file):
 
 
 def to_host(value):
-    """Replace tensors in (nested tuples, lists, dicts of) `value` by numpy arrays; bfloat16 becomes float32."""
+    """Replace tensors in `value` (nested tuples, lists, dicts) by numpy arrays; bfloat16 becomes float32."""
     from mindspore import Tensor
 
     if isinstance(value, Tensor):
@@ -150,7 +150,7 @@ def to_host(value):
 
 
 def _encoded(outcome):
-    """Pickle an outcome; what cannot be pickled is replaced by its description."""
+    """Pickle an outcome; values that cannot be pickled are replaced by their description."""
     try:
         data = pickle.dumps(outcome)
         pickle.loads(data)  # exceptions often pickle but do not come back

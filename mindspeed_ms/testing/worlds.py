@@ -29,7 +29,7 @@ _nursery = None
 
 
 def get_nursery():
-    """The process that forks workers, started at the first call."""
+    """Nursery of this process, started at the first call."""
     global _nursery
     if _nursery is None or not _nursery.alive:
         _nursery = Nursery()
@@ -37,7 +37,7 @@ def get_nursery():
 
 
 def close_nursery():
-    """End the process that forks workers, and with it every world."""
+    """End the nursery and with it every world."""
     global _nursery
     if _nursery is not None:
         _nursery.close()
@@ -45,15 +45,15 @@ def close_nursery():
 
 
 class WorkerDied(RuntimeError):
-    """A rank's process ended while a function ran on it."""
+    """Error: a rank's process ended while it ran a function."""
 
 
 class WorldTimeout(RuntimeError):
-    """A function did not end in time on all ranks."""
+    """Error: a function did not end in time on all ranks."""
 
 
 class RankTraceback(Exception):
-    """Carries the traceback text of a rank as the cause of the error raised here."""
+    """Traceback text of a rank, as the cause of an error raised here."""
 
     def __init__(self, text):
         super().__init__(text)
@@ -64,7 +64,7 @@ class RankTraceback(Exception):
 
 
 class World:
-    """`size` forked ranks. Calling it runs a function on all of them.
+    """World of `size` forked ranks. Calling it runs a function on all of them.
 
     Args:
         size (int): number of ranks.
@@ -105,7 +105,7 @@ class World:
         return [outcome.value for outcome in outcomes]
 
     def outcomes(self, function, *arguments, **keywords):
-        """As a call, but returns an `Outcome` per rank and raises nothing that happened on a rank."""
+        """Run a function like a call of the world; returns an `Outcome` per rank, raises no error of a rank."""
         self._start()
         self._calls += 1
         task = describe_task(function, arguments, keywords, f"{self._name}-{self._calls}")
@@ -172,7 +172,7 @@ class World:
             return Outcome(rank, exception=WorkerDied(text), exit_status=-1 if status is None else status)
 
     def _give_up(self, name, outcomes):
-        """Show where the late ranks are, then kill them."""
+        """Show the stacks of late ranks, then kill them."""
         late = [rank for rank in range(self.size) if rank not in outcomes]
         for rank in late:
             _kill(self.pids[rank], signal.SIGUSR1)
@@ -185,7 +185,7 @@ class World:
 
 
 def describe_task(function, arguments, keywords, unique_id):
-    """The `Task` for a call of `function`.
+    """`Task` for a call of `function`.
 
     Raises:
         ValueError: the function is not importable.
@@ -207,14 +207,14 @@ def describe_task(function, arguments, keywords, unique_id):
 
 
 def raise_failure(failed):
-    """Raise the error of the rank that failed by itself; the tracebacks of all are its cause."""
+    """Raise the error of the first rank that failed by itself; its cause holds the tracebacks of all failed ranks."""
     first = min(failed, key=lambda outcome: (_is_consequence(outcome.exception), outcome.rank))
     texts = [f"---- rank {outcome.rank} ----\n{outcome.traceback or outcome.exception}" for outcome in failed]
     raise first.exception from RankTraceback("\n".join(texts))
 
 
 def _is_consequence(exception):
-    """0: a rank's own error or death, 1: an error that it had because a peer failed, 2: it was too late after one."""
+    """Class of a rank's exception: 0 its own error or death, 1 caused by a failed peer, 2 a timeout after a failure."""
     return 2 if isinstance(exception, WorldTimeout) else int(isinstance(exception, PeerError))
 
 

@@ -15,7 +15,7 @@ _INTERVAL_SECONDS = 0.1
 
 
 def is_running(process):
-    """Whether a process exists and has not ended; a zombie has."""
+    """Whether a process exists and has not ended; a zombie has ended."""
     try:
         with open(f"/proc/{process}/stat", encoding="utf-8", errors="replace") as file:
             return file.read().rpartition(")")[2].split()[0] not in ("Z", "X")
@@ -24,7 +24,7 @@ def is_running(process):
 
 
 def lines_of(path, process):
-    """Yield the lines of a file as they appear, until `process` has ended and everything was read.
+    """Yield the lines of a file as they appear, until `process` has ended and all are read.
 
     Args:
         path (str): the file; it need not exist yet.
@@ -37,7 +37,7 @@ def lines_of(path, process):
     rest = ""
     with open(path, encoding="utf-8", errors="replace") as file:
         while True:
-            ended = not is_running(process)  # asked before reading: what it wrote last is read then
+            ended = not is_running(process)  # asked before reading, so that its last lines are read
             text = file.read()
             *lines, rest = (rest + text).split("\n")
             yield from lines
@@ -50,7 +50,7 @@ def lines_of(path, process):
 
 
 class Screen:
-    """Prints lines; on a terminal with the progress of the training below them.
+    """Screen output: prints lines, on a terminal with a progress bar of the training below them.
 
     Args:
         is_terminal (bool): show the bar.
@@ -64,7 +64,7 @@ class Screen:
         self._last = float("-inf")
 
     def show(self, line):
-        """Print a line, unless it is that of a step and the last one is recent; move the bar."""
+        """Print a line and move the bar; lines of steps are left out for `interval` seconds after one."""
         match = _ITERATION.search(line)
         if match and self.is_terminal:
             self._advance(match[1], int(match[2]), int(match[3]))
@@ -89,14 +89,14 @@ class Screen:
             self.close()
 
     def close(self):
-        """Leave the bar as it is."""
+        """Close the bar as it is."""
         if self.bar is not None:
             self.bar.close()
             self.bar = None
 
 
 def main(words=None):
-    """Follow a log from the command line."""
+    """Entry point of the command line."""
     parser = argparse.ArgumentParser(prog="python -m mindspeed_ms.tools.follow_log", description=__doc__.split("\n")[0])
     parser.add_argument("file", help="the log; it may appear later")
     parser.add_argument("--process", type=int, required=True, metavar="PID", help="end when this process has ended")

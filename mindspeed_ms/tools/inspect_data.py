@@ -23,7 +23,7 @@ _LEARNT, _MASKED, _PLAIN = "\033[1;32m", "\033[2m", "\033[0m"
 
 
 def parse_arguments(arguments=None):
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(prog="python -m mindspeed_ms.tools.inspect_data", description="What is in prepared data.")
     parser.add_argument("prefix", help="what training gets as --data-path, without .bin and .idx")
     parser.add_argument(
@@ -53,7 +53,7 @@ def parse_arguments(arguments=None):
 
 
 def open_data(prefix):
-    """All indexed files of a prefix: dict of field ("text" for plain ones) to IndexedDataset.
+    """Open all indexed files of a prefix: dict of field ("text" for plain ones) to IndexedDataset.
 
     Raises:
         FileNotFoundError, InstructionDataError: there are none.
@@ -64,11 +64,11 @@ def open_data(prefix):
     for fields in (SFT_FIELDS, PAIRWISE_FIELDS):
         if any(os.path.isfile(field_prefix(prefix, field) + ".idx") for field in fields):
             return InstructionFiles(prefix, fields).files
-    return InstructionFiles(prefix, SFT_FIELDS).files  # says what is missing
+    return InstructionFiles(prefix, SFT_FIELDS).files  # the error names the missing files
 
 
 def ids_and_labels(data):
-    """Pairs of fields that belong together: list of (name, ids, labels or None)."""
+    """Pairs of ids and labels among the fields: list of (name, ids, labels or None)."""
     if "text" in data:
         return [("text", data["text"], None)]
     if "input_ids" in data:
@@ -77,7 +77,7 @@ def ids_and_labels(data):
 
 
 def all_tokens(dataset):
-    """The tokens of an indexed dataset, block by block, each file position once."""
+    """Tokens of an indexed dataset, block by block, each file position once."""
     lengths = dataset.sequence_lengths
     start, total = 0, 0
     for number, length in enumerate(lengths.tolist()):
@@ -88,7 +88,7 @@ def all_tokens(dataset):
 
 
 def count_ids(dataset, limit, ignored=None):
-    """(smallest, largest, how many are outside [0, limit), how many are `ignored`) of all ids; limit None: no check."""
+    """(smallest, largest, number outside [0, limit), number of `ignored`) of all ids; limit None: no check."""
     smallest, largest, outside, left_out = None, None, 0, 0
     for tokens in all_tokens(dataset):
         if ignored is not None:
@@ -104,7 +104,7 @@ def count_ids(dataset, limit, ignored=None):
 
 
 def histogram(lengths):
-    """Bars of a histogram of sequence lengths: list of (from, to, count); whole numbers, equally wide."""
+    """Histogram of sequence lengths: list of (from, to, count); bars of whole numbers, equally wide."""
     low, high = int(lengths.min()), int(lengths.max())
     width = -(-(high - low + 1) // BINS)
     counts = np.bincount((lengths - low) // width, minlength=1)
@@ -114,14 +114,14 @@ def histogram(lengths):
 
 
 def histogram_text(bars):
-    """Lines of it."""
+    """Lines of a histogram."""
     most = max(count for _, _, count in bars)
     wide = len(str(bars[-1][1]))
     return [f"  {low:>{wide}}-{high:<{wide}} {'█' * round(BAR * count / most):<{BAR}} {count}" for low, high, count in bars]
 
 
 def histogram_picture(bars, path, title):
-    """The same as a PNG, which appears whole or not at all."""
+    """PNG of a histogram, written whole or not at all."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8, 4), layout="constrained")
@@ -144,12 +144,12 @@ def histogram_picture(bars, path, title):
 
 
 def shown(ids, labels, numbers, decode, color, most):
-    """Text of one sample.
+    """Text of one sample for the terminal.
 
     Args:
         ids, labels, numbers (np.ndarray): `[n]`; labels and numbers (of packed conversations) may be None.
         decode (Callable): ids -> text.
-        color (bool): ANSI colours, else ⟦ ⟧ around what is learnt.
+        color (bool): ANSI colours, else ⟦ ⟧ around learnt tokens.
         most (int): tokens that are shown.
     """
     count = min(len(ids), most)
@@ -172,7 +172,7 @@ def shown(ids, labels, numbers, decode, color, most):
 
 
 def describe(name, dataset):
-    """Lines about sizes."""
+    """Lines about the sizes of the data."""
     lengths, tokens = dataset.sequence_lengths, int(dataset.sequence_lengths.sum(dtype=np.int64))
     lines = [
         f"{name}: {len(dataset.document_indices) - 1} documents, {len(dataset)} sequences, {tokens} tokens, "
@@ -187,7 +187,7 @@ def describe(name, dataset):
 
 
 def report_ids(name, ids, labels, limit):
-    """Lines about ids and labels, and whether they are sound: (list[str], bool)."""
+    """(lines about ids and labels, whether they are valid): (list[str], bool)."""
     smallest, largest, outside, _ = count_ids(ids, limit)
     of_what = "" if limit is None else f", vocabulary 0 to {limit - 1}"
     lines = [f"  ids: {smallest} to {largest}{of_what}"]
@@ -211,7 +211,7 @@ def report_ids(name, ids, labels, limit):
 
 
 def report_packing(masks):
-    """Line about packed conversations."""
+    """Line about packing of conversations."""
     most = filled = packed = 0
     for number in range(len(masks)):
         values = masks[number]
@@ -267,7 +267,7 @@ def inspect(arguments, write=print):
 
 
 def draw(bars, paths, title):
-    """The line about the picture, which goes to the first of `paths` that can be written."""
+    """Draw the picture to the first writable one of `paths`; returns the line about it."""
     problems = []
     for path in paths:
         try:
@@ -287,7 +287,7 @@ def picture_paths(arguments, name):
 
 
 def show_samples(arguments, data, tokenizer, write):
-    """The first samples, decoded."""
+    """Print the first samples, decoded."""
     color = arguments.color == "always" or (arguments.color == "auto" and sys.stdout.isatty())
 
     def decode(ids):
@@ -303,7 +303,7 @@ def show_samples(arguments, data, tokenizer, write):
 
 
 def main(arguments=None):
-    """Exit code: 0 sound, 1 ids outside the vocabulary, 2 data or tokenizer cannot be read."""
+    """Entry point; exit code 0 valid data, 1 ids outside the vocabulary, 2 unreadable data or tokenizer."""
     try:
         return 0 if inspect(parse_arguments(arguments)) else 1
     except BrokenPipeError:  # the reader of the output has seen enough

@@ -1,4 +1,4 @@
-"""CheckpointManager: where a training starts from, when it saves, and whether a checkpoint is of the same model."""
+"""CheckpointManager: the starting point of a training, saves at their time, and the same-model check of a checkpoint."""
 
 import os
 from dataclasses import dataclass, field
@@ -19,7 +19,7 @@ from mindspeed_ms.training.gpt_datasets import names_indexed_files
 
 @dataclass(frozen=True)
 class StartingPoint:
-    """The checkpoint that a training starts from.
+    """Checkpoint that a training starts from.
 
     Attributes:
         path (Optional[str]): its folder; None: there is none.
@@ -31,7 +31,7 @@ class StartingPoint:
 
 
 def find_starting_point(all_config):
-    """The `StartingPoint` of a run, found before anything is built: a checkpoint that is missing shows at once.
+    """Find the `StartingPoint` of a run before anything is built, so that a missing checkpoint shows at once.
 
     Raises:
         CheckpointError: the named checkpoint does not exist or is damaged, or no complete one is left; or nothing can be
@@ -51,7 +51,7 @@ def find_starting_point(all_config):
 
 @dataclass
 class CheckpointManager:
-    """Loads the state of a training at its start and saves it.
+    """Loading of a training's state at its start, and saving.
 
     Attributes:
         all_config (AllConfig): read: training_config; kept in each checkpoint.
@@ -72,11 +72,11 @@ class CheckpointManager:
 
     @property
     def settings(self):
-        """The section training_config."""
+        """Section training_config."""
         return self.all_config.training_config
 
     def load(self):
-        """Load weights, or a whole training with `resume_training`; does nothing if there is no checkpoint to load.
+        """Load weights, or with `resume_training` the whole state; does nothing without a checkpoint to load.
 
         Raises:
             CheckpointError: the checkpoint is damaged or does not fit the model.
@@ -106,7 +106,7 @@ class CheckpointManager:
         logger.info("resumed from %s at iteration %d", path, self.state.iteration)
 
     def _resume(self, reader, with_optimizer):
-        """Counters, random states and the position in the data."""
+        """Restore counters, random states and the position in the data."""
         settings, state = self.settings, self.state
         state.load(reader.manifest.states["train_state"])
         if not with_optimizer:
@@ -128,7 +128,7 @@ class CheckpointManager:
             self.save(persistent=False)
 
     def save(self, persistent=True):
-        """Write a checkpoint of the present iteration, unless there is one or saving is switched off.
+        """Save a checkpoint of the current iteration, unless it exists or saving is switched off.
 
         Args:
             persistent (bool): False: a spare one, which the next spare one replaces.
@@ -164,12 +164,12 @@ class CheckpointManager:
         return self._savers[persistent]
 
     def poll(self):
-        """Between steps: complete a checkpoint that was written beside the training."""
+        """Complete, between steps, a checkpoint that was written in the background."""
         for saver in self._savers.values():
             saver.poll()
 
     def complete(self):
-        """Before the training ends: wait for a checkpoint that is being written."""
+        """Wait, before the training ends, for a checkpoint that is being written."""
         for saver in self._savers.values():
             saver.wait()
 
@@ -185,7 +185,7 @@ def _check_upstreams_optimizer(path, all_config):
 
 
 def _folder_to_load(settings):
-    """`checkpoint_to_start_from` of these settings; what a user may not expect of it is logged.
+    """Folder to load and whether to resume (`checkpoint_to_start_from`); logs unexpected choices.
 
     Raises:
         CheckpointError: there is none to resume from and `exit_on_missing_checkpoint` is set.
@@ -219,7 +219,7 @@ def _warn_of_older_checkpoints(folder):
 
 
 def check_same_model(saved, all_config, must_be_equal):
-    """Compare the model's settings that its tensors do not show. Source of the idea: Megatron's `check_checkpoint_args`.
+    """Compare a checkpoint's settings that its tensors do not show with the model's. Idea: Megatron's `check_checkpoint_args`.
 
     Args:
         saved (dict): the configuration in the checkpoint; empty for files that carry none.
@@ -245,7 +245,7 @@ def check_same_model(saved, all_config, must_be_equal):
 
 
 def log_changes(manifest, all_config, vocab_size):
-    """Log what a continued training does otherwise than the one that was saved: vocabulary, number of samples."""
+    """Log changes of a continued training against the saved one: vocabulary, number of samples."""
     if comm.get_rank() != 0:
         return
     if None not in (manifest.vocab_size, vocab_size) and manifest.vocab_size != vocab_size:

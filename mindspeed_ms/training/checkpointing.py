@@ -1,4 +1,4 @@
-"""State of a training in checkpoints: `save_checkpoint`, `load_checkpoint`, random states."""
+"""Checkpoints of a training's state: `save_checkpoint`, `load_checkpoint`, random states."""
 
 import os
 import random
@@ -24,7 +24,7 @@ _RNG_SIZES = ("tensor", "pipeline", "virtual_pipeline", "context", "expert")
 
 
 def check_output_folder(folder, saves=False, makes=True):
-    """Find out now, and not at the first save, that nothing can be written to the folder of a run.
+    """Check at the start, not at the first save, that the folder of a run can be written.
 
     Args:
         folder (str): output_dir.
@@ -43,7 +43,7 @@ def check_output_folder(folder, saves=False, makes=True):
 
 
 def release_output_folders():
-    """At the end of a training: other jobs may save where this one did."""
+    """Unlock the output folders at the end of a training, for saves of other jobs."""
     job_lock.release()
 
 
@@ -88,7 +88,7 @@ def save_checkpoint(
 
 
 def load_checkpoint(reader, model, optimizer=None, opt_param_scheduler=None, strict=True, vocab_size=None):
-    """Fill a model and, unless None, optimizer and schedule from a checkpoint of any layout.
+    """Load a checkpoint of any layout into a model and, unless None, optimizer and schedule.
 
     Args:
         reader (CheckpointReader): from `open_checkpoint`.
@@ -115,7 +115,7 @@ def load_checkpoint(reader, model, optimizer=None, opt_param_scheduler=None, str
 
 
 def restore_random_states(reader, seed):
-    """Continue the random states where the sizes of the model parallelism are the same, else start new ones.
+    """Restore the random states if the model parallel sizes are unchanged, else start new ones.
 
     Ranks of a data-parallel group that has grown take the states of its first rank, which are equal on all of them.
     """
@@ -137,7 +137,7 @@ def restore_random_states(reader, seed):
 
 
 def saved_data_position(reader):
-    """Saved position of the data of this data-parallel rank; that of the first one if there were fewer."""
+    """Saved data position of this data-parallel rank; that of the first one if there were fewer."""
     if not reader.manifest.ranks:  # written by upstream
         state = reader.manifest.states["train_state"]
         return {"train": {"epoch": state["epoch"], "batches": state["step_in_epoch"]}}
@@ -151,7 +151,7 @@ def saved_data_position(reader):
 
 
 def _rank_states(reader, needed):
-    """States of the saved rank that matches `needed`; of those the one in this rank's place, or the nearest to it."""
+    """States of the saved rank that matches `needed` and is nearest to this rank's place."""
     own = _coordinates()
 
     def distance(number):
@@ -195,7 +195,7 @@ def set_random_states(states):
 
 
 def layout_sizes():
-    """Sizes of this run's parallelism, as a manifest holds them."""
+    """Parallel sizes of this run, as a manifest holds them."""
     return {
         "tensor": parallel_state.get_tensor_model_parallel_world_size(),
         "pipeline": parallel_state.get_pipeline_model_parallel_world_size(),
@@ -208,7 +208,7 @@ def layout_sizes():
 
 
 def true_vocab_size(all_config):
-    """Rows of the vocabulary that are no padding (int): dataset_config.vocab_size with its extra tokens, if it is set."""
+    """Number of vocabulary rows that are no padding (int): dataset_config.vocab_size and extra tokens, if it is set."""
     padded, data = all_config.model_config.vocab_size, all_config.dataset_config
     if not data.vocab_size:
         return padded

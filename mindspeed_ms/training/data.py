@@ -1,4 +1,4 @@
-"""Training, validation and test data of a run, its length and its batch sizes. Source of names: Megatron's training/data."""
+"""Data of a run (training, validation, test), its length and batch sizes. Source of names: Megatron's training/data."""
 
 from dataclasses import dataclass
 
@@ -10,7 +10,7 @@ from mindspeed_ms.training.initialize import get_all_config
 
 
 def get_train_valid_test_num_samples(all_config=None):
-    """How many samples a run needs.
+    """Numbers of training, validation and test samples that a run needs.
 
     Args:
         all_config (Optional[AllConfig]): default: the configuration of this process.
@@ -28,7 +28,7 @@ def get_train_valid_test_num_samples(all_config=None):
 
 
 def global_batch_size(all_config):
-    """Samples of a step over all data-parallel ranks."""
+    """Number of samples of a step over all data-parallel ranks."""
     dataset = all_config.dataset_config
     if dataset.global_batch_size is not None:
         return dataset.global_batch_size
@@ -36,19 +36,19 @@ def global_batch_size(all_config):
 
 
 def init_batch_sizes(all_config):
-    """Set up the number of micro-batches of a step."""
+    """Set up the calculator of micro-batches per step."""
     calculator.init_num_microbatches_calculator(comm.get_rank(), *_batch_sizes(all_config))
 
 
 def _batch_sizes(all_config):
-    """The arguments of `make_num_microbatches_calculator`."""
+    """Arguments of `make_num_microbatches_calculator`."""
     settings = all_config.dataset_config
     sizes = global_batch_size(all_config), settings.batch_size, parallel_state.get_data_parallel_world_size()
     return settings.rampup_batch_size, *sizes, settings.decrease_batch_size_if_needed
 
 
 def training_iters_of_config(all_config):
-    """Steps of the run by training_iters, else by train_samples and the batch sizes; 0 if neither is set."""
+    """Number of steps of the run by training_iters, else by train_samples and batch sizes; 0 if neither is set."""
     training, dataset = all_config.training_config, all_config.dataset_config
     if training.training_iters or not dataset.train_samples:
         return training.training_iters
@@ -58,7 +58,7 @@ def training_iters_of_config(all_config):
 
 
 def build_pretraining_data_loader(dataset, consumed_samples, all_config=None):
-    """A loader of micro-batches for this data-parallel rank.
+    """Build a loader of micro-batches for this data-parallel rank.
 
     Args:
         dataset: anything with `__len__` and `__getitem__`, whose samples are dicts of arrays; None gives None.
@@ -92,7 +92,7 @@ def build_pretraining_data_loader(dataset, consumed_samples, all_config=None):
 
 @dataclass
 class TrainingData:
-    """The data of a training.
+    """Data of a training: streams of micro-batches for training, validation and test.
 
     Attributes:
         train, valid, test (Optional[MicroBatches]): iterators of micro-batches; None: there is no such data.
@@ -112,7 +112,7 @@ class TrainingData:
 
     @property
     def epoch(self):
-        """Epochs of the training data that are complete."""
+        """Number of complete epochs of the training data."""
         return self.train.stream.epoch
 
     def of_step(self):
@@ -139,7 +139,7 @@ class TrainingData:
         return {name: data.stream.position() for name, data in self._saved().items()}
 
     def go_to(self, positions, consumed_samples):
-        """Continue at saved `positions()`; `consumed_samples` (dict[str, int]) serves data that is samples by index."""
+        """Continue at saved `positions()`; indexed samples continue at `consumed_samples` (dict[str, int])."""
         for name, data in self._saved().items():
             data.stream.go_to(positions.get(name, {"epoch": 0, "batches": 0}), consumed_samples[name])
 
@@ -148,7 +148,7 @@ class TrainingData:
 
 
 def build_data(all_config, datasets_provider, loaders, get_batch_func=None, reads_ahead=True):
-    """The data of a run.
+    """Build the TrainingData of a run.
 
     Args:
         all_config (AllConfig): the configuration.
@@ -178,7 +178,7 @@ def build_data(all_config, datasets_provider, loaders, get_batch_func=None, read
 
 
 def _as_loader(loader, all_config):
-    """Samples by `__getitem__` and `__len__` get a `PretrainingDataLoader`; everything else stays what it is."""
+    """Wrap indexed samples (`__getitem__` and `__len__`) in a `PretrainingDataLoader`; other loaders stay unchanged."""
     is_indexed = hasattr(loader, "__getitem__") and hasattr(loader, "__len__")
     iterates = hasattr(loader, "create_dict_iterator") or hasattr(loader, "__iter__")
     return build_pretraining_data_loader(loader, 0, all_config) if is_indexed and not iterates else loader
@@ -206,7 +206,7 @@ def _anyone_has(loader):
 
 
 def resolve_training_iters(all_config, loader):
-    """Steps of the training: training_iters, else from train_samples, else from epochs and the length of the data.
+    """Number of steps of the training: training_iters, else from train_samples, else from epochs and the data's length.
 
     Raises:
         ValueError: none of them is set, or the data does not say how long it is.
@@ -239,7 +239,7 @@ def resolve_training_iters(all_config, loader):
 
 
 def steps_per_epoch(loader):
-    """Steps of an epoch of this run, or None if the loader does not say how long it is."""
+    """Number of steps of an epoch; None if the loader does not know its length."""
     micro_batches = calculator.get_num_microbatches()
     if isinstance(loader, PretrainingDataLoader):
         return loader.sampler.samples_per_epoch // calculator.get_current_global_batch_size()

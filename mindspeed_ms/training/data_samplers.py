@@ -1,4 +1,4 @@
-"""Samplers and the data loader: the samples of each micro-batch of a data-parallel rank.
+"""Samplers and PretrainingDataLoader: the samples of each micro-batch of a data-parallel rank.
 
 Source: Megatron's pretraining samplers: consecutive blocks of a micro-batch per rank, data-parallel rank fastest,
 counted by `consumed_samples`. Here a pass over the data is followed by the next one.
@@ -9,7 +9,7 @@ from mindspore import Tensor
 
 
 class PretrainingSampler:
-    """Sample indices in order.
+    """Sampler of indices in order.
 
     Args:
         total_samples (int): samples of the dataset.
@@ -42,7 +42,7 @@ class PretrainingSampler:
 
     @property
     def epoch(self):
-        """Passes that are complete."""
+        """Number of complete passes."""
         return self.consumed_samples // self.samples_per_epoch
 
     def next_indices(self):
@@ -56,7 +56,7 @@ class PretrainingSampler:
 
 
 class PretrainingRandomSampler(PretrainingSampler):
-    """Sample indices in another random order on every pass, equal on all ranks.
+    """Sampler of indices in a new random order on every pass, equal on all ranks.
 
     Args:
         seed (int): with the number of the pass it decides the order; other arguments as in `PretrainingSampler`.
@@ -76,7 +76,7 @@ class PretrainingRandomSampler(PretrainingSampler):
 
 
 class PretrainingDataLoader:
-    """Iterates over micro-batches without end: dicts of numpy arrays `[micro batch, ...]`.
+    """Endless loader of micro-batches: dicts of numpy arrays `[micro batch, ...]`.
 
     Args:
         dataset: samples by index, each a dict of arrays or numbers.
@@ -97,7 +97,7 @@ class PretrainingDataLoader:
         return collate([self.dataset[index] for index in indices])
 
     def set_consumed_samples(self, consumed_samples):
-        """Continue after so many samples, over all data-parallel ranks."""
+        """Continue after `consumed_samples` samples, counted over all data-parallel ranks."""
         self.sampler.consumed_samples = consumed_samples
 
 

@@ -1,4 +1,4 @@
-"""Streams of batches of any data loader, with epochs, resuming and broadcasting, and the iterator of micro-batches."""
+"""Streams of batches of any data loader (epochs, resuming, broadcasting), and the iterator of micro-batches."""
 
 from collections import deque
 
@@ -11,11 +11,11 @@ from mindspeed_ms.training.data_samplers import PretrainingDataLoader, host_arra
 
 
 class DataExhausted(StopIteration):
-    """The data has no further batch: its last epoch is over, or it cannot be started again."""
+    """Error: the data has no further batch, because its last epoch is over or it cannot be started again."""
 
 
 class BatchStream:
-    """Batches of a loader, over as many epochs as needed.
+    """Stream of a loader's batches over as many epochs as needed.
 
     Args:
         loader: a `PretrainingDataLoader`, a MindSpore dataset, or an iterable of dicts. An iterator that cannot be
@@ -72,11 +72,11 @@ class BatchStream:
         self.epoch, self.batches, self._iterator = self.epoch + 1, 0, None
 
     def position(self):
-        """The argument of `go_to`."""
+        """Position of the stream, the argument of `go_to`."""
         return {"epoch": self.epoch, "batches": self.batches}
 
     def go_to(self, position, consumed_samples):
-        """Go to a saved position by reading over what was used; `consumed_samples` serves loaders that know samples."""
+        """Go to a saved position by reading over used batches; `consumed_samples` serves loaders that count samples."""
         del consumed_samples
         self.epoch = position["epoch"] if self._can_restart else 0
         self.batches, self._iterator = 0, None
@@ -85,7 +85,7 @@ class BatchStream:
 
 
 class SampleStream(BatchStream):
-    """A `PretrainingDataLoader`, whose epochs are counted in samples."""
+    """Stream of a `PretrainingDataLoader`, whose epochs are counted in samples."""
 
     def __next__(self):
         sampler = self.loader.sampler
@@ -103,7 +103,7 @@ class SampleStream(BatchStream):
 
 
 class BroadcastStream:
-    """Gives the batches of the group's first rank to all tensor-parallel ranks.
+    """Stream that broadcasts the first rank's batches to all tensor-parallel ranks.
 
     Args:
         stream (Optional[BatchStream]): the batches, on the first rank; None on the others.
@@ -135,17 +135,17 @@ class BroadcastStream:
         return value
 
     def position(self):
-        """Position of the first rank's stream."""
+        """Position of the first rank's stream; see `BatchStream.position`."""
         return self._share(self._stream.position() if self._stream is not None else None)
 
     def go_to(self, position, consumed_samples):
-        """Move the first rank's stream."""
+        """Move the first rank's stream to a saved position."""
         if self._stream is not None:
             self._stream.go_to(position, consumed_samples)
 
 
 class MicroBatches:
-    """Iterator of micro-batches: the batches of a stream, cut as needed.
+    """Iterator of micro-batches: batches of a stream, cut as needed.
 
     Args:
         stream: iterator of batches.
@@ -167,7 +167,7 @@ class MicroBatches:
         return self._waiting.popleft()
 
     def take(self, count):
-        """The next `count` micro-batches (list[dict])."""
+        """Take the next `count` micro-batches (list[dict])."""
         return [next(self) for _ in range(count)]
 
 
@@ -238,7 +238,7 @@ def _rows_of(value, rows, start, count):
 
 
 def to_tensor(value):
-    """Tensor of a batch's entry (numpy arrays are shared, not copied); None and other objects stay what they are."""
+    """Convert an entry of a batch to a Tensor (numpy arrays are shared, not copied); None and other objects stay."""
     if isinstance(value, (np.ndarray, np.generic)):
         array = np.ascontiguousarray(host_array(value)) if np.ndim(value) else host_array(value)
         return Tensor.from_numpy(array if array.flags.writeable else array.copy())
@@ -246,7 +246,7 @@ def to_tensor(value):
 
 
 def make_stream(loader, max_epochs=None, name="train_data_loader"):
-    """The stream of batches of a loader.
+    """Build the stream of a loader's batches.
 
     Args:
         loader: an iterable of dicts, a MindSpore dataset, or None on ranks whose tensor-parallel rank is not 0 (they get

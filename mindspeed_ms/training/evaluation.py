@@ -1,4 +1,4 @@
-"""Evaluation: forward passes without dropout, loss over all tokens; evaluations during and after a training."""
+"""Evaluation: loss over all tokens in forward passes without dropout, during and after a training."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -52,7 +52,7 @@ def evaluate(forward_step_func, data_iterator, model, eval_iters, process_non_lo
 
 @dataclass
 class Evaluation:
-    """Evaluations of a training: validation every `eval_interval` steps and at the end, test data at the end.
+    """Evaluations of a training: validation every `eval_interval` steps and at the end, test at the end.
 
     Attributes:
         settings (TrainingConfig): read: eval_interval, eval_iters.
@@ -71,7 +71,7 @@ class Evaluation:
     process_non_loss_data_func: Callable | None = None
 
     def after_step(self, state):
-        """Validate if the step is due; whether it was (bool). `state` (TrainState) counts the samples."""
+        """Validate if the step is due; returns whether it was (bool). `state` (TrainState) counts the samples."""
         interval = self.settings.eval_interval
         if not interval or self.data.valid is None or state.iteration % interval:
             return False
@@ -81,7 +81,7 @@ class Evaluation:
         return True
 
     def after_training(self, state):
-        """Validate unless the last step did, and evaluate the test data; nothing without `eval_interval`."""
+        """Validate unless the last step did, and evaluate the test data; does nothing without `eval_interval`."""
         if self.settings.eval_interval:
             self.evaluate_all(state, with_valid=state.iteration % self.settings.eval_interval)
 

@@ -10,7 +10,7 @@ _DATASET_ID = "dataset_id"
 
 
 class BatchMismatchError(ValueError):
-    """A batch whose keys are not the arguments of the model's construct."""
+    """Error: the keys of a batch are not the arguments of the model's construct."""
 
 
 def forward_step(data_iterator, model):
@@ -29,15 +29,14 @@ def forward_step(data_iterator, model):
 
 
 def without_dataset_id(batch, model):
-    """A batch without `dataset_id`, which tells the part of a blend (core.datasets.blended_dataset) that a sample is from,
-    unless the model's construct names it."""
+    """Remove `dataset_id` (number of the sample's dataset in a blend) from a batch, unless the model's construct takes it."""
     if _DATASET_ID not in batch or _DATASET_ID in _construct_arguments(type(model))[1]:
         return batch
     return {name: value for name, value in batch.items() if name != _DATASET_ID}
 
 
 def check_batch(batch, model):
-    """Compare a batch's keys with the arguments of the model's construct.
+    """Check a batch's keys against the arguments of the model's construct.
 
     Raises:
         BatchMismatchError: names the missing and the unknown keys and what construct takes.

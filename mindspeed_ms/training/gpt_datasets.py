@@ -1,4 +1,4 @@
-"""Megatron's GPT datasets as the configuration names them. Source of the rules: Megatron's pretrain_gpt and arguments."""
+"""Megatron's GPT datasets of a configuration. Source of the rules: Megatron's pretrain_gpt and arguments."""
 
 import os
 
@@ -12,8 +12,7 @@ from mindspeed_ms.training.initialize import get_all_config
 
 
 def train_valid_test_datasets_provider(train_val_test_num_samples):
-    """The provider for `pretrain`: GPT datasets of this process's configuration, or with `is_instruction_dataset` those of
-    conversations.
+    """Datasets provider for `pretrain`: GPT datasets, or with `is_instruction_dataset` those of conversations.
 
     Args:
         train_val_test_num_samples (tuple[int, int, int]): samples that are needed; no training samples: one epoch.
@@ -28,7 +27,7 @@ def train_valid_test_datasets_provider(train_val_test_num_samples):
 
 
 def build_datasets(all_config, train_val_test_num_samples):
-    """As `train_valid_test_datasets_provider`, of the given configuration."""
+    """`train_valid_test_datasets_provider` for a given configuration."""
     if all_config.dataset_config.is_instruction_dataset:
         return build_instruction_datasets(all_config, train_val_test_num_samples)
     train, valid, test = train_val_test_num_samples
@@ -47,7 +46,7 @@ def build_datasets(all_config, train_val_test_num_samples):
 
 
 def gpt_dataset_config(all_config):
-    """The `GPTDatasetConfig` of a configuration (AllConfig)."""
+    """`GPTDatasetConfig` of an AllConfig."""
     settings, model = all_config.dataset_config, all_config.model_config
     each = tuple(get_blend_from_list(words) for words in _per_split(settings))
     # a causal mask is what the model applies without one
@@ -77,7 +76,7 @@ def gpt_dataset_config(all_config):
 
 
 def names_indexed_files(all_config):
-    """True if the data is made up, weighted, or named by prefixes of indexed files; False for other data."""
+    """Whether the data is mock data, weighted, instruction data, or named by prefixes of indexed files."""
     settings = all_config.dataset_config
     blends = [get_blend_from_list(words) for words in (settings.data_path, *_per_split(settings))]
     return (
@@ -88,7 +87,7 @@ def names_indexed_files(all_config):
 
 
 def check_files(all_config):
-    """Open all that is named, before anything is built.
+    """Open all named files, before anything is built.
 
     Raises:
         FileNotFoundError, DatasetError: as the provider.
@@ -107,7 +106,7 @@ def _per_split(settings):
 
 
 def _exists(prefix):
-    """Whether files have this prefix, or are named by mistake with their ending: an error later, they are not read as text."""
+    """Whether indexed files have this prefix, or this name with .bin or .idx: a mistake that the builder reports."""
     stem, ending = os.path.splitext(prefix)
     if ending in (".bin", ".idx") and IndexedDataset.exists(stem):
         return True

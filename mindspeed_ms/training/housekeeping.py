@@ -1,4 +1,4 @@
-"""Garbage collection at fixed steps, signals that end a training, the check that data-parallel ranks hold equal weights."""
+"""Housekeeping of a training: garbage collection at fixed steps, signals, check of equal weights on data-parallel ranks."""
 
 import gc
 import signal
@@ -12,7 +12,7 @@ from mindspeed_ms.core.logging import logger
 
 
 class GarbageCollection:
-    """Context manager: collect garbage at fixed steps on all ranks together instead of whenever Python likes.
+    """Context manager: collect garbage at fixed steps on all ranks together, not at Python's own times.
 
     Args:
         manual (bool): switch Python's own timing off inside.
@@ -79,7 +79,7 @@ class SignalHandler:
 
 
 def check_weights_across_data_parallel_ranks(model, iteration):
-    """Compare a check sum of the weights over the data-parallel ranks.
+    """Compare check sums of the weights over the data-parallel ranks.
 
     Raises:
         RuntimeError: on all ranks of a group whose weights differ; names the ranks.

@@ -59,7 +59,7 @@ def set_args(args):
 
 
 def get_args():
-    """The parsed command line.
+    """Parsed command line (argparse.Namespace).
 
     Raises:
         RuntimeError: `initialize_megatron` was not called.
@@ -78,13 +78,13 @@ def has_args():
 
 
 def set_all_config(all_config):
-    """Make a configuration the one that this process trains with."""
+    """Set the configuration of this process."""
     global _all_config
     _all_config = all_config
 
 
 def get_all_config():
-    """The configuration of this process: the one that `pretrain` was given, else the one that the arguments describe.
+    """Configuration of this process: that of `pretrain`, else the one that the arguments describe.
 
     Raises:
         RuntimeError: there is neither.
@@ -98,5 +98,5 @@ def get_all_config():
 
 
 def unset_global_variables():
-    """Forget arguments and configuration."""
+    """Remove arguments and configuration."""
     set_args(None)

@@ -1,4 +1,4 @@
-"""Mean loss over the tokens that count, under upstream's import path."""
+"""Upstream's import path of LossWithMask, the masked mean of the token losses."""
 
 from mindspeed_ms.legacy.model.loss_func import LossWithMask
 

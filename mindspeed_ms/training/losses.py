@@ -1,4 +1,4 @@
-"""Loss function, token count and reduction of the loss: what is differentiated and what is reported of a step.
+"""Losses of a step: loss function, token count, and reduction of the reported losses over all ranks.
 
 The reported loss is reduced by one collective over the world, with sums in float64 in rank order.
 """
@@ -18,7 +18,7 @@ MAIN_LOSS = "lm loss"
 
 
 def loss_function(tokens, per_token, output, non_loss_data=False):
-    """The three values of a micro-batch's loss, from a model that returns its mean loss.
+    """MicroBatchLoss of a model that returns its mean loss.
 
     Args:
         tokens (float or Tensor): tokens of this rank's part of the sequences, see `count_tokens`.
@@ -60,7 +60,7 @@ def count_tokens(batch):
 
 
 def _tokens_of_whole_sequences(tokens):
-    """The number of tokens over the ranks that share the sequences."""
+    """Number of tokens, summed over the ranks that share the sequences."""
     if isinstance(tokens, Tensor):
         return reduce_from_context_parallel_region(tokens)
     return tokens * parallel_state.get_context_parallel_world_size()
@@ -68,7 +68,7 @@ def _tokens_of_whole_sequences(tokens):
 
 @dataclass(frozen=True)
 class TokenMean:
-    """Reported mean loss over all tokens of the sequences, of which `tokens` are on this rank.
+    """Reported mean loss over all tokens of the sequences; `tokens` of them are on this rank.
 
     Both may be scalar Tensors, which are read after the step.
     """
@@ -77,7 +77,7 @@ class TokenMean:
     tokens: Any
 
     def sum_and_count(self):
-        """This rank's share: (sum of the losses, number of tokens)."""
+        """Share of this rank: (sum of the losses, number of tokens)."""
         tokens = as_float(self.tokens)
         return as_float(self.value) * tokens, tokens
 
@@ -87,8 +87,8 @@ class StepLosses:
     """Reduced losses of a step, equal on all ranks.
 
     Attributes:
-        values (dict[str, float]): mean over all tokens (or micro-batches) of the step, by name. A name that nobody
-            reported in this step is left out; the main loss, the first name, is NaN then.
+        values (dict[str, float]): mean over all tokens (or micro-batches) of the step, by name. A name that no
+            rank reported in this step is left out; the main loss, the first name, is NaN then.
         tokens (float): tokens of the first of them.
         not_finite (list[tuple[int, int]]): (global rank, micro-batch) of each loss that was NaN or infinite.
         stop_requested (list[int]): ranks that ask to end after this step.
@@ -103,7 +103,7 @@ class StepLosses:
 
 
 class LossReducer:
-    """Reduces the reported losses over all ranks.
+    """Reduction of the reported losses over all ranks.
 
     Every micro-batch reports a dict. Its values are a `TokenMean`, a pair (sum, count) of this rank's part, or a number
     that is averaged over micro-batches. Names may come and go: all ranks agree on new ones in the step that brings them,
@@ -114,7 +114,7 @@ class LossReducer:
         self._names = []
 
     def reduce(self, reported, stop_requested=False, bad_gradients=False):
-        """Combine.
+        """Reduce the reported losses and error flags of a step over all ranks.
 
         Args:
             reported (list[dict]): this rank's micro-batches.
@@ -146,7 +146,7 @@ class LossReducer:
         )
 
     def _gather_values(self, flags, local):
-        """float64 `[ranks, flags + 1 + 3 * names]`: the flags, 1 for names to agree on, (sum, count, 1) of each name."""
+        """All ranks' values, float64 `[ranks, flags + 1 + 3 * names]`: flags, 1 for new names, (sum, count, 1) per name."""
         vector = [*flags, float(any(name not in self._names for name in local))]
         for name in self._names:
             vector += (*local[name], 1.0) if name in local else (0.0, 0.0, 0.0)
@@ -172,7 +172,7 @@ class LossReducer:
 
     @staticmethod
     def _counts():
-        """Tensor-parallel ranks repeat what their first rank reports; context-parallel ranks report parts of their own."""
+        """Whether this rank's losses enter the sum: only tensor-parallel rank 0 (the other tensor ranks hold copies)."""
         return parallel_state.get_tensor_model_parallel_rank() == 0
 
     @staticmethod

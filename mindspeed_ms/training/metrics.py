@@ -45,12 +45,12 @@ class StepReport:
 
     @property
     def loss(self):
-        """The main loss."""
+        """Main loss, the first of the losses."""
         return next(iter(self.losses.values()), math.nan)
 
 
 def format_log_line(report, train_state, total_iterations, milliseconds, tokens_per_second, tflops=None):
-    """The line of a step: upstream's fields in upstream's order, then ours."""
+    """Log line of a step: upstream's fields in upstream's order, then ours."""
     line = (
         f"Epoch: {train_state.epoch}, Step: {train_state.step_in_epoch}, Loss: {report.loss:.16f}, "
         f"Finite_grads: {report.finite_grads}, Loss_scale: {report.loss_scale}, "
@@ -73,7 +73,7 @@ def format_log_line(report, train_state, total_iterations, milliseconds, tokens_
 
 
 class MetricsLogger:
-    """Reports steps and evaluations, inside `opened`.
+    """Reports of steps and evaluations, inside `opened`.
 
     Every msrun worker has a log file of its own and gets all lines; otherwise rank 0 logs alone. Files are rank 0's.
 
@@ -99,14 +99,14 @@ class MetricsLogger:
 
     @classmethod
     def of(cls, all_config, total_iterations):
-        """The metrics of an AllConfig."""
+        """MetricsLogger of an AllConfig."""
         settings = all_config.training_config
         flops = flops_per_token(describe_model(all_config)) if settings.log_throughput else None
         return cls(settings.output_dir, total_iterations, settings.log_interval, TensorboardEvents(settings), flops)
 
     @contextlib.contextmanager
     def opened(self, start_iteration):
-        """Inside, reports are written.
+        """Context manager: reports are written.
 
         Args:
             start_iteration (int): 0 for a new run: an older metrics.jsonl is put aside; else later lines of it are dropped.
@@ -125,7 +125,7 @@ class MetricsLogger:
             self._close()
 
     def log_step(self, report, train_state):
-        """Report a step that has just ended."""
+        """Report a step."""
         self._seconds += report.seconds
         self._tokens += report.tokens
         self._steps += 1
@@ -181,7 +181,7 @@ class MetricsLogger:
             self._file.write(json.dumps({key: _json_number(value) for key, value in values.items()}) + "\n")
 
     def _close(self):
-        """End the bar, write the picture of the loss curve, close the files."""
+        """Close the bar and the files, and draw the loss curve."""
         if self._progress is not None:
             set_progress_bar(None)
             self._progress.close()
@@ -211,7 +211,7 @@ def _json_number(value):
 
 
 def _prepare_metrics_file(path, start_iteration):
-    """Leave in an existing file only what belongs to the run that goes on; put a finished run's file aside."""
+    """Remove lines behind the start iteration from an existing file; rename a finished run's file."""
     if not os.path.exists(path):
         return
     if start_iteration == 0:
@@ -225,7 +225,7 @@ def _prepare_metrics_file(path, start_iteration):
 
 
 def read_metrics(path):
-    """All complete lines of a metrics.jsonl (list[dict])."""
+    """Complete lines of a metrics.jsonl (list[dict])."""
     lines = []
     with open(path, encoding="utf-8") as file:
         for text in file:
@@ -245,7 +245,7 @@ def _progress_bar(total_iterations, start_iteration):
 
 
 def draw_loss_curve(metrics_path, picture_path):
-    """Draw the losses of a metrics.jsonl into a PNG; nothing if it has none, a warning without matplotlib."""
+    """Draw the losses of a metrics.jsonl as a PNG; nothing if it has none, a warning without matplotlib."""
     curves = {
         name: [
             (line["iteration"], line[name]) for line in read_metrics(metrics_path) if isinstance(line.get(name), (int, float))

@@ -73,7 +73,7 @@ def _place():
 
 
 def get_ddp_config(all_config):
-    """DistributedDataParallelConfig of an AllConfig."""
+    """`DistributedDataParallelConfig` of an AllConfig."""
     training, zero = all_config.training_config, all_config.optimizer_config.zero_config or ZeroConfig()
     return DistributedDataParallelConfig(
         grad_reduce_in_fp32=training.accumulate_allreduce_grads_in_fp32,
@@ -96,7 +96,7 @@ def get_ddp_config(all_config):
 
 
 def get_optimizer_config(all_config):
-    """OptimizerConfig (Megatron core's names) of an AllConfig."""
+    """`OptimizerConfig` (Megatron core's names) of an AllConfig."""
     optimizer, training = all_config.optimizer_config, all_config.training_config
     zero = optimizer.zero_config or ZeroConfig()
     return OptimizerConfig(
@@ -127,12 +127,12 @@ def get_optimizer_config(all_config):
 
 
 def get_optimizer(all_config, model, no_weight_decay_cond=None, scale_lr_cond=None, lr_mult=1.0):
-    """The optimizer of these model chunks; see `get_megatron_optimizer`."""
+    """Optimizer of model chunks; see `get_megatron_optimizer`."""
     return get_megatron_optimizer(get_optimizer_config(all_config), model, no_weight_decay_cond, scale_lr_cond, lr_mult)
 
 
 def get_optimizer_param_scheduler(optimizer, all_config, training_iters):
-    """The `OptimizerParamScheduler` of a run.
+    """`OptimizerParamScheduler` of a run.
 
     A run whose length is `train_samples` takes that as its length, not the samples of its whole batches: Megatron's rule.
 

@@ -17,18 +17,18 @@ _writer = None
 
 
 def set_tensorboard_writer(writer):
-    """Set the writer of this rank (None: it writes no event files)."""
+    """Set the TensorBoard writer of this rank; None: it writes no event files."""
     global _writer
     _writer = writer
 
 
 def get_tensorboard_writer():
-    """The TensorBoard writer, or None on ranks that have none."""
+    """TensorBoard writer of this rank, or None."""
     return _writer
 
 
 class TensorboardEvents:
-    """Writes numbers as TensorBoard events; does nothing without a writer.
+    """Writer of numbers as TensorBoard events; does nothing without a writer.
 
     Args:
         settings (Optional[TrainingConfig]): read: tensorboard_dir, tensorboard_log_interval, log_*_to_tensorboard.
@@ -44,7 +44,7 @@ class TensorboardEvents:
         self._left_out = {name for name, option in _OPTIONS.items() if settings is not None and not getattr(settings, option)}
 
     def open(self):
-        """Take this process's writer; on rank 0 make it if `tensorboard_dir` is set and there is none.
+        """Take this process's writer; rank 0 makes one if `tensorboard_dir` is set and there is none.
 
         Raises:
             RuntimeError: no library that can write event files is installed.
@@ -71,13 +71,13 @@ class TensorboardEvents:
                 self.writer.add_scalar(name.replace("_", "-"), value, iteration)
 
     def flush(self):
-        """Put everything on the disk."""
+        """Flush all events to the disk."""
         if self.writer is not None:
             self.writer.flush()
 
 
 def peak_memory_bytes():
-    """Largest resident memory of this process so far (host), or None where the system does not tell."""
+    """Peak resident memory of this process (host); None where the system does not report it."""
     try:
         with open("/proc/self/status", encoding="ascii") as file:
             line = next((line for line in file if line.startswith(_PEAK_MEMORY)), None)
@@ -87,7 +87,7 @@ def peak_memory_bytes():
 
 
 def make_tensorboard_writer(folder, queue_size=1000):
-    """A TensorBoard writer on rank 0.
+    """Make a TensorBoard writer on rank 0.
 
     Raises:
         RuntimeError: no library that can write event files is installed.

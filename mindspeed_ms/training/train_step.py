@@ -1,4 +1,4 @@
-"""Training step (`TrainOneStep`): all micro-batches forward and backward, reduction, check of the loss, update."""
+"""Training step (`TrainOneStep`): forward and backward of all micro-batches, reduction, check of the loss, update."""
 
 import math
 import time
@@ -15,11 +15,11 @@ from mindspeed_ms.training.metrics import StepReport
 
 
 class NonFiniteLossError(RuntimeError):
-    """A loss was NaN or infinite; the weights are those before the step."""
+    """Error: a loss was NaN or infinite; the weights are those before the step."""
 
 
 class NonFiniteGradientError(RuntimeError):
-    """A gradient was NaN or infinite before the reduction; the weights are those before the step."""
+    """Error: a gradient was NaN or infinite before the reduction; the weights are those before the step."""
 
 
 @dataclass
@@ -54,12 +54,12 @@ class TrainOneStep:
 
     @classmethod
     def of(cls, all_config, *parts):
-        """The step of an AllConfig, with model, optimizer, opt_param_scheduler and forward_step_func."""
+        """TrainOneStep of an AllConfig, with model, optimizer, opt_param_scheduler and forward_step_func."""
         settings = all_config.training_config
         return cls(*parts, settings.check_for_nan_in_loss, settings.log_params_norm, all_config.model_config.seq_length)
 
     def __call__(self, data_iterator, iteration, stop_requested=False):
-        """Run one step.
+        """Run one training step.
 
         Args:
             data_iterator: micro-batches.
@@ -111,12 +111,12 @@ class TrainOneStep:
         return report, bool(losses.stop_requested)
 
     def finish(self):
-        """Complete what the last step left under way: the gathering of updated parameters."""
+        """Complete the gathering of updated parameters that the last step left under way."""
         for chunk in self.model:
             chunk.finish_param_sync()
 
     def _tokens(self, losses):
-        """Tokens that this step read: the throughput must not depend on what the loss function reports."""
+        """Number of tokens that this step read; it does not depend on what the loss function reports."""
         if self.sequence_length is None:
             return losses.tokens
         return calculator.get_current_global_batch_size() * self.sequence_length

@@ -1,4 +1,4 @@
-"""Trainer: the training loop, with its parts passed in; and the training's counters (`TrainState`)."""
+"""Trainer: the training loop, whose parts are passed in; and the training's counters (`TrainState`)."""
 
 import time
 from dataclasses import dataclass, field, fields
@@ -43,7 +43,7 @@ class TrainState:
 
 @dataclass(kw_only=True)
 class Trainer:
-    """Runs a training: steps with evaluations, checkpoints and reports, to its end.
+    """Training loop: steps with evaluations, checkpoints and reports, to its end.
 
     Every part may be replaced by another one with the methods that `training.parts` declares.
 
@@ -74,11 +74,11 @@ class Trainer:
 
     @property
     def settings(self):
-        """The section training_config."""
+        """Section training_config."""
         return self.all_config.training_config
 
     def run(self):
-        """Load the checkpoint to start from, then train, or only evaluate with `skip_train`."""
+        """Load the starting checkpoint, then train, or only evaluate with `skip_train`."""
         self.checkpoints.load()
         state = self.train_state
         if self.settings.skip_train:
@@ -98,7 +98,7 @@ class Trainer:
             logger.info(ending)
 
     def train(self):
-        """Run the steps that are left, with evaluations and checkpoints; a signal ends it after a step, saved.
+        """Run the remaining steps with evaluations and checkpoints; after a signal, save and stop.
 
         Returns:
             str: how it ended, for the last line of the log.
@@ -134,7 +134,7 @@ class Trainer:
         return f"Training success! {state.iteration} iterations, {state.consumed_train_samples} samples"
 
     def _step(self, data, stop):
-        """(StepReport, whether any rank asks to end) of the next step."""
+        """Run the next step: (StepReport, whether any rank asks to stop)."""
         iteration = self.train_state.iteration + 1
         try:
             return self.train_step(data, iteration, stop)
@@ -165,7 +165,7 @@ class Trainer:
         return minutes is not None and time.monotonic() - self.start_time > 60.0 * minutes
 
     def _end_without_data(self, reason):
-        """The data is over before the last step: the end of the epochs that were asked for, else an error, saved."""
+        """End the training when data runs out: normally after the requested epochs, else save and raise an error."""
         iteration = self.train_state.iteration
         if self.settings.epochs is not None:
             logger.info("%s after iteration %d", reason, iteration)
@@ -178,7 +178,7 @@ class Trainer:
         ) from reason
 
     def _end_early(self, signals, stop):
-        """Save, and the text of what ended the training before its last step, the same on all ranks."""
+        """Save, and return the text of the cause that stops the training early, equal on all ranks."""
         settings, cause = self.settings, f"exit_interval {self.settings.exit_interval} (--exit-interval)"
         if stop:  # a signal may have come to one rank
             received = [text for text in comm.world_group().all_gather_object(signals.received) if text]

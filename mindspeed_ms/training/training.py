@@ -1,4 +1,4 @@
-"""pretrain: from the configuration to a trained model. Names and order: Megatron's training.py, upstream, the guide."""
+"""Pretraining (`pretrain`): configuration to trained model. Names and order: Megatron's training.py, upstream, the guide."""
 
 import time
 from contextlib import contextmanager
@@ -148,7 +148,7 @@ def training_run(all_config):
 
 
 def start_up(all_config):
-    """Device, communication, parallel grid, seeds and batch sizes of a configuration; logs it on rank 0.
+    """Start device, communication, parallel grid, seeds and batch sizes of a configuration; logs it on rank 0.
 
     Raises:
         ConfigError: a setting that is not available, or does not fit the world.
@@ -170,7 +170,7 @@ def start_up(all_config):
 
 
 def _configuration(all_config, extra_args_provider, args_defaults):
-    """The configuration of the run, made the one of this process."""
+    """Configuration of the run, set as the one of this process."""
     setup_logging()
     if not initialize.has_args() and (all_config is None or extra_args_provider is not None or args_defaults):
         initialize.initialize_megatron(extra_args_provider, args_defaults)

@@ -1,4 +1,4 @@
-"""Start-up of device, communication and seeds (`set_parallel_context`, `set_seed`), and small tools for training scripts."""
+"""Start-up of device, communication and seeds (`set_parallel_context`, `set_seed`), and helpers of training scripts."""
 
 import random
 
@@ -19,7 +19,7 @@ _is_freshly_seeded = False
 
 
 def set_parallel_context(parallel_config):
-    """Start the device and the communication, and lay the parallel grid over the world.
+    """Start the device and communication, and create the parallel grid.
 
     Calling it again with the same layout changes nothing.
 
@@ -73,7 +73,7 @@ def set_seed(seed):
 
 
 def set_seed_unless_set(seed):
-    """`set_seed` for a run that begins, unless the script called it for this run: since the last one began."""
+    """Call `set_seed` at the start of a run, unless the script did so since the last run started."""
     if not _is_freshly_seeded:
         set_seed(seed)
     _forget_seed()

@@ -1,4 +1,4 @@
-"""Rules over several fields: each one function, all problems reported together."""
+"""Rules over several fields: one function per rule; all problems are reported together."""
 
 from mindspeed_ms.config.checks import effects, layout, model, optimizer, pipeline, profile, refused, training
 from mindspeed_ms.config.checks.rule import LAST_RULES, RULES, Context
@@ -6,10 +6,10 @@ from mindspeed_ms.config.errors import ConfigError
 
 
 def check_all(all_config, settings):
-    """Run every rule; they change nothing but the notices: values that follow are filled before, by `resolve`.
+    """Run every rule. Rules change nothing but the notices: `resolve` has filled derived values before.
 
     Args:
-        all_config (AllConfig): what was read.
+        all_config (AllConfig): configuration to check.
         settings (Settings): what the user set, for names and places.
 
     Raises:

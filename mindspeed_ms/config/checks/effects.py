@@ -1,4 +1,4 @@
-"""Rule about settings that have no effect without another one: a notice names them."""
+"""Rule about settings that have no effect without another one."""
 
 from mindspeed_ms.config.argument_table import row_at, rows_with_path
 from mindspeed_ms.config.checks.rule import rule
@@ -17,7 +17,7 @@ def _section(name, *without):
     return tuple(row.path for row in rows_with_path() if row.section == name and row.path not in without)
 
 
-# (paths, what they need, True if a configuration has it)
+# (paths, the needed setting in words, function: whether a configuration has it)
 NEEDS = (
     (
         (*_section("moe_config", "moe_config.num_experts"), *_paths(_P, "expert_tensor_parallel_size")),
@@ -58,7 +58,7 @@ NEEDS = (
 
 @rule
 def settings_have_an_effect(context):
-    """Notice of settings that differ from their default and have no effect."""
+    """Notice if settings differ from their default but have no effect."""
     for paths, need, has_it in NEEDS:
         if has_it(context):
             continue

@@ -1,4 +1,4 @@
-"""Rules about how the model is cut: tensor, sequence, context and expert parallelism, and the world."""
+"""Rules about parallel layout: tensor, sequence, context and expert parallelism, world size."""
 
 from mindspeed_ms.config.checks.rule import rule
 from mindspeed_ms.config.model_description import describe_model, describe_parallel
@@ -21,7 +21,7 @@ def _path(name):
 
 @rule
 def world_fits(context):
-    """world % (tp * pp * cp), and for experts world % (expert tp * ep * pp)."""
+    """Refuse a world size that tp * pp * cp (and with experts expert tp * ep * pp) does not divide."""
     if context.world and context.world % context.world_unit:
         dense = model_parallel_size(context.parallel)
         parts = [f"{_P}.pipeline_model_parallel_size", _TP, _CP]
@@ -34,7 +34,7 @@ def world_fits(context):
 
 @rule
 def sizes_divide(context):
-    """Heads, groups, widths, vocabulary, experts and sequence: the layout's rules, all of them."""
+    """Refuse heads, groups, widths, vocabulary, experts and sequence lengths that the layout does not divide."""
     if not context.model:
         return
     model = describe_model(context.all_config)
@@ -47,7 +47,7 @@ def sizes_divide(context):
 
 @rule
 def data_parallel_size_fits(context):
-    """A given data parallel size must be the world's."""
+    """Refuse a data parallel size other than world / (tp * pp * cp)."""
     path, size = f"{_P}.data_parallel_size", context.data_parallel_size
     if size and context.was_set(path) and context.parallel.data_parallel_size not in (None, size):
         yield context.problem(path, f"expects {size} = world / (tp * pp * cp); leave it out", f"{_P}.world_size")
@@ -55,7 +55,7 @@ def data_parallel_size_fits(context):
 
 @rule
 def order_names_the_axes(context):
-    """The order string."""
+    """Refuse an `order` that does not name each axis (tp, cp, ep, dp, pp) once."""
     words = context.parallel.order.split("-")
     if sorted(words) not in (sorted(_AXES), sorted(set(_AXES) - {"ep"})):
         yield context.problem(f"{_P}.order", f"expects each of {', '.join(_AXES)} once, joined by -, such as tp-cp-ep-dp-pp")
@@ -63,7 +63,7 @@ def order_names_the_axes(context):
 
 @rule
 def query_groups_have_their_switch(context):
-    """Groups need the switch."""
+    """Refuse `num_query_groups` without `group_query_attention`."""
     path = f"{_M}.num_query_groups"
     if not context.model or context.model.group_query_attention or not context.was_set(path):
         return
@@ -77,7 +77,7 @@ def query_groups_have_their_switch(context):
 
 @rule
 def sequence_parallel_needs_tensor_parallel(context):
-    """SP without TP."""
+    """Refuse sequence parallelism with a tensor parallel size of 1."""
     if context.parallel.sequence_parallel and context.parallel.tensor_model_parallel_size == 1:
         yield context.problem(
             f"{_P}.sequence_parallel", "needs a tensor parallel size above 1; switch it off or raise that", _TP
@@ -86,7 +86,7 @@ def sequence_parallel_needs_tensor_parallel(context):
 
 @rule
 def ulysses_degree_fits(context):
-    """The degree of the hybrid algorithm."""
+    """Refuse a `ulysses_degree_in_cp` that does not fit context parallel size and heads."""
     problem = ulysses_problem(describe_parallel(context.all_config))
     if problem:
         yield context.problem(f"{_P}.ulysses_degree_in_cp", problem, _CP)
@@ -94,7 +94,7 @@ def ulysses_degree_fits(context):
 
 @rule
 def ulysses_degree_is_used(context):
-    """The degree belongs to the hybrid algorithm."""
+    """Refuse `ulysses_degree_in_cp` without `hybrid_cp_algo`."""
     parallel = context.parallel
     if parallel.ulysses_degree_in_cp is not None and parallel.context_parallel_algo != "hybrid_cp_algo":
         yield context.problem(
@@ -104,7 +104,7 @@ def ulysses_degree_is_used(context):
 
 @rule
 def experts_fit(context):
-    """Expert parallelism without experts, top-k, experts with TP but without SP, capacity."""
+    """Refuse expert parallelism or padding to capacity without what they need, a too large top-k, experts with TP and no SP."""
     parallel, moe = context.parallel, context.moe
     ep = f"{_P}.expert_model_parallel_size"
     if parallel.expert_model_parallel_size > 1 and moe.num_experts == 1:
@@ -121,6 +121,6 @@ def experts_fit(context):
 
 @rule
 def expert_numbers_agree(context):
-    """model_config.num_experts is the same setting."""
+    """Refuse different values of `model_config.num_experts` and `moe_config.num_experts`."""
     if context.model and context.model.num_experts not in (None, context.moe.num_experts):
         yield context.problem(f"{_M}.num_experts", "contradicts moe_config.num_experts; keep one", "moe_config.num_experts")

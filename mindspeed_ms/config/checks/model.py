@@ -12,7 +12,7 @@ _M = "model_config"
 
 @rule
 def positions_fit(context):
-    """Position types and what belongs to them."""
+    """Refuse position and rotary settings that contradict `position_embedding_type`."""
     model = context.model
     if not model:
         return
@@ -54,7 +54,7 @@ def _rotary(context, model):
 
 @rule
 def gate_follows_activation(context):
-    """hidden_act decides about the gate."""
+    """Refuse `gated_linear_unit` and `apply_swiglu_fusion` that contradict `hidden_act`."""
     model = context.model
     if model and model.gated_linear_unit != (model.hidden_act in GATED_ACTIVATIONS):
         hint = "use hidden_act: swiglu for a gate" if model.gated_linear_unit else "this activation has a gate"
@@ -65,7 +65,7 @@ def gate_follows_activation(context):
 
 @rule
 def sandwich_scales_are_used(context):
-    """The scales of the second norms need those norms."""
+    """Refuse `attn_post_norm_scale` and `ffn_post_norm_scale` without `use_sandwich_norm`."""
     model = context.model
     if not model or model.use_sandwich_norm:
         return
@@ -76,7 +76,7 @@ def sandwich_scales_are_used(context):
 
 @rule
 def attention_dropout_agrees(context):
-    """fa_config.keep_prob is 1 - attention_dropout."""
+    """Refuse a `fa_config.keep_prob` other than 1 - attention_dropout."""
     model = context.model
     if not model or model.fa_config.keep_prob is None:
         return
@@ -88,7 +88,7 @@ def attention_dropout_agrees(context):
 
 @rule
 def initialisers_are_known(context):
-    """init_method and bias_init: names or numbers."""
+    """Refuse an `init_method` or `bias_init` that is neither a known name nor a number."""
     for name in ("init_method", "bias_init"):
         value = context.model[name] if context.model else "normal"
         if value not in ("normal", "zeros", "ones") and (isinstance(value, bool) or not isinstance(value, (int, float))):
@@ -97,7 +97,7 @@ def initialisers_are_known(context):
 
 @rule
 def recompute_settings_fit(context):
-    """Granularity, method and number of layers."""
+    """Refuse recompute methods, numbers of layers and distributed activations that contradict the granularity."""
     model = context.model
     if not model:
         return
@@ -152,7 +152,7 @@ def adapters_fit(context):
         yield from _special_cell(context, path, cell, [] if wrong else patterns)
 
 
-# key of an entry of target_cells -> (test of its value, what it expects)
+# key of an entry of target_cells -> (test of its value, expected value in words)
 _CELL_KEYS = {
     "cell": (lambda value: isinstance(value, str), "the name of a layer"),
     "rank": (lambda value: type(value) is int and value > 0, "an integer > 0"),

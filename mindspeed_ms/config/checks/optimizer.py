@@ -7,7 +7,7 @@ _O, _T, _D = "optimizer_config", "training_config", "dataset_config"
 
 @rule
 def learning_rates_in_order(context):
-    """min_lr <= lr, warm-up start <= lr."""
+    """Refuse a `min_lr`, warm-up start or `decoupled_min_lr` above its learning rate."""
     optimizer = context.optimizer
     if optimizer.min_lr > optimizer.learning_rate:
         yield context.problem(f"{_O}.min_lr", "must not be above the learning rate", f"{_O}.learning_rate")
@@ -21,7 +21,7 @@ def learning_rates_in_order(context):
 
 @rule
 def warm_up_ends_before_decay(context):
-    """warm-up < decay, in iterations or in samples."""
+    """Refuse a warm-up that ends after the decay, or is given twice."""
     optimizer = context.optimizer
     pairs = (
         ("lr_warmup_iters", "lr_decay_iters", f"{_T}.training_iters", context.training.training_iters),
@@ -45,7 +45,7 @@ def warm_up_ends_before_decay(context):
 
 @rule
 def one_unit_of_length(context):
-    """Iterations with iterations, samples with samples."""
+    """Refuse schedule lengths in samples for a run counted in iterations, and the reverse."""
     by_samples, by_iterations = context.dataset.train_samples, context.training.training_iters
     for unit, wrong in (("samples", by_iterations), ("iters", by_samples)):
         for name in (f"lr_decay_{unit}", f"lr_warmup_{unit}", f"lr_wsd_decay_{unit}"):
@@ -56,7 +56,7 @@ def one_unit_of_length(context):
 
 @rule
 def last_part_of_wsd(context):
-    """WSD needs the length of its last part."""
+    """Refuse WSD without `lr_wsd_decay_iters` or `_samples`, those without WSD, and one that does not fit."""
     optimizer = context.optimizer
     given = optimizer.lr_wsd_decay_iters or optimizer.lr_wsd_decay_samples
     if optimizer.lr_decay_style == "WSD" and not given:
@@ -83,7 +83,7 @@ def last_part_of_wsd(context):
 
 @rule
 def one_source_of_schedules(context):
-    """override and use_checkpoint contradict each other if both were asked for."""
+    """Refuse `override_opt_param_scheduler` together with `use_checkpoint_opt_param_scheduler`."""
     override, use = f"{_O}.override_opt_param_scheduler", f"{_O}.use_checkpoint_opt_param_scheduler"
     optimizer = context.optimizer
     if optimizer.override_opt_param_scheduler and optimizer.use_checkpoint_opt_param_scheduler:
@@ -92,7 +92,7 @@ def one_source_of_schedules(context):
 
 @rule
 def weight_decay_has_one_course(context):
-    """A constant weight decay has one value, a changing one has both ends."""
+    """Refuse start and end values of a constant weight decay, and a changing one without an end or with a start above it."""
     optimizer = context.optimizer
     start, end = f"{_O}.start_weight_decay", f"{_O}.end_weight_decay"
     if optimizer.weight_decay_incr_style == "constant":
@@ -113,7 +113,7 @@ def weight_decay_has_one_course(context):
 
 @rule
 def two_betas(context):
-    """Adam has two decay rates below 1."""
+    """Refuse `betas` that are not two numbers >= 0 and < 1."""
     betas = context.optimizer.betas
     if len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
         yield context.problem(f"{_O}.betas", "expects two numbers >= 0 and < 1")
@@ -121,7 +121,7 @@ def two_betas(context):
 
 @rule
 def one_clipping(context):
-    """training_config.grad_clip_kwargs is the same setting as optimizer_config.clip_grad."""
+    """Refuse different values of `training_config.grad_clip_kwargs` and `optimizer_config.clip_grad`."""
     kwargs, path = context.training.grad_clip_kwargs, f"{_O}.clip_grad"
     if kwargs and (context.optimizer.clip_grad, context.optimizer.clip_grad_type) != (kwargs.clip_value, kwargs.grad_clip_type):
         yield context.problem(f"{_T}.grad_clip_kwargs", "contradicts optimizer_config.clip_grad; keep one", path)

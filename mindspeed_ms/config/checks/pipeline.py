@@ -33,7 +33,7 @@ def virtual_size(parallel, num_layers):
 
 @rule
 def layer_list_fits(context):
-    """Shape, positive entries and sum of num_layer_list."""
+    """Refuse a `num_layer_list` of a wrong shape, with wrong entries, or with a sum other than the number of layers."""
     rows = context.parallel.num_layer_list
     if not rows:
         return
@@ -79,7 +79,7 @@ def _list_shape(context, rows, nested):
 
 @rule
 def layer_list_reading_is_clear(context):
-    """Upstream reads a square list the other way round: say so once if that differs."""
+    """Notice if upstream would read a square `num_layer_list` the other way round."""
     rows, parallel = context.parallel.num_layer_list, context.parallel
     if not rows or not isinstance(rows[0], list) or context.was_set(f"{_P}.num_layer_list_order"):
         return ()
@@ -95,7 +95,7 @@ def layer_list_reading_is_clear(context):
 
 @rule
 def virtual_pipeline_needs_pipeline(context):
-    """vpp without pp."""
+    """Refuse virtual pipeline stages with a pipeline size of 1."""
     parallel = context.parallel
     if parallel.pipeline_model_parallel_size > 1:
         return
@@ -106,7 +106,7 @@ def virtual_pipeline_needs_pipeline(context):
 
 @rule
 def layers_spread_over_chunks(context):
-    """num_layers % (pp * layers per chunk) without a list, and enough layers for all stages."""
+    """Refuse a `num_layers` that stages and layers per chunk do not divide, or that is too small for all stages."""
     parallel, model = context.parallel, context.model
     per = parallel.num_layers_per_virtual_pipeline_stage
     if not model or parallel.num_layer_list or parallel.pipeline_model_parallel_size == 1:
@@ -139,7 +139,7 @@ def _ends_given(context):
 
 
 def _given_ends_fit(context):
-    """Layers of the first and last stage: what is left must suit the stages between."""
+    """Problems of given numbers of layers of the first and last stage: too few left for the others, or not whole chunks."""
     parallel, layers = context.parallel, context.model.num_layers
     paths, chunks = _ends_given(context), virtual_size(parallel, layers)
     others, left = parallel.pipeline_model_parallel_size - len(paths), layers - sum(map(context.value, paths))
@@ -154,7 +154,7 @@ def _given_ends_fit(context):
 
 @rule
 def micro_batches_fit_interleaving(context):
-    """Micro-batches multiple of pp for the interleaved schedule."""
+    """Refuse numbers of micro-batches that the interleaved schedule cannot group (multiples of pp)."""
     parallel, model = context.parallel, context.model
     stages = parallel.pipeline_model_parallel_size
     if stages == 1 or virtual_size(parallel, model.num_layers if model else None) == 1:
@@ -185,7 +185,7 @@ def micro_batches_fit_interleaving(context):
 
 @rule
 def group_size_has_an_effect(context):
-    """The group size belongs to the interleaved schedule: say so if it is set without one."""
+    """Notice if a micro-batch group size is set without virtual pipeline stages."""
     model, parallel = context.model, context.parallel
     is_asked = context.was_set(_GROUP) and context.value(_GROUP) is not None
     if is_asked and virtual_size(parallel, model.num_layers if model else None) == 1:
@@ -225,7 +225,7 @@ def number_of_micro_batches(context):
 
 @rule
 def noop_layers_in_range(context):
-    """No-op layers are numbers of layers."""
+    """Refuse `noop_layers` out of range, named twice, or covering all layers."""
     noop, model = context.parallel.noop_layers, context.model
     if not noop or not model:
         return
@@ -240,7 +240,7 @@ def noop_layers_in_range(context):
 
 @rule
 def recompute_lists_fit(context):
-    """Recompute lists: numbers from 0, together with nothing else that chooses layers."""
+    """Refuse recompute lists with negative numbers or beside `recompute_granularity`."""
     lists = [name for name in _RECOMPUTE if context.parallel[name]]
     for name in lists:
         rows = context.parallel[name]
@@ -261,7 +261,7 @@ def recompute_lists_fit(context):
 
 @last_rule
 def layout_can_be_built(context):
-    """What else mindspeed_ms.layout demands of stages and recompute lists."""
+    """Refuse stages and recompute lists that `mindspeed_ms.layout` refuses (runs last)."""
     parallel = context.parallel
     lists = [name for name in _RECOMPUTE if parallel[name]]
     if not context.model or (parallel.pipeline_model_parallel_size == 1 and not lists):

@@ -11,7 +11,7 @@ _T = "training_config"
 
 @rule
 def profile_steps_fit(context):
-    """Profile start and end, and the file of the dynamic profiler."""
+    """Refuse a profile start after its end, and a wrong path of the dynamic profiler's file."""
     training = context.training
     if training.profile_step_start > training.profile_step_end:
         yield context.problem(f"{_T}.profile_step_start", "must not be after profile_step_end", f"{_T}.profile_step_end")
@@ -27,7 +27,7 @@ def profile_steps_fit(context):
 
 @rule
 def profile_rows_have_effect(context):
-    """Notice of profile settings that have no effect."""
+    """Notice if profile settings have no effect."""
     training = context.training
     if not training.profile:
         idle = [

@@ -1,4 +1,4 @@
-"""Rule about settings that are ignored or refused here: those of the fields with `ignored=` or `refused=`."""
+"""Rule about settings that are ignored or refused here: fields with `ignored=` or `refused=`."""
 
 from mindspeed_ms.config.argument_table import rows_with_path
 from mindspeed_ms.config.checks.rule import rule
@@ -7,7 +7,7 @@ from mindspeed_ms.config.row import IGNORED, REFUSED, WORKS
 
 @rule
 def ignored_and_refused_settings(context):
-    """Notice for each ignored setting, error for each refused one, with the reason."""
+    """Notice if an ignored setting is set, refuse a refused one; both with the reason."""
     for row in rows_with_path():
         if row.status == WORKS or context.value(row.path) in (None, row.guide_default):
             continue

@@ -78,20 +78,20 @@ class Context:
         return setting.key if setting is not None else path
 
     def _source(self, path):
-        """Where a further path of a problem was set."""
+        """Origin (text) of a further path of a problem."""
         setting = self.settings.by_path.get(path)
         if setting is None:
             return " by default"
         return f" from the {setting.place}" if setting.place == COMMAND_LINE else f" from {setting.place}" * bool(setting.place)
 
     def notice(self, text):
-        """Add a notice: something that is no error."""
+        """Add a notice: a remark for the user that is no error."""
         if text not in self.all_config.notices:
             self.all_config.notices.append(text)
 
     @property
     def ddp_switches(self):
-        """Fields of training_config that the user set to what only the data parallel wrapper does."""
+        """Fields of training_config that the user set and that only the data parallel wrapper implements."""
         return [name for name in _NEEDS_DDP if self.training[name] and self.was_set(f"training_config.{name}")]
 
     @property

@@ -11,7 +11,7 @@ _T, _D, _P, _O = "training_config", "dataset_config", "parallel_config", "optimi
 
 @rule
 def global_batch_fits(context):
-    """GBS = MBS * DP * n, naming the nearest valid ones."""
+    """Refuse a global batch size that is no multiple of micro-batch size * data parallel size; name the nearest ones."""
     dataset, size = context.dataset, context.data_parallel_size
     path = f"{_D}.global_batch_size"
     if not dataset.global_batch_size or not context.was_set(path):
@@ -39,7 +39,7 @@ def global_batch_fits(context):
 
 @rule
 def ramp_up_fits(context):
-    """rampup_batch_size: three numbers that lead to the global batch size."""
+    """Refuse a `rampup_batch_size` that is not three numbers leading to the global batch size."""
     ramp, dataset = context.dataset.rampup_batch_size, context.dataset
     path = f"{_D}.rampup_batch_size"
     if ramp is None:
@@ -66,7 +66,7 @@ def ramp_up_fits(context):
 
 @rule
 def samples_fill_a_batch(context):
-    """train_samples has at least one global batch."""
+    """Refuse a `train_samples` below the first global batch."""
     dataset, path = context.dataset, f"{_D}.train_samples"
     sizes = ramp_up_sizes(dataset) or [dataset.global_batch_size]
     if not context.training.training_iters and dataset.train_samples and (sizes[0] or 0) > dataset.train_samples:
@@ -77,7 +77,7 @@ def samples_fill_a_batch(context):
 
 @rule
 def length_is_clear(context):
-    """Iterations or samples, not both."""
+    """Refuse `training_iters` together with `train_samples` or a batch-size ramp-up."""
     if context.training.training_iters and context.dataset.train_samples:
         yield context.problem(f"{_T}.training_iters", "and train_samples both give the length; keep one", f"{_D}.train_samples")
     if context.dataset.rampup_batch_size and context.training.training_iters:
@@ -88,7 +88,7 @@ def length_is_clear(context):
 
 @rule
 def one_half_type(context):
-    """fp16 xor bf16, and compute_dtype with them."""
+    """Refuse fp16 together with bf16, and a `compute_dtype` or `params_dtype` that contradicts the one given."""
     training, model = context.training, context.model
     if training.fp16 and training.bf16:
         yield context.problem(f"{_T}.fp16", "and bf16 cannot be on together; keep one", f"{_T}.bf16")
@@ -107,7 +107,7 @@ def one_half_type(context):
 
 @rule
 def half_switches_need_half(context):
-    """fp16_lm_cross_entropy and fp32_residual_connection belong to half precision."""
+    """Refuse half-precision switches, such as `fp16_lm_cross_entropy`, that `compute_dtype` contradicts."""
     model = context.model
     if not model:
         return
@@ -139,7 +139,7 @@ def half_switches_need_half(context):
 
 @rule
 def loss_scale_triple(context):
-    """loss_scale_value, loss_scale_factor, loss_scale_window: all or none."""
+    """Refuse a part of `loss_scale_value`, `_factor` and `_window` without the rest, and values out of range."""
     missing = [name for name in LOSS_SCALE if context.training[name] is None]
     if missing and len(missing) < len(LOSS_SCALE):
         present = next(name for name in LOSS_SCALE if name not in missing)
@@ -153,7 +153,7 @@ def loss_scale_triple(context):
 
 @rule
 def mean_over_tokens_is_taken_last(context):
-    """calculate_per_token_loss divides by all tokens after the reduction."""
+    """Refuse `average_in_collective` together with `calculate_per_token_loss`."""
     if context.training.calculate_per_token_loss and context.training.average_in_collective:
         yield context.problem(
             f"{_T}.average_in_collective",
@@ -164,7 +164,7 @@ def mean_over_tokens_is_taken_last(context):
 
 @rule
 def gradients_in_one_type(context):
-    """fp32 accumulation and bf16 reduction contradict each other; say what bf16 without fp32 accumulation means."""
+    """Refuse contradicting gradient dtypes; notice if bf16 gradients are accumulated in bf16."""
     training = context.training
     if training.grad_reduce_in_bf16 and training.accumulate_allreduce_grads_in_fp32:
         yield context.problem(
@@ -186,7 +186,7 @@ def gradients_in_one_type(context):
 
 @rule
 def reduction_needs_ddp(context):
-    """Switches of the data parallel wrapper."""
+    """Refuse switches of the data parallel wrapper without `wrap_with_ddp`."""
     asked = context.ddp_switches
     if asked and not context.training.wrap_with_ddp:
         yield context.problem(f"{_T}.{asked[0]}", "needs wrap_with_ddp", f"{_T}.wrap_with_ddp")
@@ -194,7 +194,7 @@ def reduction_needs_ddp(context):
 
 @rule
 def overlaps_need_their_base(context):
-    """delay_grad_reduce, overlap_param_gather."""
+    """Refuse `delay_grad_reduce` and `overlap_param_gather` without the options they extend."""
     training, optimizer = context.training, context.optimizer
     if training.delay_grad_reduce and not training.overlap_grad_reduce:
         yield context.problem(f"{_T}.delay_grad_reduce", "needs overlap_grad_reduce", f"{_T}.overlap_grad_reduce")
@@ -211,7 +211,7 @@ def overlaps_need_their_base(context):
 
 @rule
 def zero_settings_fit(context):
-    """ZeRO level, shard size and zero_config."""
+    """Refuse `zero_shard_size` and `zero_config` that do not fit the ZeRO level."""
     parallel, size = context.parallel, context.data_parallel_size
     path = f"{_P}.zero_shard_size"
     if parallel.zero_shard_size:
@@ -237,7 +237,7 @@ def zero_settings_fit(context):
 
 @rule
 def resume_has_a_path(context):
-    """Resuming needs a folder; finetuning does not resume."""
+    """Refuse `resume_training` without a folder or with `finetune`."""
     training, path = context.training, f"{_T}.resume_training"
     if training.resume_training and not training.load_checkpoint and not training.output_dir:
         yield context.problem(path, "needs load_checkpoint (--load) or output_dir (--save)")
@@ -249,7 +249,7 @@ def resume_has_a_path(context):
 
 @rule
 def prefix_is_a_file_name(context):
-    """Files of upstream's formats begin with the prefix: it names no folder."""
+    """Refuse a `prefix` that is no beginning of a file name."""
     prefix = context.training.prefix
     if not prefix or "/" in prefix or "\0" in prefix or prefix.startswith("."):
         yield context.problem(f"{_T}.prefix", "expects the beginning of a file name: not empty, no '/', no '.' in front")
@@ -257,7 +257,7 @@ def prefix_is_a_file_name(context):
 
 @rule
 def best_checkpoint_is_defined(context):
-    """best_metric_comparison needs evaluations and a metric."""
+    """Refuse `best_metric_comparison` without evaluations and a metric."""
     training = context.training
     if training.best_metric_comparison and not training.eval_interval:
         yield context.problem(f"{_T}.best_metric_comparison", "needs eval_interval")
@@ -267,7 +267,7 @@ def best_checkpoint_is_defined(context):
 
 @rule
 def split_is_numbers(context):
-    """The split string."""
+    """Refuse a `split` that is not up to three shares."""
     split = context.dataset.split
     if split is None:
         return
@@ -283,7 +283,7 @@ def split_is_numbers(context):
 
 @rule
 def data_sources_fit(context):
-    """One way to name the data; weights are positive numbers."""
+    """Refuse data named in several ways, and weights that are no positive numbers."""
     dataset = context.dataset
     each = [name for name in ("train_data_path", "valid_data_path", "test_data_path") if dataset[name]]
     if dataset.data_path and each:

@@ -23,7 +23,7 @@ _COLLECTING = ContextVar("collecting", default=False)
 
 @contextmanager
 def collecting():
-    """Inside it a section leaves rules about several fields to `checks`, so that all problems come out together."""
+    """Context manager: sections leave rules about several fields to `checks`, so that all problems are reported together."""
     token = _COLLECTING.set(True)
     try:
         yield
@@ -32,12 +32,12 @@ def collecting():
 
 
 def is_collecting():
-    """True inside `collecting`."""
+    """Whether `collecting` is active."""
     return _COLLECTING.get()
 
 
 class MissingField(AttributeError):
-    """A field that a section does not have; the suggestion is only looked for when the text is wanted."""
+    """Error about a field that a section does not have; it looks for a suggestion only when it is printed."""
 
     def __init__(self, section, name):
         super().__init__()
@@ -51,7 +51,7 @@ class Section(BaseModel):
     """Base of all sections.
 
     Raises:
-        ConfigError: at construction and at every assignment, naming each wrong key, its value and what is expected.
+        ConfigError: at construction and at every assignment, naming each wrong key, its value and the expected one.
     """
 
     model_config = ConfigDict(extra="forbid", validate_assignment=True, protected_namespaces=(), arbitrary_types_allowed=True)
@@ -77,7 +77,7 @@ class Section(BaseModel):
         self.derive()
 
     def derive(self):
-        """Hook: fill what was left at None and follows from other fields."""
+        """Hook: fill fields of None that follow from other fields."""
 
     def __setattr__(self, name, value):
         name = self.spellings.get(name, name)
@@ -97,7 +97,7 @@ class Section(BaseModel):
 
     @classmethod
     def rewrite(cls, values, problems):
-        """Other forms of the same settings, turned into fields before validation. Returns the new dict."""
+        """Hook: turn other forms of the same settings into fields before validation. Returns the new dict."""
         for group, names in cls.groups.items():
             if group not in values:
                 continue
@@ -151,7 +151,7 @@ class Section(BaseModel):
 
 
 def expectation(info):
-    """The values that the pydantic field `info` takes, in words."""
+    """Accepted values of the pydantic field `info`, in words."""
     words = _kinds(Annotated[(info.annotation, *info.metadata)] if info.metadata else info.annotation)
     return " or ".join(dict.fromkeys(words)) or "another type"
 
@@ -172,7 +172,7 @@ def _kinds(annotation):
 
 
 def nested_section(info):
-    """The Section class that the pydantic field `info` holds, or None."""
+    """Section class of the pydantic field `info`, or None."""
     return next(
         (
             part

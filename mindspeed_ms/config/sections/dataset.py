@@ -19,7 +19,7 @@ TOKENIZERS = (
 
 
 class DatasetConfig(Section):
-    """Batches, data files, tokenizer."""
+    """`dataset_config`: batches, data files, tokenizer."""
 
     config_name: ClassVar[str] = "dataset_config"
 
@@ -184,6 +184,6 @@ class DatasetConfig(Section):
     vocab_extra_ids: Count = field(0, "Extra ids behind the vocabulary.", "词表之后的附加id数。", "parameters")
 
     def derive(self):
-        """The loader passes once by default, as in Megatron."""
+        """Fill derived fields: the loader passes once by default, as in Megatron."""
         if self.dataloader_type is None:
             self.fill(dataloader_type="single")

@@ -1,4 +1,4 @@
-"""Field of a section: default, help, Megatron's names and flags, status. It is the only place that declares an option."""
+"""Field of a section, the only place that declares an option: default, help, Megatron's names and flags, status."""
 
 from dataclasses import dataclass
 
@@ -87,7 +87,7 @@ class Option:
     later_parts: tuple = ()
 
     def __call__(self, schema):
-        """Pydantic's hook when it writes the JSON schema: the description is in both languages."""
+        """Pydantic's hook for the JSON schema: write the description in both languages."""
         schema["description"] = f"{schema['description']} {self.chinese}"
 
 

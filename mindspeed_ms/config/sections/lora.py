@@ -9,7 +9,7 @@ from mindspeed_ms.config.values import Bool, Free, PositiveInt, number
 
 
 class LoraConfig(Section):
-    """Low-rank adapters."""
+    """`lora_config`: low-rank adapters."""
 
     config_name: ClassVar[str] = "lora_config"
 

@@ -76,10 +76,10 @@ class SizeFields(Section):
 
 
 class TransformerConfig(LayerFields, PositionFields, AttentionFields, SizeFields):
-    """The model.
+    """`model_config`: sizes, layers, attention and numerics of the model.
 
-    ``TransformerConfig(vocab_size, num_layers, num_attention_heads, hidden_size, ffn_hidden_size, parallel_config,
-    training_config, lora_config=..., dataset_config=..., moe_config=..., **fields)``; sections not given get their
+    `TransformerConfig(vocab_size, num_layers, num_attention_heads, hidden_size, ffn_hidden_size, parallel_config,
+    training_config, lora_config=..., dataset_config=..., moe_config=..., **fields)`; sections not given get their
     defaults. `parallel_config` etc. are shared by identity.
     """
 
@@ -244,14 +244,14 @@ class TransformerConfig(LayerFields, PositionFields, AttentionFields, SizeFields
 
     @classmethod
     def rewrite(cls, values, problems):
-        """`recompute_activations` is Megatron's short form of selective recomputation."""
+        """Read `recompute_activations`, Megatron's short form of selective recomputation."""
         values = dict(super().rewrite(values, problems))
         if values.pop("recompute_activations", None):
             values.setdefault("recompute_granularity", "selective")
         return values
 
     def derive(self):
-        """Fill what follows from other fields; see each field's `derived`."""
+        """Fill derived fields; see each field's `derived`."""
         given = self.model_fields_set
         half = "bfloat16" if self.training_config.bf16 else "float16" if self.training_config.fp16 else None
         if half and "params_dtype" not in given:
@@ -293,11 +293,11 @@ class TransformerConfig(LayerFields, PositionFields, AttentionFields, SizeFields
 
     @property
     def rotary_config(self):
-        """dict of the rotary settings in upstream's grouping."""
+        """Rotary settings (dict) in upstream's grouping."""
         return {name: getattr(self, target) for name, target in _ROTARY.items()}
 
     @property
     def gelu_approximation(self):
-        """ "tanh" if gelu runs fused with a bias, as in Megatron, else "none" (erf)."""
+        """Form of gelu: "tanh" if it runs fused with a bias, as in Megatron, else "none" (erf)."""
         has_bias = self.add_bias_linear or self.mlp_has_bias
         return "tanh" if self.bias_gelu_fusion and has_bias else "none"

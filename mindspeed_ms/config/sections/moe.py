@@ -14,7 +14,7 @@ _SAME_NUMBERS = (
 
 
 class MoEConfig(Section):
-    """Mixture of experts."""
+    """`moe_config`: mixture of experts."""
 
     config_name: ClassVar[str] = "moe_config"
 
@@ -170,6 +170,6 @@ class MoEConfig(Section):
     )
 
     def derive(self):
-        """A negative capacity factor means none, as upstream."""
+        """Fill derived fields: a negative capacity factor means none, as upstream."""
         if self.moe_expert_capacity_factor is not None and self.moe_expert_capacity_factor < 0:
             self.fill(moe_expert_capacity_factor=None)

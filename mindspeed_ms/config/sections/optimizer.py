@@ -82,7 +82,7 @@ class ZeroConfig(Section):
 
 
 class OptimizerConfig(Section):
-    """Optimizer and its schedules. `OptimizerConfig(parallel_config, **fields)`."""
+    """`optimizer_config`: optimizer and its schedules. `OptimizerConfig(parallel_config, **fields)`."""
 
     config_name: ClassVar[str] = "optimizer_config"
 
@@ -277,7 +277,7 @@ class OptimizerConfig(Section):
 
     @classmethod
     def rewrite(cls, values, problems):
-        """`clip_grad: {grad_clip_type, clip_value}` is the same as the two fields."""
+        """Read `clip_grad: {grad_clip_type, clip_value}` as the two fields."""
         clip = values.get("clip_grad")
         if not isinstance(clip, dict):
             return values
@@ -293,7 +293,7 @@ class OptimizerConfig(Section):
         return values
 
     def derive(self):
-        """Fill what follows from other fields; see each field's `derived`."""
+        """Fill derived fields; see each field's `derived`."""
         constant = self.weight_decay_incr_style == "constant"
         if self.start_weight_decay is None:
             self.fill(start_weight_decay=self.weight_decay if constant else 0.0)
@@ -304,5 +304,5 @@ class OptimizerConfig(Section):
 
     @property
     def is_adam(self):
-        """True for every name of Megatron's AdamW."""
+        """Whether the optimizer is Megatron's AdamW, under any of its names."""
         return self.optimizer_type in OPTIMIZERS[ADAM]

@@ -1,4 +1,4 @@
-"""`parallel_config`: how the model and the data are cut over ranks."""
+"""`parallel_config`: parallel layout of the model and the data."""
 
 from typing import ClassVar
 
@@ -12,7 +12,7 @@ ZERO_LEVELS = ("z1", "z2", "z3")
 
 
 class ModelParallelConfig(Section):
-    """Parallel layout. `ModelParallelConfig(tensor_model_parallel_size=8, sequence_parallel=True)`."""
+    """`parallel_config`: parallel layout. `ModelParallelConfig(tensor_model_parallel_size=8, sequence_parallel=True)`."""
 
     config_name: ClassVar[str] = "parallel_config"
     groups: ClassVar[dict[str, dict[str, str]]] = {"recompute_config": {name: name for name in RECOMPUTE_LISTS}}
@@ -271,5 +271,5 @@ class ModelParallelConfig(Section):
 
     @property
     def recompute_config(self):
-        """dict of the recompute lists that are set, or None."""
+        """Recompute lists that are set (dict), or None."""
         return {name: self[name] for name in RECOMPUTE_LISTS if self[name]} or None

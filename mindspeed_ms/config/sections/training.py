@@ -275,7 +275,7 @@ class RunFields(Section):
 
 
 class TrainingConfig(ProfileFields, CheckpointFields, RunFields):
-    """The run. `TrainingConfig(parallel_config, dataset_config=..., lora_config=..., **fields)`."""
+    """`training_config`: the run. `TrainingConfig(parallel_config, dataset_config=..., lora_config=..., **fields)`."""
 
     config_name: ClassVar[str] = "training_config"
 
@@ -299,5 +299,5 @@ class TrainingConfig(ProfileFields, CheckpointFields, RunFields):
 
     @property
     def random_seed(self):
-        """The seed that is used: `seed`, or 1234."""
+        """Seed of the run: `seed`, or 1234."""
         return self.seed if self.seed is not None else 1234

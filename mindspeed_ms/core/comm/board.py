@@ -1,4 +1,4 @@
-"""Status board of a shared-memory job: per rank its process, whether it left and why, and what it waits for.
+"""Status board of a shared-memory job: for each rank its process, its state, the reason of its end, and its present wait.
 
 Peers read it while they wait, so that a dead rank, an early end or a deadlock becomes one error message on every rank
 concerned.
@@ -31,7 +31,7 @@ _DIFFERENT_NAMESPACES = (
 
 
 class Board:
-    """This rank's view of the board. Creating it waits for all ranks of the job.
+    """This rank's view of the status board of a job. Creating it waits for all ranks of the job.
 
     Args:
         identity (str): equal on all ranks of the job, different from other jobs.
@@ -80,7 +80,7 @@ class Board:
         file.path = self._path
 
     def _refuse_living_owner(self):
-        """A board of that name is stale unless its owner lives; then two jobs would mix."""
+        """Refuse a board of the same name whose owner lives: two jobs would mix. A board without a living owner is stale."""
         try:
             with open(self._path, "rb") as file:
                 words = np.frombuffer(file.read(64), np.int64)
@@ -107,7 +107,7 @@ class Board:
         self._own = self._entries[self.rank]
 
     def _find(self, deadline, timeout):
-        """Map the board that this job's rank 0 made; a stale one is skipped until it has been replaced."""
+        """Map the board that rank 0 of this job made; wait while a stale one is in its place."""
         while not self._try_map():
             if time.monotonic() > deadline:
                 raise CommTimeoutError(
@@ -170,11 +170,11 @@ class Board:
     # ---- what peers ask -----------------------------------------------------------------------------------------------
 
     def pid(self, rank):
-        """Pid of a rank."""
+        """Process id of a rank."""
         return int(self._entries[rank, _PID])
 
     def state(self, rank):
-        """JOINED, FINISHED or RAISED."""
+        """State of a rank: JOINED, FINISHED or RAISED."""
         return int(self._entries[rank, _STATE])
 
     def is_alive(self, rank):
@@ -186,11 +186,11 @@ class Board:
         return self._read_text(self._entry_bytes[rank], _TEXTS["left"])
 
     def wait_text(self, rank):
-        """Call that a rank waits in; empty if it does not wait (or has just begun)."""
+        """Text of the call that a rank waits in; empty if it does not wait (or has only begun)."""
         return self._read_text(self._entry_bytes[rank], _TEXTS["wait"]) if self._entries[rank, _WAITING] else ""
 
     def snapshot(self, rank):
-        """(number of its wait, how often it checked since, ranks waited for) of a waiting rank, None if it does not wait."""
+        """(number of the wait, checks since it began, awaited ranks) of a waiting rank; None if it does not wait."""
         kernels.full_fence()
         entry = self._entries[rank]
         number, beat, count = int(entry[_WAITING]), int(entry[_BEAT]), int(entry[_TARGETS])
@@ -201,14 +201,14 @@ class Board:
         return number, beat, targets
 
     def verdict(self, rank):
-        """Text of the deadlock that a rank found itself in; empty if none."""
+        """Text of the deadlock that a rank found; empty if none."""
         kernels.full_fence()
         return self._read_text(self._entry_bytes[rank], _TEXTS["verdict"]) if self._entries[rank, _VERDICT] else ""
 
     # ---- entries of this rank ------------------------------------------------------------------------------------------
 
     def publish_wait(self, number, text, targets):
-        """Publish what this rank waits in, and for which ranks; `number` counts its waits from 1."""
+        """Publish the call that this rank waits in and the awaited ranks; `number` counts its waits from 1."""
         self.clear_wait()
         self._write_text(self._entry_bytes[self.rank], _TEXTS["wait"], text)
         targets = targets[:256]
@@ -220,7 +220,7 @@ class Board:
         kernels.full_fence()
 
     def beat(self):
-        """Publish that this rank has checked again and still has to wait."""
+        """Publish that this rank has checked again and still waits."""
         kernels.full_fence()
         self._own[_BEAT] += 1
         kernels.full_fence()
@@ -239,7 +239,7 @@ class Board:
         kernels.full_fence()
 
     def leave(self, exception=None):
-        """Publish that this rank makes no more calls, because of an exception or at its end; then unmap the board."""
+        """Publish that this rank makes no more calls, because of an exception or at its exit; then unmap the board."""
         if exception is not None:
             self._write_text(self._entry_bytes[self.rank], _TEXTS["left"], describe(exception))
         kernels.full_fence()
@@ -260,6 +260,6 @@ class Board:
 
 
 def describe(exception):
-    """One line for an exception."""
+    """Text of an exception, in one line."""
     text = " ".join(str(exception).split())
     return f"{type(exception).__name__}: {text}" if text else type(exception).__name__

@@ -39,7 +39,7 @@ def debug_enabled():
 
 
 class Call:
-    """One call of one rank.
+    """Header of one call of one rank.
 
     Args:
         operation (str): one of `OPERATIONS`.
@@ -73,7 +73,7 @@ class Call:
             self.template = _templates[key] = np.array(self._words(), np.int64)
 
     def words(self):
-        """The header: `WORDS` int64."""
+        """The header as `WORDS` int64 numbers."""
         words = self.template.copy()
         words[_SEQUENCE_WORD] = self.sequence
         return words
@@ -105,7 +105,7 @@ class Call:
 
 
 def describe(words):
-    """Header in words, such as `all_reduce(sum, float32 [4, 8]), call 3`."""
+    """Text of a header, such as `all_reduce(sum, float32 [4, 8]), call 3`."""
     operation, dtype, detail, sequence, axes = (int(word) for word in words[:_FIRST_LENGTH])
     name = OPERATIONS[operation] if 0 <= operation < len(OPERATIONS) else f"operation {operation}"
     if name == "barrier":
@@ -124,12 +124,12 @@ def describe(words):
 
 
 def describe_message(words):
-    """Header of a message in words, such as `float32 [4, 8], message 3`."""
+    """Text of a message's header, such as `float32 [4, 8], message 3`."""
     return describe(words).removeprefix("message(").replace("), call", ", message")
 
 
 def describe_mismatch(group, headers):
-    """Text for different headers of a group's ranks, that of rank i at `headers[i]`."""
+    """Text of differing headers in a group; `headers[i]` is the one of rank i."""
     callers = {}
     for index in range(group.size):
         callers.setdefault(describe(headers[index]), []).append(group.ranks[index])
@@ -141,7 +141,7 @@ def describe_mismatch(group, headers):
 
 
 def describe_stacks(group, stacks):
-    """Text for the callers' stacks (uint8 arrays); None: they were not asked for."""
+    """Text of the callers' stacks (uint8 arrays); None if they were not recorded."""
     if stacks is None:
         return f". Set {DEBUG_ENVIRONMENT_VARIABLE}=1 to see where each was called."
     return "".join(
@@ -151,7 +151,7 @@ def describe_stacks(group, stacks):
 
 
 def check_matching_splits(group, splits):
-    """Refuse an all_to_all in which a rank expects other rows than are sent to it; every rank sees the same.
+    """Refuse an all_to_all in which a rank expects other rows than are sent to it; all ranks reach the same result.
 
     Args:
         splits (np.ndarray): `[rank, 2, size]`: rows for each rank, rows from each rank.
@@ -166,7 +166,7 @@ def check_matching_splits(group, splits):
 
 
 def caller_stack(limit):
-    """Stack of the caller, innermost frame last, at most `limit` bytes, without the frames of this package's comm."""
+    """Stack of the caller (at most `limit` bytes), innermost frame last, without frames of this package's comm."""
     here = os.path.dirname(os.path.abspath(__file__))
     frames = [frame for frame in traceback.extract_stack() if os.path.dirname(os.path.abspath(frame.filename)) != here]
     return "".join(traceback.format_list(frames)).encode()[-limit:]

@@ -14,7 +14,7 @@ class DeadlockError(MismatchError):
 
 
 class PeerError(CommError):
-    """A rank that this one waits for is gone."""
+    """A rank that this one waits for has ended."""
 
 
 class PeerDiedError(PeerError):
@@ -22,7 +22,7 @@ class PeerDiedError(PeerError):
 
 
 class PeerLeftError(PeerError):
-    """A rank finished, or raised, without making the call that this rank waits in."""
+    """A rank finished or raised without making the call that this rank waits for."""
 
 
 class CommTimeoutError(CommError):

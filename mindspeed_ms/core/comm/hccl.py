@@ -29,7 +29,7 @@ _STACK_BYTES = 4096
 
 
 class HcclJob:
-    """The communication of one rank through HCCL."""
+    """HCCL communication of one rank."""
 
     def __init__(self, environment, timeout):
         os.environ.setdefault(_TIMEOUT_VARIABLE, str(max(1, int(timeout))))
@@ -49,18 +49,18 @@ class HcclJob:
         return HcclGroup(name, ranks, self._rank, f"mindspeed_ms_{digest}")
 
     def close(self, exception=None):
-        """HCCL ends its communication with the process."""
+        """Do nothing: HCCL ends its communication with the process."""
 
 
 class HcclHandle(Handle):
-    """An operator's handle, and the result that it fills."""
+    """Handle of an asynchronous HCCL operator, and its result."""
 
     def __init__(self, handle, finish):
         self._handle, self._finish = handle, finish
         self._result = None
 
     def wait(self):
-        """Let later operators wait for it; return the result."""
+        """Order later operators behind this one; return the result."""
         if self._finish is not None:
             if self._handle is not None:
                 self._handle.wait()
@@ -89,7 +89,7 @@ def _numpy_too(method):
 
 
 class HcclGroup(ProcessGroup):
-    """A group of Ascend devices.
+    """Process group of Ascend devices.
 
     Args:
         hccl_name (str): its name for MindSpore.
@@ -201,7 +201,7 @@ class HcclGroup(ProcessGroup):
         return HcclHandle(handle, finish)
 
     def _batch(self, operations):
-        """All messages as one operator: HCCL's own sends and receives would wait for each other."""
+        """Send and receive all messages as one operator: single sends and receives of HCCL would wait for each other."""
         requests, finishers = [], []
         for operation in operations:
             if operation.kind == "send":
@@ -245,11 +245,11 @@ class HcclGroup(ProcessGroup):
     # ---- helpers ------------------------------------------------------------------------------------------------------
 
     def _own_copy(self, tensor):
-        """Contiguous copy that an operator may overwrite; bool as bytes."""
+        """Contiguous copy of a tensor that an operator may overwrite; bool as bytes."""
         return tensor.astype(mstype.uint8) if tensor.dtype == mstype.bool_ else tensor.contiguous().copy()
 
     def _new(self, shape, data, out):
-        """Tensor for the result: `out`, unless that is bool."""
+        """Output tensor of a call: `out`, unless that is bool."""
         if out is not None and out.dtype != mstype.bool_:
             if out.dtype != data.dtype:
                 raise MismatchError(
@@ -276,7 +276,7 @@ class HcclGroup(ProcessGroup):
             raise CommError(f"{name} on group {self.name} (ranks {list(self.ranks)}) failed: {error}") from error
 
     def _compare(self, operation, tensor, detail=None, splits=None):
-        """In debug mode: exchange the calls and refuse differing ones on every rank."""
+        """Exchange the calls' headers (debug mode only) and refuse differing ones on every rank."""
         if not self._debug:
             return
         self._sequence += 1
@@ -292,7 +292,7 @@ class HcclGroup(ProcessGroup):
 
 
 def _sendable(tensor):
-    """Contiguous tensor of a dtype that HCCL knows; numpy arrays become tensors."""
+    """Contiguous tensor of a dtype that HCCL supports; numpy arrays become tensors."""
     if isinstance(tensor, np.ndarray):
         tensor = Tensor(tensor)
     if tensor.dtype == mstype.bool_:

@@ -11,7 +11,7 @@ from mindspeed_ms.core.comm.interface import Handle, ProcessGroup
 
 
 class Result(Handle):
-    """A call whose array becomes the tensor that the caller gets."""
+    """Handle whose result, an array, becomes the caller's tensor."""
 
     __slots__ = ("_finish", "_operation", "_value")
 
@@ -21,7 +21,7 @@ class Result(Handle):
         self._value = None
 
     def wait(self):
-        """Block; return the tensor."""
+        """Block until the call is complete; return the tensor."""
         if self._operation is not None:
             self._operation.wait()
             self._value = self._finish()
@@ -34,7 +34,7 @@ class Result(Handle):
 
 
 class HostProcessGroup(ProcessGroup):
-    """A group whose data is moved by the processor.
+    """Process group whose data is moved by the processor.
 
     Backends implement the `_start_*` methods on contiguous arrays; each returns a handle, and has filled `out` when
     that is complete.
@@ -141,7 +141,7 @@ class HostProcessGroup(ProcessGroup):
 
 
 def _result(tensor, out, array, dtype):
-    """Function that makes the caller's result."""
+    """Function that converts the output array to the caller's result."""
     if out is not None:
         return lambda: out
     as_numpy = isinstance(tensor, np.ndarray)

@@ -22,7 +22,7 @@ REDUCTIONS = ("sum", "max", "min", "prod")
 
 
 class Handle(ABC):
-    """An asynchronous call."""
+    """Handle of an asynchronous call."""
 
     @abstractmethod
     def wait(self):
@@ -43,7 +43,7 @@ class Handle(ABC):
 
 
 class CompletedHandle(Handle):
-    """A call that needed no communication."""
+    """Handle of a call that needed no communication."""
 
     def __init__(self, result=None):
         self._result = result
@@ -53,13 +53,13 @@ class CompletedHandle(Handle):
         return self._result
 
     def is_completed(self):
-        """True."""
+        """Always True."""
         return True
 
 
 @dataclass(frozen=True)
 class P2P:
-    """One message of `ProcessGroup.batch_isend_irecv`; make it with `P2P.send` or `P2P.recv`."""
+    """One point-to-point message of `ProcessGroup.batch_isend_irecv`; made by `P2P.send` or `P2P.recv`."""
 
     kind: str
     peer: int
@@ -116,7 +116,7 @@ class ProcessGroup(ABC):
         return _finish(self._all_reduce(tensor, op, None, async_op), async_op)
 
     def all_reduce_in_place(self, tensor, op="sum", async_op=False):
-        """As `all_reduce`, the result overwriting `tensor`, which must own its memory (no view); returns `tensor`."""
+        """All-reduce that overwrites `tensor`, which must own its memory (no view); returns `tensor`. See `all_reduce`."""
         check_reduction(op, "all_reduce_in_place", self)
         if self.size == 1:
             return _given(tensor, async_op)
@@ -130,7 +130,7 @@ class ProcessGroup(ABC):
         return _finish(self._all_gather(tensor, None, async_op), async_op)
 
     def all_gather_into(self, out, tensor, async_op=False):
-        """As `all_gather`, into `out` `[n * size, ...]`, which must own its memory; `tensor` may be this rank's part of it."""
+        """All-gather into `out` `[n * size, ...]`, which must own its memory; `tensor` may be this rank's part of it."""
         check_has_axis(tensor, "all_gather_into", self)
         check_count(out, _elements(tensor) * self.size, "all_gather_into", "out", self)
         if self.size == 1:
@@ -146,7 +146,7 @@ class ProcessGroup(ABC):
         return _finish(self._reduce_scatter(tensor, op, None, async_op), async_op)
 
     def reduce_scatter_into(self, out, tensor, op="sum", async_op=False):
-        """As `reduce_scatter`, into `out` `[n, ...]`, which must own its memory; it may be this rank's part of `tensor`."""
+        """Reduce-scatter into `out` `[n, ...]`, which must own its memory; it may be this rank's part of `tensor`."""
         check_reduction(op, "reduce_scatter_into", self)
         check_divisible(tensor, "reduce_scatter_into", self)
         check_count(out, _elements(tensor) // self.size, "reduce_scatter_into", "out", self)
@@ -178,7 +178,7 @@ class ProcessGroup(ABC):
         return _finish(self._broadcast(tensor, source, None, async_op), async_op)
 
     def broadcast_in_place(self, tensor, source, async_op=False):
-        """As `broadcast`, overwriting `tensor`, which must own its memory; returns `tensor`."""
+        """Broadcast that overwrites `tensor`, which must own its memory; returns `tensor`. See `broadcast`."""
         self.index_of(source, "broadcast_in_place")
         if self.size == 1:
             return _given(tensor, async_op)
@@ -199,11 +199,11 @@ class ProcessGroup(ABC):
         return self._irecv(shape, dtype, self.peer_index(source, "recv")).wait()
 
     def isend(self, tensor, destination):
-        """As `send`, returning a `Handle` at once."""
+        """Asynchronous `send`: return a `Handle` at once."""
         return self._isend(tensor, self.peer_index(destination, "isend"))
 
     def irecv(self, shape, dtype, source):
-        """As `recv`, returning a `Handle` whose `wait()` gives the tensor."""
+        """Asynchronous `recv`: return a `Handle` whose `wait()` gives the tensor."""
         return self._irecv(shape, dtype, self.peer_index(source, "irecv"))
 
     def batch_isend_irecv(self, operations):
@@ -262,7 +262,7 @@ class ProcessGroup(ABC):
         """See `irecv`."""
 
     def _batch(self, operations):
-        """Start every operation; return one Handle for all."""
+        """Start every message; return one Handle for all."""
         handles = [
             self._isend(operation.tensor, self.ranks.index(operation.peer))
             if operation.kind == "send"
@@ -272,14 +272,14 @@ class ProcessGroup(ABC):
         return GatheredHandle(handles)
 
     def _copy_into(self, out, tensor):
-        """Group of one: overwrite `out`."""
+        """Copy `tensor` to `out`, in a group of one rank."""
         return copy_into(out, tensor, self)
 
     def close(self):  # noqa: B027 - most backends hold nothing
         """Release the resources of the group."""
 
     def index_of(self, rank, operation):
-        """Place of a global rank in the group.
+        """Index of a global rank in the group.
 
         Raises:
             CommError: it is no member.
@@ -292,7 +292,7 @@ class ProcessGroup(ABC):
         return self.ranks.index(rank)
 
     def peer_index(self, rank, operation):
-        """Place of another member in the group.
+        """Index of another member in the group.
 
         Raises:
             CommError: it is no member, or this rank itself.
@@ -304,7 +304,7 @@ class ProcessGroup(ABC):
 
 
 class GatheredHandle(Handle):
-    """Several calls as one; the result is the list of their results."""
+    """Handle of several calls; the result is the list of their results."""
 
     def __init__(self, handles):
         self._handles = handles
@@ -314,16 +314,16 @@ class GatheredHandle(Handle):
         return [handle.wait() for handle in self._handles]
 
     def is_completed(self):
-        """True if all are."""
+        """True if all calls are complete."""
         states = [handle.is_completed() for handle in self._handles]  # asking lets each go on
         return all(states)
 
     def wait_part(self, index):
-        """Block until one of them is complete; return its result."""
+        """Block until the call `index` is complete; return its result."""
         return self._handles[index].wait()
 
     def is_part_completed(self, index):
-        """True if one of them is."""
+        """True if the call `index` is complete."""
         return self._handles[index].is_completed()
 
 
@@ -361,7 +361,7 @@ def check_divisible(tensor, operation, group):
 
 
 def check_count(out, expected, operation, argument, group):
-    """Refuse an output of another number of elements."""
+    """Refuse an output with a wrong number of elements."""
     if _elements(out) != expected:
         raise CommError(
             f"{operation} on group {group.name}: {argument} has shape {tuple(out.shape)}, "
@@ -370,7 +370,7 @@ def check_count(out, expected, operation, argument, group):
 
 
 def check_splits(tensor, input_splits, output_splits, group):
-    """Both splits as lists; refuse those that do not fit."""
+    """Both splits as lists; refuse splits that do not fit the tensor."""
     check_has_axis(tensor, "all_to_all", group)
     if input_splits is None or output_splits is None:
         check_divisible(tensor, "all_to_all", group)

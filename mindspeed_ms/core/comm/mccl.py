@@ -33,7 +33,7 @@ _NOTHING = np.empty(0, np.uint8)
 
 
 class MindsporeJob:
-    """The communication of one rank through MindSpore.
+    """MCCL communication of one rank.
 
     Raises:
         CommError: the process was not started by msrun.
@@ -65,11 +65,11 @@ class MindsporeJob:
         return MindsporeGroup(name, ranks, self._rank, self._mailbox, int.from_bytes(digest[:7], "little"))
 
     def close(self, exception=None):
-        """MindSpore ends its communication with the process."""
+        """Do nothing: MindSpore ends its communication with the process."""
 
 
 class _Collective(Handle):
-    """A collective whose messages are sent and whose answers are still to be received."""
+    """Handle of a collective whose messages are sent and whose answers are still to be received."""
 
     def __init__(self, group, call, finish):
         self._group, self._call, self._finish = group, call, finish
@@ -84,7 +84,7 @@ class _Collective(Handle):
             raise self.error
 
     def is_completed(self):
-        """True after `wait`: nothing advances in the background."""
+        """True after `wait`; nothing advances in the background."""
         return self.done
 
     def receive(self):
@@ -96,23 +96,23 @@ class _Collective(Handle):
 
 
 class _Receive(Handle):
-    """A message that is still to be received."""
+    """Handle of a message that is still to be received."""
 
     def __init__(self, group, call, out, peer):
         self._group, self._call, self._out, self._peer = group, call, out, peer
         self.done = False
 
     def wait(self):
-        """Receive all that were asked for earlier from that peer, and this one."""
+        """Receive this message and all earlier ones from that peer."""
         while not self.done:
             self._group.receive_next(self._peer)
 
     def is_completed(self):
-        """True after `wait`: nothing advances in the background."""
+        """True after `wait`; nothing advances in the background."""
         return self.done
 
     def take(self, letter):
-        """Check the header, fill the output."""
+        """Check the header of the letter and fill the output."""
         group, expected = self._group, self._call.words()
         if not np.array_equal(letter.words[:COMPARED_WORDS], expected[:COMPARED_WORDS]):
             raise group.fail(
@@ -127,7 +127,7 @@ class _Receive(Handle):
 
 
 class MindsporeGroup(HostProcessGroup):
-    """A group over the job's mailbox, with one channel for collectives and one for messages.
+    """Process group over the job's mailbox, with one channel for collectives and one for messages.
 
     Args:
         mailbox (Mailbox): of the job.
@@ -155,7 +155,7 @@ class MindsporeGroup(HostProcessGroup):
     # ---- collectives --------------------------------------------------------------------------------------------------
 
     def _start(self, call, given, finish):
-        """Send `given[i]` (bytes) to rank i; when all ranks' are received, call `finish({i: bytes})`."""
+        """Send `given[i]` (bytes) to rank i; once all ranks' bytes are received, call `finish({i: bytes})`."""
         self._check_usable()
         self._sequence += 1
         call.sequence = self._sequence
@@ -195,7 +195,7 @@ class MindsporeGroup(HostProcessGroup):
             calls.check_matching_splits(self, splits)
 
     def fail(self, error):
-        """End what is outstanding with an error: the ranks are out of step. Returns the error."""
+        """Fail all outstanding calls, because the ranks are out of step. Returns the error."""
         self._error = self._error or error
         for operation in self._outstanding:
             operation.done, operation.error = True, error
@@ -211,7 +211,7 @@ class MindsporeGroup(HostProcessGroup):
         return self._start(call, [source.view(np.uint8)] * self.size, lambda received: self._combine(call, own, received, out))
 
     def _combine(self, call, own, received, out):
-        """Put the ranks' values below each other and reduce them as shm does."""
+        """Stack the ranks' values and reduce them with the functions of shm."""
         rows = np.empty((self.size, own.size), own.dtype)
         rows[self.rank] = own
         for peer, data in received.items():
@@ -279,6 +279,6 @@ class MindsporeGroup(HostProcessGroup):
         return receive
 
     def receive_next(self, peer):
-        """Receive for the oldest receive that is still open."""
+        """Receive the message of the oldest open receive."""
         self._check_usable()
         self._receives[peer].popleft().take(self._mailbox.receive(self.ranks[peer], self._message_channel))

@@ -1,9 +1,9 @@
 """Byte messages through MindSpore's CPU communication (MCCL send and receive).
 
 MindSpore keeps one queue for each ordered pair of ranks, whatever group or tag is named; a receive must be at least as
-long as what was sent, and empty messages break the queue. So every message is an envelope, with its contents inside if
-they are short, else followed by them; the envelope names the channel, and what arrives for another channel is kept
-until asked for. A send is buffered by MindSpore and returns at once; a receive blocks.
+long as the message, and empty messages break the queue. So every message is an envelope, with its contents inside if
+they are short, else followed by them; the envelope names the channel, and messages for another channel are kept
+until they are received. A send is buffered by MindSpore and returns at once; a receive blocks.
 """
 
 import os
@@ -38,7 +38,7 @@ class Letter:
 
 
 class Mailbox:
-    """This rank's messages with all others.
+    """Messages of this rank to and from all others.
 
     Args:
         world_size (int): number of ranks.

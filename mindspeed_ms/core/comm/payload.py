@@ -30,13 +30,13 @@ _WIRE_DTYPES = {name: np.dtype("int16" if name == "bfloat16" else name) for name
 
 
 def _name(dtype):
-    """Name of a numpy dtype; numpy takes microseconds to make it, so it is kept."""
+    """Name of a numpy dtype, cached because numpy takes microseconds to build it."""
     name = _names[dtype] = dtype.name
     return name
 
 
 def read(tensor, operation, group):
-    """Contiguous array of a tensor's values and its dtype's name; no copy if the tensor is contiguous and owns its memory."""
+    """(contiguous array of a tensor's values, dtype name); no copy if the tensor is contiguous and owns its memory."""
     array = tensor if isinstance(tensor, np.ndarray) else tensor.asnumpy()
     name = _names.get(array.dtype) or _name(array.dtype)
     if name == "bfloat16":
@@ -51,10 +51,10 @@ def read(tensor, operation, group):
 
 
 def writable(tensor, operation, group):
-    """Array over the memory of a tensor that is to be overwritten, and its dtype's name.
+    """(array over the memory of a tensor that will be overwritten, dtype name).
 
     Raises:
-        CommError: it is a view or read-only, so what is written would be lost.
+        CommError: it is a view or read-only, so a write would be lost.
     """
     if isinstance(tensor, np.ndarray):
         owns = tensor.flags.c_contiguous and tensor.flags.writeable
@@ -114,7 +114,7 @@ def copy_into(out, tensor, group):
 
 
 def address(array):
-    """Address of an array's first value."""
+    """Address of an array's first element."""
     return array.ctypes.data
 
 

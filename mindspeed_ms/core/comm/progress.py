@@ -1,4 +1,4 @@
-"""Progress engine of the shared-memory backend: while a rank waits for one call, the calls of all its groups advance.
+"""Progress engine of the shared-memory backend: a rank that waits for one call advances the calls of all its groups.
 
 A call is a generator that yields whenever it must wait for a peer. Nothing runs in the background: calls advance when
 they are made, when any call is waited for and when a handle is asked for its state. As a rank that waits advances
@@ -18,7 +18,7 @@ _CHECK_SECONDS = 0.02
 
 
 class Operation(Handle):
-    """One call on one group, as its handle.
+    """One call on one group; also its handle.
 
     Attributes:
         call (Call): the call itself.
@@ -40,20 +40,20 @@ class Operation(Handle):
 
     @property
     def name(self):
-        """The operation's name for errors."""
+        """Name of the operation, for errors."""
         return self.call.operation
 
     def description(self):
-        """The call and its group in words."""
+        """Text of the call and its group."""
         return f"{self.call} on group {self.group.name}"
 
     def start(self, generator):
-        """Set the generator that executes it; returns itself."""
+        """Set the generator that executes the call; returns the operation itself."""
         self._generator = generator
         return self
 
     def step(self):
-        """Advance until it must wait or is done."""
+        """Advance the call until it must wait or is done."""
         try:
             next(self._generator)
         except StopIteration as stop:
@@ -70,14 +70,14 @@ class Operation(Handle):
         self.group.engine.moves += 1
 
     def fail(self, error):
-        """End it with an error, which `wait` raises."""
+        """End the call with an error, which `wait` raises."""
         self.error = error
         if self._generator is not None:
             self._generator.close()
         self._end()
 
     def wait(self):
-        """Block until it is complete; return its result.
+        """Block until the call is complete; return its result.
 
         Raises:
             CommError: what went wrong.
@@ -96,7 +96,7 @@ class Operation(Handle):
 
 
 class Engine:
-    """Advances the calls of all groups of a rank.
+    """Progress engine: advances the calls of all groups of a rank.
 
     Attributes:
         moves (int): counts every step forward.
@@ -110,7 +110,7 @@ class Engine:
         self._active = {}
 
     def start(self, operation):
-        """Let a new call of a group go as far as it can; one that is waited for at once may take a moment."""
+        """Start a call and advance it; a blocking call may spin for a moment."""
         group = operation.group
         self._active[group] = None
         if operation.call.blocking and self._is_alone(operation):
@@ -128,18 +128,18 @@ class Engine:
         return len(self._active) == 1 and operation.group.is_only(operation)
 
     def pending(self):
-        """The calls that are not done."""
+        """Calls that are not done."""
         return [operation for group in self._active for operation in group.pending()]
 
     def advance(self):
-        """Let every call go as far as it can without waiting."""
+        """Advance every call as far as possible without waiting."""
         for group in list(self._active):
             group.advance()
             if group.idle():
                 self._active.pop(group, None)
 
     def wait(self, operation):
-        """Advance until `operation` is done."""
+        """Advance all calls until `operation` is done."""
         self.spins = SPINS if self._is_alone(operation) else 0
         try:
             if not self._spin(operation):
@@ -148,7 +148,7 @@ class Engine:
             self.spins = 0
 
     def _spin(self, operation):
-        """Advance while steps succeed and a little longer; True if it is done."""
+        """Advance while calls progress and a little longer; True if `operation` is done."""
         idle = 0
         while idle < (2 if self.spins else SPINS):
             before = self.moves
@@ -163,7 +163,7 @@ class Engine:
         return False
 
     def _sleep(self, operation):
-        """Sleep between steps, and watch the peers meanwhile."""
+        """Sleep between advances until `operation` is done, and watch the peers meanwhile."""
         pause = _FIRST_SLEEP_SECONDS
         self.spins = 0
         with self._watch.over(operation) as watched:

@@ -1,5 +1,4 @@
-"""Reductions in rank order over the values of all ranks in one piece of memory. All host backends use these functions,
-so their results are equal bit by bit."""
+"""Reductions in rank order over all ranks' values in one piece of memory, for all host backends: equal bit by bit."""
 
 import ctypes
 
@@ -19,7 +18,7 @@ _LOGICAL = {"sum": kernels.MAX, "max": kernels.MAX, "prod": kernels.MIN, "min": 
 
 
 def combine_into(out, dtype, op, source, stride, count):
-    """Overwrite `out` with the combination of `count` ranks' values.
+    """Reduce the values of `count` ranks into `out`, in rank order.
 
     Args:
         out (np.ndarray): flat, contiguous, as payloads are.
@@ -44,7 +43,7 @@ _FLOAT16_FUNCTIONS = {"sum": np.add, "max": np.maximum, "min": np.minimum, "prod
 
 
 def _combine_float16(out, op, source, stride, count):
-    """float16 through numpy's exact conversions: accumulated in float32 and rounded once."""
+    """`combine_into` for float16: accumulated in float32, rounded once, with numpy's exact conversions."""
     function = _FLOAT16_FUNCTIONS[op]
     for start in range(0, out.size, kernels.BLOCK):
         length = min(kernels.BLOCK, out.size - start)
@@ -56,6 +55,6 @@ def _combine_float16(out, op, source, stride, count):
 
 
 def array_at(address, length, dtype):
-    """Array over memory that the caller keeps alive."""
+    """Array over the memory at an address; the caller keeps that memory alive."""
     dtype = np.dtype(dtype)
     return np.frombuffer((ctypes.c_char * (length * dtype.itemsize)).from_address(address), dtype, length)

@@ -89,7 +89,7 @@ def init(backend=None, timeout=None):
 
 
 def backend_name(backend=None):
-    """The backend that `init(backend)` would take.
+    """Name of the backend that `init(backend)` would choose.
 
     Raises:
         CommError: unknown, or it does not work on this device.
@@ -132,7 +132,7 @@ def is_initialized():
 
 
 def destroy(exception=None):
-    """End communication and close all groups; does nothing if it was not started.
+    """End communication and close all groups; does nothing if communication was not started.
 
     Args:
         exception (BaseException): why, if this rank failed. Peers that wait for it get it in their error.
@@ -153,14 +153,14 @@ def destroy(exception=None):
 
 
 def at_destroy(callback):
-    """Call `callback()` whenever communication ends: for modules that keep groups."""
+    """Register `callback()` for the end of communication, for modules that keep groups."""
     if callback not in _callbacks:
         _callbacks.append(callback)
     return callback
 
 
 def get_rank():
-    """This process's rank in the world."""
+    """Rank of this process in the world."""
     return _initialized("get_rank").rank
 
 
@@ -175,7 +175,7 @@ def get_backend():
 
 
 def world_group():
-    """The group of all ranks."""
+    """Process group of all ranks."""
     return _initialized("world_group").world
 
 
@@ -244,7 +244,7 @@ def _timeout_seconds(timeout):
 
 
 def _install_hooks():
-    """At the exit of the process, publish to peers that it ended, with an uncaught exception as the reason."""
+    """Install exit hooks that publish to peers that this process ended, with an uncaught exception as the reason."""
     global _hooks_installed
     if _hooks_installed:
         return

@@ -16,7 +16,7 @@ _starts = {}
 
 
 class SharedMemoryJob:
-    """The communication of one rank with the others on this host.
+    """Shared-memory communication of one rank with the others on this host.
 
     Args:
         environment (LaunchEnvironment): this rank's place.
@@ -47,7 +47,7 @@ class SharedMemoryJob:
         return SharedMemoryGroup(name, ranks, self.rank, path, self._engine, timeout, self._debug)
 
     def close(self, exception=None):
-        """Complete the started calls, then publish that this rank left."""
+        """Complete the started calls, then publish that this rank has left."""
         try:
             if exception is None:
                 self._complete_started()
@@ -72,7 +72,7 @@ def job_identity(environment):
 
 
 def _launcher_process():
-    """The msrun above this process, if one is found, else the parent: the same for all ranks, and new for each job."""
+    """Process that all ranks of this job share: the msrun above this process if one is found, else the parent."""
     pid = os.getppid()
     while pid > 1:
         if _is_msrun(processes.command_line(pid)):

@@ -24,7 +24,7 @@ def directory():
 
 
 def new_job_name():
-    """Prefix of the names of all files of a job whose rank 0 is this process."""
+    """New prefix for the file names of a job whose rank 0 is this process."""
     pid = os.getpid()
     return f"mindspeed_ms.u{os.getuid()}.p{pid}.s{processes.start_time(pid)}.n{processes.namespace()}.{secrets.token_hex(6)}"
 
@@ -35,7 +35,7 @@ def path_of(name):
 
 
 def remove_stale():
-    """Remove files whose job is gone: same user, same pid namespace, rank 0 no longer runs."""
+    """Remove files of ended jobs: same user, same pid namespace, rank 0 no longer runs."""
     try:
         names = os.listdir(directory())
     except OSError:
@@ -50,7 +50,7 @@ def remove_stale():
 
 
 def unlink(path):
-    """Remove a file if it is there."""
+    """Remove a file if it exists."""
     try:
         os.unlink(path)
     except OSError:
@@ -92,7 +92,7 @@ class SharedFile:
             raise SharedMemoryError(f"cannot map {size} bytes of {path} for {purpose}: {error}") from error
 
     def reserve(self, offset, size):
-        """Take the space of a part now: writing to a full file system would otherwise kill the process.
+        """Reserve the space of a part now: a later write to a full file system would kill the process.
 
         Raises:
             SharedMemoryError: the file system is full.
@@ -112,11 +112,11 @@ class SharedFile:
 
     @property
     def inode(self):
-        """Identity of the file itself, whatever its name now points to."""
+        """Inode of the file itself, whatever its name now points to."""
         return os.fstat(self._descriptor).st_ino
 
     def unlink(self):
-        """Remove the name, if it is still this file's."""
+        """Remove the name if it still belongs to this file."""
         try:
             if os.stat(self.path).st_ino == self.inode:
                 os.unlink(self.path)

@@ -22,7 +22,7 @@ _NOTHING = np.empty(0, np.uint8)
 
 
 class SharedMemoryGroup(HostProcessGroup):
-    """A group whose ranks map one region.
+    """Process group whose ranks map one shared region.
 
     Args:
         path (str): of the region's file.
@@ -75,7 +75,7 @@ class SharedMemoryGroup(HostProcessGroup):
         return not self._collectives and self.messages.idle()
 
     def pending(self):
-        """Calls under way."""
+        """Calls under way, oldest first."""
         return [*self._collectives, *self.messages.pending()]
 
     def is_only(self, operation):
@@ -166,7 +166,7 @@ class SharedMemoryGroup(HostProcessGroup):
     # ---- rounds -------------------------------------------------------------------------------------------------------
 
     def _room(self, operation):
-        """Wait until this rank's slots of the next round are free; claims the round."""
+        """Claim the next round, and wait until this rank's slots of it are free."""
         needed = self._next_round - ROUNDS
         if needed > 0:
             while kernels.wait_all(self.region.finished, self.size, needed, self.engine.spins) >= 0:
@@ -253,7 +253,7 @@ class SharedMemoryGroup(HostProcessGroup):
         self._complete(round_)
 
     def _all_reduce_directly(self, operation, source, out):
-        """Every rank reads and combines everything."""
+        """All-reduce in which every rank reads and combines everything."""
         call, data = operation.call, source.view(np.uint8)
         large = data.size > SMALL_BYTES
         round_ = yield from self._publish(operation, data, 0, data.size, large, True)
@@ -264,7 +264,7 @@ class SharedMemoryGroup(HostProcessGroup):
         self._complete(round_)
 
     def _all_reduce_by_shares(self, operation, source, out):
-        """Each rank combines one share of a slot's data and publishes it in the next round."""
+        """All-reduce in which each rank combines one share of a slot and publishes it in the next round."""
         region, call, width = self.region, operation.call, source.itemsize
         data, result = source.view(np.uint8), out.view(np.uint8)
         for start in range(0, data.size, region.slot_bytes):
@@ -298,7 +298,7 @@ class SharedMemoryGroup(HostProcessGroup):
             self._complete(round_)
 
     def _scatter(self, operation, source, out):
-        """In a slot lie the pieces for all ranks, one after the other."""
+        """Scatter: a slot holds the pieces for all ranks, one after the other."""
         region, call, width = self.region, operation.call, source.itemsize
         data, length = source.view(np.uint8), out.nbytes
         large = data.size > SMALL_BYTES
@@ -336,7 +336,7 @@ class SharedMemoryGroup(HostProcessGroup):
             self._complete(round_)
 
     def _spread(self, operation, source, index):
-        """Only the source publishes data; all publish the header."""
+        """Broadcast: only the source publishes data; all ranks publish the header."""
         data = source.view(np.uint8)
         large, total, per_round = data.size > SMALL_BYTES, data.size, self.region.slot_bytes
         is_source = self.rank == index
@@ -356,7 +356,7 @@ class SharedMemoryGroup(HostProcessGroup):
             self._complete(round_)
 
     def _exchange(self, operation, source, out, row):
-        """Each rank publishes all that it sends, slot by slot; each picks out what is for it."""
+        """All-to-all: each rank publishes everything that it sends, slot by slot; each rank copies its own part."""
         region = self.region
         data, result = source.view(np.uint8), out.view(np.uint8)
         large, per_round = data.size > SMALL_BYTES, region.slot_bytes

@@ -24,13 +24,13 @@ _ROOM = "comm"
 
 
 def kernel(function):
-    """Compile without any freedom in floating-point arithmetic."""
+    """Decorator: compile without any freedom in floating-point arithmetic."""
     return compiled(function, _ROOM)
 
 
 @intrinsic
 def fence(typing_context):
-    """No load or store passes this point, in the compiler or in the processor."""
+    """Memory fence: the compiler and the processor move no load or store across it."""
 
     def generate(context, builder, signature, arguments):
         builder.fence("seq_cst")
@@ -101,7 +101,7 @@ def pointer_to(typing_context, address):
 
 @kernel
 def full_fence():
-    """Fence for callers in Python."""
+    """Memory fence for callers in Python."""
     fence()
 
 
@@ -115,7 +115,7 @@ def read_counter(address):
 
 @kernel
 def write_counter(address, value):
-    """Set a counter; what was written before is visible to whoever sees the new value."""
+    """Set a counter; a reader of the new value also sees everything written before it."""
     fence()
     store(address, value)
     fence()
@@ -160,7 +160,7 @@ def publish(header, template, sequence, destination, data, offset, count, counte
 
 @kernel
 def publish_strided(header, template, sequence, destination, data, offset, stride, size, count, counter, value):
-    """As `publish`, for `count` pieces of `size` bytes that lie `stride` bytes apart."""
+    """`publish` for `count` pieces of `size` bytes that lie `stride` bytes apart."""
     if header:
         _write_header(header, template, sequence)
     for piece in range(count):
@@ -180,7 +180,7 @@ def _write_header(header, template, sequence):
 
 @kernel
 def arrivals(counters, count, value, spins, headers, stride, words, mine):
-    """As `wait_all`; then, unless `headers` is 0, -2 - r if the header of rank r is the first that differs from `mine`'s."""
+    """`wait_all`, then a comparison of headers unless `headers` is 0: -2 - r if rank r's is the first unlike `mine`'s."""
     index = wait_all(counters, count, value, spins)
     if index >= 0 or headers == 0:
         return index
@@ -195,7 +195,7 @@ def arrivals(counters, count, value, spins, headers, stride, words, mine):
 
 @kernel
 def header_matches(header, template, sequence, words):
-    """True if a header is that of this call."""
+    """True if the header at an address equals that of this call."""
     other = carray(pointer_to(header), (words,), np.int64)
     for word in range(words):
         if other[word] != (sequence if word == SEQUENCE_WORD else template[word]):
@@ -221,7 +221,7 @@ def gather_parts(out, offset, source, stride, count, part, total):
 
 @kernel
 def longest_exchange(splits, row):
-    """Most bytes that a rank sends by `splits` `[rank, to or from, other]`; -1 if two ranks disagree about their rows."""
+    """Most bytes that a rank sends by `splits` `[rank, to or from, other]`; -1 if two ranks disagree about rows."""
     size = splits.shape[0]
     longest = 0
     for rank in range(size):
@@ -236,7 +236,7 @@ def longest_exchange(splits, row):
 
 @kernel
 def take_exchanged(out, splits, mine, row, start, window, small, small_stride, small_bytes, large, large_stride):
-    """Copy what is for rank `mine` out of bytes `start` to `start + window` of every rank's data."""
+    """Copy the data for rank `mine` out of bytes `start` to `start + window` of every rank's data."""
     size = splits.shape[0]
     place = 0
     for rank in range(size):
@@ -284,14 +284,14 @@ def combine(out, source, stride, count, op):
 
 @kernel
 def _widen(destination, source, length):
-    """bfloat16 bits to float32 bits."""
+    """Convert bfloat16 bits to float32 bits."""
     for i in range(length):
         destination[i] = np.uint32(source[i]) << np.uint32(16)
 
 
 @kernel
 def combine_bfloat16(out, source, stride, count, op):
-    """As `combine` for bfloat16 bits (`out` uint16): accumulated in float32, rounded once to nearest even."""
+    """`combine` for bfloat16 bits (`out` uint16): accumulated in float32, rounded once to nearest even."""
     total = np.empty(BLOCK, np.float32)
     addend = np.empty(BLOCK, np.float32)
     total_bits = total.view(np.uint32)
@@ -324,7 +324,7 @@ def combine_bfloat16(out, source, stride, count, op):
 
 
 def warm_up():
-    """Compile (or load from the cache) what every job uses, one process at a time: the others then find it in the cache."""
+    """Compile (or load from the cache) the kernels of every job, one process at a time, so that the others find them cached."""
     words = np.zeros(4 * LINE, np.int64)
     data = words.view(np.uint8)
     base = words.ctypes.data

@@ -21,7 +21,7 @@ _STALL_SECONDS = 0.005
 
 
 class Message(Operation):
-    """A send or a receive."""
+    """Handle of a send or a receive."""
 
     __slots__ = ("data", "kind", "peer")
 
@@ -32,18 +32,18 @@ class Message(Operation):
 
     @property
     def name(self):
-        """send or recv."""
+        """ "send" or "recv"."""
         return self.kind
 
     def description(self):
-        """The message, its peer and its group in words."""
+        """Text of the message, its peer and its group."""
         direction = "to" if self.kind == "send" else "from"
         inside = calls.describe_message(self.call.words())
         return f"{self.kind}({inside}) {direction} rank {self.group.ranks[self.peer]} on group {self.group.name}"
 
 
 class Messages:
-    """This rank's messages on a group."""
+    """Point-to-point messages of this rank on a group."""
 
     def __init__(self, group):
         self._group = group
@@ -67,11 +67,11 @@ class Messages:
                 self._queues.pop(key, None)
 
     def idle(self):
-        """True if none is under way."""
+        """True if no message is under way."""
         return not self._queues
 
     def pending(self):
-        """Those under way."""
+        """Messages under way."""
         return [message for queue in self._queues.values() for message in queue]
 
     def count(self):
@@ -79,7 +79,7 @@ class Messages:
         return sum(map(len, self._queues.values()))
 
     def clear(self):
-        """Drop those under way."""
+        """Drop the messages under way."""
         for queue in self._queues.values():
             queue.clear()
         self._queues.clear()
@@ -109,7 +109,7 @@ class Messages:
         return message
 
     def _wait_or_keep(self, message):
-        """Give the receiver a moment to make room, then keep a copy of what is left."""
+        """Give the receiver a moment to make room, then keep a copy of the rest."""
         engine = self._group.engine
         stalled = time.monotonic()
         while not message.done:

@@ -1,7 +1,7 @@
 """Memory layout of one group's shared region: headers, counters, slots and rings.
 
 Collectives go through rounds, numbered from 1 per group. In a round each rank publishes a header (first round of a
-call) and up to a slot of data, raises its `arrived` counter to the round's number, reads what it needs from the others,
+call) and up to a slot of data, raises its `arrived` counter to the round's number, reads the data of the others,
 and raises its `finished` counter. A rank has `ROUNDS` slots, used in turn: it may publish round t once all have
 finished t - ROUNDS. Small data has slots of its own, so that a group which only moves small tensors takes little
 memory.
@@ -79,7 +79,7 @@ class Region:
     # ---- layout -------------------------------------------------------------------------------------------------------
 
     def _lay_out(self, debug):
-        """Offsets of all parts; small ones first, they are reserved at once."""
+        """Compute the offsets of all parts; the small ones come first and are reserved at once."""
         size = self.size
         self._end = 0
         self._mapped = self._take(size * LINE)
@@ -134,20 +134,20 @@ class Region:
         return self._base + self._headers + (round_ % ROUNDS) * self.size * _HEADER_BYTES
 
     def ring_header(self, source, destination, count):
-        """Address of the header beside the slot that is written as the `count`-th."""
+        """Address of the header beside the ring slot of write number `count`."""
         ring = (source * self.size + destination) * RING_SLOTS + count % RING_SLOTS
         return self._base + self._ring_headers + ring * _HEADER_BYTES
 
     def slots(self, round_, large):
-        """(address of rank 0's slot, bytes to the next rank's)."""
+        """(address of rank 0's slot, distance in bytes to the next rank's)."""
         return self.large_slots(round_) if large else self.small_slots(round_)
 
     def small_slots(self, round_):
-        """(address of rank 0's small slot, bytes to the next rank's)."""
+        """(address of rank 0's small slot, distance in bytes to the next rank's)."""
         return self._base + self._small + (round_ % ROUNDS) * self.size * SMALL_BYTES, SMALL_BYTES
 
     def large_slots(self, round_):
-        """(address of rank 0's large slot, bytes to the next rank's)."""
+        """(address of rank 0's large slot, distance in bytes to the next rank's)."""
         return self._base + self._large + (round_ % ROUNDS) * self.size * self.slot_bytes, self.slot_bytes
 
     def ring_counters(self, source, destination):
@@ -156,21 +156,21 @@ class Region:
         return first, first + LINE, first + 2 * LINE
 
     def ring_slot(self, source, destination, count):
-        """Address of the slot that is written as the `count`-th, from 0."""
+        """Address of the ring slot of write number `count`, from 0."""
         ring = (source * self.size + destination) * RING_SLOTS + count % RING_SLOTS
         return self._base + self._rings + ring * self.ring_slot_bytes
 
     # ---- space --------------------------------------------------------------------------------------------------------
 
     def reserve_large(self):
-        """Take the space of this rank's large slots."""
+        """Reserve the space of this rank's large slots."""
         if not self._large_reserved:
             for round_ in range(ROUNDS):
                 self._file.reserve(self._large + (round_ * self.size + self.rank) * self.slot_bytes, self.slot_bytes)
             self._large_reserved = True
 
     def reserve_ring(self, destination):
-        """Take the space of this rank's ring to another."""
+        """Reserve the space of this rank's ring to another rank."""
         if destination not in self._rings_reserved:
             count = RING_SLOTS * self.ring_slot_bytes
             self._file.reserve(self._rings + (self.rank * self.size + destination) * count, count)

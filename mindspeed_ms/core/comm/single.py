@@ -7,14 +7,14 @@ class SingleProcessGroup(ProcessGroup):
     """A group with this rank alone. Every collective returns its argument; there is no peer."""
 
     def barrier(self):
-        """Return."""
+        """Return at once."""
 
     def all_gather_object(self, value):
-        """`[value]`."""
+        """List `[value]`."""
         return [value]
 
     def broadcast_object(self, value, source):
-        """`value`."""
+        """`value` itself."""
         self.index_of(source, "broadcast_object")
         return value
 
@@ -25,7 +25,7 @@ class SingleProcessGroup(ProcessGroup):
 
 
 class SingleJob:
-    """The communication of a world of one rank."""
+    """Communication of a world of one rank."""
 
     def __init__(self, environment, timeout):
         self.timeout = timeout
@@ -35,4 +35,4 @@ class SingleJob:
         return SingleProcessGroup(name, ranks, ranks[0])
 
     def close(self, exception=None):
-        """Nothing to release."""
+        """Do nothing."""

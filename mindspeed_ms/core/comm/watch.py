@@ -22,7 +22,7 @@ class Watch:
 
     @contextmanager
     def over(self, operation):
-        """Watch while `operation` is waited for: yields an object whose `check()` is to be called regularly."""
+        """Context manager: watch the peers while `operation` is waited for; the caller calls `check()` regularly."""
         watched = _WatchedOperation(self._board, operation, self._next_number)
         try:
             yield watched
@@ -35,7 +35,7 @@ class Watch:
 
 
 class _WatchedOperation:
-    """One wait. `check` ends the operation with an error if it cannot complete any more."""
+    """Watch over one wait: `check` fails the operation if it cannot complete any more."""
 
     def __init__(self, board, operation, next_number):
         self._board = board
@@ -47,7 +47,7 @@ class _WatchedOperation:
         self._suspects = {}
 
     def check(self):
-        """Check every rank that is waited for."""
+        """Check every awaited rank."""
         operation = self._operation
         targets = operation.group.awaited(operation)
         error = self._lost_peer(targets)
@@ -61,7 +61,7 @@ class _WatchedOperation:
             operation.group.fail(error)
 
     def end(self):
-        """The wait is over."""
+        """End the watch."""
         if self._published is not None:
             self._board.clear_wait()
 
@@ -75,7 +75,7 @@ class _WatchedOperation:
         return None
 
     def _still_awaited(self, rank):
-        """The rank may have done its part just before it ended: check once more."""
+        """Whether an ended rank is still awaited after one more advance: it may have done its part just before its end."""
         operation = self._operation
         operation.group.engine.advance()
         return not operation.done and rank in operation.group.awaited(operation)
@@ -100,7 +100,7 @@ class _WatchedOperation:
         """Publish what this rank waits for; look for ranks that wait for each other.
 
         A rank needs every rank that it waits for, and a waiting rank advances all its calls: so a circle of waiting
-        ranks never resolves. What the board shows may be old; only when each rank of the circle has checked again
+        ranks never resolves. The board may be out of date; only when each rank of the circle has checked again
         (beats) after all of them were seen waiting is it certain that none can go on.
         """
         now = time.monotonic()
@@ -136,7 +136,7 @@ class _WatchedOperation:
         return DeadlockError(text)
 
     def _find_circle(self):
-        """{rank: (wait number, beat)} of a circle that this rank waits for or is in, None if there is none."""
+        """{rank: (wait number, beat)} of a circle of waiting ranks that this rank reaches; None if there is none."""
         snapshots, path = {}, []
 
         def visit(rank):
@@ -159,7 +159,7 @@ class _WatchedOperation:
         return None if circle is None else {rank: snapshots[rank][:2] for rank in circle}
 
     def _confirmed(self, circle):
-        """True if the same waits were seen before and every rank has checked often enough since."""
+        """True if the same waits were seen before and every rank has checked often enough since then."""
         same = set(circle) == set(self._suspects) and all(circle[rank][0] == self._suspects[rank][0] for rank in circle)
         if not same:
             self._suspects = circle

@@ -14,7 +14,7 @@ _MOST_DATASETS = 32766  # the index is int16
 
 
 class BlendedDataset:
-    """A mixture of datasets of one split. A sample is that of the dataset, and `dataset_id` (int16).
+    """Weighted mixture of datasets of one split. A sample is that of its dataset with `dataset_id` (int16).
 
     Args:
         datasets (list): the parts.

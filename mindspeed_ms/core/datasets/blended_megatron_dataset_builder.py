@@ -1,4 +1,4 @@
-"""Builds the train, validation and test datasets of a configuration; sizes and cases: Megatron-LM core_v0.12.1."""
+"""Builder of the training, validation and test datasets of a configuration; sizes and cases: Megatron-LM core_v0.12.1."""
 
 import math
 
@@ -21,7 +21,7 @@ _ALL = (0.0, 1.0)
 
 
 def build_train_valid_test_datasets(sizes, config):
-    """The datasets of a configuration. Every rank may call this; indices are built by one process and found by the others.
+    """Build the datasets of a configuration. Every rank may call this: one process builds the indices, the others load them.
 
     Args:
         sizes (Sequence[Optional[int]]): samples that training, validation and test need; None: one pass over the documents
@@ -65,7 +65,7 @@ def _matrix(split):
 
 
 def _parts(prefix, matrix, sizes, config):
-    """GPTDatasets of one prefix, by split."""
+    """GPTDatasets of one prefix, one per split."""
     indexed = open_indexed_dataset(prefix, config)
     return [
         None if bookends is None else GPTDataset(indexed, prefix, split_documents(bookends, len(indexed)), size, split, config)
@@ -74,7 +74,7 @@ def _parts(prefix, matrix, sizes, config):
 
 
 def _blends(prefixes, weights, matrix, sizes, config):
-    """BlendedDatasets of several prefixes, by split."""
+    """BlendedDatasets of several prefixes, one per split."""
     weights = None if weights is None else normalize(weights)
     if weights is not None and any(bookends and size is None for bookends, size in zip(matrix, sizes)):
         raise DatasetError(

@@ -2,4 +2,4 @@
 
 
 class DatasetError(ValueError):
-    """The data is damaged, too short, or the request is impossible; the message says what to do."""
+    """Damaged or too short data, or an impossible request; the message says what to do."""

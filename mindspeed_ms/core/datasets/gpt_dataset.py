@@ -72,11 +72,11 @@ class GPTDataset:
         indexed_indices (np.ndarray): int32, the documents (sequences of the files) that are used.
         num_samples (Optional[int]): samples needed at least, over as many epochs as needed; None: one epoch.
         index_split (Split): which split this is.
-        config (GPTDatasetConfig): what samples are like.
+        config (GPTDatasetConfig): form of the samples.
 
     A sample is a dict of arrays: `tokens`, `labels`, `position_ids` int64 `[s]`, `loss_mask` float32 `[s]`, and, with
-    `create_attention_mask`, `attention_mask` bool `[1, s, s]`, True where a query may not look. What all samples have in
-    common is one read-only array.
+    `create_attention_mask`, `attention_mask` bool `[1, s, s]`, True where a query may not look. An array that is equal in all
+    samples is shared and read-only.
 
     Raises:
         DatasetError: samples are wanted, but there are no documents.
@@ -159,7 +159,7 @@ class GPTDataset:
         return {**sample, "loss_mask": loss_mask, "position_ids": self._position_ids(ends)}
 
     def _text(self, sample):
-        """Tokens (int64) of a sample and, if asked for, the one behind it, filled up with padding."""
+        """Tokens (int64) of a sample, on request with the token behind it, filled up with padding."""
         extra = int(self.config.add_extra_token_to_sequence)
         first, offset = map(int, self.sample_index[sample])
         last, end = map(int, self.sample_index[sample + 1])
@@ -204,12 +204,12 @@ def _read_only(array):
 
 
 def open_indexed_dataset(prefix, config):
-    """The IndexedDataset of a prefix, or made-up documents."""
+    """The IndexedDataset of a prefix, or with `config.mock` made-up documents."""
     return MockGPTLowLevelDataset(config) if config.mock else IndexedDataset(prefix, mmap=config.mmap_bin_files)
 
 
 class MockGPTLowLevelDataset:
-    """Made-up documents, those of Megatron: 100000 of 1 to 4095 tokens, which count up from 1 and end with the end of document.
+    """Megatron's made-up documents: 100000 of 1 to 4095 tokens, which count up from 1 and end with the end of document.
 
     With a smaller vocabulary (`config.vocab_size`), the tokens begin at 1 again at its end.
     """

@@ -35,7 +35,7 @@ def build_gpt_indices(
     add_extra_token_to_sequence=True,
     drop_last_partial_sequence=True,
 ):
-    """Build the arrays.
+    """Build the index arrays of a GPT dataset.
 
     Args:
         sequence_lengths (np.ndarray): int32, tokens of every document of the files.
@@ -78,7 +78,7 @@ def build_gpt_indices(
 
 
 def number_of_epochs(num_samples, tokens_per_epoch, sequence_length, extra):
-    """Passes over the documents that `num_samples` samples need.
+    """Number of passes over the documents that `num_samples` samples need.
 
     Raises:
         DatasetError: the documents have no tokens.
@@ -100,7 +100,7 @@ def _shuffled_documents(documents, epochs, random_state):
 
 
 def _shuffled_samples(first, samples, random_state):
-    """Samples [0, first) shuffled, then [first, samples) shuffled."""
+    """Shuffle index: samples [0, first) shuffled, then [first, samples) shuffled."""
     shuffle_index = np.arange(samples, dtype=np.uint32 if samples < np.iinfo(np.uint32).max - 1 else np.int64)
     random_state.shuffle(shuffle_index[:first])
     if first < samples:

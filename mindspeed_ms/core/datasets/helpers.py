@@ -1,4 +1,4 @@
-"""Compiled builders of index arrays, equal bit by bit to Megatron-LM's C++ helpers (core_v0.12.1), and quicker.
+"""Compiled builders of index arrays: equal bit by bit to Megatron-LM's C++ helpers (core_v0.12.1), and faster.
 
 Compilation happens at the first call.
 """
@@ -17,7 +17,7 @@ def _compiled(function):
 
 
 def number_of_samples(tokens, sequence_length, drop_last_partial_sequence=True, add_extra_token_to_sequence=True):
-    """Samples in a stream of `tokens` tokens.
+    """Number of samples in a stream of `tokens` tokens.
 
     With the last partial sequence kept, Megatron rounds a float32 quotient up; beyond 2**24 tokens that may be some samples
     less than there are, which is followed, or more (where Megatron ends with an assertion), which is not.
@@ -98,7 +98,7 @@ def build_blending_indices(weights, size):
 
 
 def build_exhaustive_blending_indices(sizes):
-    """A blend of all samples of its datasets, each in proportion to its size.
+    """Blending indices of all samples of the datasets, each in proportion to its size.
 
     Args:
         sizes (Sequence[int]): samples of the datasets, positive.
@@ -132,7 +132,7 @@ def _fill_blend(dataset_index, dataset_sample_index, weights, limits):
 
 @_compiled
 def _fill_blend_of_many(dataset_index, dataset_sample_index, weights, limits):
-    """Like `_fill_blend`, looking at `_LANES` datasets at a time; the first of equals is found all the same."""
+    """`_fill_blend` for many datasets, `_LANES` at a time; ties still go to the first dataset."""
     padded = -(-len(weights) // _LANES) * _LANES
     shares, counts = np.zeros(padded, np.float64), np.full(padded, np.inf)
     shares[: len(weights)] = weights

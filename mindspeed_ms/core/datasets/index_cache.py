@@ -34,7 +34,7 @@ def content_hash(settings, *arrays):
 
 
 def cached_arrays(path_to_cache, name, description, build, must_be_written=True):
-    """Arrays from the cache; built first if they are not there.
+    """Load arrays from the cache; build them first if they are missing.
 
     Args:
         path_to_cache (Optional[str]): folder, made if it does not exist; None: build in memory, keep nothing.

@@ -94,13 +94,13 @@ class IndexedDataset:
         return len(self.sequence_lengths)
 
     def __getitem__(self, index):
-        """Tokens of a sequence (read-only array), or the list of those of a slice."""
+        """Tokens of a sequence (read-only array); for a slice a list of arrays."""
         if isinstance(index, slice):
             return [self.get(number) for number in range(*index.indices(len(self)))]
         return self.get(index)
 
     def get(self, idx, offset=0, length=None):
-        """Part of a sequence.
+        """Tokens of a part of a sequence.
 
         Args:
             idx (int): sequence.
@@ -137,12 +137,12 @@ class IndexedDataset:
 
     @staticmethod
     def exists(path_prefix):
-        """True if both files are there."""
+        """Whether both files of a prefix exist."""
         return os.path.isfile(get_idx_path(path_prefix)) and os.path.isfile(get_bin_path(path_prefix))
 
 
 def _advice(path_prefix):
-    """Advice for a prefix that names no files."""
+    """Advice about a prefix without indexed files, for an error message."""
     stem, ending = os.path.splitext(path_prefix)
     if ending in (".bin", ".idx"):
         return f" Leave the ending out: {stem}." if IndexedDataset.exists(stem) else _advice(stem)
@@ -161,7 +161,7 @@ def _advice(path_prefix):
 
 class IndexedDatasetBuilder:
     """Writes indexed files, byte-equal to Megatron's. They appear under their names, whole, when `finalize` is called; as a
-    context manager it deletes what was not finalized.
+    context manager it deletes unfinished files.
 
     Args:
         bin_path (str): path of the `.bin` file.
@@ -220,7 +220,7 @@ class IndexedDatasetBuilder:
         self.end_document()
 
     def end_document(self):
-        """The sequences since the last end are a document."""
+        """End the document: it holds the sequences since the last end."""
         self.document_indices.append(len(self.sequence_lengths))
 
     def add_index(self, path_prefix):
@@ -289,7 +289,7 @@ class IndexedDatasetBuilder:
 
 
 class _NewFile:
-    """A file that gets its name when it is complete; what cannot be written is deleted."""
+    """File that gets its name once it is complete; after a failed write it is deleted."""
 
     def __init__(self, path):
         self.path = os.fspath(path)
@@ -315,7 +315,7 @@ class _NewFile:
         self._do(copy)
 
     def complete(self):
-        """All data is on disk."""
+        """Flush and sync all data to the disk."""
 
         def complete():
             self._file.flush()
@@ -325,7 +325,7 @@ class _NewFile:
         self._do(complete)
 
     def publish(self):
-        """The file gets its name."""
+        """Rename the file to its final name."""
         os.replace(self._temporary, self.path)
 
     def discard(self):

@@ -22,7 +22,7 @@ _CHECKED_AT_ONCE = 1 << 20
 
 
 class IndexedDatasetError(DatasetError):
-    """Indexed files that are damaged, of another kind, or that cannot hold what is written to them."""
+    """Indexed files that are damaged, of another kind, or unable to hold the data written to them."""
 
 
 class DType(Enum):
@@ -56,17 +56,17 @@ class DType(Enum):
 
     @classmethod
     def size(cls, key):
-        """Bytes of one token, of a code (int) or a numpy dtype."""
+        """Bytes of one token; takes a code (int) or a numpy dtype."""
         return np.dtype(cls.dtype_from_code(key) if isinstance(key, int) else key).itemsize
 
     @staticmethod
     def optimal_dtype(cardinality):
-        """Megatron's name of `best_fitting_dtype`."""
+        """`best_fitting_dtype` under Megatron's name."""
         return best_fitting_dtype(cardinality)
 
 
 def best_fitting_dtype(vocab_size=None):
-    """The dtype in which Megatron stores token ids.
+    """Dtype in which Megatron stores token ids.
 
     Args:
         vocab_size (Optional[int]): number of ids, added tokens included; None: unknown.
@@ -83,17 +83,17 @@ def best_fitting_dtype(vocab_size=None):
 
 
 def get_bin_path(path_prefix):
-    """`prefix.bin`"""
+    """Path `prefix.bin`."""
     return f"{path_prefix}.bin"
 
 
 def get_idx_path(path_prefix):
-    """`prefix.idx`"""
+    """Path `prefix.idx`."""
     return f"{path_prefix}.idx"
 
 
 def sequence_pointers(lengths, dtype):
-    """Positions in bytes (int64) of sequences that lie one after the other.
+    """Byte positions (int64) of sequences that lie one after the other.
 
     Args:
         lengths (np.ndarray): int32, in tokens.
@@ -104,7 +104,7 @@ def sequence_pointers(lengths, dtype):
 
 
 def read_index(idx_path):
-    """(dtype, lengths, pointers, document indices) of an `.idx` file, mapped; checks its own consistency."""
+    """Read an `.idx` file, mapped and checked: (dtype, lengths, pointers, document indices)."""
     size = os.path.getsize(idx_path)
     with open(idx_path, "rb") as file:
         header = file.read(HEADER.size)
@@ -146,7 +146,7 @@ def _check_index_size(idx_path, size, sequences, documents):
 
 
 def check_sequences(dataset, idx_path, bin_path, bin_size):
-    """Sequences must lie one after the other inside the `.bin` file, documents must end with the last sequence.
+    """Raise an error unless sequences follow each other inside the `.bin` file and documents end with the last one.
 
     Bytes between two sequences are no error, as both are read where they lie, but Megatron's writer leaves none: a warning.
     """

@@ -1,4 +1,4 @@
-"""Builds the instruction datasets (SFT, pairwise) of a configuration."""
+"""Builder of the instruction datasets (SFT, pairwise) of a configuration."""
 
 from mindspeed_ms.config.model_description import describe_parallel
 from mindspeed_ms.core.datasets.instruction_files import InstructionDataError, InstructionFiles
@@ -15,7 +15,7 @@ _SPLITS = (("train", "train_data_path"), ("valid", "valid_data_path"), ("test", 
 
 
 def build_instruction_datasets(all_config, num_samples, dataset_class=SFTDataset):
-    """Datasets for `is_instruction_dataset`: training, validation, test; None where there is no data.
+    """Build the datasets for `is_instruction_dataset`: training, validation, test; None where there is no data.
 
     Args:
         all_config (AllConfig): read: data paths, split (all for training if it is not given), masks, padding, tokenizer, seed.
@@ -48,7 +48,7 @@ def build_instruction_datasets(all_config, num_samples, dataset_class=SFTDataset
 
 
 def split_bounds(split, count):
-    """First sample and one past the last of training, validation and test: three (int, int), rounded as Megatron does.
+    """Bounds [first, end) of training, validation and test samples: three (int, int), rounded as Megatron does.
 
     Args:
         split (Optional[str]): shares such as "949,50,1"; None: all for training.
@@ -89,7 +89,7 @@ def _options(all_config, dataset_class):
 
 
 def _multiple(all_config):
-    """pad_to_multiple_of, which the parallel sizes that cut a sequence must divide."""
+    """Checked `pad_to_multiple_of`: the parallel sizes that cut a sequence must divide it."""
     cut = sequence_unit(describe_parallel(all_config))
     multiple = all_config.dataset_config.pad_to_multiple_of
     if multiple % cut:

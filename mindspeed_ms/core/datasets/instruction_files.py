@@ -22,7 +22,7 @@ def field_prefix(path_prefix, field):
 
 
 class InstructionFiles:
-    """All fields of `path_prefix`, which is `--output-prefix` of preprocessing.
+    """Indexed files of all fields of `path_prefix`, the `--output-prefix` of preprocessing.
 
     Args:
         path_prefix (str): as it is, without `_packed_...`.
@@ -50,7 +50,7 @@ class InstructionFiles:
         return {field: file[index] for field, file in self.files.items()}
 
     def _checked_lengths(self, fields):
-        """Sequence lengths of the first field; fields that belong together have equal ones."""
+        """Sequence lengths of the first field, after checking that the other fields agree."""
         first = self.files[fields[0]]
         if not len(first):
             raise InstructionDataError(f"{self.path_prefix} has no samples.")

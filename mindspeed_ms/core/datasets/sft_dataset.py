@@ -16,7 +16,7 @@ _LOOKED_AT = 100  # samples that are read to tell whether data is neat-packed
 
 
 class InstructionDataset(ABC):
-    """Order, lengths and checks that the two kinds of instruction data share.
+    """Base class of SFTDataset and PairwiseDataset: order, lengths and checks.
 
     Args:
         path_prefix (str): `--output-prefix` of preprocessing.
@@ -78,11 +78,11 @@ class InstructionDataset(ABC):
         return self.num_samples
 
     def __getitem__(self, index):
-        """One sample, filled up."""
+        """One sample, padded."""
         return {name: value[0] for name, value in self.micro_batch([index]).items()}
 
     def micro_batch(self, indices):
-        """Samples of one micro-batch, filled up to one length: dict of arrays `[b, ...]`.
+        """Samples of one micro-batch, padded to one length: dict of arrays `[b, ...]`.
 
         Raises:
             IndexError: no such sample.
@@ -117,7 +117,7 @@ class InstructionDataset(ABC):
         return ids
 
     def _filled_ids(self, ids, labels, length):
-        """Tokens, labels of the next position and their mask, filled up to `length`."""
+        """Tokens, labels of the next position and their mask, padded to `length`."""
         tokens = np.full(length, self.pad_token_id, np.int32)
         following = np.full(length, IGNORE_INDEX, np.int32)
         tokens[: len(ids)] = ids
@@ -131,7 +131,7 @@ class InstructionDataset(ABC):
 
     @abstractmethod
     def _length_of(self, sample):
-        """Tokens of the longest part of it."""
+        """Number of tokens of the longest part of `sample`."""
 
     @abstractmethod
     def _filled(self, sample, length):
@@ -149,7 +149,7 @@ class SFTDataset(InstructionDataset):
     A sample is a dict: `tokens`, `labels`, `position_ids` int32 `[s]`, `loss_mask` float32 `[s]` (0 where nothing is learnt),
     and, if asked for, `attention_mask` bool `[1, s, s]`, True where a query may not look.
 
-    Neat-packed data is told from the stored attention mask, which numbers the conversations from 1 (0: filling). The last token
+    Neat-packed data is recognised by the stored attention mask, which numbers conversations from 1 (0: filling). The last token
     of a packed conversation is not taught the first one of the next.
     """
 

@@ -14,7 +14,7 @@ DEFAULT_SPLIT = "969, 30, 1"
 
 
 class Split(enum.Enum):
-    """Kinds of data."""
+    """Kinds of splits: training, validation, test."""
 
     train = 0
     valid = 1
@@ -28,10 +28,10 @@ def normalize(weights):
 
 
 def parse_and_normalize_split(split):
-    """Shares of training, validation and test.
+    """Shares of training, validation and test in a `--split` text.
 
     Args:
-        split (str): up to three numbers from 0, joined by commas, such as "949,50,1"; what is left out is 0.
+        split (str): up to three numbers from 0, joined by commas, such as "949,50,1"; missing numbers are 0.
 
     Returns:
         list[float]: three shares, their sum is 1.
@@ -51,7 +51,7 @@ def parse_and_normalize_split(split):
 
 
 def convert_split_vector_to_split_matrix(shares):
-    """Bounds of each split.
+    """Bounds of each split, from the shares.
 
     Args:
         shares (list[float]): of training, validation and test.
@@ -77,7 +77,7 @@ def split_documents(bookends, documents):
 
 
 def get_blend_from_list(words):
-    """Prefixes and weights of `--data-path` and the like.
+    """Prefixes and weights of a `--data-path` list.
 
     Args:
         words (Optional[list[str]]): prefixes, or a weight before each prefix: `["0.3", "first", "0.7", "second"]`.
@@ -104,7 +104,7 @@ def get_blend_from_list(words):
 
 
 def check_weights(prefixes, weights, words=None):
-    """Raise DatasetError unless each prefix has a finite weight (float) above 0. `words`: the weights as written."""
+    """Raise DatasetError unless each prefix has a finite weight (float) above 0. `words`: the weights as typed."""
     if len(prefixes) != len(weights):
         raise DatasetError(f"{len(prefixes)} prefixes of data have {len(weights)} weights: expected as many.")
     for prefix, weight, word in zip(prefixes, weights, words or weights):

@@ -35,12 +35,12 @@ _FORMAT_VERSION = 1
 
 
 class CorpusError(DatasetError):
-    """The text cannot be made into a corpus; the message says what to give instead."""
+    """Text that cannot be made into a corpus; the message says what to give instead."""
 
 
 @dataclass(frozen=True)
 class TextCorpus:
-    """An encoded corpus.
+    """Encoded corpus of plain text.
 
     Attributes:
         folder (Path): its folder.
@@ -68,7 +68,7 @@ class TextCorpus:
         return Tokenizer.from_file(str(self.folder / "tokenizer.json"))
 
     def summary(self):
-        """One line for a log: sizes, and which documents were held out."""
+        """Log line with the sizes and the held-out documents."""
         shown = ", ".join(self.valid_documents[:_SHOWN]) + (", ..." if len(self.valid_documents) > _SHOWN else "")
         return (
             f"corpus {self.folder}: {len(self.train_tokens)} training tokens in {len(self.train_documents)} documents, "
@@ -181,7 +181,7 @@ def _pieces(name, text, size):
 
 
 def build_text_corpus(cache_directory, training, validation, vocab_size):
-    """The encoded corpus of these documents, built once under `cache_directory`. Several processes may call this at once.
+    """Build the encoded corpus of these documents once under `cache_directory`; several processes may call this at once.
 
     Args:
         cache_directory (str or Path): made if it does not exist.

@@ -1,4 +1,4 @@
-"""Turns of a stored conversation, found by its labels, and truncation of conversations that are too long."""
+"""Turns of a stored conversation, found by its labels, and truncation of too long conversations."""
 
 import numpy as np
 
@@ -6,7 +6,7 @@ IGNORE_INDEX = -100
 
 
 def balanced_lengths(source, target, limit):
-    """Lengths (int, int) of a question and an answer in `limit` tokens: a part shorter than half of it stays whole.
+    """Lengths (int, int) of a question and an answer cut to `limit` tokens; a part shorter than half of it is not cut.
 
     Source of the rule: LlamaFactory.
     """
@@ -38,10 +38,10 @@ def turns(labels):
 
 
 def kept_positions(labels, limit):
-    """Indices `[m]` of the tokens of a conversation that remain in `limit` tokens.
+    """Indices `[m]` of the tokens that remain when a conversation is cut to `limit` tokens.
 
-    Source of the order: MindSpeed-LLM, which gives each turn from the first on what is left; question and answer are cut at
-    their ends by `balanced_lengths`.
+    Source of the order: MindSpeed-LLM, which gives each turn from the first on the remaining tokens; question and answer are
+    cut at their ends by `balanced_lengths`.
     """
     kept, left = [], limit
     for start, middle, end in turns(labels):

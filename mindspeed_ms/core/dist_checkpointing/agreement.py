@@ -1,11 +1,11 @@
-"""Agreement on errors: an error of one rank is raised on all ranks, so that no rank waits for one that failed."""
+"""Agreement on errors: an error of one rank is raised on all ranks, so that none of them waits for a failed one."""
 
 from mindspeed_ms.core import comm
 from mindspeed_ms.core.dist_checkpointing.errors import CheckpointError
 
 
 def attempt(function, *arguments):
-    """(result, None), or (None, text of the error)."""
+    """Call a function: (result, None), or (None, text of the error)."""
     try:
         return function(*arguments), None
     except Exception as error:
@@ -14,7 +14,7 @@ def attempt(function, *arguments):
 
 
 def agree(doing, outcome):
-    """Results of all ranks from each rank's `attempt`.
+    """Exchange each rank's `attempt`: results of all ranks.
 
     Raises:
         CheckpointError: on all ranks, with the errors of those that failed (equal ones once, and without a rank's number if
@@ -32,12 +32,12 @@ def agree(doing, outcome):
 
 
 def on_all_ranks(doing, function, *arguments):
-    """Run on every rank; list of the results by rank. Raises CheckpointError on all ranks if one fails."""
+    """Run a function on every rank; list of the results by rank. Raises CheckpointError on all ranks if one fails."""
     return agree(doing, attempt(function, *arguments))
 
 
 def on_rank_zero(doing, function, *arguments):
-    """Run on rank 0 only; its result on all ranks. Raises CheckpointError on all ranks if it fails."""
+    """Run a function on rank 0; its result on all ranks. Raises CheckpointError on all ranks if it fails."""
     outcome = attempt(function, *arguments) if comm.get_rank() == 0 else (None, None)
     result, text = comm.world_group().all_gather_object(outcome)[0]
     if text is not None:

@@ -31,7 +31,7 @@ _CRC_BYTES = 17
 
 @dataclass
 class FileTensor:
-    """A tensor in a file of upstream.
+    """Tensor in one of upstream's files: dtype, shape and byte ranges of its values.
 
     Attributes:
         dtype (str): "float32", ...; of `.ckpt` files also MindSpore's other names.
@@ -80,7 +80,7 @@ def _varint(number):
 
 
 def read_tensors(path):
-    """{name: FileTensor} of a `.ckpt` file; reads no values.
+    """Read the header of a `.ckpt` file, no values: {name: FileTensor}.
 
     Raises:
         CheckpointError: it cannot be read, or is no such file.
@@ -117,7 +117,7 @@ def _add_value(tensors, data, start, stop):
 
 
 def _fields(data, position, end):
-    """(number, start, stop) of each field of a message; of a number (number, its value, None)."""
+    """(number, start, stop) of each field of a protobuf message; for a number field (number, value, None)."""
     while position < end:
         key, position = _read_varint(data, position)
         if key & 7 == 0:

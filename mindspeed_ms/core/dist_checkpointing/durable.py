@@ -1,4 +1,4 @@
-"""Durable writes: small files and new names are on the disk (fsync) when the call returns."""
+"""Durable writes: small files and new names are synced to the disk (fsync) before the call returns."""
 
 import os
 

@@ -24,18 +24,18 @@ def checkpoint_folder(folder, iteration):
 
 
 def is_checkpoint_folder(path):
-    """Whether a path is one checkpoint and not the folder of a run."""
+    """Whether a path is the folder of one checkpoint, not that of a run."""
     name = os.path.basename(os.path.normpath(path))
     return bool(_FOLDER.match(name)) or os.path.isfile(os.path.join(path, MANIFEST_FILE))
 
 
 def spare_folder(folder):
-    """Folder of the checkpoint that the next one replaces (non_persistent_save_interval)."""
+    """Folder of the spare checkpoint, which the next one replaces (non_persistent_save_interval)."""
     return os.path.join(folder, "non_persistent")
 
 
 def has_checkpoints(folder):
-    """Whether the folder of a run holds any checkpoint, good or not.
+    """Whether the folder of a run holds any checkpoint, complete or not.
 
     Raises:
         CheckpointError: the tracker holds something else than an iteration.
@@ -81,7 +81,7 @@ def latest_iteration(folder):
 
 
 def check_writable(folder):
-    """Make the folder of a run and a file in it.
+    """Check that the folder of a run can be written, by making it and a file in it.
 
     Raises:
         OSError: one of them cannot be made.
@@ -92,13 +92,13 @@ def check_writable(folder):
 
 
 def hold(folder):
-    """Lock a folder for the saves of this run until `job_lock.release`; see `check_writable` and `job_lock.hold`."""
+    """Lock a folder for the saves of this run until `job_lock.release`; checks first that it can be written."""
     check_writable(folder)
     job_lock.hold(folder)
 
 
 def prepare(folder, iteration):
-    """An empty folder to write the checkpoint of an iteration into; leftovers of crashes are cleared away. Returns it.
+    """Make an empty folder for the checkpoint of an iteration, and clear leftovers of crashes. Returns its path.
 
     Raises:
         CheckpointError: another job saves into the folder.
@@ -116,7 +116,7 @@ def prepare(folder, iteration):
 
 
 def publish(folder, temporary, manifest, keep_checkpoint_max=None):
-    """Complete a checkpoint: manifest, final name, tracker; then delete what `keep_checkpoint_max` allows no more.
+    """Publish a finished checkpoint: write the manifest, rename the folder, update the tracker, delete old ones.
 
     A crash at any moment leaves this checkpoint or the one before it (or both) complete.
 
@@ -137,7 +137,7 @@ def publish(folder, temporary, manifest, keep_checkpoint_max=None):
 
 
 def restore_replaced(folder):
-    """A crash between the two renames of `publish` left the old checkpoint under another name: bring it back.
+    """Bring an old checkpoint back that a crash between the two renames of `publish` left under another name.
 
     A job that is between the two renames is left alone.
     """
@@ -155,7 +155,7 @@ def restore_replaced(folder):
 
 
 def delete_old(folder, iteration, keep):
-    """Delete the checkpoints before `iteration` that were saved first, until `keep` of them are there with it.
+    """Delete checkpoints before `iteration`, those saved first, until `keep` remain including the new one.
 
     Later iterations are an earlier run's and stay.
     """
@@ -170,7 +170,7 @@ def delete_old(folder, iteration, keep):
 
 
 def problem_of(path):
-    """Why a folder is no complete checkpoint, by manifest and sizes of files (str); None if it is one."""
+    """Reason (str) why a folder is no complete checkpoint, by manifest and file sizes; None if it is one."""
     if not os.path.isdir(path):
         return f"{path}, which {TRACKER_FILE} names, does not exist."
     if is_upstream_folder(path):
@@ -183,7 +183,7 @@ def problem_of(path):
 
 
 def candidates(folder):
-    """Checkpoints to try in turn when a run continues: list of folders.
+    """Checkpoints to try in order when a run continues: list of folders.
 
     First those that were saved after the tracker was written (a crash came between), then the tracker's, then the
     others from the one saved last; those that the tracker has left behind (of an earlier run) come last. A spare
@@ -220,7 +220,7 @@ def _saved_at(path):
 
 
 def checkpoint_to_start_from(load, own, pretrained=None, resumes=False):
-    """Checkpoint that a run starts from: `load`; to resume, that of its own folder; else `pretrained` for its weights.
+    """Checkpoint that a run starts from: `load`; for resuming, the run's own folder; else `pretrained` for its weights.
 
     `load` may be the run's own folder, so that every launch of a job has the same arguments: the first one finds nothing
     there and starts from the beginning.
@@ -246,7 +246,7 @@ def checkpoint_to_start_from(load, own, pretrained=None, resumes=False):
 
 
 def newest_manifest(folder, iteration=None):
-    """(folder, Manifest) of the checkpoint that a run would start from, or (None, None) if there is none; reads no tensor.
+    """(folder, Manifest) of the checkpoint that a run would start from; (None, None) without one. Reads no tensor.
 
     Args:
         folder (str): of one checkpoint, or of a run; need not exist.
@@ -270,7 +270,7 @@ def newest_manifest(folder, iteration=None):
 
 
 def named_checkpoint(folder, iteration=None):
-    """The folder of one checkpoint that the user named: `folder` itself, or that of an iteration in it; None: search.
+    """Folder of the checkpoint that the user named: `folder` itself, or an iteration in it; None if it must be searched.
 
     Raises:
         CheckpointError: it does not exist.

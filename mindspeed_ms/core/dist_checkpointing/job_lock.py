@@ -32,7 +32,7 @@ _held = {}  # real path: _Holding of this process
 
 @dataclass(frozen=True)
 class Job:
-    """The job that saves into a folder.
+    """Job that saves into a folder, as recorded in its lock file.
 
     Attributes:
         host (str): name of the machine.
@@ -86,7 +86,7 @@ def hold(folder):
 
 
 def check(folder):
-    """Check the lock before something changes in a folder that this process holds.
+    """Check, before a change in a locked folder, that this process still holds the lock.
 
     Raises:
         CheckpointError: another job has taken it over meanwhile.
@@ -105,7 +105,7 @@ def check(folder):
 
 
 def is_free(folder):
-    """Whether no other process saves there, judged by one check."""
+    """Whether no other process saves into a folder, judged by one look at its lock."""
     path = os.path.realpath(folder)
     job = _read(os.path.join(path, LOCK_FILE))[0]
     holding = _held.get(path)
@@ -113,7 +113,7 @@ def is_free(folder):
 
 
 def release(folder=None):
-    """Unlock a folder; None: all that this process holds."""
+    """Unlock a folder; None: all folders of this process."""
     for path in list(_held) if folder is None else [os.path.realpath(folder)]:
         holding = _held.pop(path, None)
         if holding is not None and holding.process == os.getpid():
@@ -124,7 +124,7 @@ atexit.register(release)
 
 
 class _Holding:
-    """The lock of a folder in this process, with its heartbeat thread."""
+    """Lock that this process holds on a folder, with its heartbeat thread."""
 
     def __init__(self, lock, job):
         self.lock = lock
@@ -153,7 +153,7 @@ class _Holding:
 
 
 def _create(lock, job):
-    """Make the file; False if there is one."""
+    """Create the lock file; False if it exists."""
     try:
         descriptor = os.open(lock, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
     except FileExistsError:
@@ -174,7 +174,7 @@ def _replace(lock, job):
 
 @contextmanager
 def _removed_if_it_fails(path):
-    """A disk may be full: half a lock would make the next job wait."""
+    """Context manager: delete `path` on OSError, so that no partial lock file remains."""
     try:
         yield
     except OSError:
@@ -188,7 +188,7 @@ def _content(job):
 
 
 def _read(lock):
-    """(Job or None, what changes with every beat). Opening it makes a network disk read it anew."""
+    """(Job or None, state that changes with every beat) of a lock file. Opening it makes a network disk read it anew."""
     try:
         with open(lock, "rb") as file:
             state = os.fstat(file.fileno())
@@ -203,7 +203,7 @@ def _read(lock):
 
 
 def _wait_until_dead(folder, lock, own):
-    """Return when the holder is dead. Raises CheckpointError: it lives."""
+    """Wait until the holder of a lock is dead. Raises CheckpointError if it lives."""
     job, beat = _read(lock)
     began, told = time.monotonic(), False
     while job is not None:
@@ -244,7 +244,7 @@ def _is_alive(job):
 
 
 def _machine():
-    """Scope of pids (str): boot and namespace; "" if unknown."""
+    """Scope (str) in which pids are unique: boot and pid namespace; "" if unknown."""
     try:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
             return f"{file.read().strip()} {os.readlink('/proc/self/ns/pid')}"
@@ -253,7 +253,7 @@ def _machine():
 
 
 def _process(pid):
-    """Start of a living process (str), in ticks since the boot; None if there is none, or only its exit status is left."""
+    """Start time (str) of a living process, in ticks since the boot; None if it has ended."""
     try:
         with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
             fields = file.read().rpartition(")")[2].split()

@@ -1,4 +1,4 @@
-"""Load of a checkpoint into a model and its optimizer, in any layout of either.
+"""Loading of a checkpoint into a model and its optimizer, in any layout of either.
 
 All ranks call everything together; each reads only the bytes of its own slices (and, with crc_check, its share of a check
 of all files).
@@ -22,7 +22,7 @@ _DOING = "the checkpoint was not loaded"
 
 
 def find_checkpoint(folder, iteration=None, crc_check=False):
-    """The checkpoint to load: `folder` itself, that of an iteration, or the newest complete one of a run.
+    """Find the checkpoint to load: `folder` itself, an iteration in it, or the newest complete one of a run.
 
     Args:
         folder (str): of one checkpoint, or of a run.
@@ -57,7 +57,7 @@ def find_checkpoint(folder, iteration=None, crc_check=False):
 
 
 def _tell_left_aside(folder, path):
-    """The tracker decides, not the largest number; an edited or damaged one must not roll a run back unnoticed."""
+    """Warn if the folder has newer iterations than the one the tracker names."""
     numbers = sorted(folders.iterations_in(folder))
     own = [number for number in numbers if folders.checkpoint_folder(folder, number) == path]
     if own and numbers[-1] > own[0]:
@@ -83,7 +83,7 @@ def _problem(path, crc_check):
 
 
 def open_checkpoint(path, all_config=None, step=None):
-    """CheckpointReader of a checkpoint on every rank.
+    """Open a checkpoint on every rank: CheckpointReader.
 
     Args:
         path (str): its folder.
@@ -104,7 +104,7 @@ def open_checkpoint(path, all_config=None, step=None):
 
 
 def load_tensors(reader, tensors, strict=True, vocab_size=None):
-    """Fill this rank's tensors.
+    """Fill this rank's tensors from a checkpoint.
 
     Weights in another dtype are cast: float32 weights come from the float32 masters of a half-precision checkpoint, and
     masters from its weights if it has none. Rows of a vocabulary beyond `vocab_size` are padding: they may be missing or
@@ -164,7 +164,7 @@ def _names(names):
 
 
 def _source(manifest, tensor):
-    """Key of the stored tensor that fills a tensor: its own or, for another precision, the master's or the weight's."""
+    """Key of the stored tensor to load: the tensor's own, or for another precision that of the master or the weight."""
     key = tensor.key
     prefix = optimizer_key("fp32_param", "")
     if key.startswith(prefix) and key not in manifest.tensors:

@@ -49,23 +49,23 @@ _HASH_TAIL = ', "xxhash": "%s"}'
 
 
 def optimizer_key(state_name, key):
-    """Key of an optimizer state (exp_avg, ...) of the weight `key`."""
+    """Key of the optimizer state `name` (exp_avg, ...) of the weight `key`."""
     return f"{OPTIMIZER_PREFIX}{state_name}.{key}"
 
 
 def digest(data):
-    """The check sum of the format: xxh3 with 64 bits, 16 hexadecimal digits."""
+    """Check sum of the format: xxh3 with 64 bits, as 16 hexadecimal digits."""
     return xxhash.xxh3_64_hexdigest(data)
 
 
 def whole_slice(sharding):
-    """All of a local tensor as a FlatSlice."""
+    """FlatSlice of all elements of a local tensor."""
     return FlatSlice(sharding, 0, sharding.numel)
 
 
 @dataclass(frozen=True)
 class StoredPiece:
-    """A part of a tensor in a file.
+    """Part of a stored tensor in one file.
 
     Attributes:
         slice (FlatSlice): which elements of the global tensor.
@@ -82,7 +82,7 @@ class StoredPiece:
     multilinear: str
 
     def to_json(self):
-        """Plain form."""
+        """Plain (JSON) form of the piece."""
         result = {"file": self.file, "bytes": [self.start, self.stop], "xxhash": self.xxhash, "multilinear": self.multilinear}
         sharding = self.slice.sharding
         if sharding.axis is not None:
@@ -95,7 +95,7 @@ class StoredPiece:
 
     @classmethod
     def from_json(cls, shape, value):
-        """From the plain form; `shape` is that of the global tensor."""
+        """Piece from its plain form; `shape` is that of the global tensor."""
         ranges = tuple((start, stop) for start, stop in value.get("ranges", ()))
         leading = tuple(value["leading"]) if "leading" in value else None
         sharding = ParameterSharding(shape, value.get("axis"), ranges, leading)
@@ -105,7 +105,7 @@ class StoredPiece:
 
 @dataclass
 class StoredTensor:
-    """A global tensor.
+    """Global tensor with its stored pieces.
 
     Attributes:
         shape (tuple[int]): of the whole.
@@ -121,17 +121,17 @@ class StoredTensor:
 
     @property
     def itemsize(self):
-        """Bytes of an element."""
+        """Bytes of one element."""
         return DTYPE_BYTES[self.dtype]
 
     def to_json(self):
-        """Plain form."""
+        """Plain (JSON) form of the tensor."""
         result = {"shape": list(self.shape), "dtype": self.dtype, "pieces": [piece.to_json() for piece in self.pieces]}
         return {**result, "grouping": self.grouping} if self.grouping else result
 
     @classmethod
     def from_json(cls, value):
-        """From the plain form."""
+        """Tensor from its plain form."""
         shape = tuple(value["shape"])
         pieces = [StoredPiece.from_json(shape, piece) for piece in value["pieces"]]
         return cls(shape, value["dtype"], value.get("grouping"), pieces)
@@ -139,12 +139,12 @@ class StoredTensor:
 
 @dataclass
 class Manifest:
-    """Content of a manifest: everything in a checkpoint but the tensors' values.
+    """Manifest of a checkpoint: all of its content except the tensors' values.
 
     Attributes:
         iteration (int): of the training.
         tensors (dict[str, StoredTensor]): by key.
-        states (dict): train_state, opt_param_scheduler, optimizer; what was not saved is None.
+        states (dict): train_state, opt_param_scheduler, optimizer; None for a state that was not saved.
         layout (dict[str, int]): sizes: tensor, pipeline, virtual_pipeline, data, context, expert, world.
         vocab_size (Optional[int]): rows of "vocab" tensors that are no padding.
         args (dict): the configuration.
@@ -164,7 +164,7 @@ class Manifest:
     saved_at: float = 0.0
 
     def to_bytes(self):
-        """The file's content."""
+        """Content of the manifest file."""
         content = {
             "format": FORMAT,
             "format_version": FORMAT_VERSION,
@@ -183,7 +183,7 @@ class Manifest:
 
     @classmethod
     def from_bytes(cls, data, path):
-        """Inverse of `to_bytes`; `path` is for messages.
+        """Manifest from the content of its file; `path` is for messages.
 
         Raises:
             CheckpointError: damaged, or of another format.
@@ -205,7 +205,7 @@ class Manifest:
 
     @classmethod
     def read(cls, folder):
-        """The manifest in a checkpoint's folder.
+        """Read the manifest in a checkpoint's folder.
 
         Raises:
             CheckpointError: none there, damaged, or of another format.

@@ -1,4 +1,4 @@
-"""Additive check sum: the sums of the parts that ranks read of a stored tensor add up to the sum of the whole.
+"""Additive check sum: the sums of the parts of a tensor that ranks read add up to the sum of the whole tensor.
 
 Multilinear hashing (Lemire and Kaser, "Strongly universal string hashing is fast", 2014): with words x_i and odd 64-bit
 weights w_i, the sum of x_i * w_i modulo 2**64. Words are a tensor's elements, those of 8 bytes as two of 4. One wrong word
@@ -17,7 +17,7 @@ _compiled = functools.partial(compiled, room="checkpoint", nogil=True)
 
 @functools.partial(_compiled, inline="always")
 def _weight(number):
-    """An odd pseudo-random number (the output function of SplitMix64 at `number + 1`)."""
+    """Odd pseudo-random number: the output function of SplitMix64 at `number + 1`."""
     bits = (np.uint64(number) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
     bits = (bits ^ (bits >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     bits = (bits ^ (bits >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -57,7 +57,7 @@ def _weights():
 
 
 def sum_of_runs(data, itemsize, runs):
-    """Contribution of runs of elements to the check sum of a tensor; contributions add up modulo 2**64.
+    """Check sum contribution of runs of elements of a tensor; contributions add up modulo 2**64.
 
     Args:
         data (bytes-like): contiguous, aligned to its words.
@@ -73,5 +73,5 @@ def sum_of_runs(data, itemsize, runs):
 
 
 def to_text(value):
-    """16 hexadecimal digits of a sum."""
+    """Check sum as 16 hexadecimal digits."""
     return f"{value % 2**64:016x}"

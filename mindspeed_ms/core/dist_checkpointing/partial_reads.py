@@ -22,8 +22,7 @@ class PartialReads:
         self._sums = {}
 
     def recorder(self, tensor, place, source):
-        """`on_part` of `CheckpointReader.read`, for what it reads of `source` for this rank's tensor at `place` of the list;
-        None if another rank's reading of the same counts."""
+        """Callback `on_part` for reads of `source` for tensor `place` of this rank; None if another rank reads the same."""
         if self._holders[tensor.key][tensor.slice] != (comm.get_rank(), place):
             return None
 
@@ -34,7 +33,7 @@ class PartialReads:
         return record
 
     def check(self, doing, reader):
-        """Compare with the check sums of the pieces; what no rank has read of one is read now, by some rank.
+        """Compare the parts' sums with the check sums of the pieces; parts that no rank has read are read now.
 
         Args:
             doing (str): start of the message.

@@ -77,7 +77,7 @@ class CheckpointReader:
         return stored
 
     def read(self, key, wanted, out, on_part=None):
-        """Fill a slice.
+        """Read a slice of a tensor into memory.
 
         A stored piece that is read as a whole is compared with its check sum; a part of one is reported to `on_part`
         (`PartialReads` then compares what all ranks read).
@@ -113,8 +113,7 @@ class CheckpointReader:
         return missing
 
     def sum_of_runs(self, key, number, runs):
-        """Contribution of the runs (offset in the piece, elements) of piece `number` of a tensor to its check sum; reads them,
-        a block at a time."""
+        """Check sum contribution of runs (offset, elements) of piece `number`, which it reads block by block."""
         stored, total = self.tensor(key), 0
         size = stored.itemsize
         block = np.empty(min(_BLOCK_ELEMENTS, max((count for _, count in runs), default=0)) * size, np.uint8)
@@ -127,7 +126,7 @@ class CheckpointReader:
         return total
 
     def _read_runs(self, key, piece, parts, memory):
-        """Read (offset in the piece, offset in memory, bytes), neighbours of the file in one call."""
+        """Read runs (offset in the piece, offset in memory, bytes); runs that touch in the file share one call."""
         position = 0
         while position < len(parts):
             start, end, views = parts[position][0], parts[position][0], []
@@ -157,7 +156,7 @@ class CheckpointReader:
         return self._files[name]
 
     def damaged(self, key, number):
-        """Message: the check sum of piece `number` of a tensor is wrong."""
+        """Error text: the check sum of piece `number` of a tensor is wrong."""
         path = os.path.join(self.folder, self.tensor(key).pieces[number].file)
         return (
             f"{path} is damaged: the check sum of tensor {key} is wrong. With crc_check "
@@ -165,7 +164,7 @@ class CheckpointReader:
         )
 
     def rank_states(self, number):
-        """Own states of rank `number` of the saving run: dict with rng and data_position.
+        """Read the own states of rank `number` of the saving run: dict with rng and data_position.
 
         Raises:
             CheckpointError: missing or damaged.
@@ -182,7 +181,7 @@ class CheckpointReader:
         return json.loads(data)
 
     def incomplete(self):
-        """Files that are missing, too short or too long, by the sizes of the files alone: list of texts, empty if complete."""
+        """Files that are missing or of a wrong size: list of texts, empty if the checkpoint is complete."""
         sizes = {**self.manifest.files, **{entry["file"]: entry["bytes"] for entry in self.manifest.ranks}}
         problems = []
         for name, expected in sizes.items():
@@ -202,7 +201,7 @@ class CheckpointReader:
             part, parts (int): read only every `parts`-th piece, from `part`; so that ranks can share the work.
 
         Returns:
-            list[str]: what is damaged.
+            list[str]: texts about damaged files and tensors.
         """
         problems, number = [], 0
         for key, stored in self.manifest.tensors.items():

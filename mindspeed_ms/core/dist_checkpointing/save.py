@@ -1,4 +1,4 @@
-"""Save of a checkpoint: each part of the state is written once, replicas share the work, no tensor is copied.
+"""Saving of a checkpoint: each part of the state is written once, replicas share the work, no tensor is copied.
 
 An asynchronous save copies this rank's share and writes it in a thread; the training calls `poll` between steps, and the
 checkpoint is published when all ranks have written theirs.
@@ -83,7 +83,7 @@ class CheckpointSaver:
             self.wait()
 
     def wait(self):
-        """Complete a save that is under way; see `poll`."""
+        """Wait for the save under way, and complete it; see `poll`."""
         if self._pending is None:
             return
         manifest, write, started = self._pending
@@ -116,7 +116,7 @@ class CheckpointSaver:
 
 
 def share_of_this_rank(tensors):
-    """Those of this rank's tensors that it has to write; each is written by one of the ranks that hold it.
+    """This rank's tensors that it has to write; each piece is written by one of the ranks that hold it.
 
     The largest goes first, to the rank that has the least so far; so all ranks come to the same result.
     """
@@ -134,7 +134,7 @@ def share_of_this_rank(tensors):
 
 
 class _Write:
-    """This rank's files, written now or in a thread; `outcome` is what `agreement.attempt` gives."""
+    """Write of this rank's files, now or in a thread; `outcome` is the result of `agreement.attempt`."""
 
     def __init__(self, folder, tensors, rank_states, copies, verify):
         self.folder = folder
@@ -149,7 +149,7 @@ class _Write:
         self._counters = []  # written before the tensors, and not in the manifest
 
     def start(self, in_background):
-        """Write; in a thread if `in_background`."""
+        """Start the write; in a thread if `in_background`."""
         if in_background:
             self._thread = threading.Thread(target=self._run, name="checkpoint writer")
             self._thread.start()
@@ -158,7 +158,7 @@ class _Write:
 
     @property
     def is_done(self):
-        """Whether `outcome` is set."""
+        """Whether the write has ended."""
         return self.outcome is not None
 
     def join(self):
@@ -196,10 +196,10 @@ class _Write:
 
 
 class _UpstreamWrite(_Write):
-    """This rank's whole state in upstream's files."""
+    """Write of this rank's whole state in upstream's files."""
 
     def name_files(self, ckpt_format, prefix, train_state):
-        """Before `start`: what the files are called; `train_state` has `epoch` and `step_in_epoch`."""
+        """Set the file names, before `start`; `train_state` has `epoch` and `step_in_epoch`."""
         self._moment = train_state.get("epoch", 0), train_state.get("step_in_epoch", 0)
         self._path = upstream_format.file_name(ckpt_format, prefix, self._rank, *self._moment)
         self._counters = [
@@ -240,7 +240,7 @@ def _bytes_of(tensor):
 
 
 def plain(value):
-    """Nested states as JSON can hold them; numpy arrays become `{"array": dtype, "values": list}`."""
+    """Convert nested states to plain JSON values; numpy arrays become `{"array": dtype, "values": list}`."""
     if isinstance(value, dict):
         return {str(key): plain(entry) for key, entry in value.items()}
     if isinstance(value, (list, tuple)):

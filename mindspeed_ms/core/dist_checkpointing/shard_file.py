@@ -1,4 +1,4 @@
-"""Shard files (safetensors), written as a stream without copies of the tensors.
+"""Shard files (safetensors), written as a stream without copying the tensors.
 
 By default in the safetensors format (source: its documentation): 8 bytes with the length of a JSON header (little endian),
 the header, the values one after another. A name that ends in `.ckpt` makes MindSpore's format, see `ckpt_file`.
@@ -33,14 +33,14 @@ _BLOCK_BYTES = 8 << 20
 
 @dataclass
 class Entry:
-    """A tensor to write.
+    """Tensor to write into a shard file.
 
     Attributes:
         name (str): unique in the file.
         dtype (str): "float32", ...
         shape (tuple[int]): as written.
         data: contiguous bytes (1-D uint8 array), or a function without arguments that gives them.
-        start, stop (int), xxhash, multilinear (str): where it stands in the file and its check sums, once written.
+        start, stop (int), xxhash, multilinear (str): place in the file and check sums, once written.
     """
 
     name: str
@@ -54,12 +54,12 @@ class Entry:
     multilinear: str = ""
 
     def piece(self, part, file):
-        """StoredPiece of what was written: `part` (FlatSlice) of a tensor, in the checkpoint's file `file`."""
+        """StoredPiece of the written tensor: `part` (FlatSlice) of the global tensor, in `file` of the checkpoint."""
         return StoredPiece(part, file, self.start, self.stop, self.xxhash, self.multilinear)
 
 
 def write_shard(path, entries, verify=False):
-    """Write entries and wait until they are on the disk; fills in their positions and check sums.
+    """Write entries and sync them to the disk; fills in their positions and check sums.
 
     Args:
         verify (bool): read the file again and compare check sums.
@@ -105,7 +105,7 @@ def _safetensors_prefixes(entries):
 
 
 def read_safetensors(path):
-    """{name: ckpt_file.FileTensor} of a safetensors file; reads no values.
+    """Read the header of a safetensors file, no values: {name: ckpt_file.FileTensor}.
 
     Raises:
         CheckpointError: it cannot be read, or is no such file.
@@ -151,7 +151,7 @@ def _write_all(file, data):
 
 
 def hash_of_range(path, start, stop):
-    """Check sum of bytes of a file, read block by block; None if the file is shorter or cannot be read."""
+    """Check sum of a byte range of a file, read block by block; None if the file is too short or unreadable."""
     hashed = xxhash.xxh3_64()
     try:
         with open(path, "rb", buffering=0) as file:

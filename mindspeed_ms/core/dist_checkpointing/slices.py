@@ -2,7 +2,7 @@
 
 
 def ordered_ranges(piece):
-    """(start, stop, offset) of a FlatSlice, by start: global flat elements, and where `start` is in the piece."""
+    """Ranges (start, stop, offset) of a FlatSlice by start: global flat elements, and the place of `start` in the slice."""
     ranges, offset = [], 0
     for start, stop in piece.flat_ranges():
         ranges.append((start, stop, offset))
@@ -12,12 +12,12 @@ def ordered_ranges(piece):
 
 
 def copy_plan(wanted, pieces):
-    """Plan of copies that fill a slice from pieces.
+    """Copies that fill a slice from pieces.
 
     Args:
-        wanted (FlatSlice): what to fill.
-        pieces (list[FlatSlice]): what there is; of tensors that differ in the length of the first axis at most. Elements
-            that several pieces hold are taken from the first.
+        wanted (FlatSlice): slice to fill.
+        pieces (list[FlatSlice]): stored pieces; their tensors may differ in the length of the first axis. Elements that
+            several pieces hold are taken from the first.
 
     Returns:
         (runs, missing): `runs[i]` is the list of (offset in piece i, offset in wanted, elements) by offset in the piece;
@@ -42,7 +42,7 @@ def remainder(wanted, pieces):
 
 
 def _may_overlap(left, piece):
-    """Whether the piece may overlap the slice, by its bounds."""
+    """Whether the bounds of a piece and a slice overlap."""
     sharding = piece.sharding
     if sharding.axis not in (None, 0) and sharding.leading is None:
         return True
@@ -58,7 +58,7 @@ def _may_overlap(left, piece):
 
 
 def _take(left, held):
-    """(runs found, what is left) of two ordered lists of ranges."""
+    """(runs found, ranges left) of two ordered lists of ranges."""
     found, rest, position = [], [], 0
     for start, stop, offset in left:
         while position < len(held) and held[position][1] <= start:
@@ -79,7 +79,7 @@ def _take(left, held):
 
 
 def _joined(runs):
-    """Runs that follow each other on both sides, as one."""
+    """Runs with those joined that follow each other on both sides."""
     result = []
     for source, target, count in runs:
         if result and result[-1][0] + result[-1][2] == source and result[-1][1] + result[-1][2] == target:

@@ -16,7 +16,7 @@ from mindspeed_ms.layout.sharding import FlatSlice
 
 @dataclass(frozen=True)
 class ShardedTensor:
-    """A local tensor and the slice of a global one that it holds.
+    """Local tensor and the slice of a global tensor that it holds.
 
     Attributes:
         key (str): global, see `manifest`.
@@ -60,7 +60,7 @@ def model_tensors(model):
 
 
 def optimizer_tensors(optimizer):
-    """ShardedTensor of every moment and master that this rank's optimizer holds."""
+    """ShardedTensors of all moments and masters of this rank's optimizer."""
     for piece, state in optimizer.pieces_with_states():
         key, grouping = global_name(piece.name, piece.param), description_of(piece.param).grouping
         part = FlatSlice(_sharding_of(piece.param, piece.shape), piece.offset, piece.offset + piece.stop - piece.start)

@@ -1,4 +1,4 @@
-"""Checkpoint format of upstream (mindspeed_ms r0.1.0).
+"""Upstream's checkpoint format (mindspeed_ms r0.1.0): file names, reader, manifest.
 
 Files: `rank_{r}/{prefix}_rank_{r}-{epoch}_{step}.ckpt` (or .safetensors) and `meta.json`.
 
@@ -7,7 +7,7 @@ output_dir, and it loads in any layout as our own format does. Each rank's file 
 upstream's names.
 
 Read without a manifest (written by upstream, or by its converter as `rank_{r}/network.ckpt`): the model's configuration says
-what is cut along which axis, the shapes say into how many parts, the rank says which part (ranks are ordered
+along which axis each tensor is cut, the shapes say into how many parts, the rank says which part (ranks are ordered
 tp-cp-ep-dp-pp). The optimizer's state is read too where it is stored beside each weight (`upstream_optimizer`). They have no
 check sums.
 
@@ -39,7 +39,7 @@ from mindspeed_ms.layout.sharding import FlatSlice, ParameterSharding
 
 @dataclass
 class UpstreamManifest(Manifest):
-    """Content of a folder of upstream.
+    """Manifest made from a folder that upstream wrote.
 
     Attributes:
         not_resumable (str): why a training cannot go on from it; "" if it can.
@@ -64,18 +64,18 @@ def meta_of(name, epoch, step):
 
 
 def names_in_files(key):
-    """Names that a tensor may have in a file: ours, upstream's, and that of the tied copy on the last stage."""
+    """Names that a tensor may have in a file: our name, upstream's, and that of the tied copy on the last stage."""
     names = (key, key.removeprefix(OPTIMIZER_PREFIX))
     return (*names, *(name.replace(WORD_EMBEDDINGS, _TIED_COPY) for name in names))
 
 
 def tensors_in_file(path):
-    """{name: FileTensor} of a `.ckpt` or safetensors file. Raises CheckpointError: damaged."""
+    """Tensors {name: FileTensor} in a `.ckpt` or safetensors file. Raises CheckpointError if it is damaged."""
     return read_tensors(path) if os.fspath(path).endswith(".ckpt") else read_safetensors(path)
 
 
 def is_upstream_folder(path):
-    """Whether a folder holds files of upstream and is none of ours; `iter_...` without a manifest is a damaged one of ours."""
+    """Whether upstream wrote a folder; a folder `iter_...` without a manifest is a damaged one of ours."""
     if not os.path.isdir(path) or os.path.basename(os.path.normpath(path)).startswith("iter_"):
         return False
     names = os.listdir(path)
@@ -83,7 +83,7 @@ def is_upstream_folder(path):
 
 
 def _files_by_moment(folder):
-    """{(epoch, step): {rank: file name}}; files without a moment in their names have (-1, -1)."""
+    """Files by moment, {(epoch, step): {rank: file name}}; (-1, -1) for files without a moment in their names."""
     result = {}
     for entry in os.listdir(folder):
         match = _FOLDER.match(entry)
@@ -98,7 +98,7 @@ def _files_by_moment(folder):
 
 
 def _newest(folder, step):
-    """(epoch, step, {rank: file}) of the newest moment that every rank of the folder has saved."""
+    """Newest moment that every rank of the folder has saved: (epoch, step, {rank: file})."""
     moments = _files_by_moment(folder)
     ranks = {rank for files in moments.values() for rank in files}
     for moment in sorted(moments, reverse=True):
@@ -111,7 +111,7 @@ def _newest(folder, step):
 
 
 def read_upstream_manifest(folder, config, step=None):
-    """UpstreamManifest of a folder that upstream has written.
+    """Read the UpstreamManifest of a folder that upstream wrote.
 
     Args:
         folder (str): upstream's output_dir.
@@ -184,7 +184,7 @@ def _add(manifest, key, described, tensor, file, index, parts):
 
 
 def _sharding(described, tensor, index, parts):
-    """Slice of a parameter that a rank's file holds; the rows of a vocabulary are as many as were saved."""
+    """FlatSlice of a parameter in one rank's file; its number of vocabulary rows is the saved one."""
     sharding = described.sharding
     if sharding.axis is None:
         return sharding

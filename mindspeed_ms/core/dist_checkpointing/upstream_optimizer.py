@@ -22,7 +22,7 @@ _MOST_SCALAR_BYTES = 8
 
 
 def read_scalars(path, tensors):
-    """{name: number} of the counters in a rank's file.
+    """Counters in a rank's file: {name: number}.
 
     Args:
         path (str): the file.
@@ -43,7 +43,7 @@ def read_scalars(path, tensors):
 
 
 def set_states(manifest, scalars, names):
-    """Fill `manifest.states` with counters, schedule and optimizer, as far as they are there.
+    """Fill `manifest.states` with counters, schedule and optimizer as far as the files have them.
 
     Args:
         manifest (Manifest): with the moments that were found; without them if they are not complete.
@@ -91,7 +91,7 @@ def _problem(manifest, scalars, names):
 
 
 def moments_of(key, tensors, local_shape):
-    """(state name, FileTensor) of the moments of a weight in a rank's file that are cut as the weight is."""
+    """Moments of a weight in a rank's file, cut like the weight: (state name, FileTensor)."""
     for state in MOMENTS:
         tensor = tensors.get(f"{state}.{key}")
         if tensor is not None and tensor.shape == tuple(local_shape):

@@ -1,4 +1,4 @@
-"""A range of a buffer that is communicated as one."""
+"""Bucket: a range of a gradient and parameter buffer that is communicated at once."""
 
 import math
 from contextlib import contextmanager
@@ -10,7 +10,7 @@ _NAMES = 3  # that an error lists
 
 
 class Bucket:
-    """A range of a buffer whose gradients are reduced together; this one has parameters and gradients in full.
+    """Bucket with full parameters and gradients: a range of a buffer whose gradients are reduced together.
 
     With a sharding the gradients are reduced into this rank's part of `grad_data`, the rest of it is then meaningless,
     and `param_data` is gathered from the ranks' parts after the update.
@@ -55,7 +55,7 @@ class Bucket:
     # ---- gradients ----------------------------------------------------------------------------------------------------
 
     def register_grad_ready(self, param):
-        """Note that the last gradient of the step arrived; the last parameter of the bucket starts the reduction."""
+        """Note that the last gradient of the step has arrived for a parameter; the bucket's last one starts the reduction."""
         self._ready.add(id(param))
         if len(self._ready) == len(self.params):
             self.start_grad_sync()
@@ -79,7 +79,7 @@ class Bucket:
                 )
 
     def finish_grad_sync(self):
-        """Wait until the reduced gradients are there; starts the reduction if nothing did."""
+        """Wait for the reduction of the gradients; start it first if nothing did."""
         if self._finished:
             return
         self.start_grad_sync()
@@ -98,7 +98,7 @@ class Bucket:
             )
 
     def _finish_reduction(self, reduced):
-        """What comes after the reduction inside the shards' group: replicas, average."""
+        """Complete a reduction after that inside the shards' group: sum over the replicas, average."""
         buffer = self.buffer
         if buffer.sharding is not None and buffer.sharding.replicas.size > 1:
             with self._explained("reduced the gradients"):
@@ -107,7 +107,7 @@ class Bucket:
             ops.scale_in_place(reduced, buffer.gradient_scaling_factor)
 
     def _check_finite(self, grads, whole):
-        """Note the parameters whose local gradients hold NaN or infinity; raising here would leave the peers waiting."""
+        """Note the parameters whose local gradients hold NaN or infinity; an exception here would leave the peers waiting."""
         if not math.isfinite(ops.sum_of_squares(whole)):
             self.non_finite += [
                 name
@@ -118,12 +118,12 @@ class Bucket:
     # ---- parameters ---------------------------------------------------------------------------------------------------
 
     def start_param_gather(self, async_op=False):
-        """After the update: bring every rank's part of the parameters into `param_data`."""
+        """All-gather the updated parameters of all ranks' shards into `param_data`."""
         if self.shard_size > 1 and self._gathering is None:
             self._gathering = self._gather_into(self.param_data, async_op)
 
     def _gather_into(self, whole, async_op):
-        """Bring the ranks' parts together in `whole`; returns a handle with `async_op`."""
+        """All-gather the ranks' parts into `whole`; returns a handle with `async_op`."""
         with self._explained("gathered the parameters"):
             return self.buffer.sharding.group.all_gather_into(whole, self._param_shard, async_op=async_op)
 
@@ -135,14 +135,14 @@ class Bucket:
     # ---- communication ------------------------------------------------------------------------------------------------
 
     def _wait(self, handle, action):
-        """Wait for an asynchronous call; synchronous ones returned a tensor."""
+        """Wait for an asynchronous call; does nothing for a synchronous one, which returned a tensor."""
         if hasattr(handle, "wait"):
             with self._explained(action):
                 handle.wait()
 
     @contextmanager
     def _explained(self, action):
-        """Add to an error about calls that do not meet what this rank did, and what the reason may be."""
+        """Context manager: add this rank's action and the likely cause to a MismatchError."""
         try:
             yield
         except MismatchError as error:

@@ -1,4 +1,4 @@
-"""Where each parameter lies in a flat buffer; plain numbers, no tensors.
+"""Layout of parameters in a flat buffer: ranges, buckets, alignment; plain numbers, no tensors.
 
 Source: Megatron core's `_ParamAndGradBuffer`: parameters in reverse order, so that the first gradients of a backward
 fill the first bucket; a bucket ends when it has reached its size.
@@ -20,7 +20,7 @@ class ParameterRange:
 
 @dataclass(frozen=True)
 class BufferLayout:
-    """The layout of one buffer.
+    """Layout of one buffer.
 
     Attributes:
         parameters (tuple[ParameterRange]): in buffer order.

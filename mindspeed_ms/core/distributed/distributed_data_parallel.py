@@ -1,4 +1,4 @@
-"""DistributedDataParallel: gradients of several micro-batches gather in flat buffers and are reduced once."""
+"""DistributedDataParallel: gradients of several micro-batches are accumulated in flat buffers and reduced once."""
 
 from contextlib import contextmanager
 
@@ -141,7 +141,7 @@ class DistributedDataParallel(ShardedModel):
 
     @contextmanager
     def no_sync(self):
-        """Inside, backwards only accumulate: for all micro-batches but the last."""
+        """Context manager: backwards only accumulate, for all micro-batches but the last."""
         self.is_last_microbatch = False
         try:
             yield
@@ -153,7 +153,7 @@ class DistributedDataParallel(ShardedModel):
         self.is_last_microbatch = bool(flag)
 
     def zero_grad_buffer(self):
-        """Start a step: gradients count from zero again.
+        """Start a step: reset the gradients to zero.
 
         The memory is written by the first backward, not cleared here; parameters without a gradient are cleared in
         `start_grad_sync`.
@@ -169,14 +169,14 @@ class DistributedDataParallel(ShardedModel):
         return [name for buffer in self.buffers for bucket in buffer.buckets for name in bucket.non_finite]
 
     def start_grad_sync(self, *unused):
-        """Begin the reduction of all buckets that were not begun by a hook."""
+        """Start the reduction of all buckets that no hook has started."""
         self._clear_unwritten()
         for buffer in self.buffers:
             for bucket in buffer.buckets:
                 bucket.start_grad_sync()
 
     def finish_grad_sync(self):
-        """Leave the reduced gradients in every `main_grad` (in this rank's part, where they are sharded)."""
+        """Complete the reductions: every `main_grad` holds the reduced gradients (of this rank's part if they are sharded)."""
         self._clear_unwritten()
         for buffer in self.buffers:
             for bucket in buffer.buckets:
@@ -203,7 +203,7 @@ class DistributedDataParallel(ShardedModel):
     # ---- parameters after an update, and in full ---------------------------------------------------------------------
 
     def start_param_sync(self):
-        """After the update of this rank's shards: bring the parameters together, where they are held in full.
+        """All-gather the updated shards of parameters that are held in full.
 
         With `overlap_param_gather` they are complete after `finish_param_sync` only, which the next forward calls as it
         needs them.
@@ -225,7 +225,7 @@ class DistributedDataParallel(ShardedModel):
 
     @contextmanager
     def whole_parameters(self, changes=False):
-        """Inside, every parameter is up to date and in full; all data-parallel ranks enter together.
+        """Context manager: every parameter is up to date and in full; all data-parallel ranks enter together.
 
         Args:
             changes (bool): values are written inside: ranks keep their parts of them.
@@ -275,7 +275,7 @@ class DistributedDataParallel(ShardedModel):
 
     @property
     def whole_nbytes(self):
-        """Bytes of sharded parameters and gradients that exist in full just now."""
+        """Bytes of sharded parameters and gradients that exist in full now."""
         return sum(
             getattr(bucket, "param_bytes", 0) + getattr(bucket, "grad_bytes", 0)
             for buffer in self.buffers

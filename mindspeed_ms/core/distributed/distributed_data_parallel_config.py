@@ -1,4 +1,4 @@
-"""Options of data parallelism."""
+"""DistributedDataParallelConfig: options of data parallelism."""
 
 from dataclasses import dataclass
 
@@ -7,7 +7,7 @@ from mindspeed_ms.config.sections.parallel import ZERO_LEVELS
 
 @dataclass
 class DistributedDataParallelConfig:
-    """Options of `DistributedDataParallel`. Source: Megatron core and upstream, whose names are kept.
+    """Options of `DistributedDataParallel`, under the names of Megatron core and upstream.
 
     Attributes:
         grad_reduce_in_fp32 (bool): accumulate and reduce gradients in float32 whatever the parameters' dtype is.

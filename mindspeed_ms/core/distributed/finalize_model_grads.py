@@ -1,7 +1,8 @@
-"""What happens to the gradients after the last backward of a step, by the parameters' attributes and never by name.
+"""Gradient reductions after a step's last backward: data parallel, sequence parallel, tied embeddings, division by tokens.
 
 Source: Megatron core, `finalize_model_grads.py`, in the same order: data-parallel reduction, sums over tensor-parallel
-ranks that saw different tokens, tied embeddings, division by the number of tokens.
+ranks that saw different tokens, tied embeddings, division by the number of tokens. Parameters are chosen by their
+attributes, never by name.
 """
 
 import numpy as np
@@ -11,7 +12,7 @@ from mindspeed_ms.core.tensor_parallel.cell import description_of
 
 
 def finalize_model_grads(model, num_tokens=None):
-    """Complete the gradients in every `main_grad`.
+    """Complete the reduced gradients in every `main_grad`.
 
     Args:
         model (list[ShardedModel]): this rank's model chunks.
@@ -35,7 +36,7 @@ def _trainable_parameters(model):
 
 
 def _allreduce_sequence_parallel_grads(model):
-    """Sum over the tensor-parallel group what each rank computed from its own part of the sequence."""
+    """All-reduce over the tensor-parallel group the gradients that each rank computed from its part of the sequence."""
     if parallel_state.get_tensor_model_parallel_world_size() == 1:
         return
     grads = [param.main_grad for param in _trainable_parameters(model) if description_of(param).sequence_parallel]
@@ -43,7 +44,7 @@ def _allreduce_sequence_parallel_grads(model):
 
 
 def _allreduce_embedding_grads(model):
-    """Sum the gradients of the copies of a tied embedding on the first and last pipeline stage."""
+    """All-reduce the gradients of a tied embedding's copies on the first and last pipeline stage."""
     if parallel_state.get_pipeline_model_parallel_world_size() == 1:
         return
     if not parallel_state.is_rank_in_embedding_group(ignore_virtual=True):
@@ -57,7 +58,7 @@ def _allreduce_embedding_grads(model):
 
 
 def _allreduce_coalesced(grads, group):
-    """Sum tensors over a group with one collective per dtype."""
+    """All-reduce tensors with one collective per dtype."""
     by_dtype = {}
     for grad in grads:
         if grad.size:  # where gradients are sharded, this rank may hold nothing of one
@@ -75,7 +76,7 @@ def _allreduce_coalesced(grads, group):
 
 
 def _total_tokens(num_tokens):
-    """Tokens of the global batch: only the last stage counts them; context-parallel ranks hold parts of a sequence."""
+    """Number of tokens of the global batch: counted by the last stage only; context-parallel ranks hold parts of a sequence."""
     counted = num_tokens if parallel_state.is_pipeline_last_stage(ignore_virtual=True) else 0.0
     total = np.array([counted], np.float64)
     for group in (

@@ -1,4 +1,4 @@
-"""Flat memory for parameters and gradients, cut into buckets.
+"""ParamAndGradBuffer: flat buffers of parameters and gradients, cut into buckets.
 
 Source: Megatron core, `param_and_grad_buffer.py`. Parameters and gradients of one kind have the same offsets, so an
 optimizer works on ranges of both at once, and a shard of a bucket is a range too.
@@ -17,11 +17,11 @@ __all__ = ["Bucket", "ParamAndGradBuffer"]
 
 
 class ParamAndGradBuffer:
-    """All parameters of one kind (dtype, gradient dtype, expert or not) of a model chunk, and their gradients.
+    """Parameters of one kind (dtype, gradient dtype, expert or not) of a model chunk and their gradients, in flat memory.
 
     The parameters' data move into the buffer; each gets `main_grad`, its slice of the gradient buffer in its own shape.
-    What is sharded is held in part only: `param_buffer` and `grad_buffer` are then this rank's parts of all buckets,
-    one after another, and `main_grad` is, after the reduction, the parameter's piece of that.
+    A sharded buffer (`param_buffer`, `grad_buffer`) holds only this rank's parts of all buckets, one after another, and
+    after the reduction `main_grad` is the parameter's piece of them.
 
     Args:
         ddp_config (DistributedDataParallelConfig): options.
@@ -116,16 +116,16 @@ class ParamAndGradBuffer:
         )
 
     def bucket_of(self, param):
-        """The bucket that holds this parameter."""
+        """Bucket of a parameter."""
         return self._bucket_of[id(param)]
 
     def names_of(self, params):
-        """State-dict keys of these parameters."""
+        """State-dict keys of parameters."""
         names = {id(param): name for name, param in zip(self.names, self.params)}
         return [names[id(param)] for param in params]
 
     def shard_ranges(self):
-        """(start, stop) of what this rank's optimizer updates: its part of each bucket, or everything."""
+        """Ranges (start, stop) that this rank's optimizer updates: its part of each bucket, or the whole buffer."""
         if self.sharding is None:
             return [(0, self.layout.numel)]
         return [(bucket.shard_start, bucket.shard_stop) for bucket in self.buckets]
@@ -141,7 +141,7 @@ class ParamAndGradBuffer:
         return self.grad_buffer.slice(first, first + stop - start)
 
     def _held(self, position, is_sharded):
-        """Where an element of the whole buffer is among those that are held here."""
+        """Position, in the memory of this rank, of an element of the whole buffer."""
         if not is_sharded:
             return position
         bucket = next(bucket for bucket in self.buckets if bucket.shard_start <= position < bucket.shard_stop)
@@ -158,5 +158,5 @@ class ParamAndGradBuffer:
 
     @property
     def nbytes(self):
-        """Bytes of both buffers."""
+        """Bytes of the parameter and the gradient buffer."""
         return self.param_buffer.nbytes + self.grad_buffer.nbytes

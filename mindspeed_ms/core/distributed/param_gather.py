@@ -1,13 +1,13 @@
-"""Gathering updated parameters while the next forward already runs (`overlap_param_gather`)."""
+"""Overlapped parameter gather (`overlap_param_gather`): updated parameters are gathered while the next forward runs."""
 
 from mindspore import Parameter
 
 
 class OverlappedParamGather:
-    """Waits for a bucket when the first cell that needs one of its parameters is called.
+    """Parameter gather that waits for a bucket when the first cell that needs it is called.
 
-    A cell needs the parameters that it owns and those that it is called with. In the first forward, before anything was
-    updated, parameters that are used without that are found; the forward waits for them at its beginning.
+    A cell needs the parameters that it owns and those that it is called with. The first forward, before any update, finds
+    parameters that are used otherwise; later forwards wait for these at their beginning.
 
     Args:
         module (nn.Cell): the chunk; hooks are put on its cells.
@@ -27,7 +27,7 @@ class OverlappedParamGather:
             cell.register_forward_pre_hook(lambda _cell, args, own=own: self._before_forward(own, args))
 
     def start(self):
-        """After the update: begin to gather all buckets, in the order of the forward."""
+        """Start the gather of all buckets after an update, in the order of the forward."""
         for bucket in self._buckets:
             bucket.start_param_gather(async_op=True)
         self._pending = True
@@ -40,7 +40,7 @@ class OverlappedParamGather:
         self._pending = False
 
     def begin_forward(self):
-        """The chunk's forward begins."""
+        """Wait, before the chunk's forward, for parameters that no cell announces (before the first one for all)."""
         if self._at_once is None:
             self.finish()
         elif self._pending:
@@ -48,7 +48,7 @@ class OverlappedParamGather:
                 bucket.finish_param_gather()
 
     def end_forward(self):
-        """The chunk's forward has ended."""
+        """Wait for all buckets at the end of the chunk's forward."""
         if self._at_once is None:
             self._at_once = {bucket for param, bucket in self._bucket_of.items() if param not in self._announced}
             self._at_once = [bucket for bucket in self._buckets if bucket in self._at_once]

@@ -1,4 +1,4 @@
-"""Buckets whose gradients, or gradients and parameters, a rank holds only its part of (ZeRO levels z2 and z3)."""
+"""Buckets of ZeRO levels z2 and z3: a rank holds only its part of the gradients (z2), and of the parameters too (z3)."""
 
 from mindspeed_ms import ops
 from mindspeed_ms.core import storage
@@ -6,10 +6,10 @@ from mindspeed_ms.core.distributed.bucket import Bucket
 
 
 class ShardedGradBucket(Bucket):
-    """Gradients exist in full only from the first one of a backward until the bucket is reduced.
+    """Bucket of ZeRO z2: keeps this rank's part of the gradients; full ones exist from a backward until their reduction.
 
-    Each micro-batch's gradients are summed over the ranks into this rank's part and added up there; with
-    `allreduce_after_grad_accumulation` they are first added up in full.
+    Each micro-batch's gradients are reduce-scattered and accumulated in this rank's part; with
+    `allreduce_after_grad_accumulation` they are first accumulated in full.
 
     Attributes:
         grad_bytes (int): bytes of the gradients in full that exist now.
@@ -39,12 +39,12 @@ class ShardedGradBucket(Bucket):
 
     @property
     def grad_bytes(self):
-        """See the class."""
+        """Bytes of full gradients that exist now."""
         buffers = [self._whole, self._pending[2] if self._pending else None]
         return sum(buffer.nbytes for buffer in buffers if buffer is not None)
 
     def add_grad(self, param, grad, reduces):
-        """Take the gradient of a backward; the last parameter of the bucket starts the reduction if it `reduces`."""
+        """Add the gradient of a backward; with `reduces` the bucket's last parameter starts the reduction."""
         if self._whole is None:
             self._whole = storage.FlatBuffer(self.stop - self.start, self.buffer.grad_dtype)
         if id(param) in self._grads:
@@ -60,7 +60,7 @@ class ShardedGradBucket(Bucket):
                 self._reduce()
 
     def _reduce(self):
-        """Sum over the shards' group and add to this rank's part."""
+        """Reduce-scatter the full gradients over the shards' group and add the result to this rank's part."""
         self._finish_pending()
         buffer, config = self.buffer, self.buffer.ddp_config
         whole = self._whole or storage.FlatBuffer(self.stop - self.start, buffer.grad_dtype)
@@ -90,10 +90,10 @@ class ShardedGradBucket(Bucket):
         self._has_sum, self._pending = True, None
 
     def start_grad_sync(self):
-        """Reductions start as the gradients come; what is left is begun in `finish_grad_sync`."""
+        """Do nothing: reductions start as gradients arrive, the rest in `finish_grad_sync`."""
 
     def finish_grad_sync(self):
-        """Complete this rank's part and let each parameter's `main_grad` be its piece of it (flat, maybe empty)."""
+        """Complete this rank's part; each parameter's `main_grad` becomes its piece of it (flat, maybe empty)."""
         if self._finished:
             return
         self._finished = True
@@ -109,7 +109,7 @@ class ShardedGradBucket(Bucket):
 
 
 class ShardedParamBucket(ShardedGradBucket):
-    """Parameters too exist in full only while a forward or backward needs them.
+    """Bucket of ZeRO z3: parameters too exist in full only while a forward or backward needs them.
 
     Attributes:
         param_bytes (int): bytes of the parameters in full that exist now.
@@ -131,7 +131,7 @@ class ShardedParamBucket(ShardedGradBucket):
         return storage.FlatBuffer(self.stop - self.start, self.buffer.param_dtype)
 
     def _views(self):
-        """(parameter, its part of the memory in full) of all parameters."""
+        """(parameter, its part of the full memory) of all parameters."""
         for param, placed in zip(self.params, self.places):
             yield (
                 param,
@@ -140,11 +140,11 @@ class ShardedParamBucket(ShardedGradBucket):
 
     @property
     def param_bytes(self):
-        """See the class."""
+        """Bytes of full parameters that exist now."""
         return self._whole_params.nbytes if self._whole_params is not None else 0
 
     def start_param_gather(self, async_op=False):
-        """Bring all ranks' parts together in new memory; the parameters use it after `finish_param_gather`."""
+        """All-gather the ranks' parts into new memory; `finish_param_gather` puts it under the parameters."""
         if self._whole_params is not None:
             return
         whole = self._new_whole()
@@ -155,7 +155,7 @@ class ShardedParamBucket(ShardedGradBucket):
         self._whole_params, self._is_placed = whole, False
 
     def finish_param_gather(self):
-        """Gather if nothing did, wait, and let the parameters use the gathered memory."""
+        """Wait for the gather (start it if nothing did), and put its memory under the parameters."""
         self.start_param_gather()
         if self._is_placed:
             return
@@ -165,16 +165,16 @@ class ShardedParamBucket(ShardedGradBucket):
         self._is_placed = True
 
     def broadcast_params(self):
-        """Take the values of the data-parallel group's first rank for the parameters in full."""
+        """Broadcast the full parameters of the data-parallel group's first rank."""
         self.buffer.broadcast(self._whole_params.tensor)
 
     def keep_params(self):
-        """Take this rank's part from the parameters in full, which were changed."""
+        """Copy this rank's part from the full parameters after a change of them."""
         first = self.shard_start - self.start
         storage.write(self._param_shard, self._whole_params.slice(first, first + self._param_shard.size))
 
     def release_params(self):
-        """Give up the parameters in full."""
+        """Release the full parameters."""
         if self._whole_params is None:
             return
         if self._gathering is not None:

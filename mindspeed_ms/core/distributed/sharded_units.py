@@ -1,4 +1,4 @@
-"""Fully sharded parameters (ZeRO-3): the units of a model that are all-gathered before use and released after it.
+"""Sharding units (ZeRO-3): parts of a model whose parameters are all-gathered before use and released after it.
 
 Units are the layers of lists of layers, or what `unit_modules` names; the rest (embedding, final norm, head) is one more, the
 root, which stays in full from the forward to the last backward of a step. The others are gathered before their forward,
@@ -15,7 +15,7 @@ from mindspeed_ms.core import autograd
 
 
 class ShardedUnits:
-    """Gathers and releases the units of one model chunk.
+    """Gather and release of the sharding units of one model chunk.
 
     Args:
         module (nn.Cell): the chunk; hooks are installed on its units.
@@ -33,7 +33,7 @@ class ShardedUnits:
         self._in_backward = self._keeps = False
 
     def _assign(self, module):
-        """Unit of each parameter (by id): that of all cells that own it, else the root, whose number is the last."""
+        """Unit number of each parameter (by id): that of all cells that own it, else the root's, which is the last."""
         root = len(self.cells)
         inside = {id(cell): number for number, unit in enumerate(self.cells) for _, cell in unit.cells_and_names()}
         unit_of = {}
@@ -45,7 +45,7 @@ class ShardedUnits:
         return unit_of
 
     def unit_of(self, param):
-        """Number of the unit that a parameter belongs to."""
+        """Unit number of a parameter."""
         return self._unit_of[id(param)]
 
     def attach(self, buffers):
@@ -60,14 +60,14 @@ class ShardedUnits:
     # ---- the chunk's forward and step --------------------------------------------------------------------------------
 
     def begin_forward(self):
-        """The chunk's forward begins."""
+        """Prepare the chunk's forward: release units whose backward has finished, gather the root unit."""
         self._in_backward = False
         self._release_worked()
         self._keeps = self.is_resident and autograd.is_grad_enabled()
         self._gather(len(self.cells))
 
     def end_forward(self, output):
-        """The chunk's forward has ended."""
+        """End the chunk's forward: install the hook that marks its backward, or without gradients release all units."""
         if autograd.is_grad_enabled():
             for tensor in _differentiable(output):
                 autograd.gradient_hook(tensor, self._begin_backward)
@@ -108,7 +108,7 @@ class ShardedUnits:
         self._prefetch(number - 1)
 
     def _release_worked(self, except_for=None):
-        """Release the units that the backward has left: gradients that have not come by now never come.
+        """Release the units whose backward has finished, including those with unused parameters.
 
         The backward takes operations in the reverse order of the forward, those that depend on nothing but parameters
         too: when the gradient of an earlier unit's output arrives, nothing of the later one is left to do.
@@ -121,7 +121,7 @@ class ShardedUnits:
                 self._release(number)
 
     def grad_arrived(self, param, bucket):
-        """A gradient was taken; after the last one of a bucket its parameters are not needed any more."""
+        """Note the gradient of a parameter; the bucket's last one releases the bucket's parameters."""
         if self._keeps or self.unit_of(param) == len(self.cells):
             return
         arrived = self._arrived.setdefault(id(bucket), set())
@@ -145,7 +145,7 @@ class ShardedUnits:
 
 
 def find_units(module, unit_modules=None):
-    """Cells of a model that are sharding units, outermost only, in the model's order.
+    """Cells of a model that are sharding units, outermost only, in the order of the model.
 
     Args:
         module (nn.Cell): the model or a chunk of it.
@@ -182,6 +182,6 @@ def _is_one_of(name, cell, unit_modules):
 
 
 def _differentiable(output):
-    """Tensors of an output (a Tensor or a sequence) that a gradient will come to."""
+    """Tensors of an output (a Tensor or a sequence) that will receive a gradient."""
     outputs = output if isinstance(output, (tuple, list)) else (output,)
     return [tensor for tensor in outputs if isinstance(tensor, Tensor) and autograd.requires_grad(tensor)]

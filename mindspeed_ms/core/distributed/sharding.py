@@ -1,4 +1,4 @@
-"""Which ranks share a buffer's shards."""
+"""Sharding of buffers: the data-parallel ranks that share the shards of a buffer."""
 
 from dataclasses import dataclass
 
@@ -8,7 +8,7 @@ from mindspeed_ms.core.comm import ProcessGroup
 
 @dataclass(frozen=True)
 class Sharding:
-    """How the buckets of a buffer are cut over data-parallel ranks.
+    """Groups over which the buckets of a buffer are cut and replicated.
 
     Attributes:
         group (ProcessGroup): each rank of it owns one of `group.size` equal parts of every bucket.
@@ -20,7 +20,7 @@ class Sharding:
 
 
 def make_sharding(ddp_config, data_parallel_group):
-    """The `Sharding` over a data-parallel group; None if nothing is sharded. All ranks of the group call it.
+    """`Sharding` over a data-parallel group; None if nothing is sharded. All ranks of the group call it.
 
     Raises:
         ValueError: `zero_shard_size` does not divide the group.

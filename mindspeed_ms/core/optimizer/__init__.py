@@ -9,7 +9,7 @@ __all__ = ["MegatronOptimizer", "OptimizerConfig", "OptimizerParamScheduler", "g
 
 
 def get_megatron_optimizer(config, model_chunks, no_weight_decay_cond=None, scale_lr_cond=None, lr_mult=1.0):
-    """The optimizer for these model chunks.
+    """Build the MegatronOptimizer of these model chunks.
 
     Args, returned: see `MegatronOptimizer`.
 

@@ -5,7 +5,7 @@ from mindspeed_ms.core.optimizer.update_rule import UpdateRule
 
 
 class AdamW(UpdateRule):
-    """Keeps exp_avg and exp_avg_sq; `step_count` counts from 1 in the bias correction.
+    """AdamW update rule with the states exp_avg and exp_avg_sq; `step_count` counts from 1 in the bias correction.
 
     Args:
         shards (list[OptimizerShard]): what to update.
@@ -26,7 +26,7 @@ class AdamW(UpdateRule):
 
     @classmethod
     def from_config(cls, shards, config):
-        """Of adam_beta1, adam_beta2, adam_eps."""
+        """Build the rule from adam_beta1, adam_beta2 and adam_eps of `config`."""
         return cls(shards, config.adam_beta1, config.adam_beta2, config.adam_eps)
 
     def update(self, param, grad, exp_avg, exp_avg_sq, **settings):

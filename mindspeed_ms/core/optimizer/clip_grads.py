@@ -1,4 +1,4 @@
-"""The global gradient norm, counted once over all layouts, and clipping.
+"""Gradient clipping, and the global gradient norm, which counts each element once in any layout.
 
 Source: Megatron core, `clip_grads.py`. A parameter that is copied over tensor-parallel ranks counts on the first of
 them, a tied embedding on the first pipeline stage. Squares are summed in float64, over ranks in rank order.
@@ -20,7 +20,7 @@ def counts_in_norm(param):
 
 
 class ModelStatistics:
-    """Sums over all gradients (or weights) of a model, whatever layout they are spread over.
+    """Norm and number of zeros of all gradients (or weights) of a model, in any layout.
 
     Args:
         shards (list[OptimizerShard]): this rank's part.
@@ -63,12 +63,12 @@ class ModelStatistics:
         return total
 
     def norm(self):
-        """Global L2 norm (float); inf or nan if any element is. Every rank gets the same value."""
+        """Global L2 norm (float), equal on all ranks; inf or nan if any element is."""
         total = self._total(ops.sum_of_squares)
         return math.sqrt(total) if total >= 0.0 else total
 
     def num_zeros(self):
-        """Elements that are exactly zero (int)."""
+        """Number of elements that are exactly zero (int)."""
         return int(self._total(ops.count_zeros, padding=True))
 
 
@@ -80,12 +80,12 @@ def _sum_over(group, values):
 
 
 def clip_coefficient(norm, clip_grad):
-    """What gradients of norm `norm` are multiplied with so that it is at most `clip_grad`: never above 1."""
+    """Clipping factor `min(1, clip_grad / (norm + 1e-6))`; 1 without clipping."""
     return min(clip_grad / (norm + 1.0e-6), 1.0) if clip_grad > 0.0 else 1.0
 
 
 def clip_by_value(shards, limit):
-    """Limit every gradient to [-limit, limit], in place."""
+    """Clip every gradient to [-limit, limit], in place."""
     for shard in shards:
         grad = shard.grad if shard.grad.dtype == ms.float32 else shard.grad.astype(ms.float32)
         storage.write(shard.grad, grad.clip(-limit, limit))

@@ -1,4 +1,4 @@
-"""Loss scales for half precision.
+"""Gradient scalers: constant and dynamic loss scales for half precision.
 
 Source: Megatron core, `grad_scaler.py`. Here the scale is a Python float: it multiplies the seed of the backward, and
 its inverse goes into the optimizer's update, so no pass over the gradients is needed.
@@ -6,7 +6,7 @@ its inverse goes into the optimizer's update, so no pass over the gradients is n
 
 
 class ConstantGradScaler:
-    """A scale that never changes.
+    """Gradient scaler with a constant loss scale.
 
     Args:
         initial_scale (float): the scale, positive.
@@ -18,18 +18,18 @@ class ConstantGradScaler:
         self.scale = float(initial_scale)
 
     def update(self, found_inf):
-        """A constant scale does not react to an overflow."""
+        """Do nothing: a constant scale does not react to an overflow."""
 
     def state_dict(self):
-        """Picklable state."""
+        """Picklable state (dict)."""
         return {}
 
     def load_state_dict(self, state_dict):
-        """Restore `state_dict()`: nothing for a constant scale."""
+        """Restore `state_dict()`; does nothing for a constant scale."""
 
 
 class DynamicGradScaler(ConstantGradScaler):
-    """A scale that shrinks after overflows and grows after a run of finite steps.
+    """Gradient scaler with a loss scale that shrinks after overflows and grows after a run of finite steps.
 
     Args:
         initial_scale (float): scale at the start.
@@ -61,7 +61,7 @@ class DynamicGradScaler(ConstantGradScaler):
         self._hysteresis_tracker = self.hysteresis
 
     def update(self, found_inf):
-        """Learn whether the last step overflowed."""
+        """Update the scale after a step; `found_inf`: the step overflowed."""
         if found_inf:
             self._growth_tracker = 0
             self._hysteresis_tracker -= 1
@@ -75,7 +75,7 @@ class DynamicGradScaler(ConstantGradScaler):
             self.scale *= self.growth_factor
 
     def state_dict(self):
-        """Scale and counters."""
+        """Scale and counters (dict)."""
         return {"scale": self.scale, "growth_tracker": self._growth_tracker, "hysteresis_tracker": self._hysteresis_tracker}
 
     def load_state_dict(self, state_dict):
@@ -86,7 +86,7 @@ class DynamicGradScaler(ConstantGradScaler):
 
 
 def get_grad_scaler(config):
-    """The loss scale of a configuration; None: without an explicit one only fp16 needs one.
+    """Gradient scaler of a configuration; None if no loss scale is set and the dtype is not fp16.
 
     Args:
         config (OptimizerConfig): read: fp16, loss_scale and the settings of the dynamic scale.

@@ -1,4 +1,4 @@
-"""The optimizer of a model whose parameters and gradients lie in flat buffers.
+"""MegatronOptimizer: optimizer of a model whose parameters and gradients lie in flat buffers.
 
 Source: Megatron core, `optimizer.py`: names and order of a step (unscale, look for infinities, norm, clip, update,
 round the masters). Unscaling and clipping are one factor inside the update, the norm is one pass.
@@ -15,7 +15,7 @@ from mindspeed_ms.core.optimizer.update_rule import update_rule
 
 
 class MegatronOptimizer:
-    """Updates the parameters of model chunks that `DistributedDataParallel` wraps.
+    """Optimizer of model chunks that `DistributedDataParallel` wraps.
 
     Half-precision parameters have float32 masters, which are updated and rounded into them (Megatron's
     `Float16OptimizerWithFloat16Params`); float32 parameters are updated themselves.
@@ -61,13 +61,13 @@ class MegatronOptimizer:
         ]
 
     def zero_grad(self, set_to_none=True):
-        """Start a step: gradients count from zero. `set_to_none` is Megatron's argument; buffers are never given up."""
+        """Start a step: reset the gradients to zero. `set_to_none` is Megatron's argument; buffers are kept."""
         del set_to_none
         for chunk in self.model_chunks:
             chunk.zero_grad_buffer()
 
     def get_loss_scale(self):
-        """What the loss is multiplied with before the backward (float)."""
+        """Current loss scale (float); 1 without a scaler. `BackwardScale` applies it."""
         return self.grad_scaler.scale if self.grad_scaler is not None else 1.0
 
     def get_params_norm(self):
@@ -75,7 +75,7 @@ class MegatronOptimizer:
         return ModelStatistics(self.shards, lambda shard, start, stop: shard.slice_main(start, stop)).norm()
 
     def step(self):
-        """Update once from the gradients in the buffers.
+        """Update the parameters once from the gradients in the buffers.
 
         Returns:
             (success, grad_norm, num_zeros): `success` is False if a gradient was infinite or NaN; then nothing was
@@ -94,7 +94,7 @@ class MegatronOptimizer:
         return True, grad_norm, num_zeros
 
     def _update_model_params(self):
-        """Round the masters into the parameters; of sharded ones, bring the ranks' parts together."""
+        """Round the masters into the parameters; all-gather sharded ones."""
         for shard in self.shards:
             shard.copy_main_params_to_model_params()
         for chunk in self.model_chunks:
@@ -108,12 +108,12 @@ class MegatronOptimizer:
         return clip_coefficient(grad_norm, self.config.clip_grad)
 
     def reload_model_params(self):
-        """Take the parameters' present values as masters (after weights were loaded)."""
+        """Copy the parameters' present values into the masters, after weights were loaded."""
         for shard in self.shards:
             shard.copy_model_params_to_main_params()
 
     def pieces_with_states(self):
-        """Yield (Piece, state) of every parameter held here; of sharded state this rank's pieces, flat unless whole.
+        """Yield (Piece, state) of every parameter held here; sharded state as this rank's pieces (flat unless whole).
 
         `state` maps the names of the update's state (exp_avg, ...) and, with masters, fp32_param to float32 Tensors over
         the optimizer's own memory, in the parameter's shape: reading saves them, `storage.write` restores them.
@@ -129,14 +129,14 @@ class MegatronOptimizer:
                 yield piece, state
 
     def counters(self):
-        """What a checkpoint needs beside the tensors: step (int) and grad_scaler (dict)."""
+        """State of a checkpoint beside the tensors: step (int) and grad_scaler (dict)."""
         return {
             "step": self.update.step_count,
             "grad_scaler": self.grad_scaler.state_dict() if self.grad_scaler is not None else {},
         }
 
     def load_counters(self, counters):
-        """Restore `counters()`, and round masters that were loaded before into the parameters."""
+        """Restore `counters()`, and round previously loaded masters into the parameters."""
         self.update.step_count = int(counters["step"])
         if self.grad_scaler is not None and counters["grad_scaler"]:
             self.grad_scaler.load_state_dict(counters["grad_scaler"])

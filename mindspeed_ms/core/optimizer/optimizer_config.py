@@ -1,4 +1,4 @@
-"""Options of the optimizer, under Megatron core's names."""
+"""OptimizerConfig: options of the optimizer, under Megatron core's names."""
 
 from dataclasses import dataclass, field
 

@@ -1,4 +1,4 @@
-"""Learning rate and weight decay over the training, counted in samples.
+"""Schedules of learning rate and weight decay (OptimizerParamScheduler), counted in samples.
 
 Source: Megatron core, `optimizer_param_scheduler.py`: the same arithmetic, so that rates are bit-equal. The rate used
 by the first step is the one at 0 samples: with a warm-up from 0 it is 0.
@@ -16,7 +16,7 @@ _SETTINGS = (  # saved, under Megatron's keys
 
 
 class OptimizerParamScheduler:
-    """Sets `lr` and `weight_decay` of every parameter group of an optimizer. All steps are counted in samples.
+    """Schedule of `lr` and `weight_decay` of every parameter group of an optimizer. All steps are counted in samples.
 
     Args:
         optimizer: object with `param_groups`, a list of dicts; read: max_lr, min_lr, lr_mult, wd_mult (all optional).
@@ -71,7 +71,7 @@ class OptimizerParamScheduler:
 
     @classmethod
     def from_config(cls, optimizer, settings, batch, length):
-        """The schedule of a configuration, whose lengths may be given in steps or in samples.
+        """Build the schedule of a configuration, whose lengths may be given in steps or in samples.
 
         Args:
             optimizer: see the class.
@@ -141,7 +141,7 @@ class OptimizerParamScheduler:
         )
 
     def get_wd(self):
-        """Weight decay now, before the group's `wd_mult`."""
+        """Current weight decay, before the group's `wd_mult`."""
         if self.num_steps > self.wd_incr_steps or self.wd_incr_style == "constant":
             return self.end_wd
         ratio = float(self.num_steps) / float(self.wd_incr_steps) if self.wd_incr_steps else 1.0
@@ -149,7 +149,7 @@ class OptimizerParamScheduler:
         return self.start_wd + coefficient * (self.end_wd - self.start_wd)
 
     def get_lr(self, param_group=None):
-        """Learning rate now of a group (its own max_lr and min_lr count), before its `lr_mult`."""
+        """Current learning rate of a group (its own max_lr and min_lr count), before its `lr_mult`."""
         param_group = param_group or {}
         max_lr, min_lr = _own(param_group, "max_lr", self.max_lr), _own(param_group, "min_lr", self.min_lr)
         if self.lr_warmup_steps > 0 and self.num_steps <= self.lr_warmup_steps:
@@ -171,7 +171,7 @@ class OptimizerParamScheduler:
         return 1.0 - ratio if self.lr_decay_style == "linear" else 0.5 * (math.cos(math.pi * ratio) + 1.0)
 
     def step(self, increment):
-        """Go on by `increment` samples and set the rates of all groups."""
+        """Advance by `increment` samples and set the rates of all groups."""
         self.num_steps += increment
         weight_decay = self.get_wd()
         for group in self.optimizer.param_groups:
@@ -183,7 +183,7 @@ class OptimizerParamScheduler:
         return {name: getattr(self, name) for name in ("num_steps", *_SETTINGS)}
 
     def load_state_dict(self, state_dict):
-        """Restore the position; settings by the two switches of the constructor.
+        """Restore the position; the two switches of the constructor decide about settings.
 
         Raises:
             ValueError: neither switch is set and a setting differs from the checkpoint's.

@@ -42,7 +42,7 @@ def is_embedding_or_output(param):
 
 
 def has_no_weight_decay(name, param, config):
-    """The rule of `layout.parameter_description.decays`, or the endings that the user listed."""
+    """Whether a parameter has no weight decay: by the user's name endings, else by `layout.parameter_description.decays`."""
     if config.no_weight_decay_params is not None:
         return any(name.endswith(ending) for ending in config.no_weight_decay_params)
     return not decays(name, param.shape)

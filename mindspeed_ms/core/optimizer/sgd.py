@@ -5,7 +5,7 @@ from mindspeed_ms.core.optimizer.update_rule import UpdateRule
 
 
 class SGD(UpdateRule):
-    """Keeps momentum_buffer, if there is momentum.
+    """SGD update rule with the state momentum_buffer (with momentum only).
 
     Args:
         shards (list[OptimizerShard]): what to update.
@@ -23,7 +23,7 @@ class SGD(UpdateRule):
 
     @classmethod
     def from_config(cls, shards, config):
-        """Of sgd_momentum."""
+        """Build the rule from sgd_momentum of `config`."""
         return cls(shards, config.sgd_momentum)
 
     def update(self, param, grad, momentum_buffer=None, **settings):

@@ -1,4 +1,4 @@
-"""Optimizer shard: the part of a buffer that this rank updates, cut into runs that one operator call can update."""
+"""Optimizer shard: the part of a buffer that this rank updates, cut into runs for one operator call each."""
 
 import math
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from mindspeed_ms.core import storage
 
 @dataclass(frozen=True)
 class Piece:
-    """The part of one parameter that lies in a shard.
+    """Part of one parameter in a shard.
 
     Attributes:
         name (str): state-dict key.
@@ -38,7 +38,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class Run:
-    """Neighbouring elements of a shard that are treated alike; `key` says how."""
+    """Neighbouring elements of a shard with equal settings, given by `key`."""
 
     start: int
     stop: int
@@ -46,7 +46,7 @@ class Run:
 
 
 class OptimizerShard:
-    """Elements `start` to `stop` of a `ParamAndGradBuffer`.
+    """Optimizer shard: elements `start` to `stop` of a `ParamAndGradBuffer`.
 
     Without the distributed optimizer the one shard of a buffer is the whole of it; with it, a rank has one of each
     bucket.
@@ -95,7 +95,7 @@ class OptimizerShard:
         return pieces
 
     def runs_by(self, key_of):
-        """Neighbouring pieces with the same `key_of(piece)`, joined; None leaves a piece out."""
+        """Runs of neighbouring pieces with equal `key_of(piece)`; a piece with key None is left out."""
         runs, previous = [], None
         for piece in self.pieces:
             key = key_of(piece)
@@ -110,7 +110,7 @@ class OptimizerShard:
         return self.buffer.slice_grad(self.start + start, self.start + stop)
 
     def slice_main(self, start, stop, shape=None):
-        """Tensor over float32 values that the update works on."""
+        """Tensor over the float32 values that the update works on."""
         if self.has_masters:
             return self._masters.slice(start, stop, shape)
         return self.buffer.slice_param(self.start + start, self.start + stop, shape)
@@ -121,7 +121,7 @@ class OptimizerShard:
             storage.write(self.param, self.main)
 
     def copy_model_params_to_main_params(self):
-        """Take the parameters' values as masters."""
+        """Copy the parameters' values into the masters."""
         if self.has_masters:
             storage.write(self.main, self.param)
 

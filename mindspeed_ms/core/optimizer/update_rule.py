@@ -11,8 +11,8 @@ from mindspeed_ms.core import storage
 class UpdateRule:
     """Update rule over shards: one call per run of neighbouring parameters with equal settings.
 
-    A rule defines `from_config` and `update`, and names its state, of which everything that is sharded, saved, loaded and
-    counted follows.
+    A rule defines `from_config` and `update`, and names its state: sharding, saving, loading and counting go by these
+    names.
 
     Args:
         shards (list[OptimizerShard]): what to update.
@@ -39,7 +39,7 @@ class UpdateRule:
 
     @classmethod
     def from_config(cls, shards, config):
-        """The rule with the options of an `OptimizerConfig`."""
+        """Build the rule from the options of an `OptimizerConfig`."""
         raise NotImplementedError
 
     def update(self, param, grad, *state, learning_rate, weight_decay, grad_scale):
@@ -55,7 +55,7 @@ class UpdateRule:
         raise NotImplementedError
 
     def step(self, param_groups, grad_scale=1.0):
-        """Update everything once; `param_groups` (list[dict]) gives lr and weight_decay of each group."""
+        """Update all runs once; `param_groups` (list[dict]) gives lr and weight_decay of each group."""
         self.step_count += 1
         for number, param, grad, state in self._runs:
             group = param_groups[number]
@@ -69,7 +69,7 @@ class UpdateRule:
 
 
 def update_rule(name):
-    """The class of the optimizer that a configuration calls `name` (any case).
+    """UpdateRule class of the optimizer `name` in the configuration (any case).
 
     Raises:
         ValueError: unknown; names the known ones.

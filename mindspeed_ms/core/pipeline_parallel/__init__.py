@@ -1,4 +1,4 @@
-"""Forward and backward of a step over all its micro-batches and pipeline stages."""
+"""Pipeline parallelism: schedules, their execution, point-to-point communication, micro-batch losses."""
 
 from mindspeed_ms.core.pipeline_parallel.schedules import get_forward_backward_func
 

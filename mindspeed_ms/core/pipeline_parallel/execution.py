@@ -22,7 +22,7 @@ from mindspeed_ms.layout.schedule_order import BACKWARD, FORWARD, Communicate
 
 @dataclass
 class PlanExecution:
-    """Runs the steps of one stage once.
+    """One execution of a pipeline plan on one stage.
 
     Args:
         plan (PipelinePlan): the schedule.
@@ -59,7 +59,7 @@ class PlanExecution:
         self._sending = []
 
     def run(self):
-        """Run all steps, then wait until everything was sent."""
+        """Run all steps of the stage, then wait until everything is sent."""
         virtual_rank = parallel_state.get_virtual_pipeline_model_parallel_rank()
         for step in self.plan.steps[self.stage]:
             if isinstance(step, Communicate):
@@ -100,7 +100,7 @@ class PlanExecution:
             self._live[key] = input_tensor, output if loss is None else loss.differentiated, loss
 
     def _loss(self, output, loss_func):
-        """The MicroBatchLoss of a micro-batch; None for data that are no loss."""
+        """MicroBatchLoss of a micro-batch; None if other data than losses are collected."""
         if self.collect_non_loss_data:
             self.collected.append(loss_func(output, non_loss_data=True))
             return None
@@ -128,7 +128,7 @@ class PlanExecution:
         return [{**losses, **others} for losses, others in zip(self.collected, auxiliary)]
 
     def total_tokens(self):
-        """Tokens (float) that the loss functions counted; waits for the device."""
+        """Number of tokens (float) that the loss functions counted; waits for the device."""
         return sum((as_float(tokens) for tokens in self._tokens if tokens is not None), 0.0)
 
     def _backward(self, step):
@@ -149,7 +149,7 @@ class PlanExecution:
     # ---- communicating ------------------------------------------------------------------------------------------------
 
     def _received(self, kind, key, dtype):
-        """The tensor that a step consumes, as a leaf of `dtype`."""
+        """Received tensor that a step consumes, as a leaf of `dtype`."""
         tensor = self._incoming.pop((kind, *key)).wait()
         return tensor if tensor.dtype == dtype else autograd.detach(tensor.astype(dtype))
 
@@ -180,7 +180,7 @@ class PlanExecution:
 
 
 def _enter_chunk(chunk):
-    """Make `chunk` the one that `parallel_state` answers for."""
+    """Set the current virtual pipeline rank to `chunk`."""
     if parallel_state.get_virtual_pipeline_model_parallel_world_size() is not None:
         parallel_state.set_virtual_pipeline_model_parallel_rank(chunk)
 
@@ -206,7 +206,7 @@ def _checked_output(output, model):
 
 
 def _backward_through(input_tensor, output, grad):
-    """Run the backward of a chunk; the gradient of its input, or None for the model's first chunk."""
+    """Run the backward of a chunk; returns the gradient of its input, or None for the model's first chunk."""
     if output is input_tensor:  # a chunk without layers
         return grad
     if autograd.requires_grad(output):  # not in a first chunk whose weights are all frozen

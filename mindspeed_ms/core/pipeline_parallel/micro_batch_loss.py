@@ -16,7 +16,7 @@ from mindspeed_ms.core.autograd import Function, detach, no_grad
 
 @dataclass(frozen=True)
 class MicroBatchLoss:
-    """The three values of a micro-batch's loss on this rank. No value is read to the host before the step ends.
+    """Loss of a micro-batch on this rank in three values. No value is read to the host before the step ends.
 
     Under context parallelism a mean is that of the whole sequence, its gradient that of this rank's part: `BackwardScale`
     holds the factor that makes up for the average over these ranks. The reported values never carry it.
@@ -34,7 +34,7 @@ class MicroBatchLoss:
 
     @classmethod
     def of(cls, result):
-        """From what a loss function returned: one of these, or Megatron's `(loss, reported)` or `(loss, tokens, reported)`.
+        """Convert a loss function's result: a MicroBatchLoss, or Megatron's `(loss, reported)`, `(loss, tokens, reported)`.
 
         Raises:
             ValueError: anything else.
@@ -51,9 +51,9 @@ class MicroBatchLoss:
 
 @dataclass(frozen=True)
 class BackwardScale:
-    """Gradient that the losses of a step's micro-batches start the backward with, on all stages.
+    """Initial gradient of each loss: loss scale, number of micro-batches and context-parallel size as one factor.
 
-    The loss is never multiplied on the tape: everything that multiplies it is in here.
+    The loss is never multiplied on the tape: this object holds every factor.
 
     Attributes:
         loss_scale (float): of fp16.
@@ -99,13 +99,13 @@ _published = BackwardScale(context_parallel_size=1)
 
 
 def get_backward_scale():
-    """The `BackwardScale` of the step that runs; outside of a step 1."""
+    """`BackwardScale` of the running step; 1 outside of a step."""
     return _published
 
 
 @contextlib.contextmanager
 def published(scale):
-    """Inside, `scale` is what `get_backward_scale` returns."""
+    """Context manager: `get_backward_scale` returns `scale`."""
     global _published
     before, _published = _published, scale
     try:
@@ -168,5 +168,5 @@ def filled(shape, value, dtype):
 
 
 def as_float(value):
-    """A number or a Tensor of one element as float."""
+    """Float of a number or a one-element Tensor."""
     return float(value.asnumpy().reshape(-1)[0]) if isinstance(value, Tensor) else float(value)

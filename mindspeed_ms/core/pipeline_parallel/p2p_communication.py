@@ -18,24 +18,24 @@ _DIMENSIONS = 3  # hidden states are [s, b, h]
 
 
 class PipelineMismatchError(RuntimeError):
-    """A stage sends a tensor of another shape or dtype than its neighbour expects; the text names ranks and both."""
+    """A stage sends a tensor of another shape or dtype than its neighbour expects; the text names both stages and tensors."""
 
 
 def tensor_shape(model, seq_length=None, micro_batch_size=None):
-    """Shape `[s, b, h]` of one rank's hidden states, as the ModelDescription says; Megatron's `get_tensor_shapes`."""
+    """Shape `[s, b, h]` of one rank's hidden states, from the ModelDescription; Megatron's `get_tensor_shapes`."""
     length = (seq_length or model.seq_length) // sequence_ranks(model.parallel)
     return length, micro_batch_size or model.micro_batch_size, model.hidden_size
 
 
 class InFlight:
-    """One end of a transfer that was started."""
+    """Handle of one end of a started transfer."""
 
     def __init__(self, communicator, transfer, handle, index):
         self.transfer = transfer
         self._communicator, self._handle, self._index = communicator, handle, index
 
     def wait(self):
-        """Block until it is complete; the received tensor, None for a send."""
+        """Block until the transfer is complete; returns the received tensor, None for a send."""
         with self._communicator.naming_stages(self.transfer):
             return self._handle.wait_part(self._index)
 
@@ -46,22 +46,22 @@ class InFlight:
 
 
 class Arrived:
-    """A transfer that is complete."""
+    """Handle of a complete transfer."""
 
     def __init__(self, transfer, tensor=None):
         self.transfer, self._tensor = transfer, tensor
 
     def wait(self):
-        """The received tensor, None for a send."""
+        """Received tensor; None for a send."""
         return self._tensor
 
     def is_completed(self):
-        """True."""
+        """Always True."""
         return True
 
 
 class PipelineCommunicator:
-    """Executes the transfers of a plan for this stage.
+    """Communicator that executes the transfers of a pipeline plan on this stage.
 
     Args:
         model (ModelDescription): dtype of the hidden states, and whether shapes are exchanged.
@@ -75,7 +75,7 @@ class PipelineCommunicator:
         self.recv_dtype = to_dtype(model.parallel.recv_dtype or model.residual_connection_dtype)
 
     def start(self, transfers, tensors):
-        """Start transfers that may go on together.
+        """Start transfers together.
 
         Args:
             transfers (sequence[Transfer]): in the plan's order.
@@ -102,7 +102,7 @@ class PipelineCommunicator:
         return [InFlight(self, transfer, handle, index) for index, transfer in enumerate(transfers)]
 
     def _exchange(self, transfer, tensor):
-        """One transfer with its shape ahead of it; complete on return."""
+        """Execute one transfer, its shape first; complete on return."""
         rank = self._rank(transfer)
         with self.naming_stages(transfer):
             if transfer.action == "send":
@@ -136,7 +136,7 @@ class PipelineCommunicator:
 
     @contextmanager
     def naming_stages(self, *transfers):
-        """Inside, a message that does not match is reported with the stages and what was to be transferred."""
+        """Context manager: a MismatchError becomes a PipelineMismatchError that names the stages and transfers."""
         try:
             yield
         except DeadlockError:

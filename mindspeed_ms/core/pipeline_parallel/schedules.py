@@ -1,4 +1,4 @@
-"""Forward and backward of all micro-batches of a step. Source of names and arguments: Megatron core, `schedules.py`.
+"""Forward-backward schedules over all micro-batches of a step. Names and arguments: Megatron core, `schedules.py`.
 
 The order of work is a plan of `layout.schedule_order`; `execution` runs it.
 """
@@ -15,7 +15,7 @@ from mindspeed_ms.layout.schedule_order import build_plan
 
 
 def get_forward_backward_func():
-    """The schedule for this run's pipeline layout: `forward_backward`, which serves all of them."""
+    """Schedule of this run's pipeline layout: `forward_backward`, which serves all layouts."""
     return forward_backward
 
 
@@ -53,7 +53,7 @@ def forward_backward(
         num_microbatches (int): how many micro-batches.
         seq_length, micro_batch_size (Optional[int]): of the tensors between stages; None: as configured.
         forward_only (bool): no backward (evaluation).
-        collect_non_loss_data (bool): call `loss_func(output, non_loss_data=True)` and collect what it returns; only with
+        collect_non_loss_data (bool): call `loss_func(output, non_loss_data=True)` and collect its results; only with
             `forward_only`.
         backward_scale (Optional[BackwardScale]): None: losses are means over the micro-batches, without a loss scale.
         finalize_model_grads_func (Optional[Callable]): called with (model chunks, number of tokens or None) after the last
@@ -114,7 +114,7 @@ def _only_decoders(decoder_seq_length, first_val_step):
 
 
 def _per_chunk(model, chunks, name):
-    """`model` as a list of one entry per chunk."""
+    """`model` as a list with one entry per chunk."""
     models = list(model) if isinstance(model, (list, tuple)) else [model]
     if len(models) != chunks:
         raise ValueError(
@@ -125,7 +125,7 @@ def _per_chunk(model, chunks, name):
 
 
 def _iterators(data_iterator, chunks):
-    """One iterator per chunk; chunks that share one get each of its micro-batches."""
+    """Iterators, one per chunk; chunks that share one get each of its micro-batches."""
     if isinstance(data_iterator, (list, tuple)):
         return _per_chunk(data_iterator, chunks, "data_iterator")
     if chunks == 1 or data_iterator is None:

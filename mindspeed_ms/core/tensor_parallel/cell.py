@@ -1,4 +1,4 @@
-"""ParallelCell, creation and initialisation of parameters.
+"""ParallelCell: base class of parallel layers; creation and initialisation of parameters.
 
 Three steps: build, transform (adapters, wrappers), `initialize_parameters(model)`. A parameter is created from its
 `ParameterDescription` and has no values until the last step, which draws them by its *global* name: the same weights in
@@ -32,10 +32,10 @@ _PUBLIC_ATTRIBUTES = {
 
 
 class ParallelCell(nn.Cell):
-    """`nn.Cell` whose parameters are initialised once its outermost constructor returns.
+    """`nn.Cell` that initialises its parameters when its outermost constructor returns.
 
     Class attribute `names_are_global`: True when the names inside the cell are those of the state dictionary, as in a
-    whole model (or a stage of it). Building blocks say False: constructed alone, outside of a model, each gets a number,
+    whole model (or a stage of it). Building blocks set False: constructed alone, outside of a model, each gets a number,
     so that two equal layers do not start with equal weights. The numbers restart when the random states are seeded.
     """
 
@@ -47,13 +47,13 @@ class ParallelCell(nn.Cell):
             cls.__init__ = _initializing(cls.__init__)
 
     def create_parameters(self, descriptions):
-        """Own a Parameter for each ParameterDescription, under its name."""
+        """Create a Parameter from each ParameterDescription, as an attribute of its name."""
         for description in descriptions:
             setattr(self, description.name, create_parameter(description))
 
 
 def _initializing(constructor):
-    """`constructor`, followed by the initialisation of the parameters when it is the outermost one."""
+    """Wrap a constructor: the outermost one initialises the parameters at its end."""
 
     @functools.wraps(constructor)
     def construct_and_initialize(self, *args, **kwargs):
@@ -68,7 +68,7 @@ def _initializing(constructor):
 
 @contextmanager
 def deferred_initialization():
-    """Inside, constructors leave their parameters without values: `initialize_parameters` fills them later."""
+    """Context manager: constructors leave parameters without values, for a later `initialize_parameters`."""
     global _construction_depth
     if _construction_depth == 0:
         initialize_device()
@@ -80,7 +80,7 @@ def deferred_initialization():
 
 
 def create_parameter(description):
-    """A Parameter of the described local shape, to be filled by `initialize_parameters`.
+    """Create a Parameter of the described local shape without values; `initialize_parameters` fills it.
 
     Args:
         description (ParameterDescription): name, sharding, dtype, initializer, flags. It is kept as
@@ -122,7 +122,7 @@ def description_of(parameter, shape=None):
 
 
 def place_globally(cell, name, local_name):
-    """Give the parameters of `cell`, and those that transforms add to it, global names that differ from the local ones.
+    """Give the parameters of `cell`, also later ones of transforms, global names that differ from the local ones.
 
     Args:
         cell (Cell): such as one expert.
@@ -134,7 +134,7 @@ def place_globally(cell, name, local_name):
 
 
 def _name_globally(cell):
-    """Complete the names in the descriptions of a placed cell; those that reach beyond the cell are complete."""
+    """Prefix the parameter names of a placed cell with its global placement; skip names already prefixed."""
     for path, parameter in cell.parameters_and_names():
         description = getattr(parameter, "description", None)
         if description is not None and path.endswith(description.local_name):
@@ -148,7 +148,7 @@ def global_name(name, parameter):
 
 
 def initialize_parameters(cell, prefix=""):
-    """Give every parameter of `cell` that has no values yet its initial ones, by its global name.
+    """Fill every parameter of `cell` that has no values, by its global name.
 
     The seed is that of `set_seed` / `model_parallel_manual_seed`; 0 when there was none.
 
@@ -169,7 +169,7 @@ def initialize_parameters(cell, prefix=""):
 
 
 def initial_values(name, parameter, sharding=None):
-    """Initial values of a created parameter under the name `name`: those of its own part, or of `sharding`."""
+    """Initial values of a parameter under the name `name`: of its own part, or of `sharding`."""
     description = parameter.description
     initializer, dtype = description.initializer, description.dtype
     draw_dtype = dtype_name(description.draw_dtype or dtype)
@@ -185,7 +185,7 @@ def initial_values(name, parameter, sharding=None):
 
 
 def _numbered_prefix(cell):
-    """Prefix of a building block that was constructed alone; counted only where it has parameters to fill."""
+    """Prefix with a number for a building block constructed alone; only blocks with parameters to fill are counted."""
     if not any(isinstance(parameter, UnfilledParameter) for parameter in cell.get_parameters()):
         return ""
     class_name = type(cell).__name__

@@ -1,4 +1,4 @@
-"""Cross entropy over a vocabulary that is cut over the tensor-parallel group. Source: Megatron core."""
+"""Vocabulary-parallel cross entropy: the vocabulary is cut over the tensor-parallel group. Source: Megatron core."""
 
 from mindspore import nn
 from mindspore import ops as mindspore_ops
@@ -10,7 +10,7 @@ from mindspeed_ms.core.tensor_parallel.utils import check_integer
 
 
 class _VocabParallelCrossEntropy(Function):
-    """Loss per token; keeps the logits, their maximum and the sum of exponentials for the backward."""
+    """Autograd Function: loss per token; keeps logits, their maximum and the sum of exponentials for the backward."""
 
     @staticmethod
     def forward(ctx, logits, target, label_smoothing, group, overwrite_logits):
@@ -51,7 +51,7 @@ class _VocabParallelCrossEntropy(Function):
 
 
 def _sum_over_group(sums, group):
-    """The three local sums (the last may be None), added over the ranks in one message."""
+    """Sum the three local sums (the last may be None) over the ranks, in one message."""
     if group.size == 1:
         return sums
     present = [part for part in sums if part is not None]
@@ -60,14 +60,14 @@ def _sum_over_group(sums, group):
 
 
 def vocab_parallel_cross_entropy(vocab_parallel_logits, target, label_smoothing=0.0, group=None, overwrite_logits=False):
-    """Cross entropy of each token.
+    """Vocabulary-parallel cross entropy of each token.
 
     Args:
         vocab_parallel_logits (Tensor): `[..., v / tp]`, this rank's part of the vocabulary.
         target (Tensor): integer ids `[...]` of the whole vocabulary.
         label_smoothing (float): share of the target that is spread over the whole vocabulary, 0 <= x < 1.
         group (Optional[ProcessGroup]): default the tensor-parallel group.
-        overwrite_logits (bool): let the backward write the gradient over the logits; only if nobody reads them later.
+        overwrite_logits (bool): let the backward write the gradient over the logits; only if they are not read later.
 
     Returns:
         Tensor: float32 `[...]`.
@@ -88,7 +88,7 @@ def vocab_parallel_cross_entropy(vocab_parallel_logits, target, label_smoothing=
 
 
 class VocabParallelCrossEntropy(nn.Cell):
-    """`vocab_parallel_cross_entropy` as a Cell; every call has its own state, so any number may await their backward.
+    """`vocab_parallel_cross_entropy` as a Cell; calls keep no state in it, so several backwards may be pending.
 
     Args:
         args, kwargs: none but `overwrite_logits` (see the function); others are refused.

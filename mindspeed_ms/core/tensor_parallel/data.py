@@ -7,7 +7,7 @@ from mindspeed_ms.core.device import dtype_name, to_dtype
 
 
 def broadcast_data(keys, data, datatype=None):
-    """Send the tensors of a dictionary from the first rank of the tensor-parallel group to all of it.
+    """Broadcast the tensors of a dictionary from the first rank of the tensor-parallel group.
 
     Args:
         keys (list[str]): names of the tensors, the same on every rank.

@@ -1,4 +1,4 @@
-"""Initializers: conversion of every accepted form to `layout.Initializer`."""
+"""Initializers: conversion of all accepted forms to `layout.Initializer`."""
 
 from mindspore.common import initializer as mindspore_initializer
 
@@ -8,7 +8,7 @@ DEFAULT_STD = 0.01
 
 
 def to_initializer(method, std=None):
-    """The `Initializer` of `method`.
+    """Convert `method` to an `Initializer`.
 
     Args:
         method: an `Initializer`, "normal" (with `std`), "zeros", "ones", a number, or MindSpore's `Zero`, `One`,

@@ -1,4 +1,4 @@
-"""Linear layers and the embedding, cut over the tensor-parallel group. Source: Megatron core, `layers.py`."""
+"""Tensor-parallel layers: ColumnParallelLinear, RowParallelLinear, VocabParallelEmbedding. Source: Megatron, `layers.py`."""
 
 from mindspore.common.initializer import Zero
 
@@ -67,12 +67,12 @@ class _ParallelLinear(ParallelCell):
 
     @property
     def group(self):
-        """The group that this layer is cut over."""
+        """Process group over which the layer is cut."""
         return parallel_state.get_group("expert-tp" if self.is_expert else "tp")
 
     @property
     def master_weight(self):
-        """The whole initial weight, with `keep_master_weight_for_test`; else None."""
+        """Whole initial weight, kept with `keep_master_weight_for_test`; else None."""
         return getattr(self.weight, "master_weight", None)
 
     def _create_parameters(self, init_method, bias_init, has_weight, keep_master_weight, grouping=None):
@@ -110,7 +110,7 @@ class _ParallelLinear(ParallelCell):
 
 
 class ColumnParallelLinear(_ParallelLinear):
-    """`x A^T + b` with the output features cut over the tensor-parallel group.
+    """Column-parallel linear layer `x A^T + b`: output features are cut over the tensor-parallel group.
 
     Args:
         input_size, output_size (int): features of the whole layer.
@@ -120,7 +120,7 @@ class ColumnParallelLinear(_ParallelLinear):
         gather_output (bool): give every rank the whole output.
         stride (int): the output is `stride` equal blocks, each cut over the ranks; 2 for `[gate; up]`.
         keep_master_weight_for_test (bool): keep the whole initial weight as `master_weight`.
-        skip_bias_add (bool): return the bias instead of adding it, for fusion with what follows.
+        skip_bias_add (bool): return the bias instead of adding it, for fusion with the next operator.
         skip_weight_param_allocation (bool): own no weight; it comes with each call (tied embeddings).
         embedding_activation_buffer, grad_output_buffer: must be None; the weight gradient is never deferred here.
         is_expert (bool): cut over the expert-tensor-parallel group; tokens arrive through the dispatcher.
@@ -219,7 +219,7 @@ class ColumnParallelLinear(_ParallelLinear):
 
 
 class RowParallelLinear(_ParallelLinear):
-    """`x A^T + b` with the input features cut over the tensor-parallel group; the partial products are summed.
+    """Row-parallel linear layer `x A^T + b`: input features are cut over the group, partial products summed.
 
     Args: as `ColumnParallelLinear`, and
         input_is_parallel (bool): the input is already this rank's part `[..., in / tp]`; otherwise it is cut here.
@@ -282,7 +282,7 @@ class RowParallelLinear(_ParallelLinear):
 
 
 class VocabParallelEmbedding(ParallelCell):
-    """Embedding table with its rows cut over the tensor-parallel group.
+    """Vocabulary-parallel embedding: rows of the table are cut over the tensor-parallel group.
 
     Args:
         num_embeddings (int): rows of the whole table (padded vocabulary).
@@ -344,7 +344,7 @@ class VocabParallelEmbedding(ParallelCell):
 
 
 def build_linear(linear, config, **arguments):
-    """The cell of a `layout` Linear; `arguments` are those of its constructor that `linear` does not hold."""
+    """Build the cell of a `layout` Linear; `arguments` are the constructor's others, which `linear` does not hold."""
     kind = RowParallelLinear
     if linear.column:
         kind, arguments = ColumnParallelLinear, {"grouping": linear.grouping, **arguments}

@@ -1,4 +1,4 @@
-"""The matrix product of tensor-parallel linears, with its communication. Source: Megatron core, `layers.py`."""
+"""Matrix product of tensor-parallel linear layers with its communication. Source: Megatron core, `layers.py`."""
 
 import functools
 
@@ -11,12 +11,12 @@ from mindspeed_ms.core.device import to_dtype
 
 
 def cast(tensor, dtype):
-    """`tensor` in `dtype`; itself when it already is, or when it is None."""
+    """Cast `tensor` to `dtype`; unchanged if it has that dtype or is None."""
     return tensor if tensor is None or tensor.dtype == dtype else tensor.astype(dtype)
 
 
 class LinearWithGradAccumulationAndAsyncCommunication(Function):
-    """`x @ weight^T + bias` whose backward overlaps communication of the input gradient with the weight gradient.
+    """Autograd Function `x @ weight^T + bias`; its backward overlaps communication with the weight gradient.
 
     Under sequence parallelism the input `[s / tp, b, h]` is gathered for the product and gathered again in the backward
     instead of being kept. Order of the backward: all-gather issued, input gradient, wait, reduce-scatter issued, weight
@@ -67,7 +67,7 @@ class LinearWithGradAccumulationAndAsyncCommunication(Function):
 
 
 def _weight_gradient(ctx, grad_output, total_input):
-    """The weight's gradient, or, fused, a placeholder after adding it to `weight.main_grad`."""
+    """Gradient of the weight; if fused it is added to `weight.main_grad` and a placeholder returned."""
     weight = ctx.weight
     main_grad = getattr(weight, "main_grad", None) if ctx.fuse_accumulation else None
     if main_grad is None:
@@ -96,7 +96,7 @@ def linear_with_grad_accumulation_and_async_allreduce(
     compute_dtype=None,
     group=None,
 ):
-    """`input @ weight^T + bias` with the communication of a column-parallel layer.
+    """Linear product `input @ weight^T + bias` with the communication of a column-parallel layer.
 
     Args:
         input (Tensor): `[..., in]`; under `sequence_parallel` this rank's part `[s / tp, b, in]`.
@@ -136,7 +136,7 @@ def linear_with_grad_accumulation_and_async_allreduce(
 
 
 def linear_with_frozen_weight(input, weight, bias, *, sequence_parallel=False, compute_dtype=None, group=None):
-    """The same for a weight without a gradient: only the input's gradient is taken. Source: Megatron."""
+    """Linear product with a frozen weight: the backward gives the input's gradient only. Source: Megatron."""
     return linear_with_grad_accumulation_and_async_allreduce(
         input, weight, bias, False, not sequence_parallel, sequence_parallel, compute_dtype=compute_dtype, group=group
     )

@@ -6,7 +6,7 @@ from mindspeed_ms.core.tensor_parallel import mappings
 
 
 class _Mapping(nn.Cell):
-    """Applies one function; with `need_to_swapaxes` the input is `[b, s, ...]` and the sequence its second axis."""
+    """Base of mapping cells: applies one function; with `need_to_swapaxes` the input is `[b, s, ...]`."""
 
     function = None
 
@@ -15,7 +15,7 @@ class _Mapping(nn.Cell):
         self.need_to_swapaxes = need_to_swapaxes
 
     def construct(self, input_):
-        """See the function."""
+        """Apply the mapping."""
         if not self.need_to_swapaxes:
             return self._apply(input_)
         return self._apply(input_.swapaxes(0, 1).contiguous()).swapaxes(0, 1).contiguous()
@@ -119,7 +119,7 @@ class AllToAll(nn.Cell):
 
 
 class AllToAllEven(nn.Cell):
-    """All-to-all of equal parts: cut along `split_dim` over the group, join what arrives along `concat_dim`.
+    """All-to-all of equal parts: cut along `split_dim` over the group, join the received parts along `concat_dim`.
 
     Args:
         group (ProcessGroup): who exchanges.
@@ -134,5 +134,5 @@ class AllToAllEven(nn.Cell):
         self.group, self.split_dim, self.concat_dim = group, split_dim, concat_dim
 
     def construct(self, input_):
-        """The exchanged tensor."""
+        """Exchange the parts of the input."""
         return mappings.all_to_all_even(self.group, input_, self.split_dim, self.concat_dim)

@@ -63,7 +63,7 @@ def _split_along_last_dim(tensor, group):
 
 
 def _stack_to_last_dim(stacked, shape, count):
-    """`[count * n, ..., k]`, the parts of each rank below each other, to `[n, ..., count * k]`."""
+    """`[count * n, ..., k]`, the ranks' parts stacked, to `[n, ..., count * k]`."""
     dimensions = len(shape)
     stacked = stacked.reshape((count, *tuple(shape)))
     order = (*tuple(range(1, dimensions)), 0, dimensions)
@@ -241,7 +241,7 @@ def all_to_all(group, input_, output_split_sizes=None, input_split_sizes=None):
 
 
 def all_to_all_even(group, input_, split_dim, concat_dim):
-    """Cut `input_` along `split_dim` into one part for each rank and join what arrives along `concat_dim`."""
+    """All-to-all of equal parts: cut `input_` along `split_dim`, join the received parts along `concat_dim`."""
     if group.size == 1:
         return input_
     size = divide(input_.shape[split_dim], group.size, f"axis {split_dim} of the tensor", "the size of the group")

@@ -1,4 +1,4 @@
-"""Random states of tensor parallelism, and recomputation that replays them. Source: Megatron core, `random.py`.
+"""Random states of tensor parallelism, and recomputation (`checkpoint`) that replays them. Source: Megatron core, `random.py`.
 
 The states themselves live in `mindspeed_ms.core.rng`.
 """
@@ -54,11 +54,11 @@ model_parallel_cuda_manual_seed = model_parallel_manual_seed
 
 
 class CheckpointFunction(Function):
-    """Runs a function without keeping its intermediate results; the backward runs it again, random numbers included."""
+    """Recomputation Function: keeps no intermediate results; the backward runs it again with the same random numbers."""
 
     @staticmethod
     def forward(ctx, function, distribute_saved_activations, *args):
-        """`function(*args)`; only the tensor arguments and the random states are kept."""
+        """Run `function(*args)`; keep only the tensor arguments and the random states."""
         ctx.function = function
         ctx.states = get_rng_tracker().get_states()
         ctx.is_tensor = [isinstance(arg, Tensor) for arg in args]
@@ -74,7 +74,7 @@ class CheckpointFunction(Function):
 
     @staticmethod
     def backward(ctx, *grads):
-        """Run `function` again, this time recorded, and its backward."""
+        """Run `function` again, recorded, and then its backward."""
         saved = list(ctx.saved_tensors)
         if ctx.whole_shape is not None:
             saved[0] = gather_split_1d_tensor(saved[0]).reshape(ctx.whole_shape)
@@ -97,7 +97,7 @@ class CheckpointFunction(Function):
 
 
 def checkpoint(function, distribute_saved_activations, *args):
-    """`function(*args)` whose intermediate results are computed again in the backward; under `no_grad` just that.
+    """Recomputation: `function(*args)` whose intermediate results the backward computes again; a plain call under `no_grad`.
 
     Args:
         function (Callable): takes and returns Tensors; must draw random numbers from `core.rng` only.
@@ -113,7 +113,7 @@ def checkpoint(function, distribute_saved_activations, *args):
 
 
 def _with_one_leaf(args):
-    """`args` whose first floating Tensor asks for a gradient: without one the parameters inside would get none."""
+    """`args` with their first floating Tensor as a leaf: without one the parameters inside would get no gradient."""
     for place, arg in enumerate(args):
         if isinstance(arg, Tensor) and arg.is_floating_point():
             return (*args[:place], set_requires_grad(detach(arg)), *args[place + 1 :])

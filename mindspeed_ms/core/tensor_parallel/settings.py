@@ -11,7 +11,7 @@ from mindspeed_ms.layout.layer_parameters import LayerPart
 
 @dataclass(frozen=True)
 class LayerSettings:
-    """Settings that a layer needs beside its sizes; None where a ModelParallelConfig, which has no model, does not say."""
+    """Settings of a layer beside its sizes; None if the configuration is a ModelParallelConfig, which has no model."""
 
     sequence_parallel: bool
     gradient_accumulation_fusion: bool
@@ -46,7 +46,7 @@ class LayerSettings:
         )
 
     def part(self, dtype=None):
-        """The LayerPart of this rank in the tensor-parallel group; `dtype` replaces `params_dtype`."""
+        """LayerPart of this rank in the tensor-parallel group; `dtype` replaces `params_dtype`."""
         return LayerPart(
             parallel_state.get_tensor_model_parallel_rank(),
             parallel_state.get_tensor_model_parallel_world_size(),
@@ -56,7 +56,7 @@ class LayerSettings:
 
 
 def cuts_sequence(parallel):
-    """Whether activations between tensor-parallel regions are cut along the sequence, on the ranks that are there.
+    """Whether activations between tensor-parallel regions are cut along the sequence in the present group.
 
     Args:
         parallel (ParallelDescription): what the configuration asks for.

@@ -6,7 +6,7 @@ from mindspeed_ms.core.device import dtype_name
 
 
 def divide(numerator, denominator, what=None, by=None):
-    """`numerator // denominator`, after checking that nothing is left over.
+    """Quotient `numerator // denominator`; ValueError if there is a remainder.
 
     Args:
         numerator, denominator (int): the division.
@@ -26,7 +26,7 @@ def divide(numerator, denominator, what=None, by=None):
 
 
 def check_integer(what, tensor):
-    """Raise ValueError unless a tensor of ids holds integers: others would be cut off without a word."""
+    """Raise ValueError unless a tensor of ids holds integers: other numbers would be truncated silently."""
     kind = dtype_name(tensor.dtype)
     if not kind.startswith(("int", "uint")):
         raise ValueError(f"{what} are {kind}: expected integers, such as int32.")
@@ -54,7 +54,7 @@ def split_tensor_along_last_dim(tensor, num_partitions, contiguous_split_chunks=
 
 
 class VocabUtility:
-    """Which rows of a vocabulary a tensor-parallel rank holds: equal consecutive ranges `[first, last)`."""
+    """Row ranges `[first, last)` of a vocabulary on tensor-parallel ranks: equal and consecutive."""
 
     @staticmethod
     def vocab_range_from_per_partition_vocab_size(per_partition_vocab_size, rank, world_size=None):

@@ -1,4 +1,4 @@
-"""Describers of model parts: which parameters an embedding, a layer, an attention, an MLP, a head or an adapter holds.
+"""Describers: parameters of each model part (embedding, layer, attention, MLP, head, adapter).
 
 Every module of this package registers its describers when it is imported; a new module needs no entry anywhere.
 """

@@ -1,4 +1,4 @@
-"""Self attention with packed query, key and value: its linears and their parameters."""
+"""Describer of self attention with packed query, key and value: its linears and parameters."""
 
 from mindspeed_ms.layout.describers.registry import describe_linear, register_describer
 from mindspeed_ms.layout.layer_parameters import Linear

@@ -1,4 +1,4 @@
-"""GPT: embedding, transformer layer and head. Names: upstream's legacy GPTModel."""
+"""Describers of GPT: embedding, transformer layer and head. Names: upstream's legacy GPTModel."""
 
 from dataclasses import replace
 
@@ -10,7 +10,7 @@ WORD_EMBEDDINGS = f"language_model.{_WORDS}"
 
 
 def embedding_tables(model):
-    """`{name: EmbeddingTable}` of the embedding."""
+    """`{name: EmbeddingTable}` of the embedding part."""
     common = {"width": model.hidden_size, "initializer": model.initializers.embedding, "draw_dtype": model.embedding_init_dtype}
     tables = {"word_embeddings": EmbeddingTable(rows=model.vocab_size, is_cut=True, grouping="vocab", **common)}
     if model.has_position_table:
@@ -22,7 +22,7 @@ def embedding_tables(model):
 
 
 def output_layer(model):
-    """The Linear of an own head, or of a tied head's copy, which starts like the word embeddings."""
+    """Linear of the head: an own one, or the copy of a tied one, which starts like the word embeddings."""
     initial = model.initializers
     return Linear(
         column=True,
@@ -35,7 +35,7 @@ def output_layer(model):
 
 
 def as_tied_copy(model, description):
-    """The description of `output_layer.weight` as a copy of the word embeddings, relative to the language model."""
+    """Description of `output_layer.weight` as a copy of the word embeddings, relative to the language model."""
     return replace(description, shared=True, shared_with=_WORDS, draw_dtype=model.embedding_init_dtype)
 
 
@@ -49,7 +49,7 @@ def layer_norms(model):
 
 @register_describer("embedding", "gpt")
 def describe_embedding(model, rank):
-    """Word, position and token type tables."""
+    """Parameters of the embedding: word, position and token type tables."""
     descriptions = []
     for name, table in embedding_tables(model).items():
         found = placed(f"language_model.embedding.{name}", table.describe(rank.tensor))
@@ -60,7 +60,7 @@ def describe_embedding(model, rank):
 
 @register_describer("layer", "gpt")
 def describe_layer(model, rank, layer):
-    """Norms, attention and feed-forward block of the global layer `layer`."""
+    """Parameters of the global layer `layer`: norms, attention and feed-forward block."""
     norms = {name: placed(name, norm.describe(rank.tensor)) for name, norm in layer_norms(model).items()}
     attention = describer("attention", model.attention_type)(model, rank)
     mlp = describer("mlp", model.mlp_kind(layer))(model, rank)
@@ -77,7 +77,7 @@ def describe_layer(model, rank, layer):
 
 @register_describer("head", "gpt")
 def describe_head(model, rank):
-    """Final norm, and the head's weight unless one rank holds both embedding and a tied head."""
+    """Parameters of the head: final norm, and the weight unless one rank holds both embedding and a tied head."""
     descriptions = []
     if model.use_final_norm:
         norm = Norm(model.norm, model.hidden_size)

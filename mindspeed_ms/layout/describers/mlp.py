@@ -1,11 +1,11 @@
-"""Feed-forward blocks: one MLP, or a router with experts and shared experts; their linears and parameters."""
+"""Describers of feed-forward blocks: an MLP, or router, experts and shared experts; their linears and parameters."""
 
 from mindspeed_ms.layout.describers.registry import describe_linear, placed, register_describer
 from mindspeed_ms.layout.layer_parameters import GroupedExperts, Linear, Router
 
 
 def mlp_linears(model, width, expert=False):
-    """`{name: Linear}` of an MLP that is `width` wide inside."""
+    """`{name: Linear}` of an MLP with inner width `width`."""
     initial = model.initializers
     bias, expansion = initial.bias if model.has_mlp_bias else None, 2 if model.is_gated else 1
     return {
@@ -38,7 +38,7 @@ def describe_dense_mlp(model, rank):
 
 @register_describer("mlp", "experts")
 def describe_experts(model, rank):
-    """Router, experts under their global ids, shared experts."""
+    """Parameters of a mixture of experts: router, experts under their global ids, shared experts."""
     router = Router(model.num_experts, model.hidden_size, model.initializers.block, model.moe_router_enable_expert_bias)
     descriptions = placed("router", router.describe(rank.tensor))
     width = model.expert_ffn_size

@@ -1,4 +1,4 @@
-"""Registry of describers, by part of a model and kind.
+"""Registry of describers by model part and kind.
 
 A describer is a function `(model, rank, ...) -> list[ParameterDescription]` with names relative to its part:
 
@@ -22,7 +22,7 @@ _DESCRIBERS = {part: {} for part in PARTS}
 
 
 def register_describer(part, kind):
-    """Decorator: the function describes `part` of the kind `kind`."""
+    """Decorator: register a describer of `part` for the kind `kind`."""
 
     def decorate(function):
         if _DESCRIBERS[part].setdefault(kind, function) is not function:
@@ -33,12 +33,12 @@ def register_describer(part, kind):
 
 
 def kinds(part):
-    """Kinds of `part` that are registered."""
+    """Registered kinds of `part`."""
     return tuple(_DESCRIBERS[part])
 
 
 def describer(part, kind):
-    """The function registered for `part` and `kind`. LayoutError without one."""
+    """Registered function of `part` and `kind`. LayoutError if there is none."""
     if kind not in _DESCRIBERS[part]:
         raise LayoutError(f"{part} '{kind}' is unknown, choose one of {list(_DESCRIBERS[part])}.")
     return _DESCRIBERS[part][kind]
@@ -46,7 +46,7 @@ def describer(part, kind):
 
 @dataclass(frozen=True)
 class RankParts:
-    """Parts of the model that one rank holds.
+    """Model parts that one rank holds.
 
     Attributes:
         tensor (LayerPart): of layers cut over the tensor-parallel group.
@@ -62,7 +62,7 @@ class RankParts:
 
     @classmethod
     def of(cls, model, at):
-        """The parts of the rank at the Coordinates `at`."""
+        """Model parts of the rank at the Coordinates `at`."""
         parallel, dtype = model.parallel, model.params_dtype
         count = model.num_experts // parallel.expert_model_parallel_size
         return cls(
@@ -74,13 +74,13 @@ class RankParts:
 
     @classmethod
     def whole(cls, model):
-        """Everything, as on one rank."""
+        """All parts of the model, as held by a single rank."""
         part = LayerPart(0, 1, model.params_dtype, model.parallel.cuts_sequence)
         return cls(part, part, range(model.num_experts), False)
 
 
 def placed(prefix, descriptions):
-    """The descriptions inside the part `prefix`."""
+    """Descriptions with their names inside the part `prefix`."""
     return [description.under(prefix) for description in descriptions]
 
 

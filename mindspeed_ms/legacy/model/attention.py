@@ -1,4 +1,4 @@
-"""Attention: core, flash, projections. Source: Megatron's `CoreAttention`, `FlashSelfAttention` and `ParallelAttention`."""
+"""Attention: CoreAttention, FlashAttention, ParallelAttention. Source: Megatron's classes, there FlashSelfAttention."""
 
 import math
 from dataclasses import replace
@@ -22,7 +22,7 @@ def _expanded(mask, query, key, mask_type):
 
 
 class CoreAttention(Module):
-    """`softmax(q k^T / sqrt(d)) v` with the whole matrix of scores in memory.
+    """Core attention `softmax(q k^T / sqrt(d)) v`, with the whole score matrix in memory.
 
     Args:
         layer_number (int): from 1; divides the scores before, and multiplies them inside the softmax, under
@@ -75,20 +75,20 @@ class CoreAttention(Module):
 
 
 def _keep_mask(shape, keep_probability):
-    """Heads differ between tensor-parallel ranks, so their dropout does too."""
+    """Keep mask of attention dropout, from the state that differs between tensor-parallel ranks, as their heads do."""
     with get_rng_tracker().fork() as state:
         return state.keep_mask(shape, keep_probability)
 
 
 class _Band:
-    """`pre_tokens`, `next_tokens` and `sparse_mode` of `fa_config`, for plain attention."""
+    """Attention band for plain attention: `pre_tokens`, `next_tokens` and `sparse_mode` of `fa_config`."""
 
     def __init__(self, fa_config):
         self.pre_tokens, self.next_tokens = fa_config.pre_tokens, fa_config.next_tokens
         self.sparse_mode = fa_config.sparse_mode
 
     def resolve(self, mask, causal):
-        """`(mask, causal, pre_tokens, next_tokens)` that mean what the fused operator would do."""
+        """`(mask, causal, pre_tokens, next_tokens)` with the meaning that the fused operator gives the settings."""
         if self.sparse_mode == 1:
             return mask, causal, None, None
         if self.sparse_mode in (2, 3):
@@ -99,13 +99,13 @@ class _Band:
 
 
 def _explicit_band(config):
-    """The band that the user wrote into `fa_config`; defaults of the fused operator bind plain attention to nothing."""
+    """Band limits that the user set in `fa_config`; None if only defaults (plain attention ignores those)."""
     given = config.fa_config.model_fields_set & {"pre_tokens", "next_tokens", "sparse_mode"}
     return _Band(config.fa_config) if given else None
 
 
 class FlashAttention(Module):
-    """Attention that holds no `[s, s]` matrix; inputs and output as `CoreAttention`.
+    """Flash attention, which holds no `[s, s]` matrix; inputs and output as `CoreAttention`.
 
     `fa_config` gives `pre_tokens`, `next_tokens`, `sparse_mode`, `input_layout` and `keep_prob`. Where a causal mask is
     meant and none is given, the operator's own causal (or, with a limited `pre_tokens`, band) mode is used.
@@ -152,7 +152,7 @@ class FlashAttention(Module):
         )
 
     def _causal_mode(self, mask, key_length):
-        """Sparse mode and next_tokens of a causal attention."""
+        """(sparse mode, next_tokens) for causal attention."""
         next_tokens = min(self.next_tokens, 0)
         if mask is not None:
             return 0, next_tokens  # mask and band
@@ -160,7 +160,7 @@ class FlashAttention(Module):
 
 
 def _dropout_seed():
-    """A seed for one call, drawn from the state that differs between tensor-parallel ranks."""
+    """Dropout seed for one call, drawn from the state that differs between tensor-parallel ranks."""
     with get_rng_tracker().fork() as state:
         return state.draw_seed()
 

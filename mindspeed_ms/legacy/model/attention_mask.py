@@ -20,7 +20,7 @@ def is_causal(mask_type, mask):
 
 
 def expand_attention_mask(mask, batch, query_length, key_length, mask_type):
-    """`mask` as contiguous bool or uint8 `[b or 1, 1, sq, sk]`; None stays None.
+    """Expand `mask` to contiguous bool or uint8 `[b or 1, 1, sq, sk]`; None stays None.
 
     Args:
         mask (Optional[Tensor]): `[sq, sk]`, `[b, sk]` (blocked keys; read so only for the padding types), `[b or 1, sq,

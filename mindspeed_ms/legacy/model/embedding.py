@@ -28,7 +28,7 @@ class ReplicatedEmbedding(Module):
 
 
 class Embedding(Module):
-    """Sum of the embeddings, with dropout, ready for the first layer.
+    """Sum of word, position and token type embeddings, with dropout: the first layer's input.
 
     Args:
         hidden_size (int): h.
@@ -90,7 +90,7 @@ class Embedding(Module):
         return embeddings
 
     def _sum(self, input_ids, position_ids, tokentype_ids):
-        """`[s, b, h]`: the ids are transposed, which costs less than transposing their vectors."""
+        """Sum of the embeddings `[s, b, h]`; transposing the ids costs less than transposing their vectors."""
         embeddings = self.word_embeddings(_turned(input_ids))
         if self.has_positions:
             embeddings = embeddings + self._position_part(input_ids.shape[1], position_ids)
@@ -107,5 +107,5 @@ class Embedding(Module):
 
 
 def _turned(ids):
-    """`[b, s]` to `[s, b]`."""
+    """Transposed ids: `[b, s]` to `[s, b]`."""
     return ids.swapaxes(0, 1).contiguous()

@@ -14,14 +14,14 @@ class LayerType(enum.Enum):
 
 
 class AttnType(enum.Enum):
-    """Where keys and values come from."""
+    """Kind of attention: self or cross."""
 
     self_attn = 1
     cross_attn = 2
 
 
 class AttnMaskType(enum.Enum):
-    """What an attention may look at when no mask is given, see `attention_mask`."""
+    """Mask type of an attention, used when no mask is given; see `attention_mask`."""
 
     padding = 1
     causal = 2
@@ -39,7 +39,7 @@ class ModelType(enum.Enum):
 
 
 def to_enum(kind, value):
-    """The member of `kind` for `value`: a member, a member of another enum, or a name.
+    """Member of the enum `kind` for `value`: a member, a member of another enum, or a name.
 
     Raises:
         ValueError: no member has that name.

@@ -4,7 +4,7 @@ from mindspore import Tensor, dtype, nn, ops
 
 
 class EosMask(nn.Cell):
-    """Position ids and mask of `[b, s]` token ids in which `eod_token_id` ends a document (and belongs to it).
+    """Position ids and mask of `[b, s]` token ids; `eod_token_id` ends a document and belongs to it.
 
     Args:
         batch_size, seq_length (int): usual shape of the ids; any other shape works as well.
@@ -46,7 +46,7 @@ class EosMask(nn.Cell):
         return within.astype(dtype.int32), mask
 
     def _tables(self, length):
-        """Positions `[1, s]` and the lower triangle `[1, s, s]`."""
+        """Tables of positions `[1, s]` and of the lower triangle `[1, s, s]`."""
         if length not in self._causal:
             positions = Tensor(list(range(length)), dtype.int32)
             causal = positions.reshape((1, length, 1)) >= positions.reshape((1, 1, length))

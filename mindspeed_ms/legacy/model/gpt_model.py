@@ -1,4 +1,4 @@
-"""GPT: language model, head and loss. Source: Megatron's legacy `gpt_model.py` and upstream's guide."""
+"""GPTModel: language model, head and loss. Source: Megatron's legacy `gpt_model.py` and upstream's guide."""
 
 from mindspore import dtype
 
@@ -16,7 +16,7 @@ from mindspeed_ms.legacy.model.module import Module
 def post_language_model_processing(
     parallel_lm_logits, loss_fn, lm_output, labels, logit_weights, parallel_output, fp16_lm_cross_entropy, loss_mask
 ):
-    """Logits, and with labels the loss.
+    """Logits of the hidden states; with labels the loss.
 
     Args:
         parallel_lm_logits (Cell): hidden states and weight to `[s, b, v / tp]`.
@@ -106,7 +106,7 @@ class GPTModel(Module):
             self.initialize_word_embeddings()
 
     def set_input_tensor(self, input_tensor):
-        """Hidden states from the pipeline stage before."""
+        """Set the hidden states from the previous pipeline stage."""
         self.language_model.set_input_tensor(input_tensor)
 
     def construct(

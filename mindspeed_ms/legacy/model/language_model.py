@@ -1,4 +1,4 @@
-"""Embedding, layers and head weight of a language model. Source: Megatron's legacy `language_model.py`."""
+"""TransformerLanguageModel: embedding, layers and head weight. Source: Megatron's legacy `language_model.py`."""
 
 from mindspeed_ms.config.availability import require_model_available
 from mindspeed_ms.config.model_description import describe_config
@@ -28,7 +28,7 @@ def get_language_model(
     pre_process=True,
     post_process=True,
 ):
-    """The language model of this pipeline stage and its state-dict key; arguments as `TransformerLanguageModel`."""
+    """Build the language model of this pipeline stage: (cell, state-dict key); arguments as `TransformerLanguageModel`."""
     model = TransformerLanguageModel(
         config,
         encoder_attn_mask_type,
@@ -44,7 +44,7 @@ def get_language_model(
 
 
 class TransformerLanguageModel(Module):
-    """Token ids to hidden states; on the last stage also the owner of the head's weight (`output_layer`).
+    """Language model without head: token ids to hidden states; the last stage owns the head's weight (`output_layer`).
 
     Args:
         config (TransformerConfig): the model.
@@ -125,7 +125,7 @@ class TransformerLanguageModel(Module):
             set_description(weight, as_tied_copy(model, weight.description.under("output_layer")))
 
     def set_input_tensor(self, input_tensor):
-        """Hidden states from the stage before: a Tensor, a list of one, or None.
+        """Set the hidden states from the previous stage: a Tensor, a list of one, or None.
 
         Raises:
             RuntimeError: a list of another length.
@@ -181,7 +181,7 @@ class TransformerLanguageModel(Module):
         return self.encoder(hidden_states, enc_attn_mask, rotary_pos_emb=rotary_pos_emb)
 
     def _sequence_length(self, ids):
-        """Whole length of this rank's sequence; from the hidden states where a stage gets no ids."""
+        """Length of this rank's whole sequence, from the ids or, on later stages, from the hidden states."""
         if ids is not None:
             if self.sequence_parallel:
                 size = parallel_state.get_tensor_model_parallel_world_size()

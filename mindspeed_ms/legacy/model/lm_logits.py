@@ -1,4 +1,4 @@
-"""Output head: logits of the vocabulary. Source: Megatron's `parallel_lm_logits`."""
+"""ParallelLMLogits: output head, logits of the vocabulary. Source: Megatron's `parallel_lm_logits`."""
 
 from mindspeed_ms.core.device import to_dtype
 from mindspeed_ms.core.tensor_parallel.linear import linear_with_grad_accumulation_and_async_allreduce
@@ -9,7 +9,7 @@ from mindspeed_ms.legacy.model.module import Module
 
 
 class ParallelLMLogits(Module):
-    """Logits of hidden states, by a weight that comes with each call (tied or not).
+    """Output head: logits of hidden states by a weight that is passed with each call (tied or not).
 
     Args:
         config (TransformerConfig): vocabulary, sequence parallelism, dtypes.

@@ -6,7 +6,7 @@ from mindspeed_ms.core.tensor_parallel.mappings import reduce_from_context_paral
 
 
 class LossWithMask(nn.Cell):
-    """`sum(loss * mask) / sum(mask)` of a loss per token.
+    """Masked mean `sum(loss * mask) / sum(mask)` of a loss per token.
 
     Under context parallelism both sums run over the ranks that share the sequence: the result is the mean of the whole
     sequence, its gradient that of this rank's part.

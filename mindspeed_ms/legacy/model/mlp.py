@@ -24,7 +24,7 @@ _OPERATORS = {
 
 
 def activation_name(config):
-    """The operator of `config.hidden_act`.
+    """Operator name of `config.hidden_act`.
 
     "gelu" is the tanh form where Megatron runs its fused kernel (`bias_gelu_fusion` and a bias), else the erf form.
 
@@ -39,7 +39,7 @@ def activation_name(config):
 
 
 def apply_activation(x, bias, name, fused=True):
-    """`activation(x + bias)` of one of the operators of `activation_name`; `fused` as in `ops.bias_activation`."""
+    """Activation `activation(x + bias)` by operator name (`activation_name`); `fused` as in `ops.bias_activation`."""
     if name != "fast_gelu":
         return ops.bias_activation(x, bias, name, fused)
     # x * sigmoid(1.702 x)

@@ -7,14 +7,14 @@ from mindspeed_ms.layout.model_description import LEARNED_POSITIONS
 
 
 def check_inputs(config, tokens, position_ids, loss_mask, labels):
-    """Compare a model's inputs with each other and with its tables.
+    """Check a model's inputs against each other and against its tables.
 
     Args:
         config (TransformerConfig): the model.
         tokens (Tensor): ids `[b, s]`.
         position_ids (Optional[Tensor]): `[b, s]`, or `[1, s]` for all samples.
         loss_mask (Optional[Tensor]): `[b, s]`.
-        labels (Optional[Tensor]): ids `[b, s]`; what they are where the mask is 0 does not matter.
+        labels (Optional[Tensor]): ids `[b, s]`; values where the mask is 0 do not matter.
 
     Raises:
         ValueError: an input that is no Tensor of the expected kind and shape, a label that is counted and outside the
@@ -48,7 +48,7 @@ def _check_kind(name, value, integer):
 
 
 def _check_labels(config, labels, loss_mask):
-    """A label outside the vocabulary would count as one of probability exp(maximum of the logits)."""
+    """Raise ValueError for a label outside the vocabulary; the loss would silently take a wrong probability for it."""
     ids = labels.asnumpy()
     outside = (ids < 0) | (ids >= config.vocab_size)
     if loss_mask is not None and outside.any():

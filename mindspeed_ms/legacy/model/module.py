@@ -9,7 +9,7 @@ from mindspeed_ms.core.tensor_parallel.settings import LayerSettings
 
 
 class Module(ParallelCell):
-    """A model or a part of one. Its parameters are initialised by their global names, see `ParallelCell`.
+    """Base class of models and their parts. Parameters are initialised by their global names, see `ParallelCell`.
 
     Args:
         config (Optional[TransformerConfig]): the model; inside of another module that module's `described`.
@@ -36,7 +36,7 @@ class Module(ParallelCell):
         return LayerSettings.of(self.described)
 
     def shared_embedding_or_output_weight(self):
-        """The tied weight `[v / tp, h]` that this stage holds.
+        """Tied weight `[v / tp, h]` of this stage.
 
         Raises:
             ValueError: the model is not tied, or the stage holds neither embedding nor head.

@@ -17,7 +17,7 @@ class _Norm(Module):
 
 
 class LayerNorm(_Norm):
-    """`(x - mean) / sqrt(variance + eps) * gamma + beta` over the last dimension.
+    """LayerNorm `(x - mean) / sqrt(variance + eps) * gamma + beta` over the last dimension.
 
     Args:
         hidden_size (int): size of the last dimension.
@@ -40,7 +40,7 @@ class LayerNorm(_Norm):
 
 
 class RMSNorm(_Norm):
-    """`x / sqrt(mean(x^2) + eps) * weight` over the last dimension. Arguments as `LayerNorm`."""
+    """RMSNorm `x / sqrt(mean(x^2) + eps) * weight` over the last dimension. Arguments as `LayerNorm`."""
 
     kind = "RMSNorm"
 
@@ -58,7 +58,7 @@ _NORMS = {"LayerNorm": LayerNorm, "RMSNorm": RMSNorm}
 
 
 def get_norm(config, scale=1.0):
-    """The norm that `config.normalization` names, over `hidden_size`, with `scale` as its initial weight.
+    """Build the norm `config.normalization` over `hidden_size`, with `scale` as its initial weight.
 
     Raises:
         LayoutError: an unknown name.

@@ -12,7 +12,7 @@ RotaryTable = namedtuple("RotaryTable", "cos sin interleaved")
 
 
 class RotaryEmbedding(nn.Cell):
-    """Angles by which queries and keys are rotated.
+    """Rotary position embedding: angles by which queries and keys are rotated.
 
     Args:
         kv_channels (int): size of a head.
@@ -53,7 +53,7 @@ class RotaryEmbedding(nn.Cell):
         self._tables = {}
 
     def _angles(self, length, offset=0):
-        """float32 array `[length, rot]`; float32 products, as Megatron takes them."""
+        """Angles, float32 `[length, rot]`, with float32 products as in Megatron."""
         positions = np.arange(length, dtype=np.float32) + np.float32(offset)
         if self.seq_len_interpolation_factor is not None:
             positions = positions * np.float32(1.0 / self.seq_len_interpolation_factor)
@@ -67,7 +67,7 @@ class RotaryEmbedding(nn.Cell):
         return Tensor.from_numpy(self._angles(max_seq_len, offset).reshape(max_seq_len, 1, 1, self.dimension))
 
     def table(self, length, position_ids=None):
-        """The `RotaryTable` of `length` tokens.
+        """`RotaryTable` of `length` tokens.
 
         Args:
             length (int): s.
@@ -92,7 +92,7 @@ class RotaryEmbedding(nn.Cell):
         return RotaryTable(cos, sin, self.rotary_interleaved)
 
     def _cached(self, length):
-        """cos and sin `[length, rot]` as Tensors, made once."""
+        """Cached cos and sin `[length, rot]` as Tensors."""
         if length not in self._tables:
             angles = self._angles(length, 0)
             self._tables[length] = Tensor.from_numpy(np.cos(angles)), Tensor.from_numpy(np.sin(angles))
@@ -100,7 +100,7 @@ class RotaryEmbedding(nn.Cell):
 
 
 def to_rotary_tables(rotary_pos_emb, interleaved=False):
-    """`RotaryTable`s of queries and keys from what a caller may pass: None, a table, angles, or a pair of either."""
+    """Convert a caller's rotary embedding (None, a table, angles, or a pair) to `RotaryTable`s of queries and keys."""
     if rotary_pos_emb is None or isinstance(rotary_pos_emb, RotaryTable):
         return rotary_pos_emb, rotary_pos_emb
     if isinstance(rotary_pos_emb, (tuple, list)):
@@ -112,5 +112,5 @@ def to_rotary_tables(rotary_pos_emb, interleaved=False):
 
 
 def apply_rotary_pos_emb(t, table, fused=True):
-    """Rotate the heads of `t` `[s, b, n, d]`; None leaves it as it is; `fused` as in `ops.apply_rotary`."""
+    """Rotate the heads of `t` `[s, b, n, d]`; a table of None changes nothing; `fused` as in `ops.apply_rotary`."""
     return t if table is None else ops.apply_rotary(t, table.cos, table.sin, table.interleaved, fused)

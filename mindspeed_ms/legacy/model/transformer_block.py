@@ -14,7 +14,7 @@ from mindspeed_ms.legacy.model.transformer_layer import ParallelTransformerLayer
 
 
 class LayerList(nn.Cell):
-    """Layers under their global numbers (from 0), so that state-dict keys are the same in every pipeline layout."""
+    """List of layers under their global numbers (from 0), for equal state-dict keys in every pipeline layout."""
 
     def __init__(self, layers):
         super().__init__()
@@ -29,12 +29,12 @@ class LayerList(nn.Cell):
         return (self._cells[str(number)] for number in self.numbers)
 
     def __getitem__(self, index):
-        """The layer at a local position."""
+        """Layer at a local position."""
         return self._cells[str(self.numbers[index])]
 
 
 class ParallelTransformer(Module):
-    """The layers that this rank's stage (and current virtual chunk) holds, and the final norm on the last one.
+    """Transformer block: layers of this rank's stage (and current virtual chunk), and the final norm on the last one.
 
     Args:
         config (TransformerConfig): the model; `layout.stages` decides which layers are here.
@@ -85,7 +85,7 @@ class ParallelTransformer(Module):
         self._plan_recompute(self.config, recompute_of(model).of_chunk(stage, chunk))
 
     def set_input_tensor(self, input_tensor):
-        """Hidden states from the stage before, used by the next call."""
+        """Set the hidden states from the previous stage for the next call."""
         self.input_tensor = input_tensor
 
     def construct(
@@ -133,7 +133,7 @@ class ParallelTransformer(Module):
         return self.final_norm(hidden_states) if self.has_final_norm else hidden_states
 
     def _segment(self, start, stop, attention_mask, rotary_pos_emb):
-        """Layers `start` to `stop` (local positions) as a function of the hidden states."""
+        """Function of the hidden states that runs layers `start` to `stop` (local positions)."""
 
         def run(hidden_states):
             for index in range(start, stop):
@@ -170,14 +170,14 @@ def _place(stages):
 
 
 def _segments_of_lists(kinds):
-    """One recomputed segment for each layer that is recomputed whole, and one plain segment for the rest."""
+    """Segments of recompute lists: one for each fully recomputed layer, and one plain segment for the rest."""
     full = sum(kind.full for kind in kinds)
     segments = [(index, index + 1, True) for index in range(full)]
     return segments + ([(full, len(kinds), False)] if full < len(kinds) else [])
 
 
 def _segments_of_method(method, number, count):
-    """Segments of `recompute_granularity: full`: "uniform" groups of layers, or each of the first ("block")."""
+    """Segments of `recompute_granularity: full`: "uniform" groups of layers, or single first layers ("block")."""
     if method == "uniform":
         return [(start, min(start + number, count), True) for start in range(0, count, number)]
     if method == "block":

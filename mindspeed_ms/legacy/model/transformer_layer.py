@@ -14,18 +14,18 @@ from mindspeed_ms.legacy.model.parts import cell_of
 
 
 def hidden_rng_context(sequence_parallel):
-    """Where dropout of hidden states draws from: each rank's own state only when each holds another part of them."""
+    """Context with the random state for dropout of hidden states: under sequence parallelism the rank's own, else shared."""
     return get_rng_tracker().fork() if sequence_parallel else nullcontext()
 
 
 def draw_keep_mask(shape, probability, sequence_parallel):
-    """Keep mask for dropping hidden states with `probability`."""
+    """Keep mask for dropout of hidden states with `probability`."""
     with hidden_rng_context(sequence_parallel):
         return get_rng_tracker().current.keep_mask(tuple(shape), 1.0 - probability)
 
 
 class ParallelTransformerLayer(Module):
-    """`x + dropout(attention(norm(x)))`, then the same with the feed-forward block.
+    """Transformer layer: `x + dropout(attention(norm(x)))`, then the same with the feed-forward block.
 
     With `use_sandwich_norm` another norm follows each block's dropout; with `apply_residual_connection_post_norm` the
     block's output is added to the normed input.
@@ -98,7 +98,7 @@ class ParallelTransformerLayer(Module):
         return self._add(output, bias, residual, self.ffn_post_norm if self.sandwich else None)
 
     def _add(self, output, bias, residual, post_norm):
-        """`residual + post_norm(dropout(output + bias))`."""
+        """Residual addition `residual + post_norm(dropout(output + bias))`."""
         probability = self.hidden_dropout if self.training else 0.0
         keep = draw_keep_mask(output.shape, probability, self.sequence_parallel) if probability > 0.0 else None
         bias = cast(bias, output.dtype)

@@ -1,4 +1,4 @@
-"""Activations."""
+"""Ascend forms of activations."""
 
 from mindspore import mint, ops
 

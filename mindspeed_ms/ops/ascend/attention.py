@@ -1,4 +1,4 @@
-"""Attention: the fused operator, core attention from products and a softmax."""
+"""Ascend forms of attention: the fused operator, and core attention from products and a softmax."""
 
 import functools
 
@@ -13,7 +13,7 @@ _COMPRESSED_MASK_SIZE = 2048
 
 
 def _blocked(mask, queries, keys, lower, upper):
-    """Bool tensor, True where a key is hidden, broadcastable to [b, n, sq, sk]; None if nothing is."""
+    """Mask of hidden keys: bool Tensor broadcastable to [b, n, sq, sk], True = hidden; None if no key is hidden."""
     blocked = None
     if lower > -queries or upper < keys - 1:
         distance = mint.unsqueeze(mint.arange(keys), 0) - mint.unsqueeze(mint.arange(queries), 1)
@@ -74,7 +74,7 @@ def core_attention(
 
 
 def _to_layout(t, layout):
-    """[s, b, n, d] in the layout of the fused operator."""
+    """Convert [s, b, n, d] to the layout of the fused operator."""
     s, b, n, d = t.shape
     if layout == "SBH":
         return t.reshape(s, b, n * d)
@@ -84,7 +84,7 @@ def _to_layout(t, layout):
 
 
 def _from_layout(output, layout):
-    """[s, b, n * d] of the fused operator's output."""
+    """Convert the fused operator's output to [s, b, n * d]."""
     if layout == "SBH":
         return output
     if layout == "BSH":
@@ -95,14 +95,14 @@ def _from_layout(output, layout):
 
 @functools.cache
 def _compressed_mask():
-    """The lower triangle from which the operator builds its masks in sparse modes 2 to 4 (1 = hidden)."""
+    """Lower triangle (1 = hidden) from which the operator builds its masks in sparse modes 2 to 4."""
     with autograd.no_grad():
         return mint.triu(mint.ones((_COMPRESSED_MASK_SIZE, _COMPRESSED_MASK_SIZE), dtype=ms.uint8), diagonal=1)
 
 
 @autograd.no_grad()
 def _drop_mask(shape, keep_prob, seed):
-    """Keep bits [b, n, sq, sk / 8] as uint8."""
+    """Keep bits of dropout, [b, n, sq, sk / 8] as uint8."""
     if shape[-1] % 8:
         raise ValueError(f"flash_attention with dropout got {shape[-1]} keys: the operator needs a multiple of 8.")
     generator = ms.Generator()
@@ -168,7 +168,7 @@ def flash_attention(
 
 
 def fusion_attention(query, key, value, head_num, input_layout, arguments, dropout_seed):
-    """The fused operator with its softmax statistics, in the caller's layout. See `ops.npu_fusion_attention`."""
+    """Fused attention in the caller's layout with its softmax statistics. See `ops.npu_fusion_attention`."""
     shape = query.shape
     places = {"BSH": (0, 1), "SBH": (1, 0), "BNSD": (0, 2), "BSND": (0, 1)}
     drop_mask = None

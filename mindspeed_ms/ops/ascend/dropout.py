@@ -1,4 +1,4 @@
-"""Dropout and residual additions."""
+"""Ascend forms of dropout and residual additions."""
 
 from mindspeed_ms.ops import checks
 

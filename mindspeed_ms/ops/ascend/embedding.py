@@ -1,4 +1,4 @@
-"""Embedding lookup over a vocabulary that is split between ranks."""
+"""Ascend form of the embedding lookup over a vocabulary that is split between ranks."""
 
 from mindspore import mint
 

@@ -1,4 +1,4 @@
-"""Linear layers and matrix products."""
+"""Ascend forms of linear layers and matrix products."""
 
 import mindspore as ms
 from mindspore import mint

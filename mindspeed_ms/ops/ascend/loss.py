@@ -1,4 +1,4 @@
-"""Vocabulary-parallel cross entropy: local pieces, in float32."""
+"""Ascend forms of vocabulary-parallel cross entropy: local pieces, in float32."""
 
 import mindspore as ms
 from mindspore import mint
@@ -12,7 +12,7 @@ def _shifted(logits, maximum):
 
 
 def _columns(target, vocab_start, vocab_end):
-    """Column of each target [..., 1], 0 for other ranks' targets, and whether it is another rank's."""
+    """(column of each target [..., 1], 0 for other ranks' targets; whether it is another rank's)."""
     outside = mint.logical_or(target < vocab_start, target >= vocab_end)
     return mint.unsqueeze(mint.where(outside, mint.zeros_like(target), target - vocab_start), -1), outside
 

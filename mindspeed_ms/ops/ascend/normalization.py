@@ -1,11 +1,11 @@
-"""LayerNorm and RMSNorm; the operators keep their statistics in float32."""
+"""Ascend forms of LayerNorm and RMSNorm; the operators keep their statistics in float32."""
 
 import mindspore as ms
 from mindspore import mint, ops
 
 
 def _one_dtype(x, *parameters):
-    """Operands in one dtype, as the operators ask: float32 as soon as a parameter is float32."""
+    """Operands in one dtype, as the operators require: float32 if any parameter is float32."""
     dtype = x.dtype if all(p.dtype == x.dtype for p in parameters) else ms.float32
     return [t if t.dtype == dtype else t.astype(dtype) for t in (x, *parameters)]
 

@@ -1,4 +1,4 @@
-"""Optimizer steps and gradient kernels on storage tensors."""
+"""Ascend forms of optimizer steps and gradient kernels on storage tensors."""
 
 import math
 

@@ -1,10 +1,10 @@
-"""Rotary position embedding, and the split of the fused qkv linear's output."""
+"""Ascend forms of rotary position embedding and of the split of the fused qkv linear's output."""
 
 from mindspore import mint, ops
 
 
 def _turned(x, interleaved):
-    """(-x2, x1) of each pair (x1, x2)."""
+    """Pairs (-x2, x1) of pairs (x1, x2)."""
     if interleaved:
         pairs = x.reshape(*x.shape[:-1], x.shape[-1] // 2, 2)
         return mint.cat([-pairs[..., 1:], pairs[..., :1]], dim=-1).reshape(x.shape)
@@ -13,7 +13,7 @@ def _turned(x, interleaved):
 
 
 def apply_rotary(t, cos, sin, interleaved=False, fused=True):
-    """See `ops.apply_rotary`; cos and sin take the dtype of `t`, as the fused operator asks."""
+    """See `ops.apply_rotary`; cos and sin are cast to the dtype of `t`, as the fused operator requires."""
     rot = cos.shape[-1]
     cos, sin = cos.astype(t.dtype), sin.astype(t.dtype)
     if rot < t.shape[-1]:
@@ -26,7 +26,7 @@ def apply_rotary(t, cos, sin, interleaved=False, fused=True):
 
 
 def rotary_position_embedding(x, cos, sin, mode):
-    """The fused operator in any of its layouts."""
+    """Fused rotary position embedding in any of the operator's layouts."""
     return ops.rotary_position_embedding(x, cos, sin, mode)
 
 

@@ -1,3 +1,1 @@
-"""CPU forms of the operators: autograd Functions around numba kernels on the tensors' own memory, and MindSpore's matrix
-product.
-"""
+"""CPU forms of the operators: autograd Functions around numba kernels on the tensors' own memory, and matrix products."""

@@ -1,4 +1,4 @@
-"""Activations with the bias before them, as one autograd Function."""
+"""CPU forms of activations, with the bias before them, as one autograd Function."""
 
 from mindspeed_ms.core.autograd import Function
 from mindspeed_ms.ops import checks

@@ -50,7 +50,7 @@ def integers_of(tensor):
 
 
 def bytes_of(mask):
-    """C-contiguous uint8 array of a bool or uint8 tensor."""
+    """C-contiguous uint8 array of a bool or uint8 tensor, without a cast."""
     array = storage.read_array(mask)
     if array.dtype == np.bool_:
         array = array.view(np.uint8)
@@ -65,7 +65,7 @@ def empty(shape):
 
 
 def _keep_freed_memory():
-    """Let the C library keep large freed blocks: the page faults of new memory cost more than most kernels."""
+    """Set the C library to keep large freed blocks: page faults of new memory cost more than most kernels."""
     set_option = getattr(ctypes.CDLL(None), "mallopt", None)
     if set_option is not None:  # other C libraries than glibc have no such switch
         set_option(_M_MMAP_THRESHOLD, _LARGE)
@@ -79,14 +79,12 @@ _keep_freed_memory()
 
 
 def rows_of(array):
-    """The array as [rows, last dimension]."""
+    """Array reshaped to [rows, last dimension]."""
     return array.reshape(-1, array.shape[-1])
 
 
 def bits_of(tensor):
-    """C-contiguous array of a tensor's elements for kernels that only move them: float32, or int16 for half
-    precisions.
-    """
+    """C-contiguous array of elements that are only moved: float32 as it is, half precisions as int16."""
     array = np.ascontiguousarray(storage.read_array(tensor))
     return array.view(np.int16) if array.dtype == np.float16 else array
 
@@ -103,7 +101,7 @@ def zeros_vector(size):
 
 
 def tensor_of_bits(array, dtype):
-    """Tensor of `dtype` from elements moved as `bits_of` gave them."""
+    """Tensor of `dtype` from an array of elements as `bits_of` returns them."""
     return storage.from_array(array.view(np.float16) if dtype == ms.float16 else array, dtype)
 
 

@@ -1,4 +1,4 @@
-"""Memory operations between threads: counters that several threads move, and waiting for another thread to move one."""
+"""Atomic memory operations between threads: shared counters, and waiting for another thread to change one."""
 
 import functools
 
@@ -19,7 +19,7 @@ def _element(context, builder, array_type, array, index):
 
 @intrinsic
 def add_atomically(typing_context, array, index, number):
-    """array[index] += number for an int64 array; returns the value before. All threads see it in one order."""
+    """Atomic array[index] += number of an int64 array; returns the value before. All threads see one order."""
 
     def generate(context, builder, signature, arguments):
         place = _element(context, builder, signature.args[0], arguments[0], arguments[1])
@@ -30,7 +30,7 @@ def add_atomically(typing_context, array, index, number):
 
 @intrinsic
 def read_atomically(typing_context, array, index):
-    """array[index] of an int64 array as the other threads left it."""
+    """Atomic read of array[index] of an int64 array."""
 
     def generate(context, builder, signature, arguments):
         place = _element(context, builder, signature.args[0], arguments[0], arguments[1])
@@ -41,7 +41,7 @@ def read_atomically(typing_context, array, index):
 
 @functools.partial(compiled, room="atomics", nogil=True, error_model="numpy")
 def wait_until_changed(array, index, value, rounds):
-    """Wait until array[index] differs from `value`; False if it did not within `rounds` looks."""
+    """Wait until array[index] differs from `value`; False if it did not within `rounds` checks."""
     for k in range(rounds):
         if read_atomically(array, index) != value:
             return True

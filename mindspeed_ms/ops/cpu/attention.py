@@ -1,4 +1,4 @@
-"""Attention: one kernel for core and flash attention, and the masked softmax."""
+"""CPU forms of attention: one kernel for core and flash attention, and the masked softmax."""
 
 import numpy as np
 
@@ -60,7 +60,7 @@ class _ScaledMaskedSoftmax(Function):
 
 
 def _mask_array(mask):
-    """uint8 [b or 1, sq, sk]."""
+    """Mask as a uint8 array [b or 1, sq, sk]."""
     if mask is None:
         return _NO_MASK
     return bytes_of(mask).reshape(-1, *mask.shape[-2:])
@@ -74,7 +74,7 @@ def scaled_masked_softmax(scores, mask=None, scale=1.0, causal=False, pre_tokens
 
 
 class _Attention(Function):
-    """Both kinds of attention: on a CPU walking blocks is faster than a whole matrix of scores, and exact as well.
+    """Autograd Function of core and flash attention: walking blocks is faster on a CPU than a whole score matrix, and exact.
 
     `options`: scale, lower, upper, mask array, whether it counts, dropout mode, keep array, seed, keep probability.
     Returns the output and, if asked, the maximum and inverse sum of each query's softmax, float32 [b, n, sq].
@@ -186,7 +186,7 @@ def flash_attention(
 
 
 def _attention_with_statistics(query, key, value, mask, scale, pre_tokens, next_tokens, sparse_mode, keep_prob, dropout_seed):
-    """`flash_attention`, and the maximum and the sum of exponentials of each query's softmax, float32 [b, n, sq, 8]."""
+    """`flash_attention` with the maximum and the sum of exponentials of each query's softmax, float32 [b, n, sq, 8]."""
     options = _flash_options(query, key, value, mask, scale, pre_tokens, next_tokens, sparse_mode, keep_prob, dropout_seed)
     output, maximum, inverse_sum = _Attention.apply(query, key, value, options, True)
     with np.errstate(divide="ignore"):
@@ -195,7 +195,7 @@ def _attention_with_statistics(query, key, value, mask, scale, pre_tokens, next_
 
 
 def _eightfold(statistic):
-    """The fused operator's layout repeats each number eight times."""
+    """Statistic repeated eight times, as in the fused operator's layout."""
     return storage.from_array(np.repeat(statistic[..., None], 8, -1).astype(np.float32))
 
 
@@ -222,7 +222,7 @@ def _flash_options(query, key, value, mask, scale, pre_tokens, next_tokens, spar
 
 
 def _to_heads(t, layout, heads):
-    """[s, b, n, d] of a tensor in `layout`."""
+    """Convert a tensor in `layout` to [s, b, n, d]."""
     if layout == "BNSD":
         return t.transpose(2, 0, 1, 3)
     if layout == "BSND":
@@ -232,7 +232,7 @@ def _to_heads(t, layout, heads):
 
 
 def _from_heads(output, layout, heads):
-    """[s, b, n * d] in `layout`."""
+    """Convert [s, b, n * d] to `layout`."""
     if layout == "SBH":
         return output
     if layout == "BSH":

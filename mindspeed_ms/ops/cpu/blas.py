@@ -1,4 +1,4 @@
-"""Address of SciPy's BLAS, limited to the calling thread: `threads` spreads kernels over cores, not BLAS."""
+"""Address of SciPy's BLAS, limited to the calling thread, since `threads` spreads kernels over cores."""
 
 import ctypes
 import functools
@@ -26,7 +26,7 @@ def sgemm_address():
 
 
 def _loaded_libraries():
-    """BLAS libraries in this process; numpy's own copy is left as it is."""
+    """BLAS libraries in this process without numpy's own copy, which is left as it is."""
     maps = pathlib.Path("/proc/self/maps")
     lines = maps.read_text().splitlines() if maps.exists() else []
     paths = {line.split(maxsplit=5)[5] for line in lines if "blas" in line or "mkl_rt" in line}

@@ -1,4 +1,4 @@
-"""Compilation of CPU kernels: numba, without the interpreter lock, once per machine and version of the package.
+"""Compilation of CPU kernels by numba: without the interpreter lock, once per machine and version of the package.
 
 A kernel works on the rows (columns, elements) `start` to `stop` of its arrays; `threads.run` spreads it. All arrays are
 float32 unless a kernel says otherwise: half precisions are widened and narrowed outside, so each kernel has one
@@ -36,7 +36,7 @@ JOB_SIZE = 16
 
 
 class Kernel:
-    """A function of `start, stop, ...` made into a compiled loop that takes pieces of a job until none is left.
+    """Compiled loop around a function of `start, stop, ...`: takes pieces of a job until none is left.
 
     `entry(bell, job, total, piece, ...)` counts `bell` up (helpers wait for that), then runs pieces of `total`; several
     threads may be in it with the same `job`. The first call compiles, or loads what another rank compiled meanwhile.
@@ -58,7 +58,7 @@ class Kernel:
 
 
 def _entry_of(function):
-    """The loop around `function`, in its file and at its line, so that numba can keep the machine code on disk."""
+    """Compilable loop around `function`, with its file and line, so that numba can cache the machine code on disk."""
     code = function.__code__
     arguments = ", ".join(code.co_varnames[2 : code.co_argcount])
     body = numba.njit(inline="always")(function)  # merged before compilation, which would otherwise happen twice
@@ -86,20 +86,20 @@ def _room():
 
 
 def kernel(function):
-    """Make a `Kernel` of a function of `start, stop, arrays and numbers`; results must not depend on the cut."""
+    """Decorator: make a `Kernel` of a function of `start, stop, arrays and numbers`; results must not depend on the cut."""
     return Kernel(function)
 
 
 def shared(function):
-    """A function for use inside kernels that stays a function: for rare or long parts, to keep compilation short."""
+    """Decorator of a function inside kernels that is not inlined: for rare or long parts, to shorten compilation."""
     return numba.njit(fastmath=set(_EXACT_FLAGS), **_INNER)(function)
 
 
 def inline(function):
-    """A function for use inside kernels, inlined by the compiler."""
+    """Decorator of a function inside kernels that the compiler inlines."""
     return numba.njit(fastmath=set(_EXACT_FLAGS), forceinline=True, **_INNER)(function)
 
 
 def reduction(function):
-    """Like `inline`, for sums whose order does not matter, so that they run in vectors."""
+    """Decorator like `inline` for sums in any order, so that the compiler makes vector code."""
     return numba.njit(fastmath=set(_REDUCTION_FLAGS), forceinline=True, **_INNER)(function)

@@ -1,4 +1,4 @@
-"""Dropout and residual additions."""
+"""CPU forms of dropout and residual additions."""
 
 import numpy as np
 

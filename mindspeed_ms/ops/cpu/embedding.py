@@ -1,4 +1,4 @@
-"""Embedding lookup."""
+"""CPU form of the embedding lookup."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""Matrix products in float32; half precisions pass through it and are rounded once.
+"""CPU forms of linear layers and matrix products, in float32; half precisions are converted and rounded once.
 
 The forward and the weight gradient use BLAS, which is as fast as MindSpore's kernel on one thread, loses less to other
 processes when spread by `threads`, and can add to its result. The input gradient and batches use MindSpore's kernel,
@@ -28,7 +28,7 @@ _batch_product_primitive = functools.cache(ops.BatchMatMul)
 
 
 def _product(a, b, transpose_a, transpose_b):
-    """float32 array of the product of two float32 matrices or batches of matrices [n, ., .]."""
+    """Product of two float32 matrices, or batches of matrices [n, ., .]: float32 array."""
     primitive = _product_primitive if a.ndim == 2 else _batch_product_primitive
     result = primitive(transpose_a, transpose_b)(storage.from_array(a), storage.from_array(b))
     return storage.read_array(result)
@@ -60,9 +60,7 @@ def linear_forward(x, weight, bias=None):
 
 
 def _run_product(kernel, total, work, *arguments):
-    """Run a kernel of `products` over `total` rows or columns; each piece packs one operand anew, so pieces stay
-    large.
-    """
+    """Run a kernel of `products` over `total` rows or columns, in large pieces: each piece packs one operand anew."""
     pieces_per_thread = 2 if total >= 4 * _NARROW * threads.thread_count() else 1
     threads.run(kernel, total, work, sgemm_address(), *arguments, pieces_per_thread=pieces_per_thread)
 

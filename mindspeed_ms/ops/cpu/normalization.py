@@ -1,4 +1,4 @@
-"""LayerNorm and RMSNorm as autograd Functions."""
+"""CPU forms of LayerNorm and RMSNorm as autograd Functions."""
 
 from mindspeed_ms.core import storage
 from mindspeed_ms.core.autograd import Function

@@ -1,4 +1,4 @@
-"""Optimizer steps and gradient kernels on storage tensors."""
+"""CPU forms of optimizer steps and gradient kernels on storage tensors."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Rotary position embedding, and the split of the fused qkv linear's output."""
+"""CPU forms of rotary position embedding and of the split of the fused qkv linear's output."""
 
 import numpy as np
 
@@ -21,7 +21,7 @@ class _Rotary(Function):
 
 
 def _angles_of(table):
-    """[s, b or 1, rot] of cos or sin [s, b or 1, 1, rot]."""
+    """Array [s, b or 1, rot] of cos or sin [s, b or 1, 1, rot]."""
     array = float32_of(table)
     return array.reshape(array.shape[0], array.shape[1], array.shape[3])
 

@@ -1,4 +1,4 @@
-"""Thread pool that spreads kernels over the cores of this process.
+"""Thread pool that runs kernels on the cores of this process.
 
 A job is cut into pieces that whoever is free takes next. The caller never waits for a thread to start, only for pieces
 that another thread has begun: static shares with barriers, as OpenMP has them, cost milliseconds whenever another
@@ -29,7 +29,7 @@ _current = None  # the job that helpers may join: kernel, arguments of its entry
 
 
 def run(kernel, total, work, *arguments, pieces_per_thread=_PIECES_PER_THREAD):
-    """Call `kernel(start, stop, *arguments)` over all of range(total), in pieces on all threads of this process.
+    """Run `kernel(start, stop, *arguments)` over all of range(total), in pieces on all threads of this process.
 
     Args:
         total: rows, columns or elements that the kernel can be cut into; results must not depend on the cut.
@@ -66,7 +66,7 @@ def _run_with_helpers(kernel, job, total, piece, arguments):
 
 
 def thread_count():
-    """Threads that kernels run on; read once."""
+    """Number of threads that kernels run on; read once."""
     global _threads
     if not _threads:
         _threads = _device_threads()
@@ -74,7 +74,7 @@ def thread_count():
 
 
 class _Helper(threading.Thread):
-    """Joins jobs; sleeps when there has been none for a moment."""
+    """Helper thread: runs pieces of announced jobs; sleeps when there has been none for a moment."""
 
     def __init__(self, number):
         super().__init__(name=f"mindspeed_ms-kernel-{number}", daemon=True)
@@ -82,7 +82,7 @@ class _Helper(threading.Thread):
         self.wake = threading.Semaphore(0)
 
     def run(self):
-        """Join every job that is announced. A job missed while falling asleep is merely done by the others."""
+        """Worker loop: take pieces of each announced job; a missed job is finished by the other threads."""
         seen = int(_bell[0])
         while True:
             if not wait_until_changed(_bell, 0, seen, _IDLE_ROUNDS):

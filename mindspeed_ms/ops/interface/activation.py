@@ -5,7 +5,7 @@ from mindspeed_ms.ops.forms import operator
 
 @operator
 def bias_activation(x, bias, name, fused=True):
-    """`activation(x + bias)`, differentiable, with nothing but `x` kept for the backward.
+    """Activation with bias, `activation(x + bias)`; differentiable, keeps only `x` for the backward.
 
     Args:
         x (Tensor): [..., n].
@@ -22,7 +22,7 @@ def bias_activation(x, bias, name, fused=True):
 
 
 def swiglu(x, dim=-1):
-    """`silu(gate) * up` of x = [gate; up] along the last dimension: [..., 2n] -> [..., n].
+    """SwiGLU `silu(gate) * up` of x = [gate; up] along the last dimension: [..., 2n] -> [..., n].
 
     Raises:
         ValueError: `dim` is not the last dimension.
@@ -40,15 +40,15 @@ def gelu(x, approximate="tanh"):
 
 
 def silu(x):
-    """`x * sigmoid(x)`."""
+    """SiLU activation `x * sigmoid(x)`."""
     return bias_activation(x, None, "silu")
 
 
 def relu(x):
-    """`max(x, 0)`."""
+    """ReLU activation `max(x, 0)`."""
     return bias_activation(x, None, "relu")
 
 
 def squared_relu(x):
-    """`max(x, 0)^2`."""
+    """Squared ReLU activation `max(x, 0)^2`."""
     return bias_activation(x, None, "squared_relu")

@@ -8,7 +8,7 @@ from mindspeed_ms.ops.forms import operator
 
 @operator
 def dropout(x, p, keep_mask):
-    """`x * keep_mask / (1 - p)`, differentiable.
+    """Dropout `x * keep_mask / (1 - p)`, differentiable.
 
     Args:
         x (Tensor): any shape.
@@ -22,7 +22,7 @@ def dropout(x, p, keep_mask):
 
 @operator
 def bias_dropout_add(x, bias, residual, p=0.0, keep_mask=None):
-    """`residual + dropout(x + bias)`, differentiable.
+    """Residual addition with bias and dropout, `residual + dropout(x + bias)`, differentiable.
 
     Args:
         x (Tensor): [..., h]; bias (Tensor): [h] in the dtype of `x`, or None; residual (Tensor): shape of `x`, dtype of
@@ -35,5 +35,5 @@ def bias_dropout_add(x, bias, residual, p=0.0, keep_mask=None):
 
 
 def residual_add(x, residual):
-    """`residual + x`, differentiable; dtype of `residual`."""
+    """Residual addition `residual + x`, differentiable; dtype of `residual`."""
     return bias_dropout_add(x, None, residual)

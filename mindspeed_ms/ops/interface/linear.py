@@ -5,7 +5,7 @@ from mindspeed_ms.ops.forms import operator
 
 @operator
 def linear(x, weight, bias=None):
-    """`x @ weight^T + bias`, differentiable.
+    """Linear layer `x @ weight^T + bias`, differentiable.
 
     Args:
         x (Tensor): [..., input_size]; float32, float16 or bfloat16.
@@ -50,7 +50,7 @@ def bias_grad(output_grad):
 
 @operator
 def matmul(a, b, transpose_a=False, transpose_b=False):
-    """`op(a) @ op(b)`, differentiable; op transposes the last two dimensions if asked, without a copy.
+    """Matrix product `op(a) @ op(b)`, differentiable; op transposes the last two dimensions if asked, without a copy.
 
     Args:
         a (Tensor), b (Tensor): [..., m, k] and [..., k, n] after the transposes, both two-dimensional or with equal

@@ -52,7 +52,7 @@ def cross_entropy_gradient(
         sum_exp (Tensor): float32 [...], summed over all ranks.
         grad_output (Tensor): float32 [...].
         vocab_size: whole vocabulary, needed with label smoothing.
-        in_place: overwrite `logits` (CPU) and return it; only if nobody reads them afterwards.
+        in_place: overwrite `logits` (CPU) and return it; only if they are not read afterwards.
 
     Returns:
         Tensor [..., v] in the dtype of `logits`.

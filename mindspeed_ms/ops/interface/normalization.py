@@ -1,11 +1,11 @@
-"""Normalisations over the last dimension; statistics are never below float32."""
+"""Normalisations over the last dimension, LayerNorm and RMSNorm; statistics are never below float32."""
 
 from mindspeed_ms.ops.forms import operator
 
 
 @operator
 def layer_norm(x, gamma, beta, eps=1e-5):
-    """`(x - mean) / sqrt(variance + eps) * gamma + beta`, differentiable.
+    """LayerNorm `(x - mean) / sqrt(variance + eps) * gamma + beta`, differentiable.
 
     Args:
         x (Tensor): [..., hidden].
@@ -18,9 +18,9 @@ def layer_norm(x, gamma, beta, eps=1e-5):
 
 @operator
 def rms_norm(x, weight, eps=1e-6):
-    """`x / sqrt(mean(x^2) + eps) * weight`, differentiable. Shapes and dtypes as `layer_norm`."""
+    """RMSNorm `x / sqrt(mean(x^2) + eps) * weight`, differentiable. Shapes and dtypes as `layer_norm`."""
 
 
 @operator
 def rms_norm_with_inverse(x, weight, eps=1e-6):
-    """`rms_norm`, and the inverse root mean square [..., 1], float32, without a gradient."""
+    """RMSNorm with the inverse root mean square [..., 1], float32, without a gradient."""

@@ -5,7 +5,7 @@ from mindspeed_ms.ops.forms import operator
 
 @operator
 def adamw_step(parameter, exp_avg, exp_avg_sq, grad, *, learning_rate, beta1, beta2, eps, weight_decay, step, grad_scale=1.0):
-    """One AdamW step as Megatron takes it: bias-corrected, decoupled decay, eps outside the root.
+    """AdamW step in Megatron's form: bias-corrected, decoupled decay, eps outside the root.
 
     p *= 1 - lr * weight_decay;  m = b1 m + (1 - b1) g;  v = b2 v + (1 - b2) g^2;
     p -= lr / (1 - b1^step) * m / (sqrt(v) / sqrt(1 - b2^step) + eps)   with g = grad * grad_scale

@@ -1,4 +1,4 @@
-"""Where the answers stand in the text that a chat template makes of a whole conversation."""
+"""Positions of the answers in the text that a chat template renders for a whole conversation."""
 
 from mindspeed_ms.tasks.preprocess.tool_formats import TemplateError
 
@@ -6,7 +6,7 @@ _MARK = "\ue000"  # for private use: no text has it
 
 
 def answer_pieces(render, before, messages, tools):
-    """The text of a conversation in pieces.
+    """Split the rendered text of a conversation into pieces: the text before each answer, and the answer.
 
     Most templates write a beginning of the conversation as they write it in the whole one. Others (thoughts of earlier answers
     left out, tools before the last question, ...) do not; there an answer is found by rendering the conversation with a mark in
@@ -18,7 +18,7 @@ def answer_pieces(render, before, messages, tools):
         messages, tools (list[dict]): as Hugging Face has them; questions and answers in turn, an answer last.
 
     Returns:
-        list[tuple[str, str]]: what stands before each answer, and the answer with its end token.
+        list[tuple[str, str]]: text before each answer, and the answer with its end token.
 
     Raises:
         TemplateError: the template refuses the conversation, or an answer or a call is not found.
@@ -37,14 +37,14 @@ def answer_pieces(render, before, messages, tools):
 
 
 class _Conversation:
-    """A conversation and its text."""
+    """Conversation with its rendered text."""
 
     def __init__(self, render, messages, tools):
         self._render, self.messages, self._tools = render, messages, tools
         self.text = render(messages, tools)
 
     def span(self, index, done, number):
-        """(begin, end) of the answer messages[index] behind `done` in the text; `number` is its name for the user."""
+        """Bounds (begin, end), behind `done` in the text, of the answer messages[index]; `number` is its name for the user."""
         prompt = self._render(self.messages[:index], self._tools, add_generation_prompt=True)
         is_last = index + 1 == len(self.messages)
         whole = self.text if is_last else self._render(self.messages[: index + 1], self._tools)
@@ -68,9 +68,9 @@ class _Conversation:
         return begin, end
 
     def _behind_header(self, index, first, last, prompt, is_last):
-        """Where the header of an answer ends, between two places of the text; None if there is no header.
+        """End of an answer's header between two places of the text; None if there is no header.
 
-        The last answer stands behind all of it, as when a model is asked; an earlier one may lack the thought that
+        The last answer follows the whole header, as when a model is asked; an earlier one may lack the thought that
         `enable_thinking` puts there.
         """
         headers = [self._header(index, prompt)]
@@ -85,7 +85,7 @@ class _Conversation:
         return None
 
     def _header(self, index, prompt):
-        """What a prompt has behind its last question: that a generation prompt adds, else what follows the question's text."""
+        """Text of a prompt behind its last question: the generation prompt, or else the text behind the question's."""
         question = self._render(self.messages[:index], self._tools)
         if prompt.startswith(question) and prompt != question:
             return prompt[len(question) :]
@@ -93,7 +93,7 @@ class _Conversation:
         return prompt.rpartition(content)[2] if content else ""
 
     def _check_system(self):
-        """Some templates write the system message only where a question is last."""
+        """Refuse templates that write the system message only where a question is last."""
         first = self.messages[0]
         if first["role"] == "system" and first["content"].strip() not in self.text:
             raise TemplateError(
@@ -103,7 +103,7 @@ class _Conversation:
 
 
 def _marked(answer):
-    """The answer with a mark: in the name of its first call, or in place of its text."""
+    """Copy of the answer with a mark: in the name of its first call, or in place of its text."""
     if not answer.get("tool_calls"):
         return {"role": "assistant", "content": _MARK}
     first, *others = answer["tool_calls"]
@@ -112,13 +112,13 @@ def _marked(answer):
 
 
 def _common(left, right):
-    """Length of the text with which both begin."""
+    """Length of the common beginning of two texts."""
     shorter = min(len(left), len(right))
     return next((place for place in range(shorter) if left[place] != right[place]), shorter)
 
 
 def _without_line_end(text, answer):
-    """The text of an answer without the blanks behind its end token; all of it if the template puts no token there."""
+    """Text of an answer without blanks behind its end token; unchanged if the template writes no end token."""
     stripped, content = text.rstrip(), (answer["content"] or "").strip()
     if content and not answer.get("tool_calls") and stripped.endswith(content):
         return text

@@ -42,7 +42,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def argument_parser():
-    """The parser (argparse.ArgumentParser); it raises PreprocessError instead of ending the process."""
+    """Build the argparse.ArgumentParser; it raises PreprocessError instead of ending the process."""
     parser = _Parser(prog="preprocess_data.py", allow_abbrev=False, description="Turn text into token files for training.")
     _add_input(parser.add_argument_group("input"))
     _add_conversations(parser.add_argument_group("instruction data"))
@@ -158,7 +158,7 @@ def _positive(text):
 
 
 def parse(words):
-    """Settings and run of a command line.
+    """Parse a command line: (Settings, Run).
 
     Args:
         words (list[str]): the command line without the program's name.
@@ -246,7 +246,7 @@ def _json_object(text):
 
 
 def _with_hyphens(word):
-    """`--cache_dir` is `--cache-dir`, as many scripts and guides write it."""
+    """Words with hyphens: `--cache_dir` becomes `--cache-dir`, since many scripts and guides write underscores."""
     if not word.startswith("--"):
         return word
     name, equals, value = word.partition("=")

@@ -1,4 +1,4 @@
-"""Batches of input records, some hundred kilobytes each, as they are sent to the tokenizing processes.
+"""Batches of input records, some hundred kilobytes each, in the form in which they are sent to the tokenizing processes.
 
 Lines are sent as bytes and parsed there; the reading process only searches for line ends. A line ends with LF alone: U+2028 and
 the like are characters of a text, and the CR of CRLF is white space around JSON.
@@ -12,7 +12,7 @@ from mindspeed_ms.tasks.preprocess.errors import RecordError
 
 @dataclass(frozen=True)
 class Batch:
-    """Records that follow each other in one file.
+    """Batch of records that follow each other in one file.
 
     Attributes:
         path (str): the file.
@@ -31,7 +31,7 @@ class Batch:
     consumed: int
 
     def records(self):
-        """(list[str] places, list[dict] records); a line that holds no record has an Unreadable in place of it."""
+        """Records: (list[str] places, list[dict] records); a line without a record has an Unreadable in its place."""
         pairs = list(_DECODERS[self.kind](self))
         return [place for place, _ in pairs], [record for _, record in pairs]
 
@@ -138,7 +138,7 @@ def _rows(batch):
 
 
 def _without_absent(value):
-    """Arrow gives every struct of a column the fields of all of them; those that a record did not have are None."""
+    """Record without absent fields: Arrow fills fields that other records' structs have with None."""
     if isinstance(value, dict):
         return _Struct({name: _without_absent(field) for name, field in value.items()})
     if isinstance(value, list):

@@ -86,7 +86,7 @@ class ChatTemplate:
             raise TemplateError(f"the chat template of {tokenizer.name} is no valid jinja: {error}.") from error
 
     def render(self, messages, tools=None, add_generation_prompt=False, **options):
-        """Text of messages (list[dict] in the roles of Hugging Face). `options` go before `enable_thinking`.
+        """Render messages (list[dict] in the roles of Hugging Face) to text. `options` win over `enable_thinking`.
 
         Raises:
             TemplateError: the template refuses them.
@@ -105,8 +105,8 @@ class ChatTemplate:
         """See Template.
 
         Raises:
-            TemplateError: also if the template does not write an answer or a call of a tool, or writes what stands before an
-                answer differently once the answer follows.
+            TemplateError: also if the template does not write an answer or a call of a tool, or changes the text before an
+                answer once the answer follows.
         """
         system, messages = split_system(messages, system)
         rounds(messages)
@@ -129,11 +129,11 @@ class ChatTemplate:
     ids_and_labels = Template.ids_and_labels
 
     def left_out(self, messages):
-        """Nothing: messages are handed over whole."""
+        """Empty list: messages are passed to the template whole."""
         return []
 
     def _message(self, message, tools, arguments, no_content):
-        """A message as Hugging Face has it."""
+        """Convert a message to Hugging Face's form."""
         role, message = message["role"], dict(message)
         if role == FUNCTION:
             calls = calls_of(message)
@@ -150,7 +150,7 @@ class ChatTemplate:
 
 
 def _call(call, form):
-    """A call as Hugging Face has it: `type`, `function`, and what else the record says, such as `id`."""
+    """Convert a call to Hugging Face's form: `type`, `function`, and further entries of the record, such as `id`."""
     function = call.get("function") or {name: call[name] for name in ("name", "arguments") if name in call}
     given, parsed = function.get("arguments"), parse_arguments(function)
     if isinstance(given, str) and given.strip() and form != _OBJECT:
@@ -164,22 +164,22 @@ def _call(call, form):
 
 
 class _OtherForm(TypeError):
-    """A template expects arguments of calls in the other form."""
+    """Error: a template expects the arguments of calls in the other form."""
 
 
 class _ObjectArguments(dict):
-    """Arguments of a call, for templates that write them as JSON; others would write them as Python does."""
+    """Arguments of a call as an object, for templates that write JSON; writing them as text raises _OtherForm."""
 
     def __str__(self):
         raise _OtherForm("the template writes the arguments of a call as text, but they are an object")
 
 
 class _TextArguments(str):
-    """JSON text of the arguments of a call, for templates that write it as it is; others would quote it once more."""
+    """Arguments of a call as JSON text, for templates that write it unchanged; others would quote it again."""
 
 
 class _Generation(Extension):
-    """`{% generation %}` marks answers; it renders what is inside."""
+    """Jinja extension for `{% generation %}`, which marks answers; it renders its content."""
 
     tags = frozenset(["generation"])
 

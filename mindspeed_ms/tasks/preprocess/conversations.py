@@ -25,7 +25,7 @@ _OPTION = """--map-keys '{"%s":"KEY"}'"""
 
 @dataclass(frozen=True)
 class Conversation:
-    """One record.
+    """Conversation of one record.
 
     Attributes:
         messages (list[dict]): whole messages (see messages.py), questions and answers in turn.
@@ -38,7 +38,7 @@ class Conversation:
 
 
 class RecordReader:
-    """Makes conversations of records.
+    """Converts records to conversations.
 
     Args:
         style (str): "alpaca", "sharegpt" or "openai".
@@ -63,7 +63,7 @@ class RecordReader:
             )
 
     def conversation(self, record):
-        """Conversation of a record that ends with its answer.
+        """Conversation of a record, which ends with an answer.
 
         Raises:
             BadRecord: a key is missing or a value is of the wrong type.
@@ -75,7 +75,7 @@ class RecordReader:
         return self._checked(record, messages, answered=True)
 
     def prompt(self, record):
-        """Conversation of a record up to its last question."""
+        """Conversation of a record that ends with its last question."""
         messages = self._messages(record)
         if messages and messages[-1]["role"] in ANSWERING:
             messages.pop()
@@ -147,7 +147,7 @@ class RecordReader:
         return [self._read_message(message, number) for number, message in enumerate(listed, 1)]
 
     def _read_message(self, message, number):
-        """A message in canonical roles, with all that it says; `number` counts the messages of the record."""
+        """Message in canonical roles with all its content; `number` counts the messages of the record."""
         tags = self.columns.tags
         role = column(message, tags["role_tag"], "the role of a message", """--map-keys '{"tags":{"role_tag":"KEY"}}'""")
         role = self._canonical(role, number)
@@ -176,7 +176,7 @@ class RecordReader:
         return names[role]
 
     def _name(self, role):
-        """What records call a canonical role."""
+        """Name that the records have for a canonical role."""
         return self.columns.tags.get(f"{role}_tag", role)
 
     def _alternative(self, record, key):
@@ -213,7 +213,7 @@ def _message(role, content):
 
 
 def _checked_calls(calls):
-    """Calls of tools (list[dict]) as the record has them.
+    """Checked tool calls (list[dict]) of a message, in the record's form.
 
     Raises:
         BadRecord: a call without a name, or arguments that are no json object.

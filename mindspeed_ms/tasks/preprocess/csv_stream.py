@@ -12,7 +12,7 @@ _LONGEST_CELL = 1 << 28  # a quote that is never closed makes the rest of the fi
 
 
 class CsvStreamError(ValueError):
-    """A file that is no csv; `line` (int) says where."""
+    """Error: a file is no csv; `line` (int) is the place."""
 
     def __init__(self, line, text):
         super().__init__(text)
@@ -20,7 +20,7 @@ class CsvStreamError(ValueError):
 
 
 def csv_rows(read):
-    """Yield (line, cells) of each row that is not empty, the names of the columns first.
+    """Yield (line, cells) of each row that is not empty; the first one has the names of the columns.
 
     Args:
         read (Callable[[int], bytes]): reads at most so many bytes, b"" at the end; UTF-8, with or without a byte order mark.

@@ -1,4 +1,4 @@
-"""Decompressed bytes of gzip, bzip2 and zstd files: several members follow each other, zeros may fill up the end of a file."""
+"""Decompression of gzip, bzip2 and zstd files with several members; zeros may fill up the end of a file."""
 
 import bz2
 import contextlib
@@ -11,7 +11,7 @@ _READ = 1 << 18
 
 @contextlib.contextmanager
 def decompressed(raw, compression):
-    """A reader of the decompressed bytes.
+    """Reader of the decompressed bytes.
 
     Args:
         raw (BinaryIO): the compressed file.
@@ -32,13 +32,13 @@ def decompressed(raw, compression):
 
 
 class _Bz2Reader:
-    """Members of a bzip2 file. `bz2.BZ2File` would pass over whatever follows the first one and is damaged."""
+    """Reader of bzip2 members. `bz2.BZ2File` would silently stop at a damaged part behind the first member."""
 
     def __init__(self, raw):
         self._raw, self._member = raw, bz2.BZ2Decompressor()
 
     def read(self, size):
-        """At most `size` bytes, b"" at the end."""
+        """Read at most `size` bytes; b"" at the end."""
         while True:
             data = b""
             if self._member.eof:

@@ -1,4 +1,4 @@
-"""Encoder: tokenizes batches of records into the bytes of token files; runs in the tokenizing processes."""
+"""Encoder: converts batches of records to the bytes of token files; runs in the tokenizing processes."""
 
 import os
 import threading
@@ -17,7 +17,7 @@ from mindspeed_ms.tasks.preprocess.tally import Tally
 
 @dataclass(frozen=True)
 class Encoded:
-    """The samples of a batch.
+    """Encoded samples of a batch.
 
     Attributes:
         columns (dict[str, tuple[bytes, bytes]]): for each key the tokens and the lengths (int32) of the samples.
@@ -29,7 +29,7 @@ class Encoded:
 
 
 class Encoder:
-    """Tokenizes batches as Settings say; the same batch always gives the same bytes.
+    """Encoder of batches by Settings; the same batch always gives the same bytes.
 
     Raises:
         TokenizerError, TemplateError, PreprocessError: the settings name something that does not exist.
@@ -42,7 +42,7 @@ class Encoder:
         self.vocab_size = self.tokenizer.vocab_size  # after the template has added its tokens
 
     def encode(self, batch, limit=None):
-        """Encoded samples of the first `limit` (None: all) records of a Batch.
+        """Encode the first `limit` (None: all) records of a Batch.
 
         Raises:
             RecordError: a record is invalid and must not be left out.
@@ -68,7 +68,7 @@ class Encoder:
     def _column(self, key, samples, tally):
         lists = [ids for _, ids in samples]
         lengths = np.fromiter(map(len, lists), np.int32, len(lists))
-        flat = array("i")  # raises OverflowError for what is no int32
+        flat = array("i")  # raises OverflowError for a number that is no int32
         for ids in lists:
             flat.fromlist(ids)
         tokens = np.frombuffer(flat, np.int32) if flat else np.empty(0, np.int32)
@@ -88,7 +88,7 @@ _encoder = None
 
 
 def start_process(settings):
-    """Make this process ready for `encode_batch`."""
+    """Prepare this process for `encode_batch`."""
     import signal
 
     global _encoder
@@ -99,12 +99,12 @@ def start_process(settings):
 
 
 def encode_batch(batch, limit):
-    """`Encoder.encode` in a process that was made ready."""
+    """Run `Encoder.encode` in a prepared process."""
     return _encoder.encode(batch, limit)
 
 
 def _end_with_parent():
-    """A process whose parent was killed would wait for work for ever."""
+    """Start a thread that ends this process when its parent has ended; otherwise it would wait for work without end."""
     from multiprocessing import connection, parent_process
 
     def watch(sentinel):

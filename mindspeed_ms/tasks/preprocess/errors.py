@@ -2,15 +2,15 @@
 
 
 class PreprocessError(ValueError):
-    """A run that cannot start or continue; the message says what to do."""
+    """Error: a run cannot start or continue; the message says what to do."""
 
 
 class RecordError(PreprocessError):
-    """One record of the input cannot be used.
+    """Error: one record of the input cannot be used.
 
     Args:
         place (str): file and line or row.
-        text (str): what is wrong, and what to do.
+        text (str): the problem, and what to do.
         reason (str): the same in a few words, for counting when such records are skipped.
     """
 
@@ -23,7 +23,7 @@ class RecordError(PreprocessError):
 
 
 class Unusable(Exception):
-    """Raised inside a handler: this record is left out and counted under `reason` (a few words); `detail` is its own."""
+    """Error inside a handler: the record is left out and counted under `reason` (a few words); `detail` is about it alone."""
 
     def __init__(self, reason, detail=""):
         super().__init__(reason)
@@ -31,7 +31,7 @@ class Unusable(Exception):
 
 
 class BadRecord(Exception):
-    """Raised inside a handler, which lacks the place: becomes a RecordError."""
+    """Error inside a handler, which does not know the record's place; becomes a RecordError."""
 
     def __init__(self, text, reason):
         super().__init__(text, reason)
@@ -39,12 +39,12 @@ class BadRecord(Exception):
 
 
 def column(record, name, purpose, option):
-    """`record[name]`.
+    """Value of a record's column.
 
     Args:
         record (dict): a record of the input.
         name (str): the column.
-        purpose (str): what it is needed for.
+        purpose (str): use of the column, for the message.
         option (str): the option that names the column, with an example.
 
     Raises:

@@ -17,7 +17,7 @@ _BLOCK, _MOST_BLOCKS = 1 << 16, 64  # of a fingerprint: files up to 4 MiB are ha
 
 @dataclass(frozen=True)
 class InputFile:
-    """One file.
+    """One input file.
 
     Attributes:
         path (str): where it is.
@@ -34,7 +34,7 @@ class InputFile:
     modified: int
 
     def fingerprint(self):
-        """[size, time of the last change, hash of blocks all over the file]: JSON values that tell whether it was changed."""
+        """Fingerprint against changes: [size, time of the last change, hash of blocks all over the file] (JSON values)."""
         return [self.size, self.modified, sampled_hash(self.path)]
 
 
@@ -50,7 +50,7 @@ def sampled_hash(path):
 
 
 def expand_inputs(words):
-    """The files that these words name, in the order of the words; a folder's and a pattern's files in order of their paths.
+    """Files that the words name, in their order; files of a folder or a pattern are ordered by path.
 
     Args:
         words (list[str]): paths of files and folders, or patterns as `data/part-*.jsonl`.

@@ -11,7 +11,7 @@ _DECODER = json.JSONDecoder()
 
 
 class JsonStreamError(ValueError):
-    """A file that is no JSON; `line` (int) says where."""
+    """Error: a file is no JSON; `line` (int) is the place."""
 
     def __init__(self, line, text):
         super().__init__(text)
@@ -57,7 +57,7 @@ def _expect_end(buffer):
 
 
 class _Buffer:
-    """The part of the text that is not consumed yet.
+    """Unconsumed part of the text.
 
     Attributes:
         text (str), position (int): the buffered text and where the unread part of it begins.
@@ -70,7 +70,7 @@ class _Buffer:
         self.text, self.position, self.line = "", 0, 1
 
     def _more(self, size=_READ):
-        """Read on; False at the end of the file."""
+        """Read further text; False at the end of the file."""
         if self._ended:
             return False
         data = self._read(size)
@@ -84,7 +84,7 @@ class _Buffer:
         return True
 
     def peek(self):
-        """The next character that is no space, "" at the end."""
+        """Next character that is no space; "" at the end."""
         while True:
             self.skip(_SPACE.match(self.text, self.position).end() - self.position)
             if self.position < len(self.text):
@@ -93,12 +93,12 @@ class _Buffer:
                 return ""
 
     def skip(self, count):
-        """Consume so many characters."""
+        """Consume `count` characters."""
         self.line += self.text.count("\n", self.position, self.position + count)
         self.position += count
 
     def value(self):
-        """(line, text) of the next value, consumed."""
+        """Consume the next value: (line, text)."""
         size = _READ
         while True:
             try:

@@ -43,7 +43,7 @@ _TAGS = "tags"
 
 
 def check_map_keys(map_keys, handler_name):
-    """`map_keys` as it is, if its keys are known and its values are names.
+    """Check `map_keys` and return it: keys must be known, values must be names.
 
     Args:
         map_keys (dict): parsed `--map-keys`.
@@ -79,7 +79,7 @@ def _check_entry(place, key, value, known):
 
 
 class Columns:
-    """The columns of one style of records.
+    """Column names of one style of records.
 
     Args:
         style (str): a key of DEFAULT_COLUMNS.
@@ -99,11 +99,11 @@ class Columns:
         return self._names.get(key) or ""
 
     def optional(self, record, key):
-        """The value in a record, None if the column is off or the record has none."""
+        """Value of a column in a record; None if the column is off or the record lacks it."""
         return record.get(self._names.get(key) or None)
 
     def missing_from(self, records):
-        """A (key, column) that `--map-keys` names and none of these records (list[dict]) has; None if there is no such."""
+        """First (key, column) of `--map-keys` that none of these records (list[dict]) has; None if there is none."""
         for key in sorted(self._given):
             if not any(self._names[key] in record for record in records):
                 return key, self._names[key]

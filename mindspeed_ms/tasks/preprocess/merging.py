@@ -9,7 +9,7 @@ from mindspeed_ms.tasks.preprocess.unfinished import make_writable
 
 
 def merge_groups(inputs, keys, run):
-    """For each key join the pairs in a folder whose names contain it, in order of their names, as `PREFIX_KEY`.
+    """Join, for each key, the pairs in a folder whose names contain it, in the order of their names, to `PREFIX_KEY`.
 
     Args:
         inputs (list[str]): one folder.
@@ -37,7 +37,7 @@ def merge_groups(inputs, keys, run):
 
 
 def _pairs(folder, key, targets):
-    """Prefixes of the pairs; not those of the targets, which an earlier join may have left in the folder."""
+    """Prefixes of the pairs in a folder, without targets of an earlier join."""
     results = {os.path.realpath(target) for target in targets}
     names = {
         name
@@ -57,7 +57,7 @@ def _pairs(folder, key, targets):
 
 
 def _check_parts(groups):
-    """The joined files of several keys are read side by side, so each part must be in every group.
+    """Check that each part is in every group, since the joined files are read side by side.
 
     Args:
         groups (dict[str, list[str]]): prefixes by key.

@@ -1,7 +1,7 @@
-"""Messages of a conversation: their roles, and the rounds of questions and answers that they form.
+"""Messages of a conversation: roles, and rounds of questions and answers.
 
-A message is a dict of `role` and `content` (str), and of what else the record says of it: `tool_calls`, `tool_call_id`, `name`,
-`reasoning_content`, ... Templates decide what they write of it.
+A message is a dict of `role` and `content` (str), and of further entries of the record: `tool_calls`, `tool_call_id`, `name`,
+`reasoning_content`, ... Templates decide which of them they write.
 """
 
 import itertools
@@ -14,7 +14,7 @@ _ALTERNATE = "questions and answers do not alternate"
 
 
 def misplaced(messages):
-    """(index, rule) of the first message (list[dict]) that is out of order, None if there is none.
+    """First message (list[dict]) out of order: (index, rule); None if there is none.
 
     Questions and answers alternate, a question first. Results of several tools may follow each other.
     """
@@ -36,7 +36,7 @@ def misplaced(messages):
 
 
 def split_system(messages, system):
-    """(system message or None, the other messages); `system` (Optional[str]) goes before one that is the first message."""
+    """(system message or None, other messages); a given `system` (Optional[str]) wins over a first system message."""
     if messages and messages[0]["role"] == SYSTEM:
         return system or messages[0]["content"], messages[1:]
     return system, messages
@@ -70,11 +70,11 @@ def round_begins(messages):
 
 
 def spoken(message):
-    """Content (str) of a message behind its thought, if it has one apart."""
+    """Content (str) of a message, behind its separate thought if it has one."""
     thought = message.get("reasoning_content")
     return f"<think>\n{thought}\n</think>\n\n{message['content']}" if thought else message["content"]
 
 
 def calls_of(message):
-    """The calls of a function message: as the record lists them, or its content, which is json."""
+    """Calls of a function message: the record's list, or its content, which is json."""
     return message.get("tool_calls") or message["content"]

@@ -16,7 +16,7 @@ _LENGTHS_AT_ONCE = 1 << 20
 
 
 def plan(lengths, seq_length):
-    """Plan of the samples that share a sequence.
+    """Plan the packing: samples that share a sequence.
 
     Args:
         lengths (np.ndarray): of the samples, in [1, seq_length].
@@ -51,7 +51,7 @@ def plan(lengths, seq_length):
 
 
 def pack(read_path, write_path, seq_length, pad, neat):
-    """Write packed sequences of the samples in the files of `input_ids` and `labels`.
+    """Write packed sequences from the samples in the files of `input_ids` and `labels`.
 
     Args:
         read_path (Callable[[str], str]): names such as "labels.bin" and "labels.lengths" to paths of the samples.

@@ -24,14 +24,14 @@ _FORMAT_VERSION = 2  # of the batches that a journal counts
 
 
 def preprocess(settings, run, make_vocab_size_divisible_by=128):
-    """Tokenize the input of a Run as Settings say.
+    """Run a preprocessing Run by Settings.
 
     Returns:
-        Tally: what was read, written and left out.
+        Tally: counts of records read, written and left out.
 
     Raises:
         PreprocessError, TokenizerError, TemplateError: something is wrong with options, input or output. Output files appear
-            complete or not at all; what was done is kept for the next try where that helps.
+            complete or not at all; finished work is kept for the next try where that helps.
         OSError: the disk is full or fails.
     """
     files, ignored = expand_inputs(run.inputs)
@@ -117,7 +117,7 @@ def _tokenize(run, encoder, files, unfinished, begun):
 
 
 def _batches(files, encoder, position, max_samples, records):
-    """((file number, batches of it so far, bytes of it so far), Batch, records of it that are used), from a position on."""
+    """Yield ((file number, its batches so far, its bytes so far), Batch, number of records to use) from a position on."""
     settings = encoder.settings
     columns = list(settings.json_keys) if HANDLER_KINDS[settings.handler_name].task == "text" else None
     start, skipped, left = position.get("files", 0), position.get("batches", 0), None
@@ -139,7 +139,7 @@ def _processes(run):
 
 
 def _unchanged(files, unfinished):
-    """Fingerprints (list) of the files that an unfinished run has begun to read; PreprocessError if one was changed since."""
+    """Fingerprints (list) of files that an unfinished run has begun to read; PreprocessError if one has changed."""
     begun = list(unfinished.position.get("begun", []))
     for file, known in zip(files, begun):
         if file.fingerprint() != known:
@@ -182,7 +182,7 @@ def _check_vocabulary(encoder, run, divisible_by):
 
 
 def _check_outputs(outputs, run, unfinished):
-    """Files that exist stay, unless the user said otherwise or they are the ones that an interrupted run began to name."""
+    """Refuse existing output files, unless the user allowed it or an interrupted run was publishing them."""
     paths = [path for prefix in outputs.values() for path in (get_bin_path(prefix), get_idx_path(prefix))]
     there = [path for path in paths if os.path.exists(path)]
     if there and not run.overwrite and not unfinished.is_complete:
@@ -212,7 +212,7 @@ def _unfinished_folder(run):
 
 
 def _content(settings):
-    """Hashes of the small files that the settings name or that lie in the tokenizer's folder."""
+    """Hashes of small input files: those that the settings name and those in the tokenizer's folder."""
     tokenizer, paths = settings.tokenizer, [settings.prompt_type_path]
     for path in (tokenizer.tokenizer_name_or_path, tokenizer.tokenizer_model, tokenizer.vocab_file, tokenizer.merge_file):
         paths += sorted(glob.glob(os.path.join(glob.escape(path), "*"))) if path and os.path.isdir(path) else [path]

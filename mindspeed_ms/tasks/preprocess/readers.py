@@ -40,13 +40,13 @@ def read_batches(file, columns=None):
 
 @contextlib.contextmanager
 def _opened(file):
-    """(reader of decompressed bytes, function that returns the position in the file on disk)."""
+    """Open an input file: (reader of decompressed bytes, function that returns the position in the file on disk)."""
     with open(file.path, "rb") as raw, decompressed(raw, file.compression) as stream:
         yield stream, raw.tell
 
 
 def _lines(file, columns):
-    """Blocks of whole lines. A line that is longer than a block makes the block longer."""
+    """Batches of lines from blocks of whole lines; a longer line makes its block longer."""
     _check_columns(file, columns, ["text"] if file.format == ".txt" else None)
     kind, first, waiting = file.format[1:], 1, []
     with _opened(file) as (stream, position):
@@ -120,7 +120,7 @@ def _arrow(file, columns):
 
 
 def _csv(file, columns):
-    """All columns are text, whatever they look like: '007' stays '007'."""
+    """Batches of a csv file; all columns are text: '007' stays '007'."""
     with _opened(file) as (stream, position):
         try:
             rows = csv_rows(stream.read)
@@ -149,7 +149,7 @@ def _check_twice(file, names):
 
 
 def _row_batches(file, batches, consumed):
-    """Rows in batches of about BATCH_BYTES, however large the given ones are."""
+    """Batches of about BATCH_BYTES of rows, from larger or smaller ones."""
     import pyarrow
 
     first = 1
@@ -173,7 +173,7 @@ def _check_columns(file, columns, names):
 
 
 def count_bytes(files):
-    """Bytes of all files together, for progress."""
+    """Total bytes of the files, for progress."""
     return sum(file.size for file in files)
 
 

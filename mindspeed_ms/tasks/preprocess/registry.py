@@ -1,4 +1,4 @@
-"""Registry of handlers: names and the options that belong to each; imports none of them."""
+"""Registry of handlers: names and their options; imports no handler."""
 
 from dataclasses import dataclass
 
@@ -10,11 +10,11 @@ PRETRAIN = "GeneralPretrainHandler"
 
 @dataclass(frozen=True)
 class HandlerKind:
-    """Properties of a handler, known before it is constructed.
+    """Properties of a handler that are known before it is constructed.
 
     Attributes:
         style (str): form of the records: "pretrain", "alpaca", "sharegpt", "openai" or "process_reward".
-        task (str): what is stored: "text", "instruction", "pairwise", "prompt" or "process_reward".
+        task (str): kind of samples: "text", "instruction", "pairwise", "prompt" or "process_reward".
     """
 
     style: str

@@ -1,4 +1,4 @@
-"""Settings of a preprocessing run: plain values, sent to the tokenizing processes."""
+"""Settings of a preprocessing run: plain values that are sent to the tokenizing processes."""
 
 from dataclasses import dataclass, field
 
@@ -9,7 +9,7 @@ TRUNCATIONS = ("keep-last", "oldest-first", "drop")
 
 @dataclass(frozen=True)
 class Settings:
-    """Values of the command line, checked. `handler_name` names a class of `handlers.HANDLERS`.
+    """Checked values of the command line. `handler_name` names a class of `handlers.HANDLERS`.
 
     Attributes:
         json_keys (tuple[str]): columns of a pretraining corpus.
@@ -39,7 +39,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class Run:
-    """A run: inputs, output prefix, number of processes.
+    """Inputs, output prefix and number of processes of a run.
 
     Attributes:
         inputs (tuple[str]): words of `--input`.

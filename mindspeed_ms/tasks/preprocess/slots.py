@@ -15,7 +15,7 @@ _TAGGED = re.compile(r"<(?P<name>\w+)>(?P<before>\s*)\{\{content\}\}(?P<after>\s
 
 
 class Slots:
-    """One format of a template, such as `format_user`.
+    """Slots of one format of a template, such as `format_user`.
 
     Args:
         slots (list): see the module.
@@ -42,11 +42,11 @@ class Slots:
             raise TemplateError(f"{where}: no slot has {{{{{allowed[0]}}}}}, so the turn's text would be lost.")
 
     def fill(self, **values):
-        """The slots with placeholders replaced (str values by name)."""
+        """Slots with their placeholders replaced (str values by name)."""
         return [PLACEHOLDER.sub(lambda match: values[match[1]], slot) if isinstance(slot, str) else slot for slot in self.slots]
 
     def join(self, contents):
-        """One content of several (list[str]): a tag around the content stands around each of them; else one is a line."""
+        """Join several contents: each in its own copy of the surrounding tag, or one per line without a tag."""
         for slot in self.slots:
             tag = _TAGGED.search(slot) if isinstance(slot, str) else None
             if tag:
@@ -55,17 +55,17 @@ class Slots:
 
     @property
     def ends_with_text(self):
-        """Whether something follows the content: an end token or fixed text."""
+        """Whether an end token or fixed text follows the content."""
         last = self.slots[-1] if self.slots else ""
         return not isinstance(last, str) or not re.search(r"\{\{\w+\}\}$", last)
 
     def tokens(self):
-        """The single tokens that the slots name."""
+        """Single tokens that the slots name."""
         return [slot["token"] for slot in self.slots if isinstance(slot, dict)]
 
 
 class FunctionSlots(Slots):
-    """`format_function`: the calls of a function turn.
+    """Slots of `format_function`: the calls of a function turn.
 
     Args:
         tool_format (str): key of TOOL_FORMATS.
@@ -76,7 +76,7 @@ class FunctionSlots(Slots):
         super().__init__(slots, where, ("name", "arguments") if self.format.calls_text is None else ("content",))
 
     def fill(self, content):
-        """Slots of calls (see parse_calls); several follow each other."""
+        """Filled slots of calls (see parse_calls), one after the other."""
         calls = parse_calls(content)
         if self.format.calls_text is not None:
             return super().fill(content=self.format.calls_text(calls))
@@ -87,7 +87,7 @@ class FunctionSlots(Slots):
 
 
 def tool_format_of(name, where):
-    """The ToolFormat of a name.
+    """ToolFormat by name.
 
     Raises:
         TemplateError: there is none.
@@ -98,7 +98,7 @@ def tool_format_of(name, where):
 
 
 def encode_slots(tokenizer, turns):
-    """Ids (list[list[int]]) of several turns' filled slots, by one call of the tokenizer.
+    """Ids (list[list[int]]) of the filled slots of several turns, from one call of the tokenizer.
 
     Raises:
         TemplateError: a single token that the tokenizer lacks.
@@ -121,7 +121,7 @@ def _ids(tokenizer, slot, texts):
 
 
 def single_token(tokenizer, token):
-    """Id of a token of a template.
+    """Id of a template's single token.
 
     Raises:
         TemplateError: the tokenizer lacks it.

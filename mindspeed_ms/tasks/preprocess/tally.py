@@ -5,14 +5,14 @@ from dataclasses import asdict, dataclass, field
 
 @dataclass
 class Tally:
-    """Counts of a part of the input, or of all of it.
+    """Counts of records and samples, of a part of the input or all of it.
 
     Attributes:
         records (int): records read.
         samples (dict[str, int]), tokens (dict[str, int]): written, by the name of the output.
         dropped (dict[str, int]): records (of a corpus with several keys: texts) that were left out, by reason.
         first (dict[str, str]): where a reason came up first.
-        details (dict[str, str]): of some reasons what was wrong there.
+        details (dict[str, str]): the problem at the first place, for some reasons.
         notes (dict[str, int]): other things worth knowing, such as how many samples were cut.
         packs (int): packed sequences that hold the samples; 0: nothing was packed.
         pack_length (int): tokens of a packed sequence, padding included.
@@ -36,13 +36,13 @@ class Tally:
         self.first.setdefault(reason, place)
 
     def note(self, text, place, count=1):
-        """Count something that does not change what is written."""
+        """Count a remark that does not change the output."""
         if count:
             self.notes[text] = self.notes.get(text, 0) + count
             self.first.setdefault(text, place)
 
     def add(self, other):
-        """Add the counts of a part that follows."""
+        """Add the counts of a later part."""
         self.records += other.records
         for mine, theirs in (
             (self.samples, other.samples),
@@ -58,11 +58,11 @@ class Tally:
             self.first.setdefault(key, place)
 
     def as_dict(self):
-        """Plain values, as `Tally(**values)` takes them."""
+        """Counts as plain values, for `Tally(**values)`."""
         return asdict(self)
 
     def lines(self):
-        """The final report (list[str])."""
+        """Lines of the final report (list[str])."""
         lines = [f"records read      {self.records:,}"]
         for key in self.samples:
             held = f"{self.samples[key]:,} samples, {self.tokens[key]:,} tokens"
@@ -74,7 +74,7 @@ class Tally:
         return lines
 
     def counted(self, counts):
-        """Counts (`dropped` or `notes`) with the first place of each, in words (list[str])."""
+        """Texts (list[str]) of counts (`dropped` or `notes`), each with its first place."""
         return [
             f"{count:,} {text} (first: {self.first[text]})" + (f": {self.details[text]}" if text in self.details else "")
             for text, count in counts.items()

@@ -1,4 +1,4 @@
-"""Chat templates: render the messages of a conversation to ids, and mark the positions that are learnt.
+"""Chat templates: render the messages of a conversation to ids and mark the positions that are learnt.
 
 A template is an entry of `templates.json`: upstream's schema, so a user's own file works too (`--prompt-type-path`). Two
 keys beyond it: `no_thought`, the text of an empty thought that is not learnt (default: both thought words), and
@@ -56,9 +56,9 @@ class Template:
         thought_words (tuple[str, str]): opening and closing of a thought.
         no_thought (str): an empty thought that is part of the prompt.
         efficient_eos (bool): the end token is no part of an answer: the first token of the next question is labelled with
-            it, and one stands at the very end.
+            it, and the sample ends with one.
         replace_eos (bool): the first stop word is the end token.
-        template_class (str): Template, Llama2Template (the system message stands inside the first question),
+        template_class (str): Template, Llama2Template (the system message is inside the first question),
             LFDefaultTemplate (no separator) or ReasoningTemplate (answers have thoughts).
         enable_thinking (Optional[bool]): of a ReasoningTemplate. False: thoughts are removed, and an empty one ends the
             prompt. None: thoughts are kept, answers without one get an empty one in the prompt. True: answers without
@@ -85,16 +85,16 @@ class Template:
 
     @property
     def answers_end(self):
-        """Whether a model trained on this learns to stop: False for `empty`, which needs `--append-eod`."""
+        """Whether a model trained with this template learns to stop; not with `empty`, which needs `--append-eod`."""
         return self.efficient_eos or self.assistant.ends_with_text
 
     def encode_multiturn(self, tokenizer, messages, system=None, tools=None):
-        """Ids of each question and its answer: list of (source ids, target ids), both list[int].
+        """Encode each question and its answer: list of (source ids, target ids), both list[int].
 
         Args:
             tokenizer (Tokenizer): after `fix_tokenizer`.
             messages (list[dict]): see messages.py: user or observations, then assistant or function, and so on. A system
-                message may stand first.
+                message may be first.
             system (Optional[str]): system message; default: the template's.
             tools (Optional[str or list]): json of the tools.
 
@@ -121,11 +121,11 @@ class Template:
         return pairs
 
     def left_out(self, messages):
-        """What these messages say and the template does not write, in words for the report (list[str])."""
+        """Parts of these messages that the template does not write, as texts for the report (list[str])."""
         return [BESIDE_CALLS for message in messages if message.get("tool_calls") and spoken(message).strip()]
 
     def ids_and_labels(self, tokenizer, pairs):
-        """One sample of (source ids, target ids) pairs: ids and labels (list[int] each, equally long).
+        """Sample from (source ids, target ids) pairs: ids and labels (list[int] of equal length).
 
         A label is the id itself where it is learnt, else -100; the shift by one is the trainer's.
         """
@@ -166,7 +166,7 @@ class Template:
         return re.sub(f"{begin}.*?{end}", "", content, flags=re.DOTALL).lstrip("\n")
 
     def _with_thought(self, tokenizer, pair, content):
-        """A pair whose answer has no thought, with an empty one."""
+        """Pair with an empty thought, if its answer has none."""
         if any(word.strip() in content for word in self.thought_words):
             return pair
         source, target = pair
@@ -176,7 +176,7 @@ class Template:
 
 
 def load_templates(path=None):
-    """All templates of a file (default: the package's): dict[str, Template].
+    """Load all templates of a file (default: the package's): dict[str, Template].
 
     Raises:
         TemplateError: the file is missing or damaged, an entry is wrong or its name is there twice.
@@ -250,7 +250,7 @@ def _template(entry, where):
 
 
 def fix_tokenizer(tokenizer, template):
-    """Give a tokenizer the end and padding tokens that a template needs, as upstream does before preprocessing and training.
+    """Set the end and padding tokens that a template needs in a tokenizer, as upstream does.
 
     With `replace_eos` the first stop word becomes the end token; without any end token `<|endoftext|>` does; without a padding
     token the end token pads; further stop words become special tokens. A ChatTemplate only gets the padding token.

@@ -1,12 +1,14 @@
-"""Tool formats: description of tools in the system message, and text of a tool call. The formats are those the models were
-trained on; `tool_format` in templates.json names one."""
+"""Tool formats: tool descriptions in the system message and texts of tool calls, in the forms the models were trained on.
+
+`tool_format` in templates.json names one.
+"""
 
 import json
 from dataclasses import dataclass
 
 
 class TemplateError(ValueError):
-    """A template that cannot be used, or a conversation that does not fit it; the message says why."""
+    """Error: a template cannot be used, or a conversation does not fit it; the message says why."""
 
 
 _DEFAULT_SYSTEM = (
@@ -93,7 +95,7 @@ def _glm4_moe_calls(calls):
 
 @dataclass(frozen=True)
 class ToolFormat:
-    """One way to write tools.
+    """Format of tool descriptions and tool calls.
 
     Attributes:
         system_text (Callable): list of tools (dicts with name, description, parameters) -> text behind the system message.
@@ -125,7 +127,7 @@ TOOL_FORMATS = {
 
 
 def parse_tools(tools):
-    """Tools as a list of dicts with a name each.
+    """Parse tools: list of dicts with a name each.
 
     Args:
         tools (str or list): json text or its content; the `{"type": "function", "function": ...}` form is unwrapped.
@@ -148,7 +150,7 @@ def parse_tools(tools):
 
 
 def parse_calls(content):
-    """The calls in a function turn: list of (name, arguments as an object).
+    """Parse the calls of a function turn: list of (name, arguments as an object).
 
     Args:
         content (str or list or dict): json of one call, or a list of them, each with `name` and `arguments` (object or
@@ -173,7 +175,7 @@ def parse_calls(content):
 
 
 def parse_arguments(function):
-    """Arguments (dict) of a function that is called: an object, or its json text; none: an empty object.
+    """Parse the arguments (dict) of a call: an object, or its json text; an empty object if there are none.
 
     Raises:
         TemplateError: something else.

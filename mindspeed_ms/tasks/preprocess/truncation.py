@@ -1,10 +1,10 @@
-"""Truncation of conversations, turns of (source ids, target ids), to a length.
+"""Truncation of conversations to a length; turns are (source ids, target ids).
 
 `keep-last` leaves out the oldest turns and renders the rest anew, so that system message and beginning stay in
-place. What stays begins with a user's question where that fits: results of tools without their call say little, and some
+place. The kept tail begins with a user's question where that fits: results of tools without their call say little, and some
 templates refuse them. A single turn that is still too long loses the end of its question's text, and of its answer where that
-is long too: what the template puts around them stays. `oldest-first` is upstream's order: each turn from the first on gets a
-share of what is left, its ids are cut at their ends, and the last turns are lost.
+is long too; the template's text around them stays. `oldest-first` is upstream's order: each turn from the first on gets a
+share of the remaining tokens, its ids are cut at their ends, and the last turns are lost.
 """
 
 from mindspeed_ms.core.datasets.turns import balanced_lengths
@@ -27,11 +27,11 @@ def fit(render, messages, limit, policy, favours_target=False):
         favours_target (bool): with oldest-first: the template's class cuts the longer part of a turn first.
 
     Returns:
-        (list[tuple[list[int], list[int]]], tuple[str]): turns, and what is missing, in words for the report.
+        (list[tuple[list[int], list[int]]], tuple[str]): turns, and the parts cut off, in words for the report.
 
     Raises:
         Unusable: policy drop, and the conversation is longer; or nothing of an answer fits beside the template's text; or the
-            template refuses what is left.
+            template refuses the rest.
     """
     turns = render(messages)
     if limit is None or _length(turns) <= limit:
@@ -54,21 +54,21 @@ def fit(render, messages, limit, policy, favours_target=False):
 
 
 def _tails(messages, begins, first):
-    """Rounds that what stays may begin with, the first one that may fit first: those of a user before results of tools."""
+    """Candidate first rounds of the kept tail, in order of preference: user rounds before tool results."""
     return sorted(range(first, len(begins)), key=lambda number: messages[begins[number]]["role"] != USER)
 
 
 def cut_question(render, messages, turn, limit):
-    """One turn in `limit` tokens: what the template puts around the texts stays.
+    """Cut one turn to `limit` tokens; the template's text around the contents stays.
 
     Args:
         render (Callable): see fit.
         messages (list[dict]): a question, or several results of tools, and the answer.
-        turn (tuple[list[int], list[int]]): what they are rendered as, too long.
+        turn (tuple[list[int], list[int]]): their rendered ids, too long.
         limit (int): tokens.
 
     Returns:
-        (list[int], list[int], list[str]): source, target, and what was cut.
+        (list[int], list[int], list[str]): source, target, and names of the parts cut off.
 
     Raises:
         Unusable: the template's text and the first character of the question leave no room for an answer.
@@ -92,7 +92,7 @@ def cut_question(render, messages, turn, limit):
 
 
 def _shortened(questions, size):
-    """The questions with `size` characters of text together, counted from the first; each keeps one."""
+    """Questions cut to `size` characters of text together, from the first on; each keeps at least one."""
     shortened = []
     for question in questions:
         text = question["content"][: max(size, 1)]
@@ -102,7 +102,7 @@ def _shortened(questions, size):
 
 
 def _longest(with_text, shortest, longest, size, limit):
-    """The source of as much text as fits in `limit` tokens: a search between one character and `size`, which is too many."""
+    """Source with the most text that fits in `limit` tokens: a search between one character and `size`, which is too many."""
     low, high, best, too_many, halve = 1, size, shortest, len(longest), False
     while high - low > 1 and len(best) < limit:
         share = 0.5 if halve else (limit - len(best)) / max(too_many - len(best), 1)
@@ -121,7 +121,7 @@ def _length(turns):
 
 
 def _first_kept(turns, limit):
-    """First turn of the longest tail that may fit; at least the last turn is kept."""
+    """Number of the first turn of the longest tail that may fit; at least the last turn is kept."""
     total, first = 0, len(turns)
     while first and total + _length([turns[first - 1]]) <= limit:
         first -= 1

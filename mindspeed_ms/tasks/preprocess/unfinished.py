@@ -1,4 +1,4 @@
-"""Unfinished output: a folder beside the final files, from which an interrupted run resumes.
+"""Unfinished output: a folder beside the final files from which an interrupted run is resumed.
 
 The folder holds, for each output, the tokens (`KEY.bin`) and the lengths of the samples (`KEY.lengths`, int32), and a journal
 with their valid length and the input position they came from. Files get their final names when all of
@@ -24,13 +24,13 @@ _AT_ONCE = 1 << 20
 
 
 class Unfinished:
-    """The folder of an unfinished run.
+    """Folder of an unfinished run.
 
     Args:
         folder (str): where; made if it is not there.
         keys (tuple[str]): names of the outputs.
         description (dict): JSON values that say what the run does: only a run of the same description is continued.
-        restart (bool): forget what is there.
+        restart (bool): discard existing content.
 
     Attributes:
         tally (Tally): counts up to the journal's last entry.
@@ -76,12 +76,12 @@ class Unfinished:
         return file
 
     def append(self, key, tokens, lengths):
-        """Add samples: their tokens (bytes) and lengths in tokens (bytes of int32)."""
+        """Append samples: their tokens (bytes) and lengths in tokens (bytes of int32)."""
         self._files[f"{key}.bin"].write(tokens)
         self._files[f"{key}.lengths"].write(lengths)
 
     def record(self, position):
-        """Everything so far came from the input up to `position` (JSON values). Every few seconds this goes to the journal."""
+        """Note the input position (JSON values) of everything appended so far; it goes to the journal every few seconds."""
         self.position = position
         sizes = {name: file.tell() for name, file in self._files.items()}
         self._entry = {"description": self._description, "position": position, "sizes": sizes, "tally": self.tally.as_dict()}
@@ -89,7 +89,7 @@ class Unfinished:
             self.save()
 
     def save(self):
-        """Write what the last `record` said to the journal; what was appended since then does not count."""
+        """Write the last `record` to the journal; samples appended after it do not count."""
         if self._entry is None:
             return
         for file in self._files.values():
@@ -108,7 +108,7 @@ class Unfinished:
         return os.path.join(self.folder, name)
 
     def release(self):
-        """Leave the folder to a later run, or delete it if nothing in it can be continued."""
+        """Close the folder for a later run; delete it if nothing in it can be continued."""
         if self._lock.closed:
             return  # it may be another run's by now
         if os.path.exists(self.path(JOURNAL)):
@@ -153,7 +153,7 @@ class Unfinished:
 
 
 def write_index(idx_path, dtype, lengths_path):
-    """Write the `.idx` of samples that are one document each, reading their lengths in pieces.
+    """Write the `.idx` file of samples, one document each, reading their lengths in pieces.
 
     Args:
         idx_path (str): file to write; on disk when this returns.
@@ -186,7 +186,7 @@ def _lengths(path):
 
 
 def publish(bin_path, idx_path, prefix):
-    """Give a complete pair its name; safe to repeat after an interruption at any point.
+    """Rename a complete pair to its final name; may be repeated after an interruption at any point.
 
     The old `.idx` goes first: without one a pair is no dataset, so old and new halves are never taken together.
     """
@@ -199,7 +199,7 @@ def publish(bin_path, idx_path, prefix):
 
 
 def _move(source, target):
-    """Rename; across file systems copy beside the target first."""
+    """Rename a file; across file systems copy it beside the target first."""
     try:
         os.replace(source, target)
     except OSError as error:
@@ -213,7 +213,7 @@ def _move(source, target):
 
 
 def make_writable(folder):
-    """Make a folder if it is not there.
+    """Make a folder if it does not exist.
 
     Raises:
         PreprocessError: it cannot be made, or nothing can be written there.

@@ -1,4 +1,4 @@
-"""Worker processes that tokenize: encoded batches come out in the order of the input, few in memory at a time."""
+"""Worker processes for tokenizing: encoded batches keep the order of the input, and few are in memory at a time."""
 
 import multiprocessing
 import os
@@ -15,7 +15,7 @@ _SECONDS_TO_END = 2.0
 
 
 def encode_all(batches, encoder, workers):
-    """Encode batches, in order.
+    """Encode batches in worker processes, in order.
 
     Args:
         batches (Iterable[tuple[object, Batch, Optional[int]]]): anything, the batch, and how many of its records are wanted
@@ -55,8 +55,7 @@ def encode_all(batches, encoder, workers):
 
 
 def _let_go(pool):
-    """End the thread of a broken pool. In older Pythons (gh-94777) it waits for one that still writes a batch for a dead
-    process, for ever: closing the pipe's other end lets that one go."""
+    """End the thread of a broken pool; closing the pipe frees one that writes to a dead process (gh-94777, older Pythons)."""
     manager, queue = pool._executor_manager_thread, pool._call_queue
     manager.join(_SECONDS_TO_END)
     if manager.is_alive():
@@ -69,10 +68,10 @@ def _first(waiting):
 
 
 def cores():
-    """Cores that this process may use (int)."""
+    """Number of cores that this process may use (int)."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def most_processes():
-    """Processes (int) beyond which more only take memory."""
+    """Largest useful number of processes (int): more only take memory."""
     return _PROCESSES_PER_CORE * cores()

@@ -1,1 +1,1 @@
-"""Parity with Megatron-LM: recorded runs, layouts to try them in, names of parameters, and the runner."""
+"""Parity with Megatron-LM: recorded runs, layouts, parameter names, and the runner."""

@@ -1,11 +1,11 @@
-"""Parallel layouts in which recordings are replayed, and the features of a recording that exist here."""
+"""Parallel layouts in which recordings are replayed, and supported features of recordings."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class Layout:
-    """A name, the world size and the Megatron flags of a parallel layout."""
+    """Parallel layout: name, world size and Megatron flags."""
 
     name: str
     world: int
@@ -13,7 +13,7 @@ class Layout:
 
     @property
     def tensor_parallel_size(self):
-        """Tensor-parallel ranks."""
+        """Tensor-parallel size."""
         name = "--tensor-model-parallel-size"
         return int(self.flags[self.flags.index(name) + 1]) if name in self.flags else 1
 
@@ -44,18 +44,18 @@ LATER_FLAGS = ("--context-parallel-size", "--num-experts")
 
 
 def is_available(recording):
-    """Whether every feature of a recording exists here."""
+    """Whether the package supports every feature of a recording."""
     return not any(flag in recording.flags for flag in LATER_FLAGS)
 
 
 def tensor_parallel_limit(recording):
-    """The largest tensor-parallel size that the recording's heads and key/value groups divide by."""
+    """Largest tensor-parallel size that divides the recording's heads and key-value groups."""
     groups = recording.flag("--num-query-groups") if "--group-query-attention" in recording.flags else None
     return int(groups or recording.flag("--num-attention-heads"))
 
 
 def padded_vocabulary(recording, tensor_parallel_size):
-    """Rows of the embedding: NullTokenizer's vocabulary and end-of-document, padded as Megatron does."""
+    """Rows of the embedding: NullTokenizer's ids and end of document, padded as Megatron does."""
     multiple = int(recording.flag("--make-vocab-size-divisible-by", 128)) * tensor_parallel_size
     size = int(recording.flag("--vocab-size")) + 1
     return -(-size // multiple) * multiple

@@ -1,4 +1,4 @@
-"""Megatron core's parameter names (local spec, one rank) and ours; shapes and layouts are the same."""
+"""Translation between Megatron core's parameter names (local spec, one rank) and ours; shapes and layouts are equal."""
 
 import re
 
@@ -29,7 +29,7 @@ _LEGACY_PARTS = {
 
 
 def core_name(name):
-    """Megatron core's name of a parameter of Megatron's legacy classes; other names stay."""
+    """Megatron core's name of a parameter of Megatron's legacy classes; other names are unchanged."""
     if not name.startswith("language_model."):
         return name
     name = name.removeprefix("language_model.").replace("encoder.final_norm", "decoder.final_layernorm")
@@ -78,6 +78,6 @@ def our_name(name, layer_norm):
 
 
 def our_names(names):
-    """`{Megatron's name: ours}` of all parameters of one model."""
+    """Names `{Megatron's name: ours}` of all parameters of one model."""
     layer_norm = any(name.endswith("norm.bias") for name in names)
     return {name: our_name(name, layer_norm) for name in names}

@@ -1,4 +1,4 @@
-"""Recorded runs of Megatron-LM (core_v0.12.1, CPU, fp32) that every layout of this package is compared with.
+"""Recorded runs of Megatron-LM (core_v0.12.1, CPU, fp32), with which every layout is compared.
 
 Two sources: the folder of full recordings (environment variable MINDSPEED_MS_GOLDEN, or `../shared/golden` beside the
 checkout), and the figures committed here, which hold what a public checkout needs: flags, batches, losses, gradient norms
@@ -21,7 +21,7 @@ CURVE = "curve_"
 
 
 def golden_folder():
-    """The folder of full recordings, or None.
+    """Folder of full recordings, or None.
 
     Raises:
         FileNotFoundError: MINDSPEED_MS_GOLDEN names a folder that does not exist.
@@ -57,7 +57,7 @@ class Recording:
     _arrays: dict = field(default_factory=dict, repr=False)
 
     def flag(self, name, default=None):
-        """Text after `--name` among the flags, True for a switch, `default` when absent."""
+        """Value of the flag `--name`: its text, True for a switch, `default` if absent."""
         if name not in self.flags:
             return default
         position = self.flags.index(name) + 1
@@ -65,7 +65,7 @@ class Recording:
         return True if value.startswith("--") else value
 
     def arrays(self, kind):
-        """`{parameter name: array}` of "w0", "wN", "grad0", "m" or "v" of a full recording (Megatron's names)."""
+        """Arrays `{parameter name: array}` of "w0", "wN", "grad0", "m" or "v" of a full recording (Megatron's names)."""
         if kind not in self._arrays:
             with np.load(self.path) as data:
                 prefix = kind + "/"
@@ -95,7 +95,7 @@ def available(prefix):
 
 
 def load(name):
-    """The `Recording` called `name`: from the full folder where it is, else from the committed figures."""
+    """Load the `Recording` `name` from the full folder if it is there, else from the committed figures."""
     folder = golden_folder()
     if name.startswith(CURVE) and folder is not None:
         return _load_curve(name, folder / "ckpt")
@@ -106,7 +106,7 @@ def load(name):
 
 
 def _load_curve(name, folder):
-    """The curve of a run that also wrote a checkpoint; its flags without those about saving."""
+    """Load the curve of a run that also wrote a checkpoint, and its flags without those about saving."""
     with np.load(folder / name.removeprefix(CURVE) / "curve.npz") as data:
         meta = json.loads(str(data["meta"]))
         figures = {key: data[key] for key in ("loss", "grad_norm", "lr")}
@@ -141,7 +141,7 @@ def _load_figures(name):
 
 
 def write_figures():
-    """Write the committed figures anew: `python -m mindspeed_ms.testing.parity.recordings`, after new recordings."""
+    """Write the committed figures anew after new recordings: `python -m mindspeed_ms.testing.parity.recordings`."""
     for name in [*available("single_"), *available("dist_"), CURVE + "llama_bf16_tp2dp2_distopt"]:
         recording = load(name)
         content = {

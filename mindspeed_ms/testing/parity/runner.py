@@ -1,4 +1,4 @@
-"""Runner of a recording's flags and batches on this package in one layout; everything here runs in a rank of a forked world."""
+"""Runner of a recording's flags and batches in one layout; everything runs in a rank of a forked world."""
 
 import dataclasses
 from unittest import mock
@@ -18,7 +18,7 @@ def config_of(flags, extra):
 
 
 def start(all_config, seed):
-    """Parallel groups, seeds and batch sizes of a run."""
+    """Start a run: parallel groups, seeds and batch sizes."""
     from mindspeed_ms.core import num_microbatches_calculator as calculator
     from mindspeed_ms.core import parallel_state
     from mindspeed_ms.training.data import init_batch_sizes
@@ -32,7 +32,7 @@ def start(all_config, seed):
 
 
 def fill_weights(model, weights):
-    """Give each parameter its part of the recording's initial weights; without a full recording, of the rule's."""
+    """Fill each parameter with its part of the recording's initial weights, or of the rule's without a full recording."""
     from mindspore import Tensor
 
     from mindspeed_ms.core import storage
@@ -49,7 +49,7 @@ def fill_weights(model, weights):
 
 
 def local_batch(batches, step, micro_batch_size):
-    """The rows of a global batch that this data-parallel rank reads, micro-batch after micro-batch, as Megatron deals them."""
+    """Rows of a global batch that this data-parallel rank reads, micro-batch after micro-batch, in Megatron's order."""
     from mindspore import Tensor
 
     from mindspeed_ms.core import parallel_state
@@ -67,7 +67,7 @@ def local_batch(batches, step, micro_batch_size):
 
 
 def micro_batches(batch, micro_batch_size):
-    """The micro-batches of a local batch, one after another."""
+    """Micro-batches of a local batch, one after another."""
     rows = batch["tokens"].shape[0]
     for start_row in range(0, rows, micro_batch_size):
         yield {
@@ -86,7 +86,7 @@ def run(flags, extra, batches, weights=None, keep=(), settings=None, watch=None)
         keep (sequence): of "gradients" (step 0), "weights", "moments" (at the end).
         settings (Optional[dict]): values of configuration paths that have no flag.
         watch (Optional[Callable]): `(step, number)` called before each step (`TrainOneStep`) and once after the last;
-            what it returns is kept as `watched`.
+            its results are kept as `watched`.
 
     Returns:
         dict: loss, grad_norm, lr per step; `recomputed`, the parts of the model whose forward the backward ran again; what
@@ -141,7 +141,7 @@ def run(flags, extra, batches, weights=None, keep=(), settings=None, watch=None)
 
 
 def multiply_differentiated_loss(step, factor):
-    """From now on the loss that `step` differentiates, not the one that it reports, is multiplied by `factor()`."""
+    """Multiply the loss that `step` differentiates (not the reported one) by `factor()` from now on."""
     forward_step = step.forward_step_func
 
     def changed_forward_step(iterator, model):
@@ -193,12 +193,12 @@ def _collect_moments(optimizer, model, result):
 
 
 def whole_states(optimizer):
-    """`{name: {state: array}}` in the parameters' local shapes, put together from the data-parallel ranks' pieces."""
+    """Optimizer states `{name: {state: array}}` in local shapes, joined from the data-parallel ranks' pieces."""
     return _put_together(optimizer, [state for _, state in optimizer.pieces_with_states()])
 
 
 def whole_gradients(optimizer):
-    """The same of the reduced gradients: `{name: {"grad": array}}`."""
+    """Reduced gradients `{name: {"grad": array}}`, joined like `whole_states`."""
     return _put_together(
         optimizer, [{"grad": shard.slice_grad(piece.start, piece.stop)} for shard in optimizer.shards for piece in shard.pieces]
     )
@@ -224,7 +224,7 @@ def _put_together(optimizer, states):
 
 
 def joined(results, kind):
-    """Whole arrays of what every rank kept."""
+    """Whole arrays joined from the parts of all ranks."""
     from mindspeed_ms.layout.parameters import join
 
     names = {name: None for result in results for name in result[kind]}
@@ -232,6 +232,6 @@ def joined(results, kind):
 
 
 def our_arrays(arrays):
-    """A recording's `{Megatron name: array}` under our names."""
+    """Arrays of a recording, `{Megatron name: array}`, under our names."""
     layer_norm = any(name.endswith(("layernorm.bias", "norm.bias")) for name in arrays)
     return {our_name(name, layer_norm): values for name, values in arrays.items()}

@@ -42,7 +42,7 @@ def _positive(text):
 
 
 def parser():
-    """The command line: argparse.ArgumentParser."""
+    """Build the argparse.ArgumentParser of the command line."""
     result = argparse.ArgumentParser(
         prog="python -m mindspeed_ms.tools.checkpoint",
         description="Look at checkpoints, compare and rewrite them; needs no device.",
@@ -160,7 +160,7 @@ def _merge(arguments):
 
 
 def main(arguments=None):
-    """Run a command; returns the exit code."""
+    """Run a command of the checkpoint tool; returns the exit code."""
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `... | head` is no error
     arguments = parser().parse_args(arguments)

@@ -13,11 +13,11 @@ _BLOCK = 1 << 20  # elements that are compared at a time
 
 @dataclass
 class Difference:
-    """Difference of a tensor between two checkpoints.
+    """Difference between two checkpoints in one tensor.
 
     Attributes:
         key (str): of the tensor.
-        text (str): what is different, or damaged in which file.
+        text (str): the difference, or the damage and its file.
     """
 
     key: str
@@ -70,7 +70,7 @@ def _compare(first, second, key, rtol, atol, ignore_dtype):
 
 
 def _common_rows(first, second, key):
-    """Rows of a vocabulary that are padding in neither; None if the shapes differ in another way."""
+    """Number of vocabulary rows that are padding in neither tensor; None if the shapes differ otherwise."""
     one, two = first.tensors[key], second.tensors[key]
     if "vocab" not in (one.grouping, two.grouping) or one.shape[1:] != two.shape[1:]:
         return None
@@ -79,7 +79,7 @@ def _common_rows(first, second, key):
 
 
 def _compare_values(left, left_dtype, right, right_dtype, rtol, atol):
-    """Text about elements that differ by more than is allowed, or None."""
+    """Text about elements that differ by more than the tolerances; None if there are none."""
     count, largest, relative, worst = 0, 0.0, 0.0, 0
     for start in range(0, left.size, _BLOCK):
         a, b = left[start : start + _BLOCK], right[start : start + _BLOCK]

@@ -7,7 +7,7 @@ from mindspeed_ms.core.dist_checkpointing.manifest import OPTIMIZER_PREFIX
 
 
 def describe(reader, with_slices=False):
-    """Everything about a checkpoint but its values, as plain data.
+    """Description of a checkpoint as plain data: everything but its values.
 
     Args:
         reader (CheckpointReader): of the checkpoint.
@@ -56,7 +56,7 @@ def _tensor(stored, with_slices):
 
 
 def lines(description):
-    """The lines that `inspect` prints, from what `describe` gives."""
+    """Lines of the report of `inspect`, from the data of `describe`."""
     saved = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(description["saved_at"]))
     yield f"{description['folder']}: iteration {description['iteration']}, saved {saved}"
     layout = description["layout"]
@@ -105,7 +105,7 @@ def _slice(piece):
 
 
 def _flat(values, prefix=""):
-    """Texts `name value` of nested counters."""
+    """Texts `name value`, one for each of nested counters."""
     for name, value in (values or {}).items():
         if isinstance(value, dict):
             yield from _flat(value, f"{prefix}{name}.")

@@ -1,4 +1,4 @@
-"""Plain weights: safetensors files of whole tensors, as `merge --weights-only` writes them and other programs do too.
+"""Plain weights: safetensors files of whole tensors, as written by `merge --weights-only` and by other programs.
 
     weights/model-00001-of-00002.safetensors    whole tensors
     weights/model.safetensors.index.json        {"metadata": {...}, "weight_map": {NAME: file}}

@@ -27,7 +27,7 @@ GIGABYTE = 10**9
 
 
 def check_source(reader):
-    """Read everything once before it gets new check sums.
+    """Verify a checkpoint before its copy gets new check sums.
 
     Raises:
         DamagedCheckpointError: something is damaged.
@@ -39,7 +39,7 @@ def check_source(reader):
 
 
 def whole_cut(manifest, most_bytes, with_optimizer=True):
-    """Whole tensors, in files of at most `most_bytes` (a larger tensor has one of its own): list of [(key, FlatSlice)]."""
+    """Lists [(key, FlatSlice)] of whole tensors, one per file of at most `most_bytes` (a larger tensor has its own file)."""
     files, size = [], 0
     for key, stored in manifest.tensors.items():
         if key.startswith(OPTIMIZER_PREFIX) and not with_optimizer:
@@ -54,7 +54,7 @@ def whole_cut(manifest, most_bytes, with_optimizer=True):
 
 
 def write_checkpoint(reader, folder, cut):
-    """Write `iter_...` into a folder, with one file per list of `cut`; holds one part of a tensor at a time.
+    """Write `iter_...` into a folder with one file per list of `cut`; holds one part of a tensor at a time.
 
     Random states and the layout that they belong to stay those of the run that saved.
 
@@ -102,7 +102,7 @@ def write_checkpoint(reader, folder, cut):
 
 
 def write_weights(reader, folder, most_bytes):
-    """Write whole weights as `model-0000i-of-0000n.safetensors` and `model.safetensors.index.json`, for other programs.
+    """Write whole weights for other programs: `model-0000i-of-0000n.safetensors` and `model.safetensors.index.json`.
 
     Args:
         reader (CheckpointReader): what to write.
@@ -145,7 +145,7 @@ def _with_progress(cut):
 
 
 def _check_space(folder, reader, cut):
-    """Raises CheckpointError if the files do not fit on the disk."""
+    """Raise CheckpointError if the files do not fit on the disk."""
     needed = sum((part.stop - part.start) * reader.tensor(key).itemsize for parts in cut for key, part in parts)
     place = os.path.abspath(folder)
     while not os.path.isdir(place):
@@ -168,7 +168,7 @@ def _write_parts(reader, target, folder, name, parts):
 
 
 def _entry(reader, name, key, part):
-    """Entry that reads its values when they are written."""
+    """Shard file entry that reads its values when it is written."""
     stored = reader.tensor(key)
     is_flat = (part.start, part.stop) != (0, part.sharding.numel)
     count = part.stop - part.start
@@ -184,7 +184,7 @@ def _entry(reader, name, key, part):
 
 
 def _copy_rank(reader, number, entry, folder):
-    """Write the states of a rank again, checked; returns its line of the manifest."""
+    """Copy the states of a rank, checked; returns its line of the manifest."""
     data = json.dumps(reader.rank_states(number)).encode()
     name = f"rank_{number:05d}.json"
     durable.write_file(os.path.join(folder, name), data)

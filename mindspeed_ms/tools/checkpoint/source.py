@@ -1,4 +1,4 @@
-"""Checkpoint that a path on the command line means."""
+"""Source of the checkpoint tool: finds and opens the checkpoint of a path on the command line."""
 
 import os
 
@@ -12,7 +12,7 @@ from mindspeed_ms.tools.checkpoint import plain_weights
 
 
 def open_checkpoint(path, iteration=None, config=None):
-    """CheckpointReader of a checkpoint's folder, or of the newest complete one in the folder of a run.
+    """Open a checkpoint's folder, or the newest complete one in the folder of a run: CheckpointReader.
 
     Args:
         path (str): `output`, `output/iter_0000100` or a file in it, or a folder of plain weights (`plain_weights`).
@@ -47,7 +47,7 @@ def open_checkpoint(path, iteration=None, config=None):
 
 
 def all_checkpoints(path, iteration=None):
-    """Folders of every checkpoint that a path means: itself, or all of a run, oldest iteration first.
+    """Folders of all checkpoints of a path: one checkpoint, or all of a run, oldest iteration first.
 
     Raises:
         CheckpointError: none there.
@@ -71,7 +71,7 @@ def all_checkpoints(path, iteration=None):
 
 
 def folder_of(path):
-    """The folder that a path means: a file means the checkpoint, or the run, that it belongs to.
+    """Folder of a path: for a file, the checkpoint or run that it belongs to.
 
     Raises:
         CheckpointError: the path does not exist, or the file belongs to none.

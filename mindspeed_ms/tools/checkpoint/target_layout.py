@@ -1,4 +1,4 @@
-"""Slices of a checkpoint's tensors for the ranks of another layout."""
+"""Target layout of a reshard: slices of a checkpoint's tensors for the ranks of another layout."""
 
 from mindspeed_ms.config.model_description import describe_model
 from mindspeed_ms.core.dist_checkpointing.errors import CheckpointError
@@ -9,7 +9,7 @@ from mindspeed_ms.layout.sharding import FlatSlice, ParameterSharding
 
 
 def layout_cut(manifest, all_config, data_parallel_size=1):
-    """Parts of a checkpoint's tensors by rank of a layout: list of [(key, FlatSlice)], one list per rank.
+    """Parts of a checkpoint's tensors for each rank of a layout: one list [(key, FlatSlice)] per rank.
 
     Weights are in the files of the first data-parallel ranks, optimizer states are cut evenly over all of them.
 
@@ -64,7 +64,7 @@ def _share(count, index, parts):
 
 
 def _fitting(manifest, description, index, parts):
-    """The part of a stored tensor; padding of a vocabulary stays as it was saved."""
+    """Part of a stored tensor for a rank; padding of a vocabulary stays as it was saved."""
     stored, sharding = manifest.tensors.get(description.name), description.sharding
     if stored is None:
         raise CheckpointError(f"the checkpoint has no {description.name}: give the configuration of its model with --config.")

@@ -1,4 +1,4 @@
-"""Verification of a checkpoint: files, check sums, and that its parts cover each tensor exactly."""
+"""Verification of a checkpoint: files, check sums, and exact coverage of each tensor by its parts."""
 
 import itertools
 import os
@@ -13,7 +13,7 @@ _STEPS = 100  # of the progress bar
 
 
 def problems_of(reader):
-    """Everything that is wrong with a checkpoint: list of texts, empty if it is good. Reads all of it once."""
+    """Problems of a checkpoint: list of texts, empty if it is good. Reads all of it once."""
     missing = reader.incomplete()
     problems = missing or check_sums(reader)
     for key, stored in reader.manifest.tensors.items():
@@ -22,7 +22,7 @@ def problems_of(reader):
 
 
 def check_sums(reader):
-    """Damage that the check sums of all tensors and files of ranks show, with a progress bar on a terminal: list of texts."""
+    """Problems by the check sums of all tensors and rank files: list of texts; shows a progress bar on a terminal."""
     pieces = sum(len(stored.pieces) for stored in reader.manifest.tensors.values())
     steps = max(1, min(_STEPS, max(pieces, len(reader.manifest.ranks))))
     problems = []
@@ -32,7 +32,7 @@ def check_sums(reader):
 
 
 def coverage_problems(stored):
-    """Whether the parts of a StoredTensor hold each element once; parts that repeat must be equal: list of texts."""
+    """Problems of a StoredTensor's parts: elements not held once, or repeated parts that differ (list of texts)."""
     problems, by_slice = [], {}
     for piece in stored.pieces:
         expected = (piece.slice.stop - piece.slice.start) * stored.itemsize
@@ -53,7 +53,7 @@ def coverage_problems(stored):
 
 
 def header_problems(reader):
-    """Whether the headers of the files, which other programs read, agree with the manifest: list of texts."""
+    """Problems of file headers, which other programs read, against the manifest: list of texts."""
     wanted, problems = {}, []
     for key, stored in reader.manifest.tensors.items():
         for piece in stored.pieces:

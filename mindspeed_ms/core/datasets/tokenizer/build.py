@@ -1,4 +1,4 @@
-"""Builds the tokenizer of a configuration. Types and rules: Megatron's `build_tokenizer`."""
+"""Builder of the tokenizer of a configuration. Types and rules: Megatron's `build_tokenizer`."""
 
 import os
 
@@ -18,7 +18,7 @@ _NEEDS_MODEL = {
 
 
 def build_tokenizer(settings):
-    """The tokenizer that `settings` (TokenizerSettings, or a DatasetConfig) name.
+    """Build the tokenizer that `settings` (TokenizerSettings, or a DatasetConfig) name.
 
     Returns:
         Tokenizer
@@ -49,7 +49,7 @@ def build_tokenizer(settings):
 
 
 def model_vocab_size(tokenizer, make_vocab_size_divisible_by=128, tensor_model_parallel_size=1):
-    """Vocabulary of a model for `tokenizer`, padded as Megatron does, and said in one log line.
+    """Vocabulary size of a model for `tokenizer`, padded as Megatron does; logs one line.
 
     Args:
         tokenizer (Tokenizer): its `vocab_size` counts added tokens.

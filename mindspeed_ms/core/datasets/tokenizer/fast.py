@@ -25,7 +25,7 @@ class FastTokenizer(Tokenizer):
         self.adds_bos, self.adds_eos = bool(adds_bos), bool(adds_eos)
 
     def set_roles(self, bos=None, eos=None, pad=None):
-        """Set the tokens (Optional[str]) that begin and end a text and fill it up.
+        """Set the begin, end and padding tokens (Optional[str]).
 
         Raises:
             TokenizerError: a token that is not in the vocabulary.

@@ -24,7 +24,7 @@ _BYTE_LEVEL = ("GPT2Tokenizer", "GPT2TokenizerFast")
 
 
 def from_folder(path, use_fast=True):
-    """The tokenizer in a Hugging Face folder, or of a `tokenizer.json` (and the settings beside it).
+    """Tokenizer of a Hugging Face folder, or of a `tokenizer.json` (and the settings beside it).
 
     Args:
         path (str): folder or file; nothing is downloaded.
@@ -54,7 +54,7 @@ def from_folder(path, use_fast=True):
 
 
 def gpt2_tokenizer(vocab_file, merge_file, settings=None):
-    """GPT2's byte-level BPE. `<|endoftext|>` ends a document and begins a text; spelt out in a text it is plain text.
+    """GPT2's byte-level BPE. `<|endoftext|>` ends a document and begins a text; in the text itself it is plain text.
 
     Args:
         vocab_file, merge_file (str): `vocab.json` and `merges.txt`.
@@ -130,7 +130,7 @@ class _Settings:
         return [(number, *added[number]) for number in sorted(added)]
 
     def around(self):
-        """`add_bos_token` and `add_eos_token`, None for what is not given or ignored by the class."""
+        """`add_bos_token` and `add_eos_token`; None for one that is missing or that the class ignores."""
         if self.config.get("tokenizer_class") in _BY_POST_PROCESSOR:
             return None, None
         return self.config.get("add_bos_token"), self.config.get("add_eos_token")
@@ -151,7 +151,7 @@ class _Settings:
 
 
 def _token(value, path, key):
-    """Text of a token, which the files give as a text or as an object."""
+    """Text of a token, which a file gives as a text or as an object."""
     text = value.get("content") if isinstance(value, dict) else value
     _expect(isinstance(text, str), path, key, value, "one token, a text or an object with its content")
     return text
@@ -201,7 +201,7 @@ def _with_settings(backend, path, settings):
 
 
 def _from_sentence_piece(path, settings):
-    """As the slow Llama tokenizer: BOS unless `add_bos_token` is false, `legacy` puts a space behind special tokens too."""
+    """Tokenizer like the slow Llama one: BOS unless `add_bos_token` is false; `legacy` adds spaces behind special tokens."""
     adds_bos, adds_eos = settings.around()
     legacy = settings.config.get("legacy")
     tokenizer = SentencePieceTokenizer(path, adds_bos is not False, bool(adds_eos), legacy is None or bool(legacy))

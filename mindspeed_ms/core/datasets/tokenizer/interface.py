@@ -7,14 +7,14 @@ from mindspeed_ms.core.datasets.errors import DatasetError
 
 
 class TokenizerError(DatasetError):
-    """A tokenizer that cannot be built or lacks a token; the message names the file and says what to do."""
+    """Tokenizer that cannot be built or lacks a token; the message names the file and says what to do."""
 
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 class Tokenizer(ABC):
-    """Text to ids and back.
+    """Tokenizer interface: text to ids and back.
 
     Attributes:
         name (str): type and place, for messages.
@@ -33,16 +33,16 @@ class Tokenizer(ABC):
     @property
     @abstractmethod
     def vocab_size(self):
-        """One more than the largest id, added tokens included (int). This is what has to be padded for a model."""
+        """Size of the vocabulary (int): one more than the largest id, added tokens included, before padding for a model."""
 
     @property
     @abstractmethod
     def vocab(self):
-        """Token -> id (dict[str, int]), added tokens included."""
+        """Vocabulary: token -> id (dict[str, int]), added tokens included."""
 
     @property
     def inv_vocab(self):
-        """Id -> token (dict[int, str])."""
+        """Inverse vocabulary: id -> token (dict[int, str])."""
         return {number: token for token, number in self.vocab.items()}
 
     @property
@@ -70,7 +70,7 @@ class Tokenizer(ABC):
 
     @abstractmethod
     def encode_batch(self, texts, add_special_tokens=True):
-        """``tokenize`` of many texts (list[str]) at once: list[list[int]].
+        """`tokenize` of many texts (list[str]) at once: list[list[int]].
 
         Raises:
             TokenizerError: a text that cannot be encoded.
@@ -86,7 +86,7 @@ class Tokenizer(ABC):
 
     @abstractmethod
     def token_to_id(self, token):
-        """Id of a token that is spelt exactly so, or None."""
+        """Id of the token with exactly this text, or None."""
 
     @abstractmethod
     def add_special_tokens(self, tokens):
@@ -97,7 +97,7 @@ class Tokenizer(ABC):
         """
 
     def use_eos_as_pad(self):
-        """Without a padding token pad with the end token. Labels come from disk, so the end is still learnt."""
+        """Pad with the end token if there is no padding token. Labels come from disk, so the end is still learnt."""
         if self.pad is None:
             self.pad = self.eos
 
@@ -123,6 +123,6 @@ def check_characters(texts):
 
 
 def wrap(ids, tokenizer):
-    """`ids` with the begin and end tokens that `tokenizer` adds."""
+    """Add the begin and end tokens of `tokenizer` to `ids`."""
     begin = [tokenizer.bos] if tokenizer.adds_bos else []
     return begin + ids + ([tokenizer.eos] if tokenizer.adds_eos else [])

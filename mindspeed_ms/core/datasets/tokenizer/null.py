@@ -4,7 +4,7 @@ from mindspeed_ms.core.datasets.tokenizer.interface import Tokenizer, TokenizerE
 
 
 class NullTokenizer(Tokenizer):
-    """Reads "3 1 4" as [3, 1, 4]. The id behind the vocabulary ends a document.
+    """Tokenizer that reads "3 1 4" as [3, 1, 4]. The id behind the vocabulary ends a document.
 
     Args:
         vocab_size (int): ids are below it, except for the end of document, which is equal to it.
@@ -17,12 +17,12 @@ class NullTokenizer(Tokenizer):
 
     @property
     def vocab_size(self):
-        """The ids and the end of document."""
+        """Size of the vocabulary: the ids and the end of document."""
         return self._size + 1
 
     @property
     def vocab(self):
-        """Each number, written out, and its value."""
+        """Vocabulary: each number, as text, and its value."""
         return {str(number): number for number in range(self.vocab_size)}
 
     def encode_batch(self, texts, add_special_tokens=True):
@@ -42,15 +42,15 @@ class NullTokenizer(Tokenizer):
         return ids
 
     def detokenize(self, ids):
-        """The numbers, separated by blanks."""
+        """Text of the numbers, separated by blanks."""
         return " ".join(str(int(number)) for number in ids)
 
     def token_to_id(self, token):
-        """The number itself, or None."""
+        """Id of a number written as text, or None."""
         return int(token) if token.isdecimal() and int(token) < self.vocab_size else None
 
     def add_special_tokens(self, tokens):
-        """A vocabulary of numbers takes no further tokens.
+        """Raise an error: a vocabulary of numbers takes no further tokens.
 
         Raises:
             TokenizerError: always, if there are any.

@@ -103,7 +103,7 @@ class SentencePieceTokenizer(Tokenizer):
         return text + self._decode(run, text)
 
     def _decode(self, run, text_before):
-        """Decoding drops the space in front; inside a text without such spaces it belongs to the text."""
+        """Decode ids; keep the space in front that the model drops, if the ids continue a text without such spaces."""
         if not run:
             return ""
         has_space = bool(text_before) and self._no_space is not None and self._inverse[run[0]].startswith("▁")
@@ -127,7 +127,7 @@ class SentencePieceTokenizer(Tokenizer):
         return new
 
     def set_token(self, token, number):
-        """Give a token a certain id, behind the model's or in place of a piece."""
+        """Give a token the id `number`, behind the model's vocabulary or in place of a piece."""
         self._vocab.pop(self._inverse.get(number), None)
         self._vocab[token], self._inverse[number] = number, token
 
@@ -145,7 +145,7 @@ def gpt_sentence_piece(path, vocab_extra_ids=0):
 
 
 class _MegatronSentencePiece(SentencePieceTokenizer):
-    """Its document ends with `<EOD>`, which is not the end token of sentences."""
+    """Sentencepiece tokenizer whose documents end with `<EOD>`, which is not the end token of sentences."""
 
     @property
     def eod(self):
@@ -178,7 +178,7 @@ def _load(path):
 
 
 def _without_leading_space(path):
-    """The same model, which puts no space in front of a text."""
+    """Copy of the model that puts no space in front of a text."""
     from sentencepiece import SentencePieceProcessor, sentencepiece_model_pb2
 
     with open(path, "rb") as file:

@@ -29,7 +29,7 @@ class TokenizerSettings:
 
     @classmethod
     def from_config(cls, dataset_config):
-        """The settings in a `dataset_config` (DatasetConfig)."""
+        """Tokenizer settings of a `dataset_config` (DatasetConfig)."""
         return cls(
             tokenizer_type=dataset_config.tokenizer_type,
             tokenizer_name_or_path=dataset_config.tokenizer_name_or_path,
@@ -43,5 +43,5 @@ class TokenizerSettings:
 
     @property
     def is_given(self):
-        """Whether anything names a tokenizer."""
+        """Whether any setting names a tokenizer."""
         return bool(self.tokenizer_type or self.tokenizer_name_or_path or self.tokenizer_model or self.vocab_file)

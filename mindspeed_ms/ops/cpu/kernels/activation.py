@@ -105,7 +105,7 @@ def squared_relu_backward(start, stop, output_grad, x, bias, input_grad):
 
 @kernel
 def swiglu_forward(start, stop, x, bias, y):
-    """x [rows, 2n] = [gate; up] -> y [rows, n]."""
+    """SwiGLU of x [rows, 2n] = [gate; up]: y [rows, n]."""
     n = y.shape[1]
     for i in range(start, stop):
         gates, ups = x[i, :n], x[i, n:]

@@ -1,4 +1,4 @@
-"""Attention in blocks of queries and keys with an online softmax; no [sq, sk] matrix is ever held.
+"""Attention kernels in blocks of queries and keys with an online softmax; no [sq, sk] matrix is held.
 
 Arrays are query [sq, b, n, d], key and value [sk, b, groups, d]; query head h reads group h // (n / groups). `maximum`
 and `inverse_sum` [b, n, sq] keep each query's softmax for the backward, which recomputes the probabilities.
@@ -25,14 +25,14 @@ _LOWEST = np.float32(-3.0e38)
 
 @shared
 def _fill_heads(array, first, last, b, head):
-    """Zero the vectors of one head at positions first to last of [s, b, n, d]."""
+    """Set the vectors of one head at positions first to last of [s, b, n, d] to zero."""
     for i in range(first, last):
         fill(array[i, b, head], _ZERO)
 
 
 @inline
 def _kept_by_hash(seed, row, column, threshold):
-    """Whether (row, column) survives: a mixing function of 64 bits (constants of the public-domain splitmix64)."""
+    """Whether dropout keeps (row, column): a 64-bit mixing function (constants of the public-domain splitmix64)."""
     z = np.uint64(seed) + np.uint64(row) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(column) * np.uint64(0xD1342543DE82EF95)
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -53,7 +53,7 @@ def _multiply_row(row, factor):
 
 @shared
 def _drop(row, dropout, keep_row, seed, position, first_key, keep_probability, gain):
-    """Apply dropout to the probabilities (or their gradients) of one query."""
+    """Apply dropout to the probabilities of one query, or to their gradients."""
     if dropout == DROPOUT_MASK:
         for j in range(row.size):
             row[j] = row[j] * gain if keep_row[first_key + j] else _ZERO
@@ -78,7 +78,7 @@ def _hide(row, i, first_key, keys, lower, upper, has_mask, mask_row):
 
 @inline
 def _place(array, i, b, head):
-    """Address of the vector array[i, b, head] of a contiguous [s, b, n, d]."""
+    """Address of the vector array[i, b, head] in a contiguous array [s, b, n, d]."""
     return address_of(array) + ITEM * (((i * array.shape[1] + b) * array.shape[2] + head) * array.shape[3])
 
 
@@ -87,7 +87,7 @@ def attention_forward(
     start, stop, sgemm, query, key, value, scale, lower, upper, mask, has_mask,
     dropout, keep, seed, keep_probability, output, maximum, inverse_sum,
 ):  # fmt: skip
-    """Query blocks `start` to `stop`, counted over b, n, blocks; output [sq, b, n, d]."""
+    """Attention of query blocks `start` to `stop`, counted over b, n, blocks; output [sq, b, n, d]."""
     queries, batch, heads, size = query.shape
     keys, groups = key.shape[0], key.shape[2]
     blocks = (queries + QUERY_BLOCK - 1) // QUERY_BLOCK
@@ -177,7 +177,7 @@ def attention_backward(
     start, stop, sgemm, output_grad, query, key, value, output, maximum, inverse_sum, scale, lower, upper, mask, has_mask,
     dropout, keep, seed, keep_probability, query_grad, key_grad, value_grad,
 ):  # fmt: skip
-    """Pairs (b, group) `start` to `stop`: no two of them write the same gradient."""
+    """Gradients of attention for pairs (b, group) `start` to `stop`; no two pairs write the same gradient."""
     queries, batch, heads, size = query.shape
     keys, groups = key.shape[0], key.shape[2]
     per_group = heads // groups

@@ -1,4 +1,4 @@
-"""bfloat16 bits to float32 and back."""
+"""Casts of bfloat16 bits to float32 and back."""
 
 import numpy as np
 from numba import types
@@ -25,14 +25,14 @@ def _float_of_bits(typing_context, bits):
 
 @kernel
 def widen_bfloat16(start, stop, bits, values):
-    """int16 bits [n] -> float32 [n]."""
+    """Cast bfloat16 (int16 bits [n]) to float32 [n]."""
     for i in range(start, stop):
         values[i] = _float_of_bits(np.uint32(np.uint32(np.uint16(bits[i])) << np.uint32(16)))
 
 
 @kernel
 def narrow_to_bfloat16(start, stop, values, bits):
-    """float32 [n] -> int16 bits [n], rounded to nearest even; NaN stays a quiet NaN."""
+    """Cast float32 [n] to bfloat16 (int16 bits [n]), rounded to nearest even; NaN stays a quiet NaN."""
     for i in range(start, stop):
         wide = _bits_of_float(values[i])
         odd = np.uint32((wide >> np.uint32(16)) & np.uint32(1))

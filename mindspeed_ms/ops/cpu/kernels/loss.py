@@ -1,4 +1,4 @@
-"""Cross entropy over rows of logits [rows, v]."""
+"""Cross entropy kernels over rows of logits [rows, v]."""
 
 import numpy as np
 
@@ -34,7 +34,7 @@ def local_sums(start, stop, logits, maximum, target, vocab_start, smoothing, sum
 
 @kernel
 def gradient(start, stop, logits, maximum, sum_exp, target, vocab_start, grad_output, target_share, other_share, output):
-    """(softmax - target_share * onehot - other_share) * grad_output; output may be `logits`."""
+    """Gradient (softmax - target_share * onehot - other_share) * grad_output; output may be `logits`."""
     other = np.float32(other_share)
     for i in range(start, stop):
         shift = maximum[i]

@@ -1,5 +1,4 @@
-"""Elementary functions and row reductions in float32 that the compiler turns into vector code, accurate to about 1e-7
-relative.
+"""Elementary functions and row reductions in float32 that compile to vector code, accurate to about 1e-7 relative.
 
 The polynomials are minimax fits of our own: exp(r) = 1 + r + r^2 q(r) on |r| <= ln(2)/2 (error 3e-9), and the normal
 distribution's tail Phi(-x) = exp(-x^2/2) t p(t) with t = 1 / (1 + 0.3 x) (relative error 4e-9 for 0 <= x <= 14) and its
@@ -63,7 +62,7 @@ def _flip_negative(builder, bits):
 
 @intrinsic
 def _ordered_bits(typing_context, value):
-    """An integer that orders like the float; positive NaN comes out largest."""
+    """Integer that orders like the float; positive NaN comes out largest."""
 
     def generate(context, builder, signature, arguments):
         return _flip_negative(builder, builder.bitcast(arguments[0], ir.IntType(32)))
@@ -81,7 +80,7 @@ def _float_of_ordered_bits(typing_context, bits):
 
 @inline
 def row_maximum(row):
-    """Largest element. As integers, because the compiler makes no vectors of floating-point maxima."""
+    """Largest element of a row, compared as integers because the compiler makes no vectors of float maxima."""
     largest = _ordered_bits(row[0])
     for j in range(row.size):
         largest = max(largest, _ordered_bits(row[j]))
@@ -90,7 +89,7 @@ def row_maximum(row):
 
 @reduction
 def row_sum(row):
-    """Sum in double precision."""
+    """Sum of a row in double precision."""
     total = 0.0
     for j in range(row.size):
         total += np.float64(row[j])
@@ -99,7 +98,7 @@ def row_sum(row):
 
 @reduction
 def row_dot(a, b):
-    """Sum of products in double precision."""
+    """Sum of products of two rows in double precision."""
     total = 0.0
     for j in range(a.size):
         total += np.float64(a[j]) * np.float64(b[j])
@@ -108,7 +107,7 @@ def row_dot(a, b):
 
 @inline
 def exp(x):
-    """e^x; 0 below -87.33, the value at 88.3 above that (NaN stays NaN)."""
+    """Exponential e^x; 0 below -87.33, the value at 88.3 above that (NaN stays NaN)."""
     clamped = max(min(x, _EXP_OVERFLOW), _EXP_UNDERFLOW)  # in this order of arguments NaN passes
     n = np.floor(clamped * _LOG2_E + _HALF)
     r = (clamped - n * _LN2_HIGH) - n * _LN2_LOW
@@ -120,13 +119,13 @@ def exp(x):
 
 @inline
 def sigmoid(x):
-    """1 / (1 + e^-x)."""
+    """Sigmoid 1 / (1 + e^-x)."""
     return _ONE / (_ONE + exp(-x))
 
 
 @inline
 def normal_distribution(x):
-    """Phi(x) = (1 + erf(x / sqrt(2))) / 2 and its derivative."""
+    """Normal distribution Phi(x) = (1 + erf(x / sqrt(2))) / 2 and its derivative."""
     magnitude = min(abs(x), _TAIL_END)
     density = exp(-_HALF * magnitude * magnitude)
     t = _ONE / (_ONE + _TAIL_SLOPE * magnitude)

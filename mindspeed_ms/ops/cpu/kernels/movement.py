@@ -1,6 +1,4 @@
-"""Kernels that move or combine elements: embedding, qkv split, rotary, dropout, residuals. Movers take any element
-type.
-"""
+"""Movement kernels: embedding, qkv split, rotary, dropout, residuals. Kernels that only move take any element type."""
 
 import numpy as np
 
@@ -17,7 +15,7 @@ def _copy(source, target):
 
 @kernel
 def gather_rows(start, stop, weight, ids, vocab_start, output):
-    """output [n, h] = rows of weight [rows, h] for ids [n]; zero rows for ids of other ranks."""
+    """Embedding lookup: output [n, h] = rows of weight [rows, h] for ids [n]; zero rows for ids of other ranks."""
     for i in range(start, stop):
         row = ids[i] - vocab_start
         if 0 <= row < weight.shape[0]:
@@ -99,7 +97,7 @@ def rotary_halves(start, stop, t, cos, sin, backward, output):
 
 @kernel
 def rotary_interleaved(start, stop, t, cos, sin, backward, output):
-    """Like `rotary_halves` for pairs (2j, 2j + 1)."""
+    """Rotate pairs (2j, 2j + 1); arguments as `rotary_halves`."""
     batch, heads = t.shape[1], t.shape[2]
     rot = cos.shape[2]
     for token in range(start, stop):
@@ -120,7 +118,7 @@ def rotary_interleaved(start, stop, t, cos, sin, backward, output):
 
 @kernel
 def masked_scale(start, stop, x, keep, scale, output):
-    """output = x * scale where keep [n] (uint8) is set, else 0."""
+    """Dropout: output = x * scale where keep [n] (uint8) is set, else 0."""
     for i in range(start, stop):
         output[i] = x[i] * scale if keep[i] else _ZERO
 
@@ -135,7 +133,7 @@ def add_bias(start, stop, x, bias):
 
 @kernel
 def bias_add_residual(start, stop, x, bias, residual, output):
-    """output = residual + x + bias for rows x [rows, n]."""
+    """Residual addition: output = residual + x + bias for rows x [rows, n]."""
     for i in range(start, stop):
         for j in range(x.shape[1]):
             output[i, j] = residual[i, j] + (x[i, j] + bias[j])
@@ -143,7 +141,7 @@ def bias_add_residual(start, stop, x, bias, residual, output):
 
 @kernel
 def bias_dropout_add_residual(start, stop, x, bias, residual, keep, scale, output):
-    """output = residual + (x + bias) * scale where keep [rows, n] (uint8) is set, else residual."""
+    """Residual addition: output = residual + (x + bias) * scale where keep [rows, n] (uint8) is set, else residual."""
     for i in range(start, stop):
         for j in range(x.shape[1]):
             output[i, j] = residual[i, j] + ((x[i, j] + bias[j]) * scale if keep[i, j] else _ZERO)

@@ -1,4 +1,4 @@
-"""RMSNorm and LayerNorm over rows x [rows, hidden]; sums are accumulated in double precision."""
+"""RMSNorm and LayerNorm kernels over rows x [rows, hidden]; sums are accumulated in double precision."""
 
 import numpy as np
 
@@ -47,7 +47,7 @@ def rms_norm_input_grad(start, stop, output_grad, x, weight, inverse_rms, input_
 
 @kernel
 def rms_norm_weight_grad(start, stop, output_grad, x, inverse_rms, weight_grad):
-    """Columns `start` to `stop` of the weight's gradient."""
+    """Weight gradient of RMSNorm, columns `start` to `stop`."""
     total = np.zeros(stop - start, np.float64)
     for i in range(x.shape[0]):
         scale = inverse_rms[i]
@@ -86,7 +86,7 @@ def layer_norm_input_grad(start, stop, output_grad, x, gamma, means, inverse_dev
 
 @kernel
 def layer_norm_parameter_grads(start, stop, output_grad, x, means, inverse_deviations, gamma_grad, beta_grad):
-    """Columns `start` to `stop` of both gradients."""
+    """Parameter gradients of LayerNorm (gamma, beta), columns `start` to `stop`."""
     gamma_total = np.zeros(stop - start, np.float64)
     beta_total = np.zeros(stop - start, np.float64)
     for i in range(x.shape[0]):

@@ -1,4 +1,4 @@
-"""Optimizer steps over flat float32 arrays [n], in place."""
+"""Optimizer kernels over flat float32 arrays [n], in place."""
 
 import numpy as np
 
@@ -7,7 +7,7 @@ from mindspeed_ms.ops.cpu.compiler import kernel
 
 @kernel
 def adamw(start, stop, parameter, exp_avg, exp_avg_sq, grad, grad_scale, beta1, beta2, eps, decay, step_size, root_scale):
-    """decay = 1 - lr * weight_decay, step_size = lr / (1 - beta1^t), root_scale = sqrt(1 - beta2^t)."""
+    """AdamW update; decay = 1 - lr * weight_decay, step_size = lr / (1 - beta1^t), root_scale = sqrt(1 - beta2^t)."""
     gain = np.float32(grad_scale)
     rest1 = np.float32(1 - beta1)
     keep2 = np.float32(beta2)
@@ -27,7 +27,7 @@ def adamw(start, stop, parameter, exp_avg, exp_avg_sq, grad, grad_scale, beta1, 
 
 @kernel
 def sgd(start, stop, parameter, momentum_buffer, grad, grad_scale, learning_rate, momentum, weight_decay, first_step):
-    """Without momentum the buffer is not touched (it may be any array)."""
+    """SGD update; without momentum the buffer is not touched (it may be any array)."""
     gain = np.float32(grad_scale)
     rate = np.float32(learning_rate)
     keep = np.float32(momentum)

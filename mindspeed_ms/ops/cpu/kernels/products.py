@@ -1,4 +1,4 @@
-"""Matrix products of one thread's share of a linear layer; matrices are C-contiguous float32."""
+"""Matrix product kernels: one thread's share of a linear layer; matrices are C-contiguous float32."""
 
 from mindspeed_ms.ops.cpu.compiler import kernel
 from mindspeed_ms.ops.cpu.kernels.blas import address_of, multiply, multiply_transposed, transposed_multiply
@@ -6,7 +6,7 @@ from mindspeed_ms.ops.cpu.kernels.blas import address_of, multiply, multiply_tra
 
 @kernel
 def linear_columns(start, stop, sgemm, x, weight, y):
-    """Columns `start` to `stop` of y [tokens, out] = x [tokens, in] weight [out, in]^T."""
+    """Linear product, columns `start` to `stop` of y [tokens, out] = x [tokens, in] weight [out, in]^T."""
     multiply_transposed(
         sgemm,
         x.shape[0],
@@ -25,7 +25,7 @@ def linear_columns(start, stop, sgemm, x, weight, y):
 
 @kernel
 def linear_rows(start, stop, sgemm, x, weight, y):
-    """Rows `start` to `stop` of the same product."""
+    """Linear product, rows `start` to `stop`; see `linear_columns`."""
     multiply_transposed(
         sgemm,
         stop - start,
@@ -65,7 +65,7 @@ def weight_grad_rows(start, stop, sgemm, output_grad, x, keep, weight_grad):
 
 @kernel
 def input_grad_columns(start, stop, sgemm, output_grad, weight, input_grad):
-    """Columns `start` to `stop` of input_grad [tokens, in] = output_grad [tokens, out] weight [out, in]."""
+    """Input gradient, columns `start` to `stop` of [tokens, in] = output_grad [tokens, out] weight [out, in]."""
     multiply(
         sgemm,
         output_grad.shape[0],
@@ -84,7 +84,7 @@ def input_grad_columns(start, stop, sgemm, output_grad, weight, input_grad):
 
 @kernel
 def input_grad_rows(start, stop, sgemm, output_grad, weight, input_grad):
-    """Rows `start` to `stop` of the same product."""
+    """Input gradient, rows `start` to `stop`; see `input_grad_columns`."""
     multiply(
         sgemm,
         stop - start,

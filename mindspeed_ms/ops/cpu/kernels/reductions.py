@@ -1,4 +1,4 @@
-"""Sums with double-precision accumulators, cut so that the result does not depend on the number of threads."""
+"""Reduction kernels with double-precision accumulators; the result does not depend on the number of threads."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""Masked softmax over rows of scores [b * n * sq, sk].
+"""Masked softmax kernels over rows of scores [b * n * sq, sk].
 
 Row r belongs to query i = r % sq; its visible keys are i + lower <= j <= i + upper and, with a mask, mask[b or 0, i, j]
 == 0.
@@ -15,14 +15,14 @@ _BLOCKED = np.float32(-3.0e38)
 
 @inline
 def fill(row, number):
-    """Set every element of a row."""
+    """Set every element of a row to one value."""
     for j in range(row.size):
         row[j] = number
 
 
 @inline
 def visible_range(i, keys, lower, upper):
-    """First visible key and the one after the last, for query i."""
+    """First visible key of query i, and the one after the last."""
     first, last = i + lower, i + upper + 1
     first = first if first > 0 else 0
     first = first if first < keys else keys
@@ -42,7 +42,7 @@ def _scale_row(source, mask, has_mask, scale, target):
 
 @kernel
 def softmax_forward(start, stop, scores, heads, queries, mask, has_mask, scale, lower, upper, output):
-    """`output` may be `scores`; mask is uint8 [b or 1, sq, sk]."""
+    """Masked softmax; `output` may be `scores`; mask is uint8 [b or 1, sq, sk]."""
     keys = scores.shape[1]
     factor = np.float32(scale)
     for r in range(start, stop):
@@ -68,7 +68,7 @@ def softmax_forward(start, stop, scores, heads, queries, mask, has_mask, scale, 
 
 @kernel
 def softmax_backward(start, stop, output_grad, probabilities, queries, scale, lower, upper, input_grad):
-    """Gradient of the scores; `input_grad` may be `output_grad`."""
+    """Gradient of the scores of a masked softmax; `input_grad` may be `output_grad`."""
     keys = probabilities.shape[1]
     factor = np.float32(scale)
     for r in range(start, stop):

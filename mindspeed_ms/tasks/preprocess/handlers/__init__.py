@@ -1,4 +1,4 @@
-"""Handlers: each turns records into samples of token ids for one or several output files."""
+"""Handlers: conversion of records to samples of token ids for one or several output files."""
 
 from mindspeed_ms.tasks.preprocess.handlers.dialogue import InstructionHandler, PairwiseHandler, PromptHandler
 from mindspeed_ms.tasks.preprocess.handlers.process_reward import ProcessRewardHandler
@@ -15,7 +15,7 @@ _BY_TASK = {
 
 
 def make_handler(settings, tokenizer):
-    """The handler (handlers.base.Handler) that Settings name."""
+    """Build the handler (handlers.base.Handler) of Settings."""
     return _BY_TASK[HANDLER_KINDS[settings.handler_name].task](settings, tokenizer)
 
 

@@ -1,4 +1,4 @@
-"""Base class of handlers, and the judge of unusable records."""
+"""Base classes of handlers, and the Judge of unusable records."""
 
 from abc import ABC, abstractmethod
 
@@ -11,7 +11,7 @@ IGNORED_LABEL = -100
 
 
 class Judge:
-    """Decides what a record that cannot be used does: it is counted, or it ends the run.
+    """Treatment of records that cannot be used: count them, or end the run.
 
     Args:
         tally (Tally): counts.
@@ -22,17 +22,17 @@ class Judge:
         self.tally, self._skip_invalid = tally, skip_invalid
 
     def invalid(self, error):
-        """Leave a record out, or raise the RecordError."""
+        """Count an invalid record and leave it out, or raise its RecordError."""
         if not self._skip_invalid:
             raise error
         self.tally.drop(error.reason, error.place)
 
     def drop(self, reason, place):
-        """Leave a record out that teaches nothing."""
+        """Leave out and count a record that gives no training sample."""
         self.tally.drop(reason, place)
 
     def run(self, place, function, *arguments):
-        """`function(*arguments)`, or None if it finds the record unusable."""
+        """Call `function(*arguments)`; None if it finds the record unusable."""
         try:
             return function(*arguments)
         except BadRecord as error:
@@ -45,7 +45,7 @@ class Judge:
 
 
 class Handler(ABC):
-    """Turns records into samples.
+    """Handler: converts records to samples.
 
     Args:
         settings (Settings): what to do.
@@ -69,7 +69,7 @@ class Handler(ABC):
         self.remarks = []
 
     def check_first(self, records):  # noqa: B027  most handlers have nothing to check
-        """Raise BadRecord if the first records (list[dict]) of a file show that the columns are named wrongly."""
+        """Raise BadRecord if the first records (list[dict]) of a file show that columns are named wrongly."""
 
     @abstractmethod
     def encode(self, places, records, judge):
@@ -86,11 +86,11 @@ class Handler(ABC):
 
 
 class RecordHandler(Handler):
-    """A handler that looks at each record by itself and gives one sample, with a value for every key."""
+    """Handler that converts each record by itself to one sample with a value for every key."""
 
     @abstractmethod
     def sample(self, record, note):
-        """Ids of a record: dict[str, list[int]] by key.
+        """Sample of a record: ids by key, dict[str, list[int]].
 
         Args:
             record (dict): the record.
@@ -116,7 +116,7 @@ class RecordHandler(Handler):
 
 
 def append_end(ids, labels, end):
-    """End a sample with the id `end` unless it ends so already."""
+    """Append the id `end` to a sample that does not end with it."""
     if not ids or ids[-1] != end or labels[-1] != end:
         ids.append(end)
         labels.append(end)

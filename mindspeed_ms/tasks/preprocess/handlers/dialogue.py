@@ -1,4 +1,4 @@
-"""Conversations rendered by a template: instruction data, preference pairs, prompts."""
+"""Handlers of conversations that a template renders: instruction data, preference pairs, prompts."""
 
 from mindspeed_ms.tasks.preprocess.chat_template import get_template
 from mindspeed_ms.tasks.preprocess.conversations import RecordReader
@@ -14,7 +14,7 @@ _LLAMA_FACTORY_CLASSES = ("LFDefaultTemplate", "ReasoningTemplate")
 
 
 class DialogueHandler(RecordHandler):
-    """A handler of conversations. Args and attributes: see Handler."""
+    """Base class of handlers of conversations. Args and attributes: see Handler."""
 
     def __init__(self, settings, tokenizer):
         super().__init__(settings, tokenizer)
@@ -35,7 +35,7 @@ class DialogueHandler(RecordHandler):
         self.reader.check_first(records)
 
     def turns(self, conversation, messages=None, limit=None):
-        """(turns as (source ids, target ids), what was cut) of a Conversation in at most `limit` tokens."""
+        """Turns of a Conversation cut to `limit` tokens: (list of (source ids, target ids), names of the parts cut off)."""
 
         def render(part):
             try:
@@ -47,12 +47,12 @@ class DialogueHandler(RecordHandler):
         return fit(render, messages or conversation.messages, limit, self.settings.truncation, favours_target)
 
     def budget(self):
-        """Tokens (Optional[int]) that are left for turns beside the end tokens."""
+        """Number of tokens (Optional[int]) for turns, without the end tokens."""
         length = self.settings.seq_length
         return None if length is None else max(length - self._ends, 0)
 
     def finish(self, turns, note):
-        """(ids, labels) of turns, ended as the template and the settings say."""
+        """(ids, labels) of turns, with the end tokens of the template and the settings."""
         ids, labels = self.template.ids_and_labels(self.tokenizer, turns)
         if self._end is not None:
             append_end(ids, labels, self._end)
@@ -62,7 +62,7 @@ class DialogueHandler(RecordHandler):
 
 
 class InstructionHandler(DialogueHandler):
-    """Answers are learnt, everything else is masked."""
+    """Handler of instruction data: answers are learnt, everything else is masked."""
 
     keys = ("input_ids", "attention_mask", "labels")
 
@@ -80,7 +80,7 @@ class InstructionHandler(DialogueHandler):
 
 
 class PairwiseHandler(DialogueHandler):
-    """A question with a better and a worse answer; only the answers are learnt."""
+    """Handler of preference pairs: a question with a better and a worse answer; only the answers are learnt."""
 
     keys = ("chosen_input_ids", "chosen_labels", "rejected_input_ids", "rejected_labels")
 
@@ -103,7 +103,7 @@ class PairwiseHandler(DialogueHandler):
         return sample
 
     def _prompt(self, conversation, answer):
-        """(ids before an answer, length that the answer may have, what was cut)."""
+        """(ids before an answer, limit of the answer's length, names of the parts cut off)."""
         budget, in_order = self.budget(), self.settings.truncation == "oldest-first"
         turns, cut = self.turns(conversation, [*conversation.messages, answer], None if in_order else budget)
         prompt, target = joined(turns)
@@ -119,7 +119,7 @@ class PairwiseHandler(DialogueHandler):
 
 
 class PromptHandler(DialogueHandler):
-    """Questions only, up to where the answer begins."""
+    """Handler of prompts: questions up to the beginning of the answer."""
 
     keys = ("input_ids", "attention_mask")
 

@@ -1,4 +1,4 @@
-"""Process reward: a text whose steps end with a placeholder, and a label for each step."""
+"""Handler of process rewards: a text whose steps end with a placeholder, and a label for each step."""
 
 from mindspeed_ms.tasks.preprocess.conversations import text_of
 from mindspeed_ms.tasks.preprocess.errors import BadRecord, PreprocessError, Unusable, column
@@ -9,7 +9,7 @@ _OPTION = """--map-keys '{"%s":"KEY"}'"""
 
 
 class ProcessRewardHandler(RecordHandler):
-    """The label of a step is stored at the position of its placeholder; everything else is masked. Nothing is cut."""
+    """Handler of process rewards: a step's label is stored at its placeholder, everything else is masked. Nothing is cut."""
 
     keys = ("input_ids", "attention_mask", "labels")
 

@@ -1,4 +1,4 @@
-"""A corpus for pretraining: each text is a document."""
+"""Handler of a pretraining corpus: each text is a document."""
 
 from mindspeed_ms.core.datasets.indexed_format import best_fitting_dtype
 from mindspeed_ms.core.datasets.tokenizer import TokenizerError
@@ -8,7 +8,7 @@ from mindspeed_ms.tasks.preprocess.handlers.base import Handler
 
 
 class PretrainHandler(Handler):
-    """One output for each of `--json-keys`; an empty text is no document, not even one of the end token alone."""
+    """Handler of plain text: one output for each of `--json-keys`; an empty text gives no document."""
 
     infix = ""
 

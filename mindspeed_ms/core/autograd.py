@@ -9,23 +9,85 @@ Facts that shape the callers: a leaf's gradient accumulates out of place (never 
 shape of the leaf; post-accumulate hooks run in the calling thread and may clear the gradient.
 """
 
+import ctypes
+import functools
+import sys
+
 import mindspore as ms
 from mindspore import Tensor, ops
 from mindspore._c_expression import run_backward as _run_backward
 from mindspore.common._grad_function import _Function
 from mindspore.graph.api import _pynative_executor as _executor
 
-Function = _Function
-"""Base of differentiable functions: static `forward(ctx, *args)` and `backward(ctx, *grads)`; call `.apply(*args)`.
+_decrease_reference_count = ctypes.pythonapi.Py_DecRef
+_decrease_reference_count.argtypes, _decrease_reference_count.restype = [ctypes.py_object], None
+_leaks_needs_input_grad = False  # set by enable_tape
 
-Arguments are positional. `ctx.save_for_backward(*tensors)`, `ctx.saved_tensors`, `ctx.needs_input_grad`,
-`ctx.set_materialize_grads`. Neither direction is recorded; gradients of non-tensor arguments are None.
-"""
+
+class Function(_Function):
+    """Base of differentiable functions: static `forward(ctx, *args)` and `backward(ctx, *grads)`; call `.apply(*args)`.
+
+    Arguments are positional. `ctx.save_for_backward(*tensors)`, `ctx.saved_tensors`, `ctx.needs_input_grad`,
+    `ctx.set_materialize_grads`. Neither direction is recorded; gradients of non-tensor arguments are None.
+
+    MindSpore 2.10 never gives up its reference to `ctx.needs_input_grad`, so that each call would leave a tuple behind: it
+    is given up with `ctx`, where `leaked_references` finds it.
+    """
+
+    def __init_subclass__(cls, **kwargs):
+        super().__init_subclass__(**kwargs)
+        if "forward" in cls.__dict__:
+            cls.forward = staticmethod(_with_owner(cls.forward))
+
+
+class _Owner:
+    """Owner of the leaked reference to a tuple: lives as long as the `ctx` that it is an attribute of."""
+
+    __slots__ = ("needs_input_grad",)
+
+    def __init__(self, needs_input_grad):
+        self.needs_input_grad = needs_input_grad
+
+    def __del__(self):
+        _decrease_reference_count(self.needs_input_grad)
+
+
+def _with_owner(forward):
+    """`forward`, with an owner of `ctx.needs_input_grad` in `ctx`."""
+
+    @functools.wraps(forward)
+    def forward_with_owner(ctx, *args):
+        if _leaks_needs_input_grad and not hasattr(ctx, "_owner"):
+            ctx._owner = _Owner(ctx.needs_input_grad)
+        return forward(ctx, *args)
+
+    return forward_with_owner
+
+
+class _Probe(_Function):
+    @staticmethod
+    def forward(ctx, held, tensor):
+        held.append(ctx.needs_input_grad)
+        return tensor * 1.0
+
+    @staticmethod
+    def backward(ctx, grad):
+        return None, grad
+
+
+def leaked_references():
+    """References to `ctx.needs_input_grad` that a call of a Function leaves behind (int), by a probe call."""
+    held, reference = [], [tuple(map(bool, (0, 1)))]
+    with no_grad():
+        _Probe.apply(held, Tensor(1.0, ms.float32))
+    return sys.getrefcount(held[0]) - sys.getrefcount(reference[0])
 
 
 def enable_tape():
     """Switch recording on. `ms.value_and_grad`, `ms.grad` and a failed kernel switch it off: call again after those."""
+    global _leaks_needs_input_grad
     _executor.set_grad_flag(True)
+    _leaks_needs_input_grad = leaked_references() == 1
 
 
 def backward(tensors, grads=None, retain_graph=False):

@@ -153,6 +153,29 @@ def test_function_with_none_and_numbers():
         raise AssertionError("an output requires a gradient though no input does")
 
 
+def test_function_calls_leave_nothing_behind():
+    kept, reference = [], [tuple(map(bool, (1, 0)))]
+
+    class _Keep(autograd.Function):
+        @staticmethod
+        def forward(ctx, x, factor):
+            kept.append(ctx.needs_input_grad)
+            return x * factor
+
+        @staticmethod
+        def backward(ctx, grad):
+            kept.append(ctx.needs_input_grad)
+            return grad, None
+
+    x = _leaf(3)
+    autograd.backward(_Keep.apply(x, 2.0))
+    with autograd.no_grad():
+        _Keep.apply(x, 2.0)
+    assert [tuple(one) for one in kept] == [(True, False)] * 3
+    del kept[1:2]  # the forward's tuple again
+    assert [sys.getrefcount(kept[i]) for i in range(2)] == [sys.getrefcount(reference[0])] * 2
+
+
 def test_recomputation_inside_backward():
     weight, x = _leaf(3, 3), _leaf(2, 3, seed=1)
 

@@ -7,9 +7,11 @@ and what reads values without an operator is overridden.
 
 import functools
 
-from mindspore import Parameter
+from mindspore import Parameter, Tensor
 
-_READING = ("asnumpy", "clone", "copy", "get_bytes", "numpy", "to_dlpack", "value", "_data_ptr")
+# `mindspore.save_checkpoint` reads a parameter through its class but asks for `offload_file_path` first
+_READING = ("asnumpy", "clone", "copy", "get_bytes", "numpy", "offload_file_path", "to_dlpack", "tolist", "value", "_data_ptr")
+_WRITING = ("assign_value", "set_", "set_data")
 _SPECIAL = ("__deepcopy__", "__getitem__", "__reduce_ex__", "__setitem__")
 _READING_PROPERTIES = ("H", "mH", "mT", "T")
 _REFLECTED = tuple(f"__r{name}__" for name in ("add", "floordiv", "matmul", "mod", "mul", "pow", "sub", "truediv"))
@@ -60,13 +62,23 @@ class UnfilledParameter(_WithoutValues):
     )
 
     def set_data(self, data, slice_shape=False):
-        """Give the parameter values of the user's, which initialisation keeps."""
+        """Give the parameter values of the user's, which initialisation keeps.
+
+        Raises:
+            ValueError: the values are not those of this rank's part.
+        """
+        if isinstance(data, Tensor) and tuple(data.shape) != tuple(self.shape):
+            raise ValueError(
+                f"parameter {self.name!r} was given values of shape {tuple(data.shape)}: expected {tuple(self.shape)}, this "
+                f"rank's part of {tuple(self.sharding.global_shape)}."
+            )
         mark_held(self)
         return self.set_data(data, slice_shape)
 
+    assign_value = set_data
+
     def _set(self, tensor):
-        mark_held(self)
-        self.data = tensor
+        self.set_data(tensor)
 
     # itself, which refuses uses: `mindspore.load_param_into_net` compares shape and dtype of it
     data = property(lambda self: self, _set)
@@ -74,10 +86,11 @@ class UnfilledParameter(_WithoutValues):
 
 for _name in (*_READING, *_SPECIAL, *_REFLECTED):
     setattr(_WithoutValues, _name, _WithoutValues._refuse)
+for _name in _WRITING:
+    setattr(ReleasedParameter, _name, _WithoutValues._refuse)
 for _name in _READING_PROPERTIES:
     setattr(_WithoutValues, _name, property(_WithoutValues._refuse))
 ReleasedParameter.data = property(_WithoutValues._refuse)
-ReleasedParameter.set_data = _WithoutValues._refuse
 
 
 @functools.cache

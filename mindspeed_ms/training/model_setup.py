@@ -8,7 +8,7 @@ from mindspeed_ms.core import parallel_state
 from mindspeed_ms.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
 from mindspeed_ms.core.logging import logger
 from mindspeed_ms.core.optimizer import OptimizerConfig, OptimizerParamScheduler, get_megatron_optimizer
-from mindspeed_ms.core.tensor_parallel.cell import deferred_initialization, initialize_parameters
+from mindspeed_ms.core.tensor_parallel.cell import deferred_initialization, description_of, global_name, initialize_parameters
 from mindspeed_ms.training.data import global_batch_size
 
 
@@ -27,6 +27,7 @@ def get_model(model_provider_func, all_config, transforms=(), wrap=DistributedDa
         list[ShardedModel]: one per chunk of this rank's pipeline stage.
     """
     cells = _build_chunks(model_provider_func, transforms)
+    _refuse_equal_names(cells)
     if parallel_state.get_data_parallel_rank(with_context_parallel=True) == 0:
         parameters = sum(param.size for cell in cells for param in cell.get_parameters())
         logger.info("parameters on %s: %d", _place(), parameters)
@@ -57,6 +58,26 @@ def _build_chunks(model_provider_func, transforms):
     if chunks is not None:
         parallel_state.set_virtual_pipeline_model_parallel_rank(0)
     return cells
+
+
+def _refuse_equal_names(cells):
+    """Refuse a parameter name that two chunks of the pipeline have: initial values and checkpoints are keyed by names."""
+    group = parallel_state.get_pipeline_model_parallel_group()
+    named = ((name, param, description_of(param)) for cell in cells for name, param in cell.parameters_and_names())
+    own = [global_name(name, param) for name, param, about in named if not about.shared and about.shared_with is None]
+    places = {}
+    for stage, names in enumerate(group.all_gather_object(own) if group.size > 1 else [own]):
+        for name in names:
+            places.setdefault(name, []).append(stage)
+    twice = {name: stages for name, stages in places.items() if len(stages) > 1}
+    if twice:
+        name, stages = next(iter(twice.items()))
+        raise ValueError(
+            f"{len(twice)} parameters have a name that another chunk of the pipeline has too, such as {name!r} on the stages "
+            f"{', '.join(map(str, stages))}: their values could not be told apart in a checkpoint. Give each a name of its "
+            "own in the whole model: name the cells by their global number, or call "
+            "mindspeed_ms.core.tensor_parallel.cell.place_globally(cell, global name, local name)."
+        )
 
 
 def _checked_cell(cell, source):

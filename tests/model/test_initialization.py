@@ -190,10 +190,12 @@ def without_values():
     builders.start(config)
     arguments = {"config": config, "init_method": "normal", "bias": True, "input_is_parallel": True}
     with deferred_initialization():
-        cell, other, loaded = (RowParallelLinear(4, 4, **arguments) for _ in range(3))
+        cell, other, loaded, assigned = (RowParallelLinear(4, 4, **arguments) for _ in range(4))
     own = Tensor(np.full((4, 4), 5, np.float32))
     uses = {
         "asnumpy": lambda: cell.weight.asnumpy(),
+        "tolist": lambda: cell.weight.tolist(),
+        "save_checkpoint": lambda: ms.save_checkpoint(cell, "never_written.ckpt"),
         "operator": lambda: mint.sum(cell.weight),
         "reflected": lambda: 2.0 * cell.weight,
         "index": lambda: cell.weight[0],
@@ -208,17 +210,21 @@ def without_values():
             use()
             raise AssertionError(f"{name} used a parameter without values")
     assert cell.weight.shape == (4, 4) and "not initialised" in repr(cell.weight)
+    for give in (cell.weight.set_data, cell.weight.assign_value):
+        with pytest.raises(ValueError, match=r"'weight' was given values of shape \(2, 4\): expected \(4, 4\)"):
+            give(own[:2])
     cell.weight.set_data(own)
     storage.set_data(cell.bias, Tensor(np.full(4, 6, np.float32)))
     other.weight.data = own
     storage.write(other.bias, Tensor(np.full(4, 6, np.float32)))
     ms.load_param_into_net(loaded, {"weight": ms.Parameter(own, name="weight")})
+    assigned.weight.assign_value(own)
     for _ in range(2):
-        for one in (cell, other, loaded):
+        for one in (cell, other, loaded, assigned):
             initialize_parameters(one)
-    return [parameter.asnumpy() for one in (cell, other, loaded) for parameter in (one.weight, one.bias)]
+    return [parameter.asnumpy() for one in (cell, other, loaded, assigned) for parameter in (one.weight, one.bias)]
 
 
 def test_a_parameter_without_values_refuses_every_use_and_keeps_what_it_was_given(world):
-    for values, expected in zip(world(1)(without_values)[0], (5, 6, 5, 6, 5, 0), strict=True):
+    for values, expected in zip(world(1)(without_values)[0], (5, 6, 5, 6, 5, 0, 5, 0), strict=True):
         assert (values == expected).all()

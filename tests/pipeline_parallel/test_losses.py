@@ -124,7 +124,7 @@ def test_the_backward_scale():
     mean, sums = BackwardScale(2.0, 4, False, 3), BackwardScale(2.0, 4, True, 3)
     assert [mean.of(), mean.of(5.0), mean.of(0.0)] == [1.5, 0.3, 1.5]
     assert sums.of_main_loss(MicroBatchLoss(None, {}, 5.0)) == 2.0
-    with pytest.raises(ValueError, match="must return .*number of tokens"):
+    with pytest.raises(ValueError, match=r"must return .*number of tokens"):
         sums.of_main_loss(MicroBatchLoss(None, {}))
     before = micro_batch_loss.get_backward_scale()
     with pytest.raises(KeyError), micro_batch_loss.published(mean):

@@ -183,6 +183,23 @@ def test_context_parallelism_multiplies_the_gradient_and_not_the_report(world, p
         assert gradient == pytest.approx(mean) and reported == pytest.approx(2.0 * mean) and tokens == weights.sum()
 
 
+def test_the_backward_scale():
+    """Of means and sums; with tokens that are 0; published within a step only."""
+    from mindspeed_ms.core.pipeline_parallel import micro_batch_loss
+    from mindspeed_ms.core.pipeline_parallel.micro_batch_loss import BackwardScale, MicroBatchLoss
+
+    mean, sums = BackwardScale(2.0, 4, False, 3), BackwardScale(2.0, 4, True, 3)
+    assert [mean.of(), mean.of(5.0), mean.of(0.0)] == [1.5, 0.3, 1.5]
+    assert sums.of_main_loss(MicroBatchLoss(None, {}, 5.0)) == 2.0
+    with pytest.raises(ValueError, match=r"must return .*number of tokens"):
+        sums.of_main_loss(MicroBatchLoss(None, {}))
+    before = micro_batch_loss.get_backward_scale()
+    with pytest.raises(KeyError), micro_batch_loss.published(mean):
+        assert micro_batch_loss.get_backward_scale() is mean
+        raise KeyError
+    assert micro_batch_loss.get_backward_scale() is before
+
+
 def mode_of_a_step():
     """Training mode before and after a step, and the same around an evaluation."""
     from mindspeed_ms.core import num_microbatches_calculator as calculator

@@ -132,6 +132,33 @@ def test_a_stage_that_expects_another_shape(world, rank, what, shapes):
     assert all(part in text for part in ("rank 0", "rank 1", *shapes)), text
 
 
+def finalized():
+    """Tokens that gradients were finalized with: by evaluation, mean losses, losses per token."""
+    from mindspeed_ms.core.pipeline_parallel import get_forward_backward_func
+    from mindspeed_ms.core.pipeline_parallel.micro_batch_loss import BackwardScale
+    from mindspeed_ms.testing.parity.runner import local_batch, micro_batches
+    from mindspeed_ms.training.forward_step import make_forward_step
+
+    model, _, _ = job.build(job.make_config(job.UNTIED, {}))
+    tokens = []
+    for forward_only, per_token in ((True, False), (False, False), (False, True)):
+        get_forward_backward_func()(
+            forward_step_func=make_forward_step(per_token),
+            data_iterator=micro_batches(local_batch(job.batches(1), 0, 1), 1),
+            model=model,
+            num_microbatches=2,
+            forward_only=forward_only,
+            backward_scale=BackwardScale(1.0, 2, per_token),
+            finalize_model_grads_func=lambda _chunks, number: tokens.append(number),
+        )
+    return tokens
+
+
+def test_gradients_are_finalized_after_a_backward_with_the_tokens_that_divide_them(world):
+    ((means, per_token),) = world(1)(finalized)
+    assert means is None and 0 < per_token <= 2 * job.SIZES["seq_length"], (means, per_token)
+
+
 def call(case):
     """A schedule with a mistake in its arguments."""
     from mindspeed_ms.core.pipeline_parallel import get_forward_backward_func

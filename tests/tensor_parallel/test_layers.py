@@ -118,8 +118,10 @@ def test_column_and_row_equal_numpy(world, size, sequence_parallel, transpose_b)
 
 def options(size):
     """gather_output, whole input, skipped bias, stride, foreign weight, fused accumulation, kept master weight."""
+    import mindspore as ms
+
     from mindspeed_ms.core import autograd, parallel_state, storage
-    from mindspeed_ms.core.tensor_parallel import ColumnParallelLinear, RowParallelLinear
+    from mindspeed_ms.core.tensor_parallel import ColumnParallelLinear, RowParallelLinear, VocabParallelEmbedding
 
     config = _start(size)
     rank = parallel_state.get_tensor_model_parallel_rank()
@@ -150,7 +152,23 @@ def options(size):
         tied(_tensor(arrays["x"]))
     with pytest.raises(ValueError, match="shape"):
         tied(_tensor(arrays["x"]), _tensor(np.zeros((3, INPUT), np.float32)))
-    assert tied(_tensor(arrays["x"]), gathered.weight)[0].shape[-1] == OUTPUT // size
+    product = tied(_tensor(arrays["x"]), gathered.weight)[0]
+    assert product.shape[-1] == OUTPUT // size
+    turned = ColumnParallelLinear(
+        INPUT, OUTPUT, config=config, init_method="normal", bias=False, skip_weight_param_allocation=True, transpose_b=False
+    )
+    turned_product = turned(_tensor(arrays["x"]), gathered.weight.swapaxes(0, 1).contiguous())[0]
+    np.testing.assert_array_equal(turned_product.asnumpy(), product.asnumpy())
+    input_gradients = []
+    for disabled in (False, True):  # the caller reduces the partial sums itself
+        column = ColumnParallelLinear(INPUT, OUTPUT, config=config, init_method=0.1, disable_grad_reduce=disabled)
+        x = _tensor(arrays["x"], requires_grad=True)
+        autograd.backward(column(x)[0])
+        input_gradients.append(autograd.tensor_grad(x))
+    reduced = parallel_state.get_tensor_model_parallel_group().all_reduce(input_gradients[1])
+    np.testing.assert_allclose(input_gradients[0].asnumpy(), reduced.asnumpy(), rtol=1e-6)
+    half = VocabParallelEmbedding(16, 4, init_method="normal", config=config, param_init_dtype=ms.float16)
+    assert half.weight.dtype == ms.float16
     with pytest.raises(ValueError, match="has its own weight"):
         gathered(_tensor(arrays["x"]), gathered.weight)
     return _fused(config, arrays, autograd, storage)

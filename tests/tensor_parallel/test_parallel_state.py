@@ -44,6 +44,7 @@ def _check_stages(state, rank):
     assert state.get_virtual_pipeline_model_parallel_world_size() == 2
     assert state.is_pipeline_first_stage() == (rank < 2)
     assert not state.is_pipeline_last_stage()
+    assert state.is_rank_in_embedding_group() == (rank < 2)
     assert state.is_pipeline_last_stage(ignore_virtual=True) == (rank >= 2)
     state.set_virtual_pipeline_model_parallel_rank(1)
     assert state.is_pipeline_last_stage() == (rank >= 2)

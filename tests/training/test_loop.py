@@ -326,3 +326,16 @@ def test_metrics_may_come_and_go(world, tmp_path):
     for first, second, third, fourth in world(2)(changing_metrics, tmp_path):
         assert (first, second, third) == ({"lm loss": 2.0}, {"lm loss": 4.0, "auxiliary": 3.0}, {"lm loss": 1.0})
         assert fourth["auxiliary"] == 5.0 and np.isnan(fourth["lm loss"])
+
+
+def tokens_of_tensor_ranks(folder):
+    from mindspeed_ms.training.losses import LossReducer
+    from mindspeed_ms.training.utils import set_parallel_context
+
+    set_parallel_context(tiny.make_config(folder, parallel={"tensor_model_parallel_size": 2}).parallel_config)
+    return LossReducer().reduce([{"lm loss": (6.0, 3.0)}, {"lm loss": (2.0, 1.0)}])
+
+
+def test_tensor_ranks_count_tokens_once(world, tmp_path):
+    for losses in world(2)(tokens_of_tensor_ranks, tmp_path):
+        assert (losses.values, losses.tokens) == ({"lm loss": 2.0}, 4.0)

@@ -88,3 +88,21 @@ def test_the_reported_rate_is_none_of_decoupled_groups():
     ]
     assert _learning_rate(SimpleNamespace(param_groups=groups)) == 0.2
     assert _learning_rate(SimpleNamespace(param_groups=groups[2:])) == 0.5
+
+
+def samples_of_an_evaluation():
+    from mindspeed_ms.core import num_microbatches_calculator as calculator
+    from mindspeed_ms.training.evaluation import Evaluation
+    from mindspeed_ms.training.trainer import TrainState
+
+    calculator.init_num_microbatches_calculator(0, [2, 2, 8], 8, 2, 1, False)
+    state = TrainState(iteration=1)
+    settings = SimpleNamespace(eval_interval=1, eval_iters=3)
+    evaluation = Evaluation(settings, None, [], SimpleNamespace(valid=[]), None)
+    evaluation.evaluate = lambda *_: None
+    assert evaluation.after_step(state)
+    return calculator.get_current_global_batch_size(), state.consumed_valid_samples
+
+
+def test_an_evaluation_takes_full_batches_during_a_ramp_up(world):
+    assert world(1)(samples_of_an_evaluation) == [(2, 24)]

@@ -110,3 +110,39 @@ def test_a_wrapper_and_an_optimizer_need_their_interfaces_alone(world, tmp_path)
         for name in grads:
             reference.weights[name] = reference.weights[name] - 0.5 * grads[name] / tokens
     assert saved
+
+
+def same_names_on_both_stages():
+    """Text of the error of a model whose stages call their layers alike."""
+    from mindspore import nn
+
+    from mindspeed_ms.core import parallel_state
+    from mindspeed_ms.core.tensor_parallel.layers import ColumnParallelLinear
+    from mindspeed_ms.testing import small_trainings as job
+    from mindspeed_ms.training.model_setup import get_model
+
+    parallel_state.destroy_model_parallel()
+    parallel_state.initialize_model_parallel(1, 2)
+    config = job.make_config(job.UNTIED, {"pipeline_model_parallel_size": 2})
+
+    class Stage(nn.Cell):
+        def __init__(self, start):
+            super().__init__()
+            for number in range(start, start + 2):
+                linear = ColumnParallelLinear(4, 4, config=config.model_config, init_method="normal", bias=False)
+                self.insert_child_to_cell(f"linear{number}", linear)
+
+    def names(start):
+        return get_model(lambda pre_process, post_process: Stage(start), config)[0].module.parameters_dict()
+
+    rank = parallel_state.get_pipeline_model_parallel_rank()
+    assert len(names(2 * rank)) == 2
+    try:
+        names(rank)
+    except ValueError as error:
+        return str(error)
+
+
+def test_a_name_on_two_stages_is_refused(world):
+    for text in world(2)(same_names_on_both_stages):
+        assert "1 parameters have a name" in text and "'linear1.weight' on the stages 0, 1" in text

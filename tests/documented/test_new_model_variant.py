@@ -23,10 +23,6 @@ def train(modules):
         module = types.ModuleType(name)
         exec(compile(code, name, "exec"), vars(module))
         sys.modules[name] = module
-    from mindspeed_ms.legacy.model import transformer_layer
-
-    transformer_layer.ATTENTIONS["mixer"] = module.MixerAttention  # step 3 of the page
-
     from mindspeed_ms.config import init_configs_from_dict
     from mindspeed_ms.config.model_description import describe_model
     from mindspeed_ms.core import autograd, parallel_state

@@ -1,4 +1,4 @@
-"""Mixture of experts: layers with experts, widths, rules. `model` is a ModelDescription."""
+"""Mixture of experts: layers with experts, widths, rules; parameters: `describers/mlp.py`. `model` is a ModelDescription."""
 
 
 def has_experts(model):

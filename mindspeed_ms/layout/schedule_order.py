@@ -1,4 +1,4 @@
-"""Pipeline schedules as data: ordered computations and transfers of each stage.
+"""Pipeline schedules (1F1B, interleaved) as data: ordered computations and transfers of each stage.
 
 The order of computations is Megatron core's (0.12): no pipeline, 1F1B, interleaved 1F1B with a micro-batch group size,
 and forward only. The order of transfers is derived from one clock: every transfer has one place in a single order over

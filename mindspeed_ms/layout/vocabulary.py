@@ -1,4 +1,4 @@
-"""Vocabulary size and its padding. Source: Megatron's `_vocab_size_with_padding`."""
+"""Vocabulary size and its padding, which `config/resolve.py` applies. Source: Megatron's `_vocab_size_with_padding`."""
 
 
 def true_vocab_size(vocab_size, extra_ids=0, tokenizer_type=None):

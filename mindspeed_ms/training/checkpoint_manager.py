@@ -13,7 +13,7 @@ from mindspeed_ms.core.dist_checkpointing.save import CheckpointSaver
 from mindspeed_ms.core.dist_checkpointing.upstream_format import is_upstream_folder
 from mindspeed_ms.core.logging import logger
 from mindspeed_ms.training import checkpointing
-from mindspeed_ms.training.checkpointing import true_vocab_size
+from mindspeed_ms.training.checkpointing import vocab_size_of
 from mindspeed_ms.training.gpt_datasets import names_indexed_files
 
 
@@ -84,7 +84,7 @@ class CheckpointManager:
         settings, path = self.settings, self.start.path
         if path is None:
             return
-        resumes, vocab_size = self.start.resumes, true_vocab_size(self.all_config)
+        resumes, vocab_size = self.start.resumes, vocab_size_of(self.all_config)
         with_optimizer = resumes and not settings.no_load_optim
         with open_checkpoint(path, self.all_config, settings.ckpt_step) as reader:
             checkpointing.load_checkpoint(

@@ -77,7 +77,7 @@ def save_checkpoint(
         train_state.iteration,
         states=plain(states),
         layout=layout_sizes(),
-        vocab_size=true_vocab_size(all_config) if all_config is not None else None,
+        vocab_size=vocab_size_of(all_config) if all_config is not None else None,
         args=_plain_config(all_config),
     )
     saver.save(
@@ -207,7 +207,7 @@ def layout_sizes():
     }
 
 
-def true_vocab_size(all_config):
+def vocab_size_of(all_config):
     """Number of vocabulary rows that are no padding (int): dataset_config.vocab_size and extra tokens, if it is set."""
     padded, data = all_config.model_config.vocab_size, all_config.dataset_config
     if not data.vocab_size:

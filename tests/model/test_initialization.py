@@ -126,7 +126,7 @@ def toy_attention(tensor_parallel_size, **recompute):
     def describe(model, rank):
         return [one for name, linear in linears(model).items() for one in registry.describe_linear(rank, name, linear)]
 
-    class Mixer(parts.LayerPart):
+    class Mixer(parts.LayerCell):
         def __init__(self, config, layer_number, attention_type=None, attn_mask_type=None):
             super().__init__(config)
             made = linears(self.described.model)

@@ -1,4 +1,4 @@
-"""Gradient clipping, and the global gradient norm, which counts each element once in any layout.
+"""Gradient clipping (`MegatronOptimizer` applies it), and the global gradient norm, which counts each element once.
 
 Source: Megatron core, `clip_grads.py`. A parameter that is copied over tensor-parallel ranks counts on the first of
 them, a tied embedding on the first pipeline stage. Squares are summed in float64, over ranks in rank order.

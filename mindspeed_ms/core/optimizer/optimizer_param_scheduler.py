@@ -1,4 +1,4 @@
-"""Schedules of learning rate and weight decay (OptimizerParamScheduler), counted in samples.
+"""OptimizerParamScheduler: learning rate (warm-up, decay) and weight decay over a training, counted in samples.
 
 Source: Megatron core, `optimizer_param_scheduler.py`: the same arithmetic, so that rates are bit-equal. The rate used
 by the first step is the one at 0 samples: with a warm-up from 0 it is 0.

@@ -1,4 +1,4 @@
-"""Attention: CoreAttention, FlashAttention, ParallelAttention. Source: Megatron's classes, there FlashSelfAttention."""
+"""Attention: ParallelAttention (projections, choice of the core), CoreAttention, FlashAttention. Source: Megatron's classes."""
 
 import math
 from dataclasses import replace
@@ -13,7 +13,7 @@ from mindspeed_ms.layout.describers.attention import attention_linears
 from mindspeed_ms.legacy.model.attention_mask import expand_attention_mask, is_causal
 from mindspeed_ms.legacy.model.enums import AttnMaskType, AttnType, to_enum
 from mindspeed_ms.legacy.model.module import Module
-from mindspeed_ms.legacy.model.parts import LayerPart, register_part
+from mindspeed_ms.legacy.model.parts import LayerCell, register_part
 from mindspeed_ms.legacy.model.rotary_pos_embedding import apply_rotary_pos_emb, to_rotary_tables
 
 
@@ -166,7 +166,7 @@ def _dropout_seed():
 
 
 @register_part("attention", "self_attn")
-class ParallelAttention(LayerPart):
+class ParallelAttention(LayerCell):
     """Self or cross attention with its heads cut over the tensor-parallel group.
 
     Args:

@@ -7,7 +7,7 @@ from mindspeed_ms.core.tensor_parallel.layers import build_linear
 from mindspeed_ms.core.tensor_parallel.linear import cast
 from mindspeed_ms.core.tensor_parallel.random import checkpoint
 from mindspeed_ms.layout.describers.mlp import mlp_linears
-from mindspeed_ms.legacy.model.parts import LayerPart, register_part
+from mindspeed_ms.legacy.model.parts import LayerCell, register_part
 
 _FAST_GELU = 1.702
 # hidden_act -> operator; "gelu" is decided by bias_gelu_fusion
@@ -48,7 +48,7 @@ def apply_activation(x, bias, name, fused=True):
 
 
 @register_part("mlp", "dense")
-class ParallelMLP(LayerPart):
+class ParallelMLP(LayerCell):
     """`projection(activation(mapping(x)))`; gated: `activation(gate) * up`, the two halves of the mapping's output.
 
     Args:

@@ -1,4 +1,6 @@
-"""Registry of a transformer layer's cells, by part and kind; `layout.describers.registry` has their parameters.
+"""Registry of a transformer layer's cells: each registers itself in its own file, which `transformer_layer` imports.
+
+`layout.describers.registry` has their parameters.
 
     part        kind                      called with
     attention   model.attention_type      (config, layer_number, AttnType, AttnMaskType)
@@ -12,7 +14,7 @@ from mindspeed_ms.legacy.model.module import Module
 _CELLS = {"attention": {}, "mlp": {}}
 
 
-class LayerPart(Module):
+class LayerCell(Module):
     """Base of attention and feed-forward cells."""
 
     names_are_global = False
@@ -30,15 +32,15 @@ class LayerPart(Module):
 
 
 def register_part(part, kind):
-    """Decorator: the class, a LayerPart, is the cell of `part` of the kind `kind`.
+    """Decorator: the class, a LayerCell, is the cell of `part` of the kind `kind`.
 
     Raises:
         ValueError: another class, or a kind that has a cell already.
     """
 
     def decorate(cell):
-        if not issubclass(cell, LayerPart):
-            raise ValueError(f"{part} '{kind}': {cell.__name__} must be a subclass of LayerPart.")
+        if not issubclass(cell, LayerCell):
+            raise ValueError(f"{part} '{kind}': {cell.__name__} must be a subclass of LayerCell.")
         if _CELLS[part].setdefault(kind, cell) is not cell:
             raise ValueError(f"{part} '{kind}' has a cell already: choose another kind.")
         return cell

@@ -137,13 +137,15 @@ def finalized():
     from mindspeed_ms.core.pipeline_parallel import get_forward_backward_func
     from mindspeed_ms.core.pipeline_parallel.micro_batch_loss import BackwardScale
     from mindspeed_ms.testing.parity.runner import local_batch, micro_batches
-    from mindspeed_ms.training.forward_step import make_forward_step
+    from mindspeed_ms.training.forward_step import forward_step
 
     model, _, _ = job.build(job.make_config(job.UNTIED, {}))
     tokens = []
     for forward_only, per_token in ((True, False), (False, False), (False, True)):
+        for chunk in model:
+            chunk.calculate_per_token_loss = per_token
         get_forward_backward_func()(
-            forward_step_func=make_forward_step(per_token),
+            forward_step_func=forward_step,
             data_iterator=micro_batches(local_batch(job.batches(1), 0, 1), 1),
             model=model,
             num_microbatches=2,

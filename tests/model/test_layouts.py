@@ -18,7 +18,7 @@ MODELS_UNDER_TEST = {
         "apply_residual_connection_post_norm": True,
         "apply_query_key_layer_scaling": True,
     },
-    "biases": {**BIASES, **STRONG},
+    "biases": {**BIASES, **STRONG, "position_embedding_type": "rope"},  # without positions a shift of keys has no gradient
     "rope_parts": {
         **builders.LLAMA,
         **WIDE,

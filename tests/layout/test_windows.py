@@ -7,12 +7,7 @@ from tests.layout.test_experts import described
 
 @pytest.mark.parametrize(
     "frequency, windows",
-    [
-        (None, [4, 4, 4, 4]),
-        ([2], [4, None, 4, None]),
-        ([3], [4, 4, None, 4]),
-        ([0, 1, 1, 0], [None, 4, 4, None]),
-    ],
+    [(None, [4, 4, 4, 4]), ([2], [4, None, 4, None]), ([3], [4, 4, None, 4]), ([0, 1, 1, 0], [None, 4, 4, None])],
 )
 def test_windows_of_layers(frequency, windows):
     model = described(moe={}, sliding_window=4, window_attn_skip_freq=frequency)

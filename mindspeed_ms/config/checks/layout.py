@@ -1,12 +1,16 @@
 """Rules about parallel layout: tensor, sequence, context and expert parallelism, world size."""
 
-from mindspeed_ms.config.checks.rule import rule
+import contextlib
+
+from mindspeed_ms.config.checks.rule import last_rule, rule
 from mindspeed_ms.config.model_description import describe_model, describe_parallel
 from mindspeed_ms.config.schema import ModelParallelConfig, MoEConfig, TransformerConfig
 from mindspeed_ms.layout.divisibility import sequence_misfits, size_misfits
+from mindspeed_ms.layout.errors import LayoutError
 from mindspeed_ms.layout.experts import expert_problems
 from mindspeed_ms.layout.ranks import model_parallel_size
 from mindspeed_ms.layout.sequence import ulysses_problem
+from mindspeed_ms.layout.windows import window_problems
 
 _P, _M = "parallel_config", "model_config"
 _TP = f"{_P}.tensor_model_parallel_size"
@@ -43,6 +47,16 @@ def sizes_divide(context):
         yield context.problem(_path(misfit.name), message, *map(_path, misfit.by))
     for name, message, other in expert_problems(model):
         yield context.problem(_path(name), message, _path(other))
+
+
+@last_rule
+def windows_fit(context):
+    """Refuse sliding windows per layer that do not suit the number of layers."""
+    if not context.model:
+        return
+    with contextlib.suppress(LayoutError):  # stages that cannot be built: `layout_can_be_built` says so
+        for name, message, other in window_problems(describe_model(context.all_config)):
+            yield context.problem(_path(name), message, _path(other))
 
 
 @rule

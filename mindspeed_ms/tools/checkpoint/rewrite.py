@@ -83,6 +83,7 @@ def write_checkpoint(reader, folder, cut):
         layout=source.layout,
         vocab_size=source.vocab_size,
         args=source.args,
+        fingerprint=source.fingerprint,
         saved_at=time.time(),
     )
     temporary = folders.prepare(folder, source.iteration)

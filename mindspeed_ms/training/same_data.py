@@ -29,15 +29,13 @@ def fingerprint(all_config, kind, parts, split, tokenizer=None):
     Args:
         all_config (AllConfig): read: tokenizer, seq_length.
         kind (str): "indexed", "conversations", "text", "mock".
-        parts (list[dict] or dict[str, dict]): fingerprints of the data, in order; or by the split that they make up.
+        parts (list[dict]): fingerprints of the data, in order, each with `of`, the setting that names it.
         split (Optional[str]): shares of training, validation and test.
         tokenizer (Optional[Tokenizer]): None: the one that the configuration names, if any.
 
     Raises:
         TokenizerError: the named tokenizer cannot be read.
     """
-    if isinstance(parts, dict):
-        parts = [{"of": name, **part} for name, part in parts.items()]
     data = {
         "kind": kind,
         "seq_length": all_config.model_config.seq_length,
@@ -131,6 +129,9 @@ def check(path, manifest, own, all_config, resumes):
             f"{path} was trained with another tokenizer: it has {_tokenizer(before)}, "
             f"{_tokenizer_setting(all_config, own)} names {_tokenizer(now)}"
         )
+        if saved["data"] and own["data"]:  # a BPE of the text depends on the split
+            splits = [change for change in differences(saved["data"], own["data"]) if change[0] == "split"]
+            text += "".join(f"; {_data_setting(all_config, 'split')} was {one}, is {other}" for _, one, other in splits)
         if all_config.training_config.load_strict:
             raise CheckpointError(f"{text}. {_advice(before, own)}")
         logger.warning("%s (load_strict is off)", text)
@@ -216,9 +217,6 @@ def _advice(before, own):
 def _data_setting(all_config, name):
     if name == "seq_length":
         return spelled(all_config, "model_config.seq_length")
-    named = [of for of in ("data_path", "train_data_path") if getattr(all_config.dataset_config, of)]
-    if name in ("train", "valid", "test"):  # of a text
-        name = f"{name}_data_path" if "train_data_path" in named else "data_path"
     return spelled(all_config, f"{_D}.{name}")
 
 

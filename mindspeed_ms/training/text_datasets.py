@@ -93,7 +93,12 @@ class TextDatasets:
         """Fingerprint of tokenizer and data, see `same_data`."""
         all_config = all_config or self.all_config
         settings, corpus = all_config.dataset_config, self.corpus
-        return same_data.fingerprint(all_config, "text", corpus.fingerprints(), settings.split, corpus.tokenizer)
+        parts = []
+        for name, part in corpus.fingerprints().items():
+            of = f"{name}_data_path" if settings.train_data_path else "data_path"
+            path = " ".join(getattr(settings, of) or ["Python's standard library"])
+            parts.append({"of": of, "path": f"the {name} part of {path}", **part})
+        return same_data.fingerprint(all_config, "text", parts, settings.split, corpus.tokenizer)
 
     def _parts(self):
         return self.corpus.train_tokens, self.corpus.valid_tokens, self.corpus.test_tokens
@@ -138,16 +143,17 @@ def _check_settings(all_config):
 
 
 def _check_vocabulary(all_config, tokenizer):
-    settings, rows = all_config.dataset_config, all_config.model_config.vocab_size
-    name, size = spelled(all_config, "model_config.vocab_size"), rows
+    settings, needed = all_config.dataset_config, tokenizer.vocab_size
+    sizes = [("model_config.vocab_size", all_config.model_config.vocab_size, needed)]
     if settings.vocab_size:
-        true_size = true_vocab_size(settings.vocab_size, settings.vocab_extra_ids, settings.tokenizer_type)
-        name, size = min((name, rows), (spelled(all_config, f"{_D}.vocab_size"), true_size), key=lambda pair: pair[1])
-    if tokenizer.vocab_size > size:
-        raise CorpusError(
-            f"{tokenizer.name} has {tokenizer.vocab_size} ids, but {name} leaves {size} to the model: set --vocab-size "
-            f"{tokenizer.vocab_size} and a --padded-vocab-size from there on."
-        )
+        extra = true_vocab_size(0, settings.vocab_extra_ids, settings.tokenizer_type)
+        sizes.append((f"{_D}.vocab_size", settings.vocab_size, needed - extra))
+    for path, size, least in sizes:
+        if size < least:
+            raise CorpusError(
+                f"{tokenizer.name} has {needed} ids, but {spelled(all_config, path)} is {size}: set it to {least} or more, or "
+                "name another tokenizer."
+            )
 
 
 def _check_end(all_config, corpus):

@@ -58,12 +58,11 @@ def of_indexed_files(prefix):
     }
 
 
-def of_tokens(path, tokens, documents):
-    """Fingerprint of encoded text (dict): its folder or file, documents, tokens and hash.
+def of_tokens(tokens, documents):
+    """Fingerprint of encoded text (dict): documents, tokens and hash.
 
     Args:
-        path (str): for messages.
         tokens (np.ndarray): ids of all documents.
         documents (int): how many.
     """
-    return {"path": path, "documents": documents, "tokens": len(tokens), "hash": hash_of(memoryview(tokens).cast("B"))}
+    return {"documents": documents, "tokens": len(tokens), "hash": hash_of(memoryview(tokens).cast("B"))}

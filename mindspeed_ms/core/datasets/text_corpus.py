@@ -67,7 +67,7 @@ class TextCorpus:
         """Fingerprints of the parts (dict[str, dict]), see `fingerprint.of_tokens`."""
         parts = {"train": self.train_tokens, "valid": self.valid_tokens, "test": self.test_tokens}
         return {
-            name: fingerprint.of_tokens(str(self.folder), tokens, len(getattr(self, f"{name}_documents")))
+            name: fingerprint.of_tokens(tokens, len(getattr(self, f"{name}_documents")))
             for name, tokens in parts.items()
             if len(tokens)
         }

@@ -7,7 +7,7 @@ from typing import Any
 from mindspeed_ms.config.same_model import differences
 from mindspeed_ms.core import comm
 from mindspeed_ms.core.datasets.errors import DatasetError
-from mindspeed_ms.core.dist_checkpointing import folders
+from mindspeed_ms.core.dist_checkpointing import folders, plain_weights
 from mindspeed_ms.core.dist_checkpointing.agreement import on_rank_zero
 from mindspeed_ms.core.dist_checkpointing.errors import CheckpointError
 from mindspeed_ms.core.dist_checkpointing.load import find_checkpoint, open_checkpoint
@@ -52,6 +52,11 @@ def find_starting_point(all_config, describe_data=None):
     path, resumes = _folder_to_load(settings)
     if path:
         path = find_checkpoint(path, settings.ckpt_step, settings.crc_check)
+        if resumes and plain_weights.is_own(path):
+            raise CheckpointError(
+                f"{path} holds weights alone (merge --weights-only), no training that could go on: start a new one from them, "
+                "with --finetune or without resume_training."
+            )
         if resumes and not settings.no_load_optim and is_upstream_folder(path):
             _check_upstreams_optimizer(path, all_config)
     fingerprint = on_rank_zero("the training was not started", _fingerprint, path, all_config, resumes, describe_data)

@@ -13,7 +13,7 @@ from mindspeed_ms.config import spelled
 from mindspeed_ms.core.datasets import fingerprint as fingerprints
 from mindspeed_ms.core.datasets.splits import normalize, parse_and_normalize_split
 from mindspeed_ms.core.datasets.tokenizer import TokenizerSettings, build_tokenizer
-from mindspeed_ms.core.dist_checkpointing import folders
+from mindspeed_ms.core.dist_checkpointing import folders, plain_weights
 from mindspeed_ms.core.dist_checkpointing.errors import CheckpointError
 from mindspeed_ms.core.dist_checkpointing.manifest import MANIFEST_FILE, Manifest
 from mindspeed_ms.core.dist_checkpointing.upstream_format import is_upstream_folder
@@ -77,7 +77,7 @@ def check_before_start(all_config, own):
     wanted = settings.resume_training and not settings.finetune
     places = settings.load_checkpoint, settings.output_dir, settings.pretrained_checkpoint
     folder, resumes = folders.checkpoint_to_start_from(*places, wanted)
-    if folder is None or is_upstream_folder(folder):
+    if folder is None or is_upstream_folder(folder) or plain_weights.is_own(folder):
         return
     folders.restore_replaced(folder)
     place, manifest = folders.newest_manifest(folder, settings.ckpt_step)

@@ -18,6 +18,8 @@ from mindspeed_ms.training import checkpointing, same_data
 from mindspeed_ms.training.checkpointing import vocab_size_of
 from mindspeed_ms.training.gpt_datasets import names_indexed_files
 
+_ORDER = (("training_config", "seed"), ("dataset_config", "dataloader_type"), ("dataset_config", "shuffle"))  # of samples
+
 
 @dataclass(frozen=True)
 class StartingPoint:
@@ -277,6 +279,10 @@ def log_changes(manifest, all_config, vocab_size):
         return
     if None not in (manifest.vocab_size, vocab_size) and manifest.vocab_size != vocab_size:
         logger.warning("the vocabulary has %d ids, the checkpoint's had %d", vocab_size, manifest.vocab_size)
+    for section, name in _ORDER:
+        before, now = (manifest.args.get(section) or {}).get(name), getattr(getattr(all_config, section), name)
+        if name in (manifest.args.get(section) or {}) and before != now:
+            logger.warning("%s was %r, now is %r: samples come in another order, some of them again", name, before, now)
     saved = manifest.args.get("training_config") or {}, manifest.args.get("dataset_config") or {}
     own = all_config.training_config, all_config.dataset_config
     before, now = [

@@ -167,8 +167,10 @@ class Provider:
     def __init__(self, name, count=20):
         self.name, self.count, self.seen = name, count, []
 
+        self.valid = self if name == "valid" else Provider("valid", count)
+
     def __call__(self, _numbers):
-        return self, None, None
+        return self, self.valid, None
 
     def fingerprint(self):
         part = {"of": "data_path", "path": self.name, "documents": 1, "tokens": 1, "hash": self.name}
@@ -183,15 +185,14 @@ class Provider:
 
 
 def continued(folder):
-    """Samples that four runs over one folder read: the first ones, those of new data, those after them."""
+    """Training and validation samples that runs over one folder read: the first ones, those of new data, those after them."""
     from tests.training.test_pretrain import run_pretrain
 
     def run(name, iterations, **training):
         provider = Provider(name)
-        run_pretrain(
-            folder, config={"training": {"training_iters": iterations, "resume_training": True, **training}}, provider=provider
-        )
-        return sorted(set(provider.seen))
+        settings = {"training_iters": iterations, "resume_training": True, "eval_interval": 1, "eval_iters": 1, **training}
+        run_pretrain(folder, config={"training": settings}, provider=provider)
+        return sorted(set(provider.seen)), sorted(set(provider.valid.seen))
 
     seen = [run("first", 2)]
     with pytest.raises(CheckpointError, match=r"was trained on other data: .* was first .*, is second"):
@@ -204,7 +205,8 @@ def continued(folder):
 
 
 def test_new_data_is_read_from_its_beginning_and_then_on(world, tmp_path):
-    assert world(1)(continued, tmp_path) == [[list(range(8)), list(range(4)), list(range(4, 8))]]
+    parts = [list(range(8)), list(range(4)), list(range(4, 8))]
+    assert world(1)(continued, tmp_path) == [[(part, part) for part in parts]]
 
 
 def test_a_checkpoint_without_fingerprint_is_named_once(tmp_path, caplog, monkeypatch, blend):

@@ -306,6 +306,7 @@ def test_every_rule_names_its_setting_and_what_it_expects():
         "profile_rows_have_effect",
         "group_size_has_an_effect",
         "settings_have_an_effect",
+        "padding_is_used",
         "expert_numbers_agree",
     }
 

@@ -28,7 +28,7 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 
 def write_texts(folder, size):
     """A jsonl file of about `size` bytes: words of Python's standard library with their frequencies, and numbers."""
-    from mindspeed_ms.core.datasets.text_corpus import standard_library_documents
+    from mindspeed_ms.core.datasets.text_documents import standard_library_documents
 
     source = "\n".join(text for _, text in standard_library_documents())
     words = np.array(re.findall(r"\s*\S+", source), object)

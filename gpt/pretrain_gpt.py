@@ -10,16 +10,13 @@ import os
 import sys
 
 from mindspeed_ms.config import ConfigError, fit_to_world, init_configs_from_args, require_available
-from mindspeed_ms.core.datasets import text_corpus
 from mindspeed_ms.core.datasets.errors import DatasetError
-from mindspeed_ms.core.datasets.token_dataset import TokenDataset
 from mindspeed_ms.core.device import DeviceError
 from mindspeed_ms.core.dist_checkpointing.errors import CheckpointError
 from mindspeed_ms.core.logging import setup_logging
 from mindspeed_ms.layout.ranks import world_unit_of
-from mindspeed_ms.training import gpt_datasets, initialize_megatron
-
-LARGEST_VOCABULARY = 32_768  # of the BPE that is trained here; the model may have more rows
+from mindspeed_ms.training import gpt_datasets, initialize_megatron, same_data
+from mindspeed_ms.training.text_datasets import TextDatasets
 
 
 def add_example_args(parser):
@@ -34,62 +31,6 @@ def add_example_args(parser):
     return parser
 
 
-def build_corpus(all_config):
-    """The encoded text that the configuration names (text_corpus.TextCorpus); built once, then found again.
-
-    Raises:
-        FileNotFoundError, CorpusError: the text is missing, or none that can be used.
-    """
-    dataset = all_config.dataset_config
-    if dataset.valid_data_path and not dataset.train_data_path:
-        raise text_corpus.CorpusError(
-            "valid_data_path (--valid-data-path) is given without train_data_path "
-            "(--train-data-path): name both, or let --data-path hold a part out."
-        )
-    if dataset.train_data_path:
-        training = text_corpus.text_documents(dataset.train_data_path)
-        validation = text_corpus.text_documents(dataset.valid_data_path) if dataset.valid_data_path else []
-    elif dataset.data_path:
-        training, validation = text_corpus.hold_out(text_corpus.text_documents(dataset.data_path))
-    else:
-        training, validation = text_corpus.hold_out(text_corpus.standard_library_documents())
-    folder = dataset.data_cache_path or os.path.join(all_config.training_config.output_dir, "corpus")
-    vocab_size = min(dataset.vocab_size or LARGEST_VOCABULARY, all_config.model_config.vocab_size)
-    corpus = text_corpus.build_text_corpus(folder, training, validation, vocab_size)
-    if len(corpus.train_tokens) <= all_config.model_config.seq_length:
-        raise text_corpus.CorpusError(
-            f"the training text has {len(corpus.train_tokens)} tokens, fewer than one sample of "
-            f"seq_length {all_config.model_config.seq_length} needs: give more text."
-        )
-    return corpus
-
-
-def make_datasets_provider(all_config, corpora):
-    """`train_valid_test_datasets_provider` of a text: ((train, valid, test) numbers of samples) -> three datasets.
-
-    Args:
-        all_config (AllConfig): names the text.
-        corpora (list): takes the TextCorpus.
-    """
-
-    def train_valid_test_datasets_provider(train_val_test_num_samples):
-        from mindspeed_ms.training.utils import print_rank_0
-
-        del train_val_test_num_samples  # a pass over the text is followed by the next one, as often as needed
-        corpus = build_corpus(all_config)
-        print_rank_0(corpus.summary())
-        corpora.append(corpus)
-        settings, length = all_config.dataset_config, all_config.model_config.seq_length
-        reset = settings.reset_position_ids, settings.reset_attention_mask, settings.eod_mask_loss
-        train, valid = (
-            TokenDataset(tokens, length, corpus.end_of_document, *reset) if len(tokens) > length else None
-            for tokens in (corpus.train_tokens, corpus.valid_tokens)
-        )
-        return train, valid, None
-
-    return train_valid_test_datasets_provider
-
-
 def get_batch(data_iterator):
     """The next micro-batch, keyed by the names of GPTModel.construct; a missing attention mask means causal attention."""
     batch = next(data_iterator)
@@ -100,6 +41,12 @@ def get_batch(data_iterator):
         "loss_mask": batch["loss_mask"],
         "labels": batch["labels"],
     }
+
+
+def datasets_provider(all_config):
+    """`train_valid_test_datasets_provider` of the data that the configuration names: indexed files or text."""
+    indexed = gpt_datasets.names_indexed_files(all_config)
+    return gpt_datasets.train_valid_test_datasets_provider if indexed else TextDatasets(all_config)
 
 
 def prepare(all_config):
@@ -117,10 +64,12 @@ def prepare(all_config):
         raise OSError(f"output_dir (--save) is {training.output_dir}: the folder cannot be made ({error.strerror}).") from error
     if not os.access(training.output_dir, os.W_OK):
         raise PermissionError(f"output_dir (--save) is {training.output_dir}: the folder cannot be written.")
-    if gpt_datasets.names_indexed_files(all_config):
-        gpt_datasets.check_files(all_config)
+    provider = datasets_provider(all_config)
+    if isinstance(provider, TextDatasets):
+        provider.check()
     else:
-        build_corpus(all_config)
+        gpt_datasets.check_files(all_config)
+    same_data.check_before_start(all_config, provider.fingerprint(all_config))
     return world_size
 
 
@@ -143,10 +92,7 @@ def main():
     from mindspeed_ms.tools.training_report import report
     from mindspeed_ms.training.training import pretrain
 
-    corpora = []
-    provider = make_datasets_provider(all_config, corpora)
-    if gpt_datasets.names_indexed_files(all_config):
-        provider = gpt_datasets.train_valid_test_datasets_provider
+    provider = datasets_provider(all_config)
 
     def model_provider_func(pre_process=True, post_process=True):
         """get gpt model"""
@@ -160,7 +106,8 @@ def main():
         all_config=all_config,
         get_batch_func=get_batch,
     )
-    report(trainer, *(corpora or [None]), with_sample=not args.no_sample)
+    corpus = provider.corpus if isinstance(provider, TextDatasets) else None
+    report(trainer, corpus, with_sample=not args.no_sample)
 
 
 if __name__ == "__main__":

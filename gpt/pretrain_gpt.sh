@@ -117,6 +117,8 @@ trap - INT TERM HUP
 wait "$follower_pid"
 kill -KILL -- "-$msrun_pid" $(ranks) 2> /dev/null  # something is left only if msrun itself was killed
 
+# ranks that a signal met before they listened have ended by it
+((interrupts && status)) && ! grep -q "received: finishing this step" "$log_dir"/worker_*.log 2> /dev/null && killed=yes
 if [[ -n $killed ]]; then
     echo "Interrupted before the ranks could save: the job was ended at once." >&2
     exit 130

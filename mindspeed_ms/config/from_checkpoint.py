@@ -16,9 +16,9 @@ _UNLESS_TYPED = (f"{_M}.seq_length",)
 def ask_checkpoint(settings):
     """Take the model's settings from the checkpoint that the run starts from, if `use_checkpoint_args` is set.
 
-    A setting that was typed and differs is named in a notice; the checkpoint wins. Only `seq_length` stays as it was
-    typed, and so does a vocabulary that is given without padding (`dataset_config.vocab_size`): its padding follows
-    from the tensor parallel size.
+    A setting that was typed and differs is named in a warning; the checkpoint wins. Only `seq_length` stays as it was typed,
+    which a warning names too, and so does a vocabulary that is given without padding (`dataset_config.vocab_size`): its
+    padding follows from the tensor parallel size.
 
     Args:
         settings (Settings): changed in place; a checkpoint that cannot be read becomes a problem.
@@ -32,6 +32,14 @@ def ask_checkpoint(settings):
     paths = [*model_paths(COMPARED, TAKEN), *(path for path in _UNLESS_TYPED if not settings.was_set(path))]
     if settings.value("dataset_config.vocab_size") is None:
         paths.append(f"{_M}.vocab_size")
+    for path in _UNLESS_TYPED:
+        section, name = path.split(".")
+        typed, value = settings.by_path.get(path), saved.get(section, {}).get(name)
+        if settings.was_set(path) and value is not None and not is_same(typed.value, value):
+            settings.warn(
+                f"{typed.key} = {typed.value!r} ({typed.place}) stays although the checkpoint has {value!r}: "
+                "use_checkpoint_args takes it from there only if it is left out"
+            )
     for path in paths:
         section, name = path.split(".")
         if name in saved.get(section, {}):

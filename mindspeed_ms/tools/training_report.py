@@ -13,7 +13,8 @@ from mindspeed_ms.core.tensor_parallel import gather_from_tensor_model_parallel_
 from mindspeed_ms.training.metrics import LOSS_CURVE_FILE, METRICS_FILE, read_metrics
 
 AVERAGED_STEPS = 20
-PROMPT = "    def __init__(self, name, "
+PROMPT = "    def __init__(self, name, "  # for Python's own sources
+PROMPT_TOKENS = 8  # of a held-out document, for other text
 TEMPERATURE, TOP_K = 0.7, 12
 
 
@@ -23,15 +24,18 @@ def report(run, corpus, with_sample=True, sample_tokens=64):
     Args:
         run (Trainer): what pretrain returned; a training that was interrupted gets no summary.
         corpus (Optional[TextCorpus]): what it was trained on; None: other data, of which no text can be written.
-        with_sample (bool): let the model continue a line of Python.
+        with_sample (bool): let the model continue a line: of Python for its own sources, else the first held-out one.
         sample_tokens (int): length of that continuation.
     """
     if run.train_state.iteration < run.training_iters:
         return
-    sample = None
+    sample, settings = None, run.all_config.dataset_config
     has_trained = run.steps_done > 0
     if with_sample and has_trained and corpus is not None and parallel_state.get_pipeline_model_parallel_world_size() == 1:
-        sample = write_sample(run, corpus, sample_tokens)
+        prompt, what = PROMPT, "a line of Python"
+        if settings.data_path or settings.train_data_path:
+            prompt, what = held_out_prompt(corpus), "the first held-out line" if len(corpus.valid_tokens) else "the first line"
+        sample = write_sample(run, corpus, prompt, sample_tokens)
     if comm.get_rank() != 0:
         return
     folder = run.all_config.training_config.output_dir
@@ -44,7 +48,7 @@ def report(run, corpus, with_sample=True, sample_tokens=64):
     for line in text(numbers, run, folder):
         logger.info("%s", line)
     if sample is not None:
-        logger.info("the model continues a line of Python:\n%s", "\n".join(f"    | {line}" for line in sample.split("\n")))
+        logger.info("the model continues %s:\n%s", what, "\n".join(f"    | {line}" for line in sample.split("\n")))
 
 
 def summary(lines, corpus, vocab_size):
@@ -89,10 +93,20 @@ def text(numbers, run, folder):
     return lines
 
 
-def write_sample(run, corpus, count):
-    """Let the model continue PROMPT by `count` tokens (str); all ranks compute the same."""
-    tokenizer, generator = corpus.tokenizer(), np.random.Generator(np.random.Philox(0))
-    ids = tokenizer.encode(PROMPT, add_special_tokens=False).ids
+def held_out_prompt(corpus):
+    """The first tokens of the held-out text (of the training text if there is none), at most a line of it, as text."""
+    tokens = corpus.valid_tokens if len(corpus.valid_tokens) else corpus.train_tokens
+    ids = [int(token) for token in tokens[:PROMPT_TOKENS]]
+    while corpus.end_of_document in ids:
+        ids = ids[: ids.index(corpus.end_of_document)]
+    text = corpus.tokenizer.detokenize(ids)
+    return text.lstrip("\n").partition("\n")[0] or text
+
+
+def write_sample(run, corpus, prompt, count):
+    """Let the model continue `prompt` by `count` tokens (str); all ranks compute the same."""
+    tokenizer, generator = corpus.tokenizer, np.random.Generator(np.random.Philox(0))
+    ids = tokenizer.tokenize(prompt, add_special_tokens=False) or [corpus.end_of_document]
     start = len(ids)
     model, length = run.model[0], run.all_config.model_config.seq_length
     model.set_train(False)
@@ -101,7 +115,7 @@ def write_sample(run, corpus, count):
         if token == corpus.end_of_document:
             break
         ids.append(token)
-    return PROMPT + tokenizer.decode(ids[start:])
+    return prompt + tokenizer.detokenize(ids[start:])
 
 
 def _next_logits(model, ids, length):

@@ -6,15 +6,19 @@ from typing import Any
 
 from mindspeed_ms.config.same_model import differences
 from mindspeed_ms.core import comm
-from mindspeed_ms.core.dist_checkpointing import folders
+from mindspeed_ms.core.datasets.errors import DatasetError
+from mindspeed_ms.core.dist_checkpointing import folders, plain_weights
+from mindspeed_ms.core.dist_checkpointing.agreement import on_rank_zero
 from mindspeed_ms.core.dist_checkpointing.errors import CheckpointError
 from mindspeed_ms.core.dist_checkpointing.load import find_checkpoint, open_checkpoint
 from mindspeed_ms.core.dist_checkpointing.save import CheckpointSaver
 from mindspeed_ms.core.dist_checkpointing.upstream_format import is_upstream_folder
 from mindspeed_ms.core.logging import logger
-from mindspeed_ms.training import checkpointing
+from mindspeed_ms.training import checkpointing, same_data
 from mindspeed_ms.training.checkpointing import vocab_size_of
 from mindspeed_ms.training.gpt_datasets import names_indexed_files
+
+_ORDER = (("training_config", "seed"), ("dataset_config", "dataloader_type"), ("dataset_config", "shuffle"))  # of samples
 
 
 @dataclass(frozen=True)
@@ -24,16 +28,23 @@ class StartingPoint:
     Attributes:
         path (Optional[str]): its folder; None: there is none.
         resumes (bool): the training goes on where it was saved; else it takes the weights only.
+        fingerprint (Optional[dict]): of the run's tokenizer and data.
     """
 
     path: str | None = None
     resumes: bool = False
+    fingerprint: dict | None = None
 
 
-def find_starting_point(all_config):
+def find_starting_point(all_config, describe_data=None):
     """Find the `StartingPoint` of a run before anything is built, so that a missing checkpoint shows at once.
 
+    Args:
+        all_config (AllConfig): of the run.
+        describe_data (Optional[Callable]): gives the fingerprint of its tokenizer and data, see `same_data`; called on rank 0.
+
     Raises:
+        CheckpointError: tokenizer or data are not those of the checkpoint.
         CheckpointError: the named checkpoint does not exist or is damaged, or no complete one is left; or nothing can be
             written to output_dir, or another job saves there.
     """
@@ -43,10 +54,25 @@ def find_starting_point(all_config):
     path, resumes = _folder_to_load(settings)
     if path:
         path = find_checkpoint(path, settings.ckpt_step, settings.crc_check)
+        if resumes and plain_weights.is_own(path):
+            raise CheckpointError(
+                f"{path} holds weights alone (merge --weights-only), no training that could go on: start a new one from them, "
+                "with --finetune or without resume_training."
+            )
         if resumes and not settings.no_load_optim and is_upstream_folder(path):
             _check_upstreams_optimizer(path, all_config)
+    fingerprint = on_rank_zero("the training was not started", _fingerprint, path, all_config, resumes, describe_data)
     checkpointing.check_output_folder(settings.output_dir, saves)
-    return StartingPoint(path, resumes)
+    return StartingPoint(path, resumes, fingerprint)
+
+
+def _fingerprint(path, all_config, resumes, describe_data):
+    try:
+        own = describe_data() if describe_data is not None else None
+    except (DatasetError, OSError) as error:  # what needs the data raises it too
+        logger.warning("tokenizer and data cannot be compared with those of a checkpoint: %s", error)
+        own = None
+    return own if path is None else same_data.check_at_start(path, own, all_config, resumes)
 
 
 @dataclass
@@ -115,8 +141,10 @@ class CheckpointManager:
             checkpointing.restore_random_states(reader, settings.seed)
         if os.path.abspath(os.path.dirname(self.start.path)) == os.path.abspath(settings.output_dir):
             self._last_saved = state.iteration
-        if not settings.new_dataset:
-            consumed = {"train": state.consumed_train_samples, "valid": state.consumed_valid_samples}
+        consumed = {"train": state.consumed_train_samples, "valid": state.consumed_valid_samples}
+        if settings.new_dataset:
+            self.data.start_anew(consumed)
+        else:
             self.data.go_to(checkpointing.saved_data_position(reader), consumed)
 
     def after_step(self):
@@ -146,6 +174,7 @@ class CheckpointManager:
             self.data.positions(),
             not settings.no_save_rng,
             self.all_config,
+            self.start.fingerprint,
         )
         if persistent:
             self._last_saved = self.state.iteration
@@ -250,6 +279,10 @@ def log_changes(manifest, all_config, vocab_size):
         return
     if None not in (manifest.vocab_size, vocab_size) and manifest.vocab_size != vocab_size:
         logger.warning("the vocabulary has %d ids, the checkpoint's had %d", vocab_size, manifest.vocab_size)
+    for section, name in _ORDER:
+        before, now = (manifest.args.get(section) or {}).get(name), getattr(getattr(all_config, section), name)
+        if name in (manifest.args.get(section) or {}) and before != now:
+            logger.warning("%s was %r, now is %r: samples come in another order, some of them again", name, before, now)
     saved = manifest.args.get("training_config") or {}, manifest.args.get("dataset_config") or {}
     own = all_config.training_config, all_config.dataset_config
     before, now = [

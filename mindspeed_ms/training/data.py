@@ -57,7 +57,7 @@ def training_iters_of_config(all_config):
     return calculator.iterations_of_samples(sizes, dataset.train_samples, ramp_up[2] if ramp_up else 0)
 
 
-def build_pretraining_data_loader(dataset, consumed_samples, all_config=None):
+def build_pretraining_data_loader(dataset, consumed_samples, all_config=None, name="dataset"):
     """Build a loader of micro-batches for this data-parallel rank.
 
     Args:
@@ -65,6 +65,7 @@ def build_pretraining_data_loader(dataset, consumed_samples, all_config=None):
         consumed_samples (int): samples that earlier steps have used, over all data-parallel ranks.
         all_config (Optional[AllConfig]): default: the configuration of this process; read: micro-batch size,
             dataloader_type (cyclic shuffles), drop_remainder, seed.
+        name (str): of the data, for errors.
 
     Returns:
         Optional[PretrainingDataLoader]: with dataloader_type external, the dataset itself.
@@ -84,9 +85,9 @@ def build_pretraining_data_loader(dataset, consumed_samples, all_config=None):
         settings.drop_remainder,
     )
     if settings.dataloader_type == "cyclic" or settings.shuffle:
-        sampler = PretrainingRandomSampler(*arguments, seed=all_config.training_config.random_seed)
+        sampler = PretrainingRandomSampler(*arguments, seed=all_config.training_config.random_seed, name=name)
     else:
-        sampler = PretrainingSampler(*arguments)
+        sampler = PretrainingSampler(*arguments, name=name)
     return PretrainingDataLoader(dataset, sampler)
 
 
@@ -108,6 +109,7 @@ class TrainingData:
     reads_ahead: bool = True
 
     def __post_init__(self):
+        self._consumed_before = {"train": 0, "valid": 0}  # samples of other data, before new_dataset
         self._may_end = any(comm.world_group().all_gather_object(bool(self.train.stream.is_finite)))
 
     @property
@@ -136,12 +138,19 @@ class TrainingData:
 
     def positions(self):
         """Positions of training and validation data, for a checkpoint."""
-        return {name: data.stream.position() for name, data in self._saved().items()}
+        saved = self._saved().items()
+        return {name: {**data.stream.position(), "consumed_before": self._consumed_before[name]} for name, data in saved}
 
     def go_to(self, positions, consumed_samples):
-        """Continue at saved `positions()`; indexed samples continue at `consumed_samples` (dict[str, int])."""
+        """Continue at saved `positions()`; indexed samples continue at `consumed_samples` (dict[str, int]) of the training."""
         for name, data in self._saved().items():
-            data.stream.go_to(positions.get(name, {"epoch": 0, "batches": 0}), consumed_samples[name])
+            position = positions.get(name, {"epoch": 0, "batches": 0})
+            self._consumed_before[name] = position.get("consumed_before", 0)
+            data.stream.go_to(position, consumed_samples[name] - self._consumed_before[name])
+
+    def start_anew(self, consumed_samples):
+        """Read new data from its beginning, in a training that has used `consumed_samples` (dict[str, int]) of other data."""
+        self._consumed_before.update(consumed_samples)
 
     def _saved(self):
         return {name: data for name, data in (("train", self.train), ("valid", self.valid)) if data is not None}
@@ -160,11 +169,12 @@ def build_data(all_config, datasets_provider, loaders, get_batch_func=None, read
     Raises:
         ValueError: there is no training data, or nothing says how long to train; `skip_train` without data to evaluate.
     """
-    loaders = [_as_loader(loader, all_config) for loader in loaders]
+    names = ("training data", "validation data", "test data")
+    loaders = [_as_loader(loader, all_config, name) for loader, name in zip(loaders, names)]
     if datasets_provider is not None:
         loaders = [
-            loader if loader is not None else build_pretraining_data_loader(dataset, 0, all_config)
-            for loader, dataset in zip(loaders, _provide(datasets_provider, all_config))
+            loader if loader is not None else build_pretraining_data_loader(dataset, 0, all_config, name)
+            for loader, dataset, name in zip(loaders, _provide(datasets_provider, all_config), names)
         ]
     training_iters = resolve_training_iters(all_config, loaders[0])
     train = make_stream(loaders[0], all_config.training_config.epochs)
@@ -177,11 +187,11 @@ def build_data(all_config, datasets_provider, loaders, get_batch_func=None, read
     return TrainingData(MicroBatches(train, get_batch_func), valid, test, training_iters, reads_ahead)
 
 
-def _as_loader(loader, all_config):
+def _as_loader(loader, all_config, name):
     """Wrap indexed samples (`__getitem__` and `__len__`) in a `PretrainingDataLoader`; other loaders stay unchanged."""
     is_indexed = hasattr(loader, "__getitem__") and hasattr(loader, "__len__")
     iterates = hasattr(loader, "create_dict_iterator") or hasattr(loader, "__iter__")
-    return build_pretraining_data_loader(loader, 0, all_config) if is_indexed and not iterates else loader
+    return build_pretraining_data_loader(loader, 0, all_config, name) if is_indexed and not iterates else loader
 
 
 def _provide(datasets_provider, all_config):

@@ -7,6 +7,8 @@ counted by `consumed_samples`. Here a pass over the data is followed by the next
 import numpy as np
 from mindspore import Tensor
 
+from mindspeed_ms.core.datasets.errors import DatasetError
+
 
 class PretrainingSampler:
     """Sampler of indices in order.
@@ -17,13 +19,21 @@ class PretrainingSampler:
         micro_batch_size (int): samples of a micro-batch.
         data_parallel_rank, data_parallel_size (int): this rank's place.
         drop_last (bool): a pass ends with its last whole micro-batch over all ranks; else the next pass fills it up.
+        name (str): of the dataset, for errors.
 
     Raises:
-        ValueError: the dataset has fewer samples than one micro-batch over all ranks.
+        DatasetError: the dataset has fewer samples than one micro-batch over all ranks.
     """
 
     def __init__(
-        self, total_samples, consumed_samples, micro_batch_size, data_parallel_rank, data_parallel_size, drop_last=True
+        self,
+        total_samples,
+        consumed_samples,
+        micro_batch_size,
+        data_parallel_rank,
+        data_parallel_size,
+        drop_last=True,
+        name="dataset",
     ):
         self.unit = micro_batch_size * data_parallel_size
         self.total_samples = total_samples
@@ -31,12 +41,13 @@ class PretrainingSampler:
         self.micro_batch_size = micro_batch_size
         self.data_parallel_rank = data_parallel_rank
         if total_samples <= 0:
-            raise ValueError(f"the dataset has {total_samples} samples: expected at least one.")
+            raise DatasetError(f"the {name} has {total_samples} samples: expected at least one.")
         if drop_last and total_samples < self.unit:
-            raise ValueError(
-                f"the dataset has {total_samples} samples, fewer than micro batch size {micro_batch_size} "
+            advice = "; --eval-iters 0 evaluates nothing." if name.startswith(("validation", "test")) else "."
+            raise DatasetError(
+                f"the {name} has {total_samples} samples, fewer than micro batch size {micro_batch_size} "
                 f"x data-parallel size {data_parallel_size} = {self.unit}: use more data, a smaller "
-                "batch, or drop_remainder False."
+                "batch, or drop_remainder False" + advice
             )
         self.samples_per_epoch = total_samples // self.unit * self.unit if drop_last else total_samples
 

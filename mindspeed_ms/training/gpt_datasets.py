@@ -2,12 +2,15 @@
 
 import os
 
-from mindspeed_ms.core.datasets.blended_megatron_dataset_builder import build_train_valid_test_datasets
+from mindspeed_ms.core.datasets.blended_megatron_dataset_builder import build_train_valid_test_datasets, check_split
 from mindspeed_ms.core.datasets.errors import DatasetError
+from mindspeed_ms.core.datasets.fingerprint import of_indexed_files
 from mindspeed_ms.core.datasets.gpt_dataset import GPTDatasetConfig
 from mindspeed_ms.core.datasets.indexed_dataset import IndexedDataset, get_bin_path, get_idx_path
 from mindspeed_ms.core.datasets.instruction_builder import build_instruction_datasets
-from mindspeed_ms.core.datasets.splits import get_blend_from_list
+from mindspeed_ms.core.datasets.instruction_files import SFT_FIELDS, field_prefix
+from mindspeed_ms.core.datasets.splits import DEFAULT_SPLIT, get_blend_from_list
+from mindspeed_ms.training import same_data
 from mindspeed_ms.training.initialize import get_all_config
 
 
@@ -23,7 +26,7 @@ def train_valid_test_datasets_provider(train_val_test_num_samples):
     Raises:
         FileNotFoundError, DatasetError: files are missing, damaged or too short, or named in a way that cannot be.
     """
-    return build_datasets(get_all_config(), train_val_test_num_samples)
+    return build_datasets(get_all_config(), used(get_all_config(), train_val_test_num_samples))
 
 
 def build_datasets(all_config, train_val_test_num_samples):
@@ -49,13 +52,7 @@ def gpt_dataset_config(all_config):
     """`GPTDatasetConfig` of an AllConfig."""
     settings, model = all_config.dataset_config, all_config.model_config
     each = tuple(get_blend_from_list(words) for words in _per_split(settings))
-    # a causal mask is what the model applies without one
-    create_attention_mask = settings.create_attention_mask_in_dataloader and settings.reset_attention_mask
-    if settings.reset_attention_mask and not create_attention_mask:
-        raise DatasetError(
-            "reset_attention_mask needs attention masks, which create_attention_mask_in_dataloader False "
-            "(--no-create-attention-mask-in-dataloader) switches off: leave one of them out."
-        )
+    check_masks(settings)
     return GPTDatasetConfig(
         random_seed=all_config.training_config.random_seed,
         sequence_length=model.seq_length,
@@ -71,8 +68,17 @@ def gpt_dataset_config(all_config):
         reset_position_ids=settings.reset_position_ids,
         reset_attention_mask=settings.reset_attention_mask,
         eod_mask_loss=settings.eod_mask_loss,
-        create_attention_mask=create_attention_mask,
+        create_attention_mask=settings.reset_attention_mask,  # a causal mask is what the model applies without one
     )
+
+
+def check_masks(settings):
+    """Raise DatasetError if a `dataset_config` (DatasetConfig) needs attention masks and switches them off."""
+    if settings.reset_attention_mask and not settings.create_attention_mask_in_dataloader:
+        raise DatasetError(
+            "reset_attention_mask needs attention masks, which create_attention_mask_in_dataloader False "
+            "(--no-create-attention-mask-in-dataloader) switches off: leave one of them out."
+        )
 
 
 def names_indexed_files(all_config):
@@ -87,7 +93,7 @@ def names_indexed_files(all_config):
 
 
 def check_files(all_config):
-    """Open all named files, before anything is built.
+    """Open all named files, before anything is built, and check that each split that is used has documents.
 
     Raises:
         FileNotFoundError, DatasetError: as the provider.
@@ -99,6 +105,58 @@ def check_files(all_config):
     for blend in (config.blend, *(config.blend_per_split or ())):
         for prefix in blend[0] if blend else ():
             IndexedDataset(prefix)
+    for prefix in config.blend[0] if config.blend else ():
+        check_split(prefix, config.split, (True, *[evaluates(all_config)] * 2))
+
+
+def evaluates(all_config):
+    """Whether the run evaluates anything, so that it needs validation and test data."""
+    training = all_config.training_config
+    return bool(training.eval_iters and (training.eval_interval or training.skip_train))
+
+
+def used(all_config, train_val_test_num_samples):
+    """`train_val_test_num_samples`, with 0 for data that the run never evaluates."""
+    train, valid, test = train_val_test_num_samples
+    return (train, valid, test) if evaluates(all_config) else (train, 0, 0)
+
+
+def fingerprint(all_config=None):
+    """Fingerprint of tokenizer and indexed files, see `same_data`; by default of the configuration of this process.
+
+    Raises:
+        FileNotFoundError, DatasetError: files are missing or damaged.
+    """
+    all_config = all_config or get_all_config()
+    settings = all_config.dataset_config
+    if settings.mock_data:
+        part = {"of": "mock_data", "path": "made-up documents", "documents": 0, "tokens": 0, "hash": ""}
+        return same_data.fingerprint(all_config, "mock", [part], None)
+    parts = []
+    for of in ("data_path", "train_data_path", "valid_data_path", "test_data_path"):
+        prefixes, weights = get_blend_from_list(getattr(settings, of)) or ((), None)
+        if settings.is_instruction_dataset:
+            prefixes = [field_prefix(prefix, field) for prefix in prefixes for field in SFT_FIELDS]
+        parts += same_data.with_shares(of, [of_indexed_files(prefix) for prefix in prefixes], weights)
+    if settings.is_instruction_dataset:
+        return same_data.fingerprint(all_config, "conversations", parts, settings.split or "1" if settings.data_path else None)
+    split = settings.split or DEFAULT_SPLIT if settings.data_path else None
+    return same_data.fingerprint(all_config, "indexed", parts, split)
+
+
+def fingerprint_of_own_program(all_config, brings_data):
+    """Fingerprint of a run whose own program provides the data: of the tokenizer, and of the indexed files that are named.
+
+    Args:
+        brings_data (bool): the program passes a loader, whatever the configuration names.
+    """
+    settings = all_config.dataset_config
+    if not brings_data and (settings.data_path or settings.train_data_path) and names_indexed_files(all_config):
+        return fingerprint(all_config)
+    return {"tokenizer": same_data.of_tokenizer(all_config), "data": None}
+
+
+train_valid_test_datasets_provider.fingerprint = fingerprint
 
 
 def _per_split(settings):

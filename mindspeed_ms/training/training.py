@@ -3,6 +3,7 @@
 import time
 from contextlib import contextmanager
 from dataclasses import fields
+from functools import partial
 
 from mindspeed_ms.config import fit_to_world, page, require_available
 from mindspeed_ms.config.errors import WarningNotice
@@ -15,6 +16,7 @@ from mindspeed_ms.training.checkpointing import release_output_folders
 from mindspeed_ms.training.data import build_data, init_batch_sizes
 from mindspeed_ms.training.evaluation import Evaluation, evaluate
 from mindspeed_ms.training.forward_step import forward_step as default_forward_step
+from mindspeed_ms.training.gpt_datasets import fingerprint_of_own_program
 from mindspeed_ms.training.metrics import MetricsLogger
 from mindspeed_ms.training.model_setup import get_model, get_optimizer, get_optimizer_param_scheduler
 from mindspeed_ms.training.train_step import TrainOneStep
@@ -120,7 +122,10 @@ def build_trainer(
         return parts[name]
 
     # before anything is built: a checkpoint that is missing shows at once
-    start = find_starting_point(all_config) if "checkpoints" not in parts else None
+    describe = getattr(train_valid_test_datasets_provider, "fingerprint", None)
+    if describe is None or loaders[0] is not None:
+        describe = partial(fingerprint_of_own_program, all_config, loaders[0] is not None)
+    start = find_starting_point(all_config, describe) if "checkpoints" not in parts else None
     state = part("train_state", TrainState)
     provider, is_own_step = train_valid_test_datasets_provider, forward_step_func is None
     data = part("data", lambda: build_data(all_config, provider, loaders, get_batch_func, is_own_step))

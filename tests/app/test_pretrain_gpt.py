@@ -140,7 +140,7 @@ def test_mccl_gives_the_bits_of_shm(start, tmp_path):
         (["--data-path", "chat", "--is-instruction-dataset"], "there is no chat_packed_input_ids_document.bin"),
         (["--load", "nowhere"], "load_checkpoint (--load) is nowhere: there is no such folder"),
         (["--save", "text.txt/folder"], "text.txt/folder"),
-        (["--seq-length", "1048576", "--max-position-embeddings", "1048576"], "fewer than one sample"),
+        (["--seq-length", "1048576", "--max-position-embeddings", "1048576"], "fewer than one micro-batch"),
         (["--num-attention-heads", "3"], "--num-attention-heads = 3"),
         (["--trian-iters", "3"], "--train-iters"),
         (["--world", "none"], "expected a positive number"),

@@ -61,7 +61,7 @@ def test_the_checkpoint_wins(saved):
 
 
 def test_what_was_typed_stays_where_megatron_keeps_it(saved):
-    model = read(
+    all_config = read(
         "--load",
         saved,
         "--seq-length",
@@ -72,7 +72,10 @@ def test_what_was_typed_stays_where_megatron_keeps_it(saved):
         "8",
         "--tensor-model-parallel-size",
         "2",
-    ).model_config
+    )
+    model = all_config.model_config
+    (warned,) = [notice for notice in all_config.notices if isinstance(notice, WarningNotice)]
+    assert "--seq-length = 32" in warned and "stays although the checkpoint has 8" in warned
     assert model.seq_length == 32 and model.vocab_size == 32 and model.num_layers == 4
 
 

@@ -164,6 +164,22 @@ def test_release_is_found(world, tmp_path, saved):
     assert any("release" in text and "loaded the weights" in text for text in log)
 
 
+def from_exported_weights(folder, load):
+    from mindspeed_ms.tools.checkpoint.__main__ import main
+
+    weights = folder / "weights"
+    assert main(["merge", str(load), str(weights), "--weights-only", "--max-file-size", "1e-5"]) == 0
+    still = {"optimizer": {"learning_rate": 1e-12, "weight_decay": 0.0}}
+    new = {"resume_training": False, "training_iters": 1}
+    first, second = resume(folder / "a", load, new, **still), resume(folder / "b", weights, {**new, "crc_check": True}, **still)
+    return first["losses"] == second["losses"], fails(folder / "c", weights)
+
+
+def test_exported_weights_start_a_training(world, tmp_path, saved):
+    ((is_equal, text),) = world(1)(from_exported_weights, tmp_path, saved[0])
+    assert is_equal and "holds weights alone" in text and "--finetune" in text
+
+
 def schedules(folder, load):
     def with_options(name, run, checkpoint, function):
         return function(

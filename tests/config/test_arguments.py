@@ -329,3 +329,12 @@ def test_sequence_parallelism_and_one_tensor_rank_from_one_source_are_an_error(t
     for words in (["--config", str(file)], both, ["--config", str(file), *both]):
         with pytest.raises(ConfigError, match="needs a tensor parallel size above 1"):
             init_configs_from_args(argument_parser().parse_args([*words, *MODEL_FLAGS]))
+
+
+@pytest.mark.parametrize(
+    ("words", "is_told"), [("--padded-vocab-size 100", True), ("--padded-vocab-size 96", False), ("--vocab-size 90", False)]
+)
+def test_a_padding_that_is_not_used_is_told(words, is_told):
+    sizes = "--num-layers 1 --hidden-size 64 --num-attention-heads 2 --seq-length 8 --make-vocab-size-divisible-by 32"
+    all_config = init_configs_from_args(argument_parser().parse_args(f"{sizes} {words}".split()))
+    assert any("--make-vocab-size-divisible-by: no effect" in text for text in all_config.notices) == is_told

@@ -233,11 +233,16 @@ RULES = [
     ({f"{T}.resume_training": True, f"{T}.output_dir": ""}, f"{T}.resume_training", "load_checkpoint"),
     ({f"{T}.resume_training": True, f"{T}.finetune": True}, f"{T}.resume_training", "contradicts finetune"),
     ({f"{T}.best_metric_comparison": "less"}, f"{T}.best_metric_comparison", "needs eval"),
-    ({f"{D}.split": "a,b"}, f"{D}.split", "949,50,1"),
+    *(
+        ({f"{D}.split": split}, f"{D}.split", "949,50,1")
+        for split in ("a,b", "nan,1,1", "1,inf,1", "1,-1", "0,0,0", "1,1,1,1", "")
+    ),
     ({f"{T}.prefix": "../x"}, f"{T}.prefix", "file name"),
     ({f"{T}.prefix": ""}, f"{T}.prefix", "not empty"),
     ({f"{D}.data_path": ["a"], f"{D}.train_data_path": ["b"]}, f"{D}.data_path", "keep one way"),
     ({f"{D}.data_path": ["0.0", "a", "1", "b"]}, f"{D}.data_path", "above 0"),
+    ({f"{D}.data_path": ["nan", "a", "1", "b"]}, f"{D}.data_path", "finite"),
+    ({f"{D}.data_path": ["1", "a", "inf", "b"]}, f"{D}.data_path", "finite"),
     ({f"{D}.data_path": ["0.5", "a", "b"]}, f"{D}.data_path", "pairs"),
     ({f"{T}.profile_step_start": 7}, f"{T}.profile_step_start", "not be after"),
     (
@@ -319,6 +324,7 @@ def test_every_rule_names_its_setting_and_what_it_expects():
         "profile_rows_have_effect",
         "group_size_has_an_effect",
         "settings_have_an_effect",
+        "padding_is_used",
         "expert_numbers_agree",
     }
 

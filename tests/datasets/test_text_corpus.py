@@ -7,19 +7,19 @@ import multiprocessing
 import numpy as np
 import pytest
 
-from mindspeed_ms.core.datasets import text_corpus
+from mindspeed_ms.core.datasets import text_corpus, text_documents
 
 DOCUMENTS = [(f"document {number}", f"the number {number} is followed by {number + 1}\n" * 20) for number in range(40)]
 
 
 def build(folder, vocab_size=300, documents=DOCUMENTS):
-    training, validation = text_corpus.hold_out(documents)
+    training, validation = text_documents.hold_out(documents)
     return text_corpus.build_text_corpus(folder, training, validation, vocab_size)
 
 
 def test_tokens_give_the_text_back(tmp_path):
     corpus = build(tmp_path)
-    decode = corpus.tokenizer().decode
+    decode = corpus.tokenizer.detokenize
     pieces = np.split(np.asarray(corpus.train_tokens), np.flatnonzero(corpus.train_tokens == corpus.end_of_document) + 1)
     texts = [decode(list(piece[:-1])) for piece in pieces if len(piece)]
     names = dict(DOCUMENTS)
@@ -41,7 +41,7 @@ def test_unigram_entropy():
 
 def test_few_documents_are_cut_into_pieces():
     text = "".join(f"line {number}\n" for number in range(60000))
-    training, validation = text_corpus.hold_out([("long", text)])
+    training, validation = text_documents.hold_out([("long", text)])
     assert (
         len(validation) == 2
         and "".join(
@@ -54,10 +54,10 @@ def test_few_documents_are_cut_into_pieces():
 
 
 def test_a_short_file_is_cut_too():
-    training, validation = text_corpus.hold_out([("short", "a line of text\n" * 40)])
+    training, validation = text_documents.hold_out([("short", "a line of text\n" * 40)])
     assert len(training) > 8 * len(validation) > 0
-    with pytest.raises(text_corpus.CorpusError, match="too few to hold a part out"):
-        text_corpus.hold_out([("tiny", "a")])
+    with pytest.raises(text_documents.CorpusError, match="too few to hold a part out"):
+        text_documents.hold_out([("tiny", "a")])
 
 
 def test_settings_and_text_decide_the_folder(tmp_path):
@@ -101,13 +101,13 @@ def test_incomplete_folder_is_named(tmp_path):
         build(tmp_path)
     for content in (b"", bytes(100)):
         (folder / "valid.npy").write_bytes(content)
-        with pytest.raises(text_corpus.CorpusError, match="is damaged"):
+        with pytest.raises(text_documents.CorpusError, match="is damaged"):
             build(tmp_path)
 
 
 def test_standard_library_is_text_in_a_fixed_order():
-    documents = text_corpus.standard_library_documents(size_limit=600_000)
-    assert documents == text_corpus.standard_library_documents(size_limit=600_000)
+    documents = text_documents.standard_library_documents(size_limit=600_000)
+    assert documents == text_documents.standard_library_documents(size_limit=600_000)
     assert sum(len(text.encode()) for _, text in documents) <= 600_000
     assert not any(name.startswith(("test/", "site-packages/")) for name, _ in documents)
 
@@ -116,7 +116,7 @@ def test_own_text(tmp_path):
     (tmp_path / "books").mkdir()
     (tmp_path / "books" / "b.txt").write_text("zwei", encoding="utf-8")
     (tmp_path / "books" / "a.txt").write_text("eins ä", encoding="utf-8")
-    documents = text_corpus.text_documents([tmp_path / "books"])
+    documents = text_documents.text_documents([tmp_path / "books"])
     assert [text for _, text in documents] == ["eins ä", "zwei"]
 
 
@@ -125,8 +125,8 @@ def test_own_text(tmp_path):
     [
         ("missing", FileNotFoundError, "missing does not exist"),
         ("indexed", FileNotFoundError, "indexed files"),
-        ("binary", text_corpus.CorpusError, "not UTF-8 text"),
-        ("empty", text_corpus.CorpusError, "no text"),
+        ("binary", text_documents.CorpusError, "not UTF-8 text"),
+        ("empty", text_documents.CorpusError, "no text"),
     ],
 )
 def test_bad_paths(tmp_path, name, error, expected):
@@ -134,7 +134,7 @@ def test_bad_paths(tmp_path, name, error, expected):
     (tmp_path / "binary").write_bytes(b"\xff\xfe\x00\xd8")
     (tmp_path / "empty").write_text(" \n")
     with pytest.raises(error, match=expected):
-        text_corpus.text_documents([tmp_path / name])
+        text_documents.text_documents([tmp_path / name])
 
 
 def test_vocabulary_too_small(tmp_path):

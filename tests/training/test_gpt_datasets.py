@@ -75,6 +75,23 @@ def test_what_is_indexed_and_what_is_text(tmp_path):
     assert gpt_datasets.gpt_dataset_config(config(mock_data=True)).mock
 
 
+@pytest.mark.parametrize(("split", "part"), [("0,1,0", "train"), ("1,0.001,0", "valid"), ("99,1,0.001", "test"), ("1", None)])
+def test_a_split_without_documents_is_found_before_the_start(tmp_path, split, part):
+    prefix, evaluated = files(tmp_path), {"training_config.eval_interval": 1, "training_config.eval_iters": 1}
+
+    def check(**training):
+        settings = {"dataset_config.data_path": [prefix], "dataset_config.split": split, **evaluated, **training}
+        gpt_datasets.check_files(init_configs_from_dict(with_settings(settings)))
+
+    if part is None:
+        check()
+        return
+    with pytest.raises(DatasetError, match=rf"--split.* of the 60 documents of .*x none is left for {part} data"):
+        check()
+    if part != "train":
+        check(**{"training_config.eval_iters": 0})  # as the message says
+
+
 def test_what_is_not_needed_is_none_and_what_is_missing_is_told(tmp_path):
     prefix = files(tmp_path)
     train, valid, test = gpt_datasets.build_datasets(config(train_data_path=[prefix]), (9, 9, 9))

@@ -47,7 +47,7 @@ def test_bad_data_is_named(world, tmp_path):
             "training data is empty",
             "train_data_loader is None on tensor-parallel rank 0",
             "train_data_loader is a int",
-            "the dataset has 1 samples",
+            "the training data has 1 samples",
             "ran out after iteration 2 of 6",
             "nothing to train: training_iters is 0",
         ],

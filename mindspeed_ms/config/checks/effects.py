@@ -82,3 +82,16 @@ def settings_have_an_effect(context):
         if names:
             context.notice(f"{', '.join(names)}: no effect without {need}")
     return ()
+
+
+@rule
+def padding_is_used(context):
+    """Notice if a typed `make_vocab_size_divisible_by` lies beside a padded size that is no such multiple; files often do."""
+    path = "model_config.make_vocab_size_divisible_by"
+    if context.model is not None and context.was_argument(path):
+        unit = context.model.make_vocab_size_divisible_by * context.parallel.tensor_model_parallel_size
+        padded, own = (context.settings.by_path.get(of) for of in ("model_config.vocab_size", f"{_D}.vocab_size"))
+        follows = padded is None or (own is not None and (padded.key, padded.place) == (own.key, own.place))
+        if not follows and context.model.vocab_size % unit:
+            context.notice(f"{context.name(path)}: no effect, since {padded.key} = {padded.value} ({padded.place}) is given")
+    return ()

@@ -1,6 +1,8 @@
 """Rules about the run: batches, precision, gradient reduction, checkpoints, data."""
 
+import math
 import os
+import re
 
 from mindspeed_ms.config.checks.pipeline import ramp_up_sizes
 from mindspeed_ms.config.checks.rule import rule
@@ -271,14 +273,12 @@ def split_is_numbers(context):
     split = context.dataset.split
     if split is None:
         return
-    words = split.replace("/", ",").split(",")
-    try:
-        shares = [float(word) for word in words]
-    except ValueError:
-        yield context.problem(f"{_D}.split", "expects up to three numbers joined by commas, such as 949,50,1")
-        return
-    if len(shares) > 3 or min(shares) < 0 or sum(shares) <= 0:
-        yield context.problem(f"{_D}.split", "expects up to three numbers from 0, at least one above 0, such as 949,50,1")
+    words = [word.strip() for word in split.replace("/", ",").split(",")]
+    shares = [float(word) for word in words if re.fullmatch(r"\d+\.?\d*|\.\d+", word)]  # neither nan nor inf
+    if len(shares) < len(words) or len(shares) > 3 or not 0 < sum(shares) < math.inf:
+        yield context.problem(
+            f"{_D}.split", "expects up to three numbers from 0, at least one above 0, joined by commas, such as 949,50,1"
+        )
 
 
 @rule
@@ -302,8 +302,8 @@ def _weights(context, path, words):
     weights = words[0::2]
     if len(words) % 2 or not all(_is_number(weight) for weight in weights):
         yield context.problem(path, "expects pairs of weight and prefix: 0.3 first 0.7 second")
-    elif min(float(weight) for weight in weights) <= 0:
-        yield context.problem(path, "expects weights above 0")
+    elif not all(0 < float(weight) < math.inf for weight in weights):
+        yield context.problem(path, "expects weights above 0, finite numbers")
 
 
 def _is_number(word):

@@ -5,6 +5,7 @@ import math
 from mindspeed_ms.core.datasets.blended_dataset import BlendedDataset
 from mindspeed_ms.core.datasets.errors import DatasetError
 from mindspeed_ms.core.datasets.gpt_dataset import GPTDataset, open_indexed_dataset
+from mindspeed_ms.core.datasets.indexed_dataset import IndexedDataset
 from mindspeed_ms.core.datasets.splits import (
     DEFAULT_SPLIT,
     Split,
@@ -58,6 +59,28 @@ def build_train_valid_test_datasets(sizes, config):
         else:
             datasets.append(_blends(*blend, matrix, sizes, config)[split.value])
     return datasets
+
+
+def check_split(prefix, split, wanted):
+    """Check that a split leaves documents of an indexed dataset to each part that is used.
+
+    Args:
+        prefix (str): of its files.
+        split (Optional[str]): shares of training, validation and test.
+        wanted (Sequence[bool]): which of them are used.
+
+    Raises:
+        DatasetError: training data gets nothing, or a share leaves no document to a part that is used.
+    """
+    documents = len(IndexedDataset(prefix))
+    for part, bookends, is_used in zip(Split, _matrix(split or DEFAULT_SPLIT), wanted):
+        is_empty = bookends is None or not len(split_documents(bookends, documents))
+        if is_used and is_empty and (bookends is not None or part is Split.train):
+            raise DatasetError(
+                f"split (--split) is {split or DEFAULT_SPLIT}: of the {documents} documents of {prefix} none is left for "
+                f"{part.name} data. Give more documents or a larger share"
+                + ("." if part is Split.train else ", or evaluate nothing (--eval-iters 0).")
+            )
 
 
 def _matrix(split):

@@ -6,7 +6,7 @@ import secrets
 import shutil
 import tempfile
 
-from mindspeed_ms.core.dist_checkpointing import durable, job_lock
+from mindspeed_ms.core.dist_checkpointing import durable, job_lock, plain_weights
 from mindspeed_ms.core.dist_checkpointing.errors import CheckpointError
 from mindspeed_ms.core.dist_checkpointing.manifest import MANIFEST_FILE, Manifest
 from mindspeed_ms.core.dist_checkpointing.reader import CheckpointReader
@@ -176,6 +176,12 @@ def problem_of(path):
     if is_upstream_folder(path):
         return None  # it has no manifest to compare with
     try:
+        if plain_weights.is_own(path):
+            plain_weights.read_manifest(path)
+            return None
+    except CheckpointError as error:
+        return str(error)
+    try:
         missing = CheckpointReader(path).incomplete()
     except CheckpointError as error:
         return str(error)
@@ -261,6 +267,8 @@ def newest_manifest(folder, iteration=None):
     problems = []
     for path in [named] if named is not None else candidates(folder):
         problem = f"{path} was written by upstream." if is_upstream_folder(path) else problem_of(path)
+        if problem is None and plain_weights.is_own(path):
+            problem = f"{path} holds weights alone."
         if problem is None:
             return path, Manifest.read(path)
         problems.append(problem)
@@ -278,7 +286,7 @@ def named_checkpoint(folder, iteration=None):
     if not os.path.isdir(folder):
         what = "it is a file, not a folder" if os.path.exists(folder) else "it does not exist"
         raise CheckpointError(f"{folder} holds no checkpoint: {what}.")
-    if is_checkpoint_folder(folder) or is_upstream_folder(folder):
+    if is_checkpoint_folder(folder) or is_upstream_folder(folder) or plain_weights.is_own(folder):
         return os.fspath(folder)
     if iteration is None:
         return None

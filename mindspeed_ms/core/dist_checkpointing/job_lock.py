@@ -206,6 +206,8 @@ def _wait_until_dead(folder, lock, own):
     """Wait until the holder of a lock is dead. Raises CheckpointError if it lives."""
     job, beat = _read(lock)
     began, told = time.monotonic(), False
+    # an unreadable file is being written, or was cut off by a crash: nobody touches it
+    patience = WATCH_SECONDS if job is None or job.pid else LINGER_SECONDS
     while job is not None:
         alive = _is_alive(job)
         waited = time.monotonic() - began
@@ -214,13 +216,11 @@ def _wait_until_dead(folder, lock, own):
             return
         if alive and waited > LINGER_SECONDS:
             raise _refusal(folder, job)
-        if alive is None and waited > WATCH_SECONDS:
-            logger.warning("%s is taken over from a job that showed no sign of life for %g s (%s)", folder, WATCH_SECONDS, job)
+        if alive is None and waited > patience:
+            logger.warning("%s is taken over from a job that showed no sign of life for %g s (%s)", folder, patience, job)
             return
         if not told and alive is None:
-            logger.info(
-                "%s: looking for up to %g s whether the job that saved there still lives (%s)", folder, WATCH_SECONDS, job
-            )
+            logger.info("%s: looking for up to %g s whether the job that saved there still lives (%s)", folder, patience, job)
             told = True
         time.sleep(min(0.2, BEAT_SECONDS))
         job, now = _read(lock)

@@ -9,7 +9,7 @@ import math
 import numpy as np
 
 from mindspeed_ms.core import comm, storage
-from mindspeed_ms.core.dist_checkpointing import folders
+from mindspeed_ms.core.dist_checkpointing import folders, plain_weights
 from mindspeed_ms.core.dist_checkpointing.agreement import on_all_ranks, on_rank_zero
 from mindspeed_ms.core.dist_checkpointing.errors import CheckpointError
 from mindspeed_ms.core.dist_checkpointing.manifest import OPTIMIZER_PREFIX, optimizer_key
@@ -73,7 +73,7 @@ def _tell_left_aside(folder, path):
 
 def _problem(path, crc_check):
     problem = on_rank_zero(_DOING, folders.problem_of, path)
-    if problem is None and crc_check and not is_upstream_folder(path):
+    if problem is None and crc_check and not (is_upstream_folder(path) or plain_weights.is_own(path)):
         reader = CheckpointReader(path)
         parts = on_all_ranks(_DOING, reader.verify, comm.get_rank(), comm.get_world_size())
         damaged = [text for part in parts for text in part]
@@ -96,7 +96,11 @@ def open_checkpoint(path, all_config=None, step=None):
     readers = []
 
     def open_it():
-        manifest = read_upstream_manifest(path, all_config, step) if is_upstream_folder(path) else None
+        manifest = None
+        if is_upstream_folder(path):
+            manifest = read_upstream_manifest(path, all_config, step)
+        elif plain_weights.is_own(path):
+            manifest = plain_weights.read_manifest(path)
         readers.append(CheckpointReader(path, manifest))
 
     on_all_ranks(_DOING, open_it)

@@ -5,7 +5,7 @@ One JSON object, protected by its own check sum:
     {"format": "mindspeed_ms", "format_version": 3, "iteration": 100, "saved_at": 1764300000.0,
      "layout": {"tensor": 2, "pipeline": 2, ...}, "vocab_size": 50257,
      "states": {"train_state": {...}, "opt_param_scheduler": {...}, "optimizer": {"step": 100, "grad_scaler": {...}}},
-     "args": {...the configuration...},
+     "args": {...the configuration...}, "fingerprint": {"tokenizer": {...}, "data": {...}},
      "tensors": {KEY: {"shape": [...], "dtype": "bfloat16", "grouping": "qkv", "pieces": [
          {"file": "state_00000.safetensors", "bytes": [start, stop], "axis": 0, "ranges": [[0, 64]], "flat": [0, 512],
           "xxhash": "...", "multilinear": "..."}]}},
@@ -148,6 +148,7 @@ class Manifest:
         layout (dict[str, int]): sizes: tensor, pipeline, virtual_pipeline, data, context, expert, world.
         vocab_size (Optional[int]): rows of "vocab" tensors that are no padding.
         args (dict): the configuration.
+        fingerprint (Optional[dict]): of tokenizer and data, see `training.same_data`; None: the writer kept none.
         files (dict[str, int]): bytes of each file with tensors.
         ranks (list[dict]): file, bytes, xxhash and coordinates of each rank's own states.
         saved_at (float): seconds since 1970.
@@ -162,6 +163,7 @@ class Manifest:
     files: dict = field(default_factory=dict)
     ranks: list = field(default_factory=list)
     saved_at: float = 0.0
+    fingerprint: dict | None = None
 
     def to_bytes(self):
         """Content of the manifest file."""
@@ -174,6 +176,7 @@ class Manifest:
             "vocab_size": self.vocab_size,
             "states": self.states,
             "args": self.args,
+            "fingerprint": self.fingerprint,
             "files": self.files,
             "ranks": self.ranks,
             "tensors": {key: tensor.to_json() for key, tensor in self.tensors.items()},
@@ -201,6 +204,7 @@ class Manifest:
         return cls(
             tensors={key: StoredTensor.from_json(value) for key, value in content["tensors"].items()},
             **{name: content[name] for name in names},
+            fingerprint=content.get("fingerprint"),
         )
 
     @classmethod

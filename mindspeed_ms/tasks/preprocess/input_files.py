@@ -2,17 +2,16 @@
 
 import difflib
 import glob
-import hashlib
 import os
 from dataclasses import dataclass
 
+from mindspeed_ms.core.datasets.fingerprint import sampled_hash
 from mindspeed_ms.tasks.preprocess.errors import PreprocessError
 
 FORMATS = (".jsonl", ".json", ".parquet", ".arrow", ".csv", ".txt")
 COMPRESSIONS = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2"}
 UNFINISHED = ".unfinished"  # ends the names of folders of interrupted runs, which may lie among their input
 _BY_COLUMNS = (".parquet", ".arrow")  # compressed inside, and read by position
-_BLOCK, _MOST_BLOCKS = 1 << 16, 64  # of a fingerprint: files up to 4 MiB are hashed whole
 
 
 @dataclass(frozen=True)
@@ -36,17 +35,6 @@ class InputFile:
     def fingerprint(self):
         """Fingerprint against changes: [size, time of the last change, hash of blocks all over the file] (JSON values)."""
         return [self.size, self.modified, sampled_hash(self.path)]
-
-
-def sampled_hash(path):
-    """Hash (str) of a file, or of equally distant blocks of a large one."""
-    size, digest = os.path.getsize(path), hashlib.blake2b(digest_size=16)
-    blocks = min(-(-size // _BLOCK), _MOST_BLOCKS)
-    with open(path, "rb") as file:
-        for block in range(blocks):
-            file.seek((size - _BLOCK) * block // (blocks - 1) if size > _BLOCK * _MOST_BLOCKS else block * _BLOCK)
-            digest.update(file.read(_BLOCK))
-    return digest.hexdigest()
 
 
 def expand_inputs(words):

@@ -8,12 +8,13 @@ from dataclasses import asdict
 import numpy as np
 from tqdm import tqdm
 
+from mindspeed_ms.core.datasets.fingerprint import sampled_hash
 from mindspeed_ms.core.datasets.indexed_format import get_bin_path, get_idx_path
 from mindspeed_ms.core.datasets.tokenizer import model_vocab_size
 from mindspeed_ms.core.logging import logger, set_progress_bar
 from mindspeed_ms.tasks.preprocess.encoding import Encoder
 from mindspeed_ms.tasks.preprocess.errors import PreprocessError
-from mindspeed_ms.tasks.preprocess.input_files import UNFINISHED, expand_inputs, sampled_hash
+from mindspeed_ms.tasks.preprocess.input_files import UNFINISHED, expand_inputs
 from mindspeed_ms.tasks.preprocess.packing import pack
 from mindspeed_ms.tasks.preprocess.readers import count_bytes, read_batches
 from mindspeed_ms.tasks.preprocess.registry import HANDLER_KINDS

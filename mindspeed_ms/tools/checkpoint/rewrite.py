@@ -16,11 +16,11 @@ from tqdm import tqdm
 
 from mindspeed_ms.core.dist_checkpointing import durable, folders, job_lock
 from mindspeed_ms.core.dist_checkpointing.errors import CheckpointError, DamagedCheckpointError
-from mindspeed_ms.core.dist_checkpointing.manifest import OPTIMIZER_PREFIX, Manifest, StoredTensor, digest, whole_slice
+from mindspeed_ms.core.dist_checkpointing.manifest import FORMAT, OPTIMIZER_PREFIX, Manifest, StoredTensor, digest, whole_slice
+from mindspeed_ms.core.dist_checkpointing.plain_weights import INDEX_FILE
 from mindspeed_ms.core.dist_checkpointing.reader import numpy_dtype
 from mindspeed_ms.core.dist_checkpointing.shard_file import Entry, write_shard
 from mindspeed_ms.layout.sharding import ParameterSharding
-from mindspeed_ms.tools.checkpoint.plain_weights import INDEX_FILE
 from mindspeed_ms.tools.checkpoint.verify import problems_of
 
 GIGABYTE = 10**9
@@ -38,17 +38,23 @@ def check_source(reader):
         raise DamagedCheckpointError(f"{reader.folder} is damaged: {shown}.")
 
 
-def whole_cut(manifest, most_bytes, with_optimizer=True):
-    """Lists [(key, FlatSlice)] of whole tensors, one per file of at most `most_bytes` (a larger tensor has its own file)."""
+def whole_cut(manifest, most_bytes, weights_only=False):
+    """Lists [(key, FlatSlice)] of whole tensors, one per file of at most `most_bytes` (a larger tensor has its own file).
+
+    With `weights_only` neither optimizer states nor rows that pad the vocabulary.
+    """
     files, size = [], 0
     for key, stored in manifest.tensors.items():
-        if key.startswith(OPTIMIZER_PREFIX) and not with_optimizer:
+        if key.startswith(OPTIMIZER_PREFIX) and weights_only:
             continue
-        nbytes = prod(stored.shape) * stored.itemsize
+        shape = stored.shape
+        if weights_only and stored.grouping == "vocab":
+            shape = (min(shape[0], manifest.vocab_size or shape[0]), *shape[1:])
+        nbytes = prod(shape) * stored.itemsize
         if not files or size + nbytes > most_bytes:
             files.append([])
             size = 0
-        files[-1].append((key, whole_slice(ParameterSharding.replicated(stored.shape))))
+        files[-1].append((key, whole_slice(ParameterSharding.replicated(shape))))
         size += nbytes
     return files
 
@@ -83,6 +89,7 @@ def write_checkpoint(reader, folder, cut):
         layout=source.layout,
         vocab_size=source.vocab_size,
         args=source.args,
+        fingerprint=source.fingerprint,
         saved_at=time.time(),
     )
     temporary = folders.prepare(folder, source.iteration)
@@ -117,7 +124,7 @@ def write_weights(reader, folder, most_bytes):
     """
     if os.path.lexists(folder):
         raise CheckpointError(f"{folder} exists already: choose a new folder.")
-    cut = whole_cut(reader.manifest, most_bytes, with_optimizer=False)
+    cut = whole_cut(reader.manifest, most_bytes, weights_only=True)
     _check_space(folder, reader, cut)
     temporary = f"{os.path.normpath(folder)}.incomplete"
     shutil.rmtree(temporary, ignore_errors=True)
@@ -130,7 +137,8 @@ def write_weights(reader, folder, most_bytes):
             write_shard(os.path.join(temporary, names[-1]), entries)
             places.update((key, names[-1]) for key, _ in parts)
             total += sum(entry.nbytes for entry in entries)
-        index = {"metadata": {"total_size": total, "iteration": reader.manifest.iteration}, "weight_map": places}
+        metadata = {"format": FORMAT, "total_size": total, "iteration": reader.manifest.iteration}
+        index = {"metadata": metadata, "weight_map": places}
         durable.write_file(os.path.join(temporary, INDEX_FILE), json.dumps(index, indent=1).encode())
         durable.sync_folder(temporary)
         os.rename(temporary, folder)

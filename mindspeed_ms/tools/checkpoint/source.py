@@ -3,12 +3,11 @@
 import os
 
 from mindspeed_ms.config import init_configs_from_yaml
-from mindspeed_ms.core.dist_checkpointing import folders
+from mindspeed_ms.core.dist_checkpointing import folders, plain_weights
 from mindspeed_ms.core.dist_checkpointing.errors import CheckpointError, DamagedCheckpointError
 from mindspeed_ms.core.dist_checkpointing.reader import CheckpointReader
 from mindspeed_ms.core.dist_checkpointing.upstream_format import is_upstream_folder, read_upstream_manifest
 from mindspeed_ms.core.logging import logger
-from mindspeed_ms.tools.checkpoint import plain_weights
 
 
 def open_checkpoint(path, iteration=None, config=None):

@@ -77,6 +77,10 @@ class FastTokenizer(Tokenizer):
         self.check_ids(ids)
         return self._backend.decode(ids, skip_special_tokens=False)
 
+    def content(self):
+        """See Tokenizer."""
+        return self._backend.to_str()
+
     def token_to_id(self, token):
         """See Tokenizer."""
         return self._backend.token_to_id(token)

@@ -1,5 +1,6 @@
 """Interface of all tokenizers."""
 
+import json
 import re
 from abc import ABC, abstractmethod
 
@@ -83,6 +84,10 @@ class Tokenizer(ABC):
         Raises:
             TokenizerError: an id is not in the vocabulary.
         """
+
+    def content(self):
+        """All that decides the ids of a text (str or bytes), for fingerprints; more than the vocabulary where there is more."""
+        return json.dumps(sorted(self.vocab.items()))
 
     @abstractmethod
     def token_to_id(self, token):

@@ -45,6 +45,10 @@ class NullTokenizer(Tokenizer):
         """Text of the numbers, separated by blanks."""
         return " ".join(str(int(number)) for number in ids)
 
+    def content(self):
+        """See Tokenizer."""
+        return self.name
+
     def token_to_id(self, token):
         """Id of a number written as text, or None."""
         return int(token) if token.isdecimal() and int(token) < self.vocab_size else None

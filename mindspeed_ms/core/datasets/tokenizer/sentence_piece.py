@@ -1,5 +1,6 @@
 """SentencePieceTokenizer: tokenizers of the `sentencepiece` library."""
 
+import json
 import os
 import re
 
@@ -108,6 +109,11 @@ class SentencePieceTokenizer(Tokenizer):
             return ""
         has_space = bool(text_before) and self._no_space is not None and self._inverse[run[0]].startswith("▁")
         return (" " if has_space else "") + self._model.decode(run)
+
+    def content(self):
+        """See Tokenizer."""
+        rules = [sorted(self._vocab.items()), sorted(self._added.items()), self._no_space is None, sorted(self.named)]
+        return self._model.serialized_model_proto() + json.dumps(rules).encode()
 
     def token_to_id(self, token):
         """See Tokenizer."""

@@ -44,4 +44,5 @@ class TokenizerSettings:
     @property
     def is_given(self):
         """Whether any setting names a tokenizer."""
-        return bool(self.tokenizer_type or self.tokenizer_name_or_path or self.tokenizer_model or self.vocab_file)
+        names = self.tokenizer_type, self.tokenizer_name_or_path, self.tokenizer_model, self.vocab_file, self.merge_file
+        return any(names)

@@ -23,6 +23,13 @@ def is_plain(path):
     return any(os.path.isfile(os.path.join(path, name)) for name in (INDEX_FILE, SINGLE_FILE))
 
 
+def is_own(path):
+    """Whether a folder holds plain weights that `merge --weights-only` wrote, under the names of our models."""
+    if not os.path.isfile(os.path.join(path, INDEX_FILE)):
+        return False
+    return "iteration" in _read_index(path)["metadata"]
+
+
 def read_manifest(folder):
     """Manifest of a folder of plain weights.
 

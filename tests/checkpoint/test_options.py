@@ -1,6 +1,8 @@
 """What can be asked of a load: precision, padding of the vocabulary, parts of the state, strictness; what a rank reads."""
 
 import os
+import threading
+import time
 
 import numpy as np
 import pytest
@@ -87,6 +89,26 @@ def masters_survive(folder):
 def test_masters_become_weights(world, tmp_path):
     (equal,) = world(1)(masters_survive, tmp_path)
     assert len(equal) > 10 and all(equal)
+
+
+def weights_alone(folder, parts, **settings):
+    """Names of weights that a step without learning changes after half-precision weights were loaded without their masters."""
+    settings["training"] = {"bf16": True, "save_interval": None, **settings.get("training", {})}
+    before = runs.train(folder / "first", **{**settings, "training": {**settings["training"], "exit_interval": 2}})
+    still = {"learning_rate": 1e-30, "lr_decay_style": "constant", "weight_decay": 0.0}
+    training = {**settings["training"], "training_iters": 3 if parts.get("resume_training") else 1, **parts}
+    after = resume(folder / "second", folder / "first", **{**settings, "training": training, "optimizer": still})
+    return [name for name, (_, values) in before["weights"].items() if not np.array_equal(values, after["weights"][name][1])]
+
+
+@pytest.mark.parametrize(
+    "parts", [{"resume_training": False}, {"no_load_optim": True, "resume_training": True}], ids=["new", "resumed"]
+)
+@pytest.mark.parametrize(
+    "settings", [{}, {"training": runs.DIST}, {"parallel": {"zero_level": "z3"}}], ids=["dp", "dist", "z3"]
+)
+def test_masters_are_made_of_weights_that_are_loaded_alone(world, tmp_path, parts, settings):
+    assert world(2)(weights_alone, tmp_path, parts, **settings) == [[], []]
 
 
 # ---- vocabulary ------------------------------------------------------------------------------------------------------
@@ -341,3 +363,59 @@ def memory(folder, mebibytes):
 def test_memory_is_bounded_by_the_largest_tensor(world, tmp_path):
     ((save, same, cast),) = world(1)(memory, tmp_path, 48)
     assert save < 0.3 and same < 0.3 and cast < 1.2, (save, same, cast)
+
+
+# ---- beside the training ---------------------------------------------------------------------------------------------
+
+
+def saved_beside_a_change(folder):
+    """Values that an asynchronous save has stored when the tensor changes before the writer begins."""
+    from unittest import mock
+
+    from mindspeed_ms.core import storage
+    from mindspeed_ms.core.dist_checkpointing import save
+    from mindspeed_ms.core.dist_checkpointing.manifest import Manifest, whole_slice
+    from mindspeed_ms.core.dist_checkpointing.reader import CheckpointReader
+    from mindspeed_ms.core.dist_checkpointing.state import ShardedTensor
+    from mindspeed_ms.layout.sharding import ParameterSharding
+
+    tensor = storage.FlatBuffer(8, "float32").tensor
+    begin, write = threading.Event(), save.write_shard
+    saver = save.CheckpointSaver(folder, async_save=True)
+    with mock.patch.object(save, "write_shard", lambda *arguments: (begin.wait(), write(*arguments))[1]):
+        saver.save(Manifest(1), [ShardedTensor("weight", whole_slice(ParameterSharding.replicated((8,))), tensor)], {})
+        storage.host_array(tensor)[:] = 5.0
+        begin.set()
+        saver.wait()
+    with CheckpointReader(folder / "iter_0000001") as reader:
+        return reader.read_whole("weight").tolist(), storage.host_array(tensor).tolist()
+
+
+def test_an_asynchronous_save_stores_the_values_of_its_moment(world, tmp_path):
+    assert world(1)(saved_beside_a_change, tmp_path) == [([0.0] * 8, [5.0] * 8)]
+
+
+def writers_at_once(folder):
+    """Numbers of writers at the start of each write, where every save is slower than the steps between them."""
+    from unittest import mock
+
+    from mindspeed_ms.core.dist_checkpointing import save
+
+    running, counts, write = [], [], save.write_shard
+
+    def slowly(*arguments):
+        running.append(None)
+        counts.append(len(running))
+        time.sleep(0.1)
+        result = write(*arguments)
+        running.pop()
+        return result
+
+    with mock.patch.object(save, "write_shard", slowly):
+        runs.train(folder, training={"async_save": True, "non_persistent_save_interval": 1})
+    return counts
+
+
+def test_one_checkpoint_is_written_at_a_time(world, tmp_path):
+    """Spare and lasting ones: the copies of two would be in memory, and they would be published in any order."""
+    assert world(1)(writers_at_once, tmp_path) == [[1, 1, 1, 1]]

@@ -104,18 +104,20 @@ def fill(model, values):
         storage.set_data(parameter, Tensor.from_numpy(local.copy()))
 
 
-def local_gradients(model):
-    """`{name: (sharding, gradient)}`; the gradients that sequence parallelism leaves partial are summed."""
-    from mindspeed_ms.core import autograd, parallel_state
+def local_gradients(*chunks):
+    """`{name: (sharding, gradient)}` of this rank's chunks after their backwards, completed by `finalize_model_grads`."""
+    from mindspeed_ms.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
 
-    group = parallel_state.get_tensor_model_parallel_group()
-    gradients = {}
-    for name, parameter in model.parameters_and_names():
-        gradient = autograd.tensor_grad(parameter)
-        if parameter.sequence_parallel:
-            gradient = group.all_reduce(gradient)
-        gradients[name] = (parameter.sharding, gradient.asnumpy().copy())
-    return gradients
+    sharded = [DistributedDataParallel(None, DistributedDataParallelConfig(), chunk) for chunk in chunks]
+    for chunk in sharded:
+        for parameter in chunk.trainable_parameters():
+            chunk._accumulate(parameter)  # as its hook does in a backward
+    finalize_model_grads(sharded)
+    return {
+        name: (parameter.sharding, parameter.main_grad.asnumpy().copy())
+        for chunk in chunks
+        for name, parameter in chunk.parameters_and_names()
+    }
 
 
 def joined(results, key=None):

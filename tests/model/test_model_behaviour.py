@@ -9,7 +9,7 @@ DROPOUT = {**builders.GPT2, "init_method_std": 0.2, "hidden_dropout": 0.3, "atte
 
 
 def dropout(fields, parallel):
-    """Losses of two training calls, an evaluation and a call after reseeding; hidden states of the first."""
+    """Losses of two training calls, of a call after reseeding, and of two evaluations."""
     from mindspeed_ms.core.tensor_parallel import model_parallel_manual_seed
 
     config = builders.make_config(fields, **parallel)
@@ -21,8 +21,7 @@ def dropout(fields, parallel):
             model_parallel_manual_seed(seed)
         losses.append(float(model(**data).asnumpy()))
     model.set_train(False)
-    losses.append(float(model(**data).asnumpy()))
-    return losses
+    return losses + [float(model(**data).asnumpy()) for _ in range(2)]
 
 
 @pytest.mark.parametrize("flash", [False, True])
@@ -33,9 +32,38 @@ def test_dropout_is_applied_and_repeatable(world, parallel, flash):
     """Ranks agree on the loss, so hidden states that are equal on them dropped alike."""
     size = parallel.get("tensor_model_parallel_size", 1)
     results = world(size)(dropout, {**DROPOUT, "use_flash_attention": flash}, parallel)
-    first, second, again, evaluated = results[0]
-    assert first == again != second and evaluated not in (first, second)
+    first, second, again, evaluated, evaluated_again = results[0]
+    assert first == again != second and evaluated not in (first, second) and evaluated == evaluated_again
     assert all(result == results[0] for result in results)
+
+
+def dropped_by_a_layer(fields, parallel):
+    """Share of the elements that a layer drops, in training and in evaluation, of each block while the other one adds 0."""
+    from mindspore import Tensor
+
+    from mindspeed_ms.core import storage
+    from mindspeed_ms.legacy.model.transformer import ParallelTransformerLayer
+
+    config = builders.make_config({**DROPOUT, "attention_dropout": 0.0, **fields}, **parallel)
+    builders.start(config)
+    hidden, shares = Tensor(np.random.RandomState(1).randn(16, 4, 64).astype(np.float32)), []
+    for silent in ("attention.out_proj", "mlp.projection"):
+        layer = ParallelTransformerLayer(config, 1, self_attn_mask_type="causal")
+        for name, parameter in layer.parameters_and_names():
+            if name.startswith(silent):
+                storage.write(parameter, parameter * 0)
+        for training in (True, False):
+            layer.set_train(training)
+            shares.append(float((layer(hidden).asnumpy() == hidden.asnumpy()).mean()))
+    return shares
+
+
+@pytest.mark.parametrize("fields", [{}, {"use_sandwich_norm": True, "normalization": "RMSNorm"}], ids=["plain", "sandwich"])
+def test_a_layer_drops_elements_of_both_blocks(world, fields):
+    """The layer alone: in a whole model the embedding's dropout would hide that of the layers."""
+    for parallel in ({}, {"tensor_model_parallel_size": 2, "sequence_parallel": True}):
+        for shares in world(parallel.get("tensor_model_parallel_size", 1))(dropped_by_a_layer, fields, parallel):
+            assert shares[::2] == pytest.approx([0.3, 0.3], abs=0.04) and shares[1::2] == [0.0, 0.0]
 
 
 def precise(fields, parallel):

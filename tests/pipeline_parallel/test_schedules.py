@@ -108,6 +108,27 @@ def test_another_length_than_configured_is_an_error(world):
         assert part in text
 
 
+def has_overlap(parallel):
+    """Whether the plan of a step starts its transfers early."""
+    from unittest import mock
+
+    from mindspeed_ms.core.pipeline_parallel import schedules
+
+    with mock.patch.object(schedules, "_plan", wraps=schedules._plan) as plan:
+        train_on_lengths(parallel, [16] * 8)
+    return plan.call_args.args[-1]
+
+
+@pytest.mark.parametrize(
+    "parallel, expected",
+    [(VPP2, True), ({**VPP2, "variable_seq_lengths": True}, False), ({**VPP2, "overlap_p2p_comm": False}, False), (PP2, False)],
+    ids=["default", "lengths", "off", "pp2"],
+)
+def test_transfers_overlap_where_the_shapes_are_known(world, parallel, expected):
+    """Exchanged shapes make a transfer complete at once: started early it would hold its memory for longer."""
+    assert world(2)(has_overlap, parallel) == [expected] * 2
+
+
 def stages_that_disagree(wider_rank, what):
     """One rank was given another configuration."""
     from mindspeed_ms.core import comm

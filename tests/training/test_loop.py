@@ -55,6 +55,21 @@ def test_bad_data_is_named(world, tmp_path):
         assert words in message, message
 
 
+def data_that_ends_on_one_rank(folder):
+    from mindspeed_ms.core import comm
+    from mindspeed_ms.core.dist_checkpointing import folders
+
+    loader = iter(BATCHES[:2]) if comm.get_rank() == 1 else BATCHES
+    message = caught_message(RuntimeError, folder, loader)
+    return message, folders.latest_iteration(folder)
+
+
+def test_data_that_ends_on_one_rank_ends_all(world, tmp_path):
+    """The others' data has no end; the state of the last whole step is saved."""
+    for message, saved in world(2)(data_that_ends_on_one_rank, tmp_path):
+        assert "ran out after iteration 2 of 6: the data loader is an iterator" in message and saved == 2
+
+
 def bad_arguments(folder):
     messages = []
     for arguments in ({"model_type": "retro_encoder"}, {"model_provider_func": None}):

@@ -102,6 +102,26 @@ def test_a_finished_training_says_how_to_go_on(world, tmp_path):
     assert any("training is complete" in message and "--train-iters" in message for message in messages)
 
 
+def without_a_step(folder):
+    """Iterations that were saved: by a run whose data ends, by one that continues it, and by one elsewhere."""
+    from mindspeed_ms.testing.checkpoint_runs import Messages
+
+    saved = []
+    for name, extra in (("run", {}), ("run", {}), ("other", {"load_checkpoint": str(folder / "run")})):
+        with Messages() as texts:
+            run_pretrain(folder / name, BATCHES[:2], config(epochs=1, **extra))
+        saved.append([text.split(":")[0] for text in texts if text.startswith("saved checkpoint")])
+    return saved
+
+
+def test_a_run_without_a_step_saves_only_where_its_state_is_missing(world, tmp_path):
+    (saved,) = world(1)(without_a_step, tmp_path)
+    names = [("run", "iteration 2"), None, ("other", "iteration 2")]
+    for texts, name in zip(saved, names):
+        assert len(texts) == (name is not None), texts
+        assert name is None or (name[0] in texts[0] and name[1] in texts[0])
+
+
 def keep_two(folder):
     from mindspeed_ms.core.dist_checkpointing import folders
 

@@ -199,7 +199,7 @@ def split_batch(batch, micro_batch_size, num_microbatches):
             f"micro-batch at a time. The entries are {_shapes(batch)}."
         )
     return [
-        {name: to_tensor(_rows_of(value, rows, number * micro_batch_size, micro_batch_size)) for name, value in batch.items()}
+        {name: to_tensor(_rows_of(value, number * micro_batch_size, micro_batch_size)) for name, value in batch.items()}
         for number in range(num_microbatches)
     ]
 
@@ -231,8 +231,8 @@ def _check_rows(name, value, rows):
         )
 
 
-def _rows_of(value, rows, start, count):
-    if not _has_rows(value) or value.shape[0] == 1 != rows:
+def _rows_of(value, start, count):
+    if not _has_rows(value) or value.shape[0] == 1:
         return value
     return value[start : start + count]
 

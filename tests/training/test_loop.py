@@ -91,13 +91,13 @@ def test_bad_arguments_are_named(world, tmp_path):
     assert "'retro_encoder'" in messages[0] and "model_provider_func" in messages[1]
 
 
-def nan_loss(folder, go_on):
+def nan_loss(folder, go_on, value=np.nan):
     from mindspeed_ms.core import comm
     from mindspeed_ms.training.train_step import NonFiniteLossError
 
     batches = [{**batch, "scale": np.ones((4, tiny.LENGTH), np.float32)} for batch in BATCHES]
     if comm.get_rank() == 1:
-        batches[2] = {**batches[2], "scale": np.full((4, tiny.LENGTH), np.nan, np.float32)}
+        batches[2] = {**batches[2], "scale": np.full((4, tiny.LENGTH), value, np.float32)}
     if go_on:
         decay = {"lr_decay_style": "linear", "lr_decay_iters": 10}
         config = {"training": {"check_for_nan_in_loss": False}, "optimizer": decay}
@@ -108,8 +108,9 @@ def nan_loss(folder, go_on):
     return caught_message(NonFiniteLossError, folder, batches, {"training": {"check_for_nan_in_grad": True}})
 
 
-def test_nan_loss_stops_all_ranks_and_names_iteration_and_rank(world, tmp_path):
-    for message in world(2)(nan_loss, tmp_path, False):
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_nan_loss_stops_all_ranks_and_names_iteration_and_rank(world, tmp_path, value):
+    for message in world(2)(nan_loss, tmp_path, False, value):
         assert "iteration 3" in message and "rank 1 (micro-batch 0)" in message and "rank 0" not in message
 
 

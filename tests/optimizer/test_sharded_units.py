@@ -150,6 +150,31 @@ def test_unit_modules_that_match_nothing_are_an_error(world):
         world(1)(names_of_units, ("blocks.*",))
 
 
+def bytes_in_full():
+    """Bytes of z3's parameters that exist in full before, inside and after `whole_parameters`, also after an error inside."""
+    from mindspeed_ms.training.model_setup import get_model
+
+    config = job.make_config(job.UNTIED, {"zero_level": "z3"})
+    start(config, 7)
+    (chunk,) = get_model(lambda pre_process=True, post_process=True: make_model("plain"), config)
+    counts = [chunk.whole_nbytes]
+    for error in (None, KeyError):
+        try:
+            with chunk.whole_parameters(changes=True):
+                counts.append(chunk.whole_nbytes)
+                if error:
+                    raise error
+        except KeyError:
+            pass
+        counts.append(chunk.whole_nbytes)
+    return counts
+
+
+def test_whole_parameters_exist_inside_only(world):
+    whole = 4 * (2 * 64 * 8 + 6 * 8 * 8)
+    assert world(2)(bytes_in_full) == [[0, whole, 0, whole, 0]] * 2
+
+
 REFLECTED = ("add", "floordiv", "matmul", "mod", "mul", "pow", "sub", "truediv")
 
 

@@ -44,7 +44,7 @@ def calls_of(folder, error=None, **training):
     all_config = tiny.make_config(folder, training={"training_iters": 2, **training})
     set_parallel_context(all_config.parallel_config)
     init_batch_sizes(all_config)
-    error = error and getattr(train_step, error)
+    error = error and getattr(train_step, error, RuntimeError)
     parts = Parts(error)
     evaluation = SimpleNamespace(
         after_step=lambda _state: parts.calls.append("evaluate"),
@@ -63,10 +63,11 @@ def calls_of(folder, error=None, **training):
     return parts.calls
 
 
-def test_a_training(world, tmp_path):
+@pytest.mark.parametrize("training", [{}, {"exit_interval": 2}], ids=["length", "exit_interval"])
+def test_a_training(world, tmp_path, training):
     """The checkpoint is written beside the last evaluation, and the last step is finished after all."""
     ends = ["save", "after_training", "complete", "close", "finish"]
-    assert world(1)(calls_of, tmp_path) == [["load", "open", *STEP, *STEP, *ends]]
+    assert world(1)(calls_of, tmp_path, **training) == [["load", "open", *STEP, *STEP, *ends]]
 
 
 def test_only_evaluation(world, tmp_path):
@@ -76,6 +77,20 @@ def test_only_evaluation(world, tmp_path):
 @pytest.mark.parametrize("error", ["NonFiniteLossError", "NonFiniteGradientError"])
 def test_a_step_that_fails_waits_for_the_checkpoint_before(world, tmp_path, error):
     assert world(1)(calls_of, tmp_path, error) == [["load", "open", "of_step", "step", "complete"]]
+
+
+def without_data(folder):
+    """Calls of a run whose data ends before its first step."""
+    from unittest import mock
+
+    from mindspeed_ms.training.data_streams import DataExhausted
+
+    with mock.patch.object(Parts, "of_step", mock.Mock(side_effect=DataExhausted("over")), create=True):
+        return calls_of(folder, "RuntimeError")
+
+
+def test_data_that_ends_leaves_a_complete_checkpoint(world, tmp_path):
+    assert world(1)(without_data, tmp_path) == [["load", "open", "save", "complete"]]
 
 
 def test_the_reported_rate_is_none_of_decoupled_groups():

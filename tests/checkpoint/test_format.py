@@ -268,3 +268,12 @@ def test_old_checkpoints_are_deleted_first_saved_first(tmp_path):
 def test_no_mindspore_is_imported():
     code = "import sys, mindspeed_ms.core.dist_checkpointing.folders as f; sys.exit('mindspore' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize("saved_at, first", [(1.0, "lasting"), (3.0, "spare")])
+def test_a_spare_checkpoint_goes_first_if_it_is_newer(tmp_path, saved_at, first):
+    paths = {"lasting": tmp_path / "iter_0000005", "spare": tmp_path / "non_persistent" / "iter_0000004"}
+    one_tensor(paths["lasting"], iteration=5, saved_at=2.0)
+    one_tensor(paths["spare"], iteration=4, saved_at=saved_at)
+    order = [str(paths[name]) for name in (["spare", "lasting"] if first == "spare" else ["lasting", "spare"])]
+    assert folders.candidates(str(tmp_path)) == order

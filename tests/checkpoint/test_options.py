@@ -1,8 +1,6 @@
 """What can be asked of a load: precision, padding of the vocabulary, parts of the state, strictness; what a rank reads."""
 
 import os
-import threading
-import time
 
 import numpy as np
 import pytest
@@ -142,6 +140,33 @@ def test_padding_of_the_vocabulary_may_change(world, tmp_path, before, after):
 def test_another_size_is_no_padding(world, tmp_path, saved):
     (text,) = world(1)(fails, tmp_path, saved[0], sizes={"vocab_size": 62})
     assert f"of another shape: {WORD_EMBEDDINGS} (64, 32) instead of (62, 32)" in text
+
+
+def padded_rows(folder):
+    """Rows of a longer vocabulary that were 7 before a load in another precision."""
+    from mindspore import Tensor
+
+    from mindspeed_ms.core import storage
+    from mindspeed_ms.core.dist_checkpointing.load import load_tensors, open_checkpoint
+    from mindspeed_ms.core.dist_checkpointing.manifest import Manifest, whole_slice
+    from mindspeed_ms.core.dist_checkpointing.save import CheckpointSaver
+    from mindspeed_ms.core.dist_checkpointing.state import ShardedTensor
+    from mindspeed_ms.layout.sharding import ParameterSharding
+
+    def tensor(rows, value, dtype):
+        made = storage.FlatBuffer(rows * 2, dtype).slice(0, rows * 2, (rows, 2))
+        storage.write(made, Tensor(np.full((rows, 2), value, np.float32)))
+        return ShardedTensor("rows", whole_slice(ParameterSharding.replicated((rows, 2))), made, "vocab")
+
+    CheckpointSaver(folder).save(Manifest(1, vocab_size=4), [tensor(4, 3.0, "float32")], {})
+    wanted = tensor(6, 7.0, "float16")
+    with open_checkpoint(folder / "iter_0000001") as reader:
+        load_tensors(reader, [wanted], vocab_size=4)
+    return wanted.tensor.asnumpy()[:, 0].tolist()
+
+
+def test_other_padding_in_another_precision_keeps_the_new_rows(world, tmp_path):
+    assert world(1)(padded_rows, tmp_path) == [[3.0] * 4 + [7.0] * 2]
 
 
 # ---- parts -----------------------------------------------------------------------------------------------------------
@@ -365,57 +390,23 @@ def test_memory_is_bounded_by_the_largest_tensor(world, tmp_path):
     assert save < 0.3 and same < 0.3 and cast < 1.2, (save, same, cast)
 
 
-# ---- beside the training ---------------------------------------------------------------------------------------------
-
-
-def saved_beside_a_change(folder):
-    """Values that an asynchronous save has stored when the tensor changes before the writer begins."""
+def seeds_of_other_layouts():
+    """Seeds of random states that start anew, by the iteration of a checkpoint of another layout."""
+    from types import SimpleNamespace
     from unittest import mock
 
-    from mindspeed_ms.core import storage
-    from mindspeed_ms.core.dist_checkpointing import save
-    from mindspeed_ms.core.dist_checkpointing.manifest import Manifest, whole_slice
-    from mindspeed_ms.core.dist_checkpointing.reader import CheckpointReader
-    from mindspeed_ms.core.dist_checkpointing.state import ShardedTensor
-    from mindspeed_ms.layout.sharding import ParameterSharding
+    from mindspeed_ms.core import parallel_state
+    from mindspeed_ms.training import checkpointing
 
-    tensor = storage.FlatBuffer(8, "float32").tensor
-    begin, write = threading.Event(), save.write_shard
-    saver = save.CheckpointSaver(folder, async_save=True)
-    with mock.patch.object(save, "write_shard", lambda *arguments: (begin.wait(), write(*arguments))[1]):
-        saver.save(Manifest(1), [ShardedTensor("weight", whole_slice(ParameterSharding.replicated((8,))), tensor)], {})
-        storage.host_array(tensor)[:] = 5.0
-        begin.set()
-        saver.wait()
-    with CheckpointReader(folder / "iter_0000001") as reader:
-        return reader.read_whole("weight").tolist(), storage.host_array(tensor).tolist()
+    parallel_state.initialize_model_parallel()
+    layout = {**checkpointing.layout_sizes(), "tensor": 2}
+    with mock.patch.object(checkpointing, "model_parallel_manual_seed") as seeded:
+        for iteration in (1, 2):
+            manifest = SimpleNamespace(layout=layout, ranks=[None], iteration=iteration)
+            checkpointing.restore_random_states(SimpleNamespace(manifest=manifest), 7)
+    return [call.args[0] for call in seeded.call_args_list]
 
 
-def test_an_asynchronous_save_stores_the_values_of_its_moment(world, tmp_path):
-    assert world(1)(saved_beside_a_change, tmp_path) == [([0.0] * 8, [5.0] * 8)]
-
-
-def writers_at_once(folder):
-    """Numbers of writers at the start of each write, where every save is slower than the steps between them."""
-    from unittest import mock
-
-    from mindspeed_ms.core.dist_checkpointing import save
-
-    running, counts, write = [], [], save.write_shard
-
-    def slowly(*arguments):
-        running.append(None)
-        counts.append(len(running))
-        time.sleep(0.1)
-        result = write(*arguments)
-        running.pop()
-        return result
-
-    with mock.patch.object(save, "write_shard", slowly):
-        runs.train(folder, training={"async_save": True, "non_persistent_save_interval": 1})
-    return counts
-
-
-def test_one_checkpoint_is_written_at_a_time(world, tmp_path):
-    """Spare and lasting ones: the copies of two would be in memory, and they would be published in any order."""
-    assert world(1)(writers_at_once, tmp_path) == [[1, 1, 1, 1]]
+def test_random_states_of_another_layout_do_not_repeat_those_of_the_start(world):
+    (seeds,) = world(1)(seeds_of_other_layouts)
+    assert len({7, *seeds}) == 3

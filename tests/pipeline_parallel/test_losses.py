@@ -220,3 +220,25 @@ def mode_of_a_step():
 
 def test_a_step_puts_the_model_in_training_mode(world):
     assert world(1)(mode_of_a_step) == [[False, False, True, True, job.GLOBAL_BATCH]]
+
+
+def divided_by(parallel):
+    """The number of tokens that gradients are divided by where each rank has counted 5."""
+    from types import SimpleNamespace
+
+    from mindspeed_ms.core import parallel_state
+    from mindspeed_ms.core.distributed import finalize_model_grads
+
+    parallel_state.initialize_model_parallel(**parallel)
+    factors = []
+    chunk = SimpleNamespace(
+        finish_grad_sync=lambda: None, trainable_parameters=list, scale_gradients=lambda factor: factors.append(factor)
+    )
+    finalize_model_grads([chunk], 5.0)
+    return 1.0 / factors[0]
+
+
+@pytest.mark.parametrize("parallel, expected", [({}, 10.0), (PP2, 5.0), ({"context_parallel_size": 2}, 10.0)], ids=str)
+def test_tokens_of_the_global_batch(world, parallel, expected):
+    """Those of the last stage; context-parallel ranks have parts of a sequence."""
+    assert world(2)(divided_by, parallel) == pytest.approx([expected] * 2)

@@ -182,6 +182,42 @@ def test_gradients_are_finalized_after_a_backward_with_the_tokens_that_divide_th
     assert means is None and 0 < per_token <= 2 * job.SIZES["seq_length"], (means, per_token)
 
 
+def left_by_a_step(parallel):
+    """Virtual rank before and after a step, input tensors that the model still holds, backwards that only accumulated."""
+    from unittest import mock
+
+    from mindspeed_ms.core import parallel_state
+    from mindspeed_ms.core.distributed import DistributedDataParallel
+
+    model, _, step = job.build(job.make_config(job.TIED, parallel))
+    from mindspeed_ms.testing.parity.runner import local_batch, micro_batches
+
+    if len(model) > 1:
+        parallel_state.set_virtual_pipeline_model_parallel_rank(0)
+    before = parallel_state.get_virtual_pipeline_model_parallel_rank()
+    accumulated, original = [], DistributedDataParallel.no_sync
+    with mock.patch.object(
+        DistributedDataParallel, "no_sync", lambda chunk: (accumulated.append(id(chunk)), original(chunk))[1]
+    ):
+        step(micro_batches(local_batch(job.batches(1), 0, 1), 1), 1)
+    held = [
+        name
+        for chunk in model
+        for name, cell in chunk.module.cells_and_names()
+        if getattr(cell, "input_tensor", None) is not None
+    ]
+    counts = [accumulated.count(id(chunk)) for chunk in model]
+    return before, parallel_state.get_virtual_pipeline_model_parallel_rank(), held, counts
+
+
+@pytest.mark.parametrize("parallel", [{}, PP2, VPP2], ids=["one", "pp2", "pp2vpp2"])
+def test_the_state_after_a_step(world, parallel):
+    """All backwards of a chunk but the last one accumulate; nothing of the step is left."""
+    for before, after, held, counts in world(job.world_size(parallel))(left_by_a_step, parallel):
+        assert before == after and held == []
+        assert counts == [job.GLOBAL_BATCH - 1] * (2 if parallel is VPP2 else 1)
+
+
 def call(case):
     """A schedule with a mistake in its arguments."""
     from mindspeed_ms.core.pipeline_parallel import get_forward_backward_func

@@ -193,7 +193,7 @@ def left_by_a_step(parallel):
     from mindspeed_ms.testing.parity.runner import local_batch, micro_batches
 
     if len(model) > 1:
-        parallel_state.set_virtual_pipeline_model_parallel_rank(0)
+        parallel_state.set_virtual_pipeline_model_parallel_rank(1)  # a step ends with chunk 0
     before = parallel_state.get_virtual_pipeline_model_parallel_rank()
     accumulated, original = [], DistributedDataParallel.no_sync
     with mock.patch.object(

@@ -10,7 +10,13 @@ import numpy as np
 import pytest
 
 from mindspeed_ms.core.dist_checkpointing.errors import CheckpointError
-from mindspeed_ms.core.dist_checkpointing.torch_file import TensorReference, TensorToWrite, read_torch_file, write_torch_file
+from mindspeed_ms.core.dist_checkpointing.torch_file import (
+    TensorReference,
+    TensorToWrite,
+    read_torch_file,
+    write_torch_file,
+    writer,
+)
 
 pytestmark = [pytest.mark.peer, pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs the [peer] extra")]
 
@@ -68,11 +74,13 @@ def test_what_is_not_supported_is_refused_by_name(saved, name, text):
         read_torch_file(saved / f"refused_{name}.pt")
 
 
-def test_torch_loads_what_is_written(saved):
+def test_torch_loads_what_is_written(saved, monkeypatch):
     (saved / "ours").mkdir()
     expected = json.loads((saved / "expected.json").read_text())
     for name in expected:
         write_torch_file(saved / "ours" / name, read_torch_file(saved / name))
     tensor = TensorToWrite("float32", (2, 3), lambda: np.arange(6, dtype=np.float32))
     write_torch_file(saved / "ours" / "written.pt", {"weight": tensor, "tied": tensor})
+    monkeypatch.setattr(writer, "_MOST_BYTES", 4)  # as if it had more than 4 GB
+    write_torch_file(saved / "ours" / "large.pt", {"weight": tensor, "tied": tensor})
     assert int(run_torch("check", saved)) == sum(map(len, expected.values()))

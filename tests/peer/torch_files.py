@@ -127,9 +127,10 @@ def check(folder):
         count += len(found)
         if name != "one.pt":
             check_objects(loaded, torch.load(folder / name, weights_only=False), name)
-    whole = torch.load(folder / "ours" / "written.pt", weights_only=True)
-    assert whole["tied"].data_ptr() == whole["weight"].data_ptr()
-    assert torch.equal(whole["weight"], torch.arange(6, dtype=torch.float32).reshape(2, 3))
+    for name in ("written.pt", "large.pt"):
+        whole = torch.load(folder / "ours" / name, weights_only=True)
+        assert whole["tied"].data_ptr() == whole["weight"].data_ptr()
+        assert torch.equal(whole["weight"], torch.arange(6, dtype=torch.float32).reshape(2, 3))
     print(count)
 
 

@@ -53,7 +53,7 @@ class Pickler:
         try:
             self._save(tree, "")
         except RecursionError:
-            raise CheckpointError("An object that contains itself cannot be written as a file of torch.save.") from None
+            raise CheckpointError("An object nested so deeply cannot be written as a file of torch.save.") from None
         self.data += b"."
         return self
 

@@ -51,10 +51,11 @@ class PickleMachine:
                 action(self)
             self.position += 1
             if self.marks or len(self.stack) != 1:
-                raise ValueError("its stack is not empty at the end")
+                raise ValueError(f"it ends with {len(self.stack)} objects and {len(self.marks)} marks instead of one object")
             return self.stack[0]
         except (ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError, struct.error) as error:
-            reason = "it ends early" if self.position >= len(data) else str(error) if type(error) is ValueError else repr(error)
+            early = isinstance(error, IndexError) and self.position >= len(data)
+            reason = "it ends early" if early else str(error) if type(error) is ValueError else repr(error)
             raise CheckpointError(f"{self.path}: its pickle is damaged: {shown(reason)}.") from error
 
     def take(self, count):

@@ -2,6 +2,7 @@
 
 import argparse
 import collections
+import contextlib
 import mmap
 import os
 import types
@@ -12,7 +13,6 @@ from mindspeed_ms.core.dist_checkpointing.torch_file.unpickler import read_pickl
 from mindspeed_ms.core.dist_checkpointing.torch_file.zip_records import read_records
 
 _MAGIC, _PROTOCOL = 0x1950A86A20F9469CFC6C, 1001
-_MOST_PICKLE_BYTES = 1 << 30
 _MOST_REPEATED = 1 << 20
 _DEEPEST = 100
 
@@ -61,17 +61,27 @@ def read_pickle_file(path):
     """
     path = os.fspath(path)
     try:
-        with open(path, "rb") as file:
-            if os.fstat(file.fileno()).st_size > _MOST_PICKLE_BYTES:
-                raise CheckpointError(f"{path} is refused: it has more than {_MOST_PICKLE_BYTES} bytes.")
-            data = file.read()
+        with (
+            open(path, "rb", buffering=0) as file,
+            _mapped(file.fileno(), path, 0, os.fstat(file.fileno()).st_size) as (data, _),
+        ):
+            tree, objects, _ = read_pickle(path, data)
     except OSError as error:
-        raise CheckpointError(f"{path} cannot be read: {error.strerror}.") from error
-    tree, objects, _ = read_pickle(path, data)
+        raise CheckpointError(f"{path} cannot be read: {error.strerror or error}.") from error
     if objects.storages:
         raise CheckpointError(f"{path} is refused: it holds tensors outside of a torch.save file.")
     check_tree(path, tree, objects)
     return tree
+
+
+@contextlib.contextmanager
+def _mapped(descriptor, path, start, stop):
+    """Bytes up to `stop` of a file, mapped instead of read, and the position of byte `start` in them."""
+    if start == stop:
+        raise CheckpointError(f"{path} is damaged: it ends at byte {stop}, where a pickle is expected.")
+    offset = start - start % mmap.ALLOCATIONGRANULARITY
+    with mmap.mmap(descriptor, stop - offset, access=mmap.ACCESS_READ, offset=offset) as data:
+        yield data, start - offset
 
 
 def _read_zip(descriptor, path, start, stop):
@@ -85,46 +95,38 @@ def _read_zip(descriptor, path, start, stop):
             raise CheckpointError(f"{path} is refused: its record {shown(name)} is outside of {shown(folder)}.")
     if folder + "constants.pkl" in records:
         raise CheckpointError(f"{path} is refused: it is a TorchScript program, not a checkpoint.")
-    order = _record(descriptor, path, records, folder + "byteorder", 16) if folder + "byteorder" in records else b"little"
-    if order != b"little":
-        raise CheckpointError(f"{path} is refused: its byte order is {shown(order.decode('latin-1'))}, expected little.")
-    data = _record(descriptor, path, records, folder + "data.pkl", _MOST_PICKLE_BYTES)
-    tree, objects, _ = read_pickle(path, data)
+    first, _ = records.get(folder + "byteorder", (None, None))
+    if first is not None and os.pread(descriptor, 6, first) != b"little":
+        raise CheckpointError(f"{path} is refused: its byte order is {shown(os.pread(descriptor, 6, first))}, expected little.")
+    with _mapped(descriptor, path, *records[folder + "data.pkl"]) as (data, position):
+        tree, objects, _ = read_pickle(path, data, position)
     for storage in objects.storages.values():
         storage.start, storage.stop = records.get(f"{folder}data/{storage.key}", (-1, -1))
     return tree, objects
 
 
-def _record(descriptor, path, records, name, most):
-    start, stop = records[name]
-    if stop - start > most:
-        raise CheckpointError(f"{path} is refused: its record {shown(name)} has {stop - start} bytes, more than {most}.")
-    return os.pread(descriptor, stop - start, start)
-
-
 def _read_stream(descriptor, path, start, stop):
     """File of torch before 1.6: five pickles (magic number, protocol, system, object, keys), then the storages."""
-    if stop == start:
-        raise CheckpointError(f"{path} is empty.")
-    with mmap.mmap(descriptor, stop, access=mmap.ACCESS_READ) as data:
-        magic, _, position = read_pickle(path, data, start, False)
+    with _mapped(descriptor, path, start, stop) as (data, position):
+        begin = start - position  # of the mapped bytes in the file
+        magic, _, position = read_pickle(path, data, position)
         if magic != _MAGIC:
             raise CheckpointError(f"{path} is no file of torch.save.")
-        protocol, _, position = read_pickle(path, data, position, False)
-        system, _, position = read_pickle(path, data, position, False)
+        protocol, _, position = read_pickle(path, data, position)
+        system, _, position = read_pickle(path, data, position)
         if protocol != _PROTOCOL or not isinstance(system, dict) or system.get("little_endian") is not True:
             raise CheckpointError(f"{path} is refused: it has protocol {shown(protocol)} of system {shown(system)}.")
         tree, objects, position = read_pickle(path, data, position)
         keys, _, position = read_pickle(path, data, position)
-        if not isinstance(keys, list) or sorted(map(str, keys)) != sorted(objects.storages):
+        if not isinstance(keys, list) or not all(type(key) is str for key in keys) or sorted(keys) != sorted(objects.storages):
             raise CheckpointError(f"{path} is damaged: its storages are not those that its tensors have.")
         for key in keys:
             storage = objects.storages[key]
             numel = int.from_bytes(data[position : position + 8], "little")
-            nbytes = numel * ITEMSIZES.get(storage.dtype or "uint8", 16)
-            storage.start = position + 8
-            storage.stop = position = storage.start + nbytes
-            if position > stop:
+            storage.start = begin + position + 8
+            storage.stop = storage.start + numel * ITEMSIZES.get(storage.dtype or "uint8", 16)
+            position = storage.stop - begin
+            if storage.stop > stop:
                 raise CheckpointError(f"{path} is damaged: it ends within storage {shown(key)}.")
     return tree, objects
 

@@ -69,15 +69,14 @@ class TorchObjects:
 
     Args:
         path (str): for messages and tensors.
-        nbytes (int): of the pickle; bounds what constructors may copy.
 
     Attributes:
+        machine (PickleMachine): that reads the file; what it has read bounds what constructors may copy.
         storages (dict[str, Storage]): by key.
     """
 
-    def __init__(self, path, nbytes):
-        self.path, self.storages = path, {}
-        self._budget = self._most = 16 * nbytes + (1 << 20)
+    def __init__(self, path):
+        self.path, self.machine, self.storages, self._spent = path, None, {}, 0
 
     def find(self, module, name):
         """The `Global` of an allowed name."""
@@ -145,20 +144,20 @@ class TorchObjects:
 
     def spend(self, count):
         """Count what constructors copy; a file that copies much more than it holds is refused."""
-        self._budget -= count
-        self.check_expanded(self._most - self._budget)
+        self._spent += count
+        self.check_expanded(self._spent)
 
     def check_expanded(self, count):
         """Refuse a file whose tree has `count` parts, shared ones counted each time, if that is far more than its size."""
-        if count > self._most:
+        if count > 16 * self.machine.consumed + (1 << 20):
             raise CheckpointError(f"{self.path} is refused: its pickle expands to much more than its own size.")
 
 
-def read_pickle(path, data, position=0, persistent=True):
-    """Read one pickle at `position` of `data`: (object, TorchObjects, position after it)."""
-    objects = TorchObjects(path, len(data) - position if persistent else 1 << 16)
-    machine = PickleMachine(path, data, objects, position)
-    return machine.run(), objects, machine.position
+def read_pickle(path, data, position=0):
+    """Read one pickle at `position` of `data` (bytes or mmap): (object, TorchObjects, position after it)."""
+    objects = TorchObjects(path)
+    objects.machine = PickleMachine(path, data, objects, position)
+    return objects.machine.run(), objects, objects.machine.position
 
 
 def _is_enum(module, name):

@@ -9,6 +9,7 @@ import sys
 
 import numpy as np
 import torch
+import torch.distributed.checkpoint
 
 DTYPES = "float64 float32 float16 bfloat16 int64 int32 int16 int8 uint8 uint16 uint32 uint64 bool".split()
 
@@ -108,18 +109,22 @@ def write(folder):
         everything["dtypes"].pop(name)
     torch.save(everything, folder / "old.pt", _use_new_zipfile_serialization=False)
     torch.save(values("float32", 3), folder / "one.pt", _use_new_zipfile_serialization=False)
+    state = {"w": values("bfloat16", 5, 3), "empty": torch.zeros(0, 2), "numbers": [1, 2]}
+    torch.distributed.checkpoint.save(state, checkpoint_id=folder / "distributed", no_dist=True)
     torch.save({"a": {"w": torch.ones(2).to(torch.float8_e4m3fn)}}, folder / "refused_float8.pt")
     torch.save({"a": {"w": torch.ones(2, dtype=torch.complex64)}}, folder / "refused_complex.pt")
     torch.save({"a": {"w": torch.ones(2).to_sparse()}}, folder / "refused_sparse.pt")
     torch.save(torch.nn.Linear(1, 1), folder / "refused_module.pt")
     expected["old.pt"], expected["plain.pt"] = described(everything, "", {}), described(plain(), "", {})
     expected["one.pt"] = described(values("float32", 3), "", {})
+    expected["distributed"] = described(state, "", {})
     (folder / "expected.json").write_text(json.dumps(expected))
 
 
 def check(folder):
     """Load the files that we wrote from those above; prints how many tensors are equal."""
     expected, count = json.loads((folder / "expected.json").read_text()), 0
+    expected.pop("distributed")
     for name, wanted in expected.items():
         loaded = torch.load(folder / "ours" / name, weights_only=name in ("plain.pt", "one.pt"))
         found = described(loaded, "", {})

@@ -27,8 +27,8 @@ def is_torch_file(path):
     return start[:4] == b"PK\3\4" or start[:13] == b"\x80\2\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19"[:13]
 
 
-def read_torch_file(path, start=0, stop=None):
-    """Read a torch.save file, or bytes `start` to `stop` of a file that holds one.
+def read_torch_file(path, start=0, stop=None, name=""):
+    """Read a torch.save file, or bytes `start` to `stop` of a file that holds one; `name` of the object is for messages.
 
     Returns:
         The saved object, with `TensorReference`, `Global`, `Opaque` and `Size` for what is torch's or Megatron's.
@@ -49,7 +49,7 @@ def read_torch_file(path, start=0, stop=None):
                 tree, objects = _read_stream(file.fileno(), path, start, stop)
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error.strerror or error}.") from error
-    check_tree(path, tree, objects)
+    check_tree(path, tree, objects, name)
     return tree
 
 
@@ -131,36 +131,36 @@ def _read_stream(descriptor, path, start, stop):
     return tree, objects
 
 
-def check_tree(path, tree, objects):
+def check_tree(path, tree, objects, name=""):
     """Check and name all tensors of a tree. Raises CheckpointError for one that is not within its storage, for a tree that
     contains itself, is nested too deeply, or is much larger than its file by repeating parts."""
     sizes, active = {}, set()
     frames = []
 
-    def enter(value, name):
-        if isinstance(value, TensorReference) and id(value) not in sizes:
-            object.__setattr__(value, "name", value.name or name)
+    def enter(value, place):
+        if isinstance(value, TensorReference) and not value.name:
+            object.__setattr__(value, "name", place or "(the only one)")
             _check_tensor(path, value)
         children = _children(value)
         if children is None:
             return 1
         if id(value) in active:
-            raise CheckpointError(f"{path} is refused: {shown(name) or 'its object'} contains itself.")
+            raise CheckpointError(f"{path} is refused: {shown(place) or 'its object'} contains itself.")
         if len(frames) >= _DEEPEST:
-            raise CheckpointError(f"{path} is refused: {shown(name)} is nested deeper than {_DEEPEST}.")
+            raise CheckpointError(f"{path} is refused: {shown(place)} is nested deeper than {_DEEPEST}.")
         if id(value) in sizes:
             return sizes[id(value)]
         active.add(id(value))
-        frames.append([value, iter(children), name, 1])
+        frames.append([value, iter(children), place, 1])
         return 0
 
-    enter(tree, "")
+    enter(tree, name)
     while frames:
         frame = frames[-1]
-        value, children, name, _ = frame
+        value, children, place, _ = frame
         for label, child in children:
             depth = len(frames)
-            frame[3] += enter(child, f"{name}.{label}" if name else str(label))
+            frame[3] += enter(child, f"{place}.{label}" if place else str(label))
             if len(frames) > depth:
                 break
         else:

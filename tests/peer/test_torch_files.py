@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -19,6 +20,7 @@ from mindspeed_ms.core.dist_checkpointing.torch_file import (
     writer,
 )
 
+GOLDEN = Path(os.environ.get("MINDSPEED_MS_GOLDEN", "")) / "ckpt"
 pytestmark = [pytest.mark.peer, pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs the [peer] extra")]
 
 
@@ -97,3 +99,15 @@ def test_torch_loads_what_is_written(saved, monkeypatch):
     monkeypatch.setattr(writer, "_MOST_BYTES", 4)  # as if it had more than 4 GB
     write_torch_file(saved / "ours" / "large.pt", {"weight": tensor, "tied": tensor})
     assert int(run_torch("check", saved)) == sum(map(len, expected.values()))
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec("megatron") is None or not GOLDEN.is_dir(), reason="needs megatron-core, recordings"
+)
+def test_megatrons_files_that_we_write_load_as_the_originals(tmp_path):
+    files = sorted(GOLDEN.rglob("*.pt"))
+    for number, file in enumerate(files):
+        write_torch_file(tmp_path / f"{number}.pt", read_torch_file(file))
+    pairs = "\n".join(f"{file}\t{tmp_path / f'{number}.pt'}" for number, file in enumerate(files))
+    (tmp_path / "pairs").write_text(pairs)
+    assert int(run_torch("compare", tmp_path)) == len(files) > 15

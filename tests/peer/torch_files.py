@@ -159,5 +159,26 @@ def check_objects(loaded, saved, name):
         assert loaded["default"].default_factory is dict
 
 
+def compare(folder):
+    """Load pairs of files and compare all that is in them; prints how many are equal."""
+    pairs = [line.split("\t") for line in (folder / "pairs").read_text().splitlines()]
+    print(sum(equal(*(torch.load(path, weights_only=False) for path in pair)) for pair in pairs))
+
+
+def equal(one, other):
+    """Whether two objects are of the same types and values."""
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, torch.Tensor):
+        return described(one, "", {}) == described(other, "", {}) and equal(vars(one), vars(other))
+    if isinstance(one, dict):
+        return list(one) == list(other) and all(equal(item, other[key]) for key, item in one.items())
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(map(equal, one, other))
+    if isinstance(one, argparse.Namespace):
+        return equal(vars(one), vars(other))
+    return np.array_equal(one, other) if isinstance(one, np.ndarray) else one == other
+
+
 if __name__ == "__main__":
-    {"write": write, "check": check}[sys.argv[1]](pathlib.Path(sys.argv[2]))
+    {"write": write, "check": check, "compare": compare}[sys.argv[1]](pathlib.Path(sys.argv[2]))

@@ -45,6 +45,8 @@ _ENUMS = re.compile(r"(megatron|mindspeed|mindspeed_llm|modellink|ascendspeed)(\
 _CLASS_NAME = re.compile(r"[A-Z]\w*")
 _OPAQUE = {
     "torch": "device",
+    "signal": "Signals",
+    "datetime": "timedelta",
     "torch_npu.npu._format": "Format",
     "torch.distributed.checkpoint.metadata": "Metadata MetadataIndex TensorStorageMetadata ChunkStorageMetadata "
     "BytesStorageMetadata TensorProperties StorageMeta _MEM_FORMAT_ENCODING",
@@ -52,7 +54,7 @@ _OPAQUE = {
     "torch.distributed.checkpoint.planner": "SavePlan WriteItem WriteItemType TensorWriteData BytesIOWriteData",
     "megatron.core.dist_checkpointing.strategies.torch": "MCoreMetadata MCoreSavePlan",
     "megatron.core.rerun_state_machine": "RerunMode RerunState RerunDiagnostic RerunValidationStatus Caller Call QuickStats",
-    "megatron.core.optimizer.distrib_optimizer": "Range",
+    "megatron.core.transformer.pipeline_parallel_layer_layout": "PipelineParallelLayerLayout",
 }
 _OPAQUE_NAMES = frozenset((module, name) for module, names in _OPAQUE.items() for name in names.split())
 _MODULES = {"__builtin__": "builtins", "copy_reg": "copyreg", "UserDict": "collections"}

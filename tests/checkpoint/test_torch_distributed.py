@@ -162,6 +162,10 @@ def test_flat_ranges_of_boxes(folder):
     folder.write()
     found = read_distributed(folder.path).tensors["w"]
     assert (found.shape, found.flat_of, list(found.parts)) == ((2, 1, 6), (4, 3), [(0, 0, 0), (1, 0, 0)])
+    folder.metadata.state["mcore_data"] = {"w": {"nd_reformulated_orig_global_shape": (8, 3)}}
+    folder.write()
+    with pytest.raises(CheckpointError, match=r"w \[2, 1, 6\] has the original shape \[8, 3\]"):
+        read_distributed(folder.path)
 
 
 def test_damaged_files_are_refused(folder):

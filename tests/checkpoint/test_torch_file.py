@@ -114,6 +114,8 @@ def test_views_and_row_ranges(tmp_path):
     assert np.array_equal(rows.read(), whole[2:]) and (rows.start, rows.stop, rows.rows(1, 2)) == (48, 96, (72, 96))
     with pytest.raises(CheckpointError, match=r"rows 1 to 3 of tensor w are no byte range: it has shape \[2, 6\]"):
         rows.rows(1, 3)
+    for shape, stride in (((1, 6), (99, 1)), ((0, 6), (3, 5)), ((), ())):
+        assert TensorReference(str(tmp_path / "x"), "int32", shape, stride, 0, storage).is_contiguous
     with pytest.raises(CheckpointError, match="are no byte range"):
         columns.rows(0, 1)
     write_torch_file(tmp_path / "a.pt", [columns, rows])

@@ -139,6 +139,9 @@ def rebuilt(offset, shape, stride, storage=STORAGE):
         (b"K\x01Q.", "refers to something that is no storage"),
         (b"(U\x07storageK\x01U\x010U\x03cpuK\x04tQ.", "has a storage of unknown kind 1"),
         (b"K\x01}b.", "sets a wrong state of int"),
+        (ENUM + b")R}b}b.", "sets a wrong state of Opaque: it has one"),
+        (NAMESPACE + b")}K\1K\2s\x92.", "makes argparse.Namespace with keywords"),
+        (b"]" + STORAGE + b"a" + STORAGE.replace(b"Float", b"Double") + b"a.", "its storage 0 has two dtypes or sizes"),
         (b"\x82\x01.", "unknown opcode 0x82"),
     ],
 )
@@ -164,6 +167,7 @@ def test_forged_pickles_are_refused_by_name(tmp_path, data, text):
         (b"(]q\0" + b"h\0h\0\x86q\0" * 40 + b"t.", "expands to much more than its own size"),
         (b")q\0" + b"h\0h\0\x86q\0" * 40 + b"K\x01}h\0K\x01s.", "a key of nested tuples"),
         (b"X\0\x40\0\0" + b"x" * (1 << 14) + b"q\0" + b"0c_codecs\nencode\n(h\0U\x05asciitR" * 4000 + b".", "much more"),
+        (b"\x96" + bytes(8) + b"K\1a.", "appends to a bytearray"),
         (b"}}a.", "appends to a dict"),
         (b"]K\1K\2s.", "puts items into a list"),
         (b"}]K\2s.", "a key of type list"),
@@ -199,6 +203,8 @@ def test_memory_bombs_are_refused(tmp_path, data, text):
         (rebuilt(0, (2,), (1,), STORAGE.replace(b"K\x04", b"\x8a\x07" + b"\xff" * 6 + b"\0")), "but 16 are in the file"),
         (rebuilt(0, (2,), (1,), STORAGE.replace(b"\x010", b"\x017")), r"tensor model\.w is missing: the file has no storage 7"),
         (rebuilt(0, (2,), (1,), STORAGE.replace(b"\x010", b"\x0a../version")), "the file has no storage ../version"),
+        (rebuilt(0, (2,), (1,)).replace(b")RtRss.", b")RU\x01xK\x01stRss."), "wrongly: a tensor with hooks"),
+        (rebuilt(0, (2,), (1,)).replace(b")RtRss.", b")R}U\x03neg\x88stRss."), "wrongly: a tensor with neg"),
         (rebuilt(0, (2,), (1,), STORAGE.replace(b"Float", b"ComplexFloat")), r"tensor model\.w has dtype complex64"),
     ],
 )
@@ -259,6 +265,9 @@ def test_other_zip_files_are_refused(tmp_path):
         (("PK\5\6", 16, "<L", 0xFFFFFFF0), "points outside"),
         (("PK\5\6", 16, "<L", 0xFFFFFFFF), "cannot be read as a file of torch.save"),
         (("PK\5\6", 20, "<H", 5), "bytes follow|truncated"),
+        (("PK\1\2", 10, "<H", 8), "its record archive/data.pkl is compressed"),
+        (("PK\1\2", 8, "<H", 1), "its record archive/data.pkl is encrypted"),
+        (("PK\3\4", 26, "<H", 3), "the header of its record archive/data.pkl is damaged"),
         (("PK\1\2", 24, "<L", 1 << 31), "compressed|outside"),
         (("PK\1\2", 42, "<L", 1 << 31), "its record archive/data.pkl is outside"),
         (("PK\1\2", 28, "<H", 0xFFFF), "damaged"),
@@ -342,7 +351,11 @@ def test_no_change_of_bytes_does_more_than_refuse(tmp_path):
 
 def test_a_sparse_file_of_a_terabyte_allocates_nothing(tmp_path):
     path = tmp_path / "a.pt"
-    for start in (b"\x80\x02}", b"\x80\x02" + b"\x8e" + struct.pack("<Q", 1 << 38)):
+    for start in (
+        b"\x80\x02}",
+        b"\x80\x02" + b"\x8e" + struct.pack("<Q", 1 << 38),
+        b"\x80\x02\x8d" + struct.pack("<Q", 1 << 29),
+    ):
         path.write_bytes(start)
         os.truncate(path, 1 << 40)
         refused(path, "damaged")

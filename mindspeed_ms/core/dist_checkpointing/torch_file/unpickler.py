@@ -138,11 +138,9 @@ class TorchObjects:
             raise CheckpointError(f"{self.path} is refused: storage {shown(key)} is a view of another one.")
         new = Storage(key, STORAGES[kind.name], _size(numel), location)
         known = self.storages.setdefault(key, new)
-        if (known.dtype, known.numel) == (new.dtype, new.numel):
-            return known
-        if None not in (known.dtype, new.dtype):
+        if (known.dtype, known.numel) != (new.dtype, new.numel):
             raise CheckpointError(f"{self.path} is refused: its storage {shown(key)} has two dtypes or sizes.")
-        return new
+        return known
 
     def spend(self, count):
         """Count what constructors copy; a file that copies much more than it holds is refused."""

@@ -83,10 +83,9 @@ class TorchObjects:
     def find(self, module, name):
         """The `Global` of an allowed name."""
         found = Global(_MODULES.get(module, module), name)
-        pair = (found.module, found.name)
-        if pair in _CALLS or pair in _NAMES or pair in _OPAQUE_NAMES or _is_enum(*pair):
+        if is_allowed(found):
             return found
-        if pair[0].startswith("torch.nn.modules.") or pair[0] == "__torch__":
+        if found.module.startswith(("torch.nn.modules.", "__torch__")):
             kind = "it holds a whole module, not the state dict of one"
         else:
             kind = "it is not one of the classes that checkpoints consist of"
@@ -103,7 +102,7 @@ class TorchObjects:
         try:
             if pair in _CALLS:
                 return _CALLS[pair](self, *arguments)
-            if pair in _OPAQUE_NAMES or _is_enum(*pair):
+            if is_opaque(callee):
                 return Opaque(*pair, arguments, made_by=made_by)
             raise Refused("it cannot be called")
         except (Refused, TypeError, ValueError, LookupError, AttributeError, OverflowError) as error:
@@ -160,8 +159,21 @@ def read_pickle(path, data, position=0):
     return objects.machine.run(), objects, objects.machine.position
 
 
-def _is_enum(module, name):
-    return bool(_ENUMS.fullmatch(module) and _CLASS_NAME.fullmatch(name))
+def is_allowed(name):
+    """Whether a file may have the `Global` `name`."""
+    pair = (name.module, name.name)
+    return pair in _CALLS or pair in _NAMES or is_opaque(name)
+
+
+def is_opaque(name):
+    """Whether objects of the class `name` (Global, or Opaque of it) are kept as `Opaque`."""
+    is_enum = _ENUMS.fullmatch(name.module) and _CLASS_NAME.fullmatch(name.name)
+    return bool(is_enum) or (name.module, name.name) in _OPAQUE_NAMES
+
+
+def is_member(name):
+    """Whether `name` can be that of an enum's member."""
+    return type(name) is str and name.isidentifier() and not name.startswith("_")
 
 
 def _size(value):
@@ -289,13 +301,9 @@ def _slice(objects, *parts):
 
 def _member(objects, cls, name):
     """`getattr(cls, name)`: member of an enum, as Python 3.11 pickles it."""
-    if not _is_opaque(_typed(cls, Global)) or not _typed(name, str).isidentifier() or name.startswith("_"):
+    if not is_opaque(_typed(cls, Global)) or not is_member(name):
         raise Refused(f"{shown(name)} of {cls}")
     return Opaque(cls.module, cls.name, (name,), made_by="getattr")
-
-
-def _is_opaque(name):
-    return (name.module, name.name) in _OPAQUE_NAMES or _is_enum(name.module, name.name)
 
 
 def _reconstructor(objects, cls, base, state):
@@ -446,6 +454,7 @@ _CALLS = {
 }
 _NAMES = {
     *(("torch", name) for name in (*STORAGES, *_TORCH_CONSTANTS)),
+    *(("torch.cuda", name) for name in STORAGES),
     ("torch.storage", "UntypedStorage"),
     ("torch.nn.parameter", "Parameter"),
     ("numpy", "ndarray"),

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from mindspeed_ms.core.dist_checkpointing.errors import CheckpointError
+from mindspeed_ms.core.dist_checkpointing.torch_file.allowed import STORAGES, is_member, is_opaque
 from mindspeed_ms.core.dist_checkpointing.torch_file.objects import (
     ITEMSIZES,
     Global,
@@ -20,7 +21,7 @@ from mindspeed_ms.core.dist_checkpointing.torch_file.objects import (
     TensorToWrite,
     shown,
 )
-from mindspeed_ms.core.dist_checkpointing.torch_file.unpickler import STORAGES, is_allowed, is_member, is_opaque
+from mindspeed_ms.core.dist_checkpointing.torch_file.unpickler import is_allowed
 
 _STORAGE_OF = {dtype: name for name, dtype in STORAGES.items() if dtype in ITEMSIZES}
 _FACTORIES = {kind: Global("builtins", kind.__name__) for kind in (list, dict, int, float, set, str, bool)}

@@ -21,3 +21,4 @@ from mindspeed_ms.config.schema import (
     TransformerConfig,
 )
 from mindspeed_ms.config.sections.attention import FlashAttentionConfig, RopeScalingConfig
+from mindspeed_ms.config.start import require_startable

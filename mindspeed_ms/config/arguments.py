@@ -9,12 +9,13 @@ from mindspeed_ms.config.errors import Problem
 from mindspeed_ms.config.row import IGNORED, REFUSED, WORKS
 from mindspeed_ms.config.schema import field_info
 from mindspeed_ms.config.sections.field import LIST, OFF, ON, SWITCH, default_of
-from mindspeed_ms.config.settings import ARGUMENTS, COMMAND_LINE, MEGATRON_DEFAULT, Settings
+from mindspeed_ms.config.settings import ARGUMENTS, COMMAND_LINE, MEGATRON_DEFAULT, Setting, Settings
 from mindspeed_ms.config.values import read_bool, read_dtype
 from mindspeed_ms.config.yaml_loader import plain_value
 from mindspeed_ms.layout.model_description import GATED_ACTIVATIONS
 from mindspeed_ms.spelling import did_you_mean
 
+HALF_TYPES = {"bf16": "bfloat16", "fp16": "float16"}
 _DASHES = "-\u2010\u2011\u2012\u2013\u2014\u2212"
 _STRING_KINDS = ("a string", "a list of words")
 
@@ -105,6 +106,7 @@ def argument_parser(extra_args_provider=None, defaults=None):
         metavar="FILE",
         help="yaml files (nested sections or the 38BV3 trio), later ones win; typed flags win over all",
     )
+    parser.add_argument("--default-config", nargs="+", metavar="FILE", help=argparse.SUPPRESS)  # see config.beneath
     groups = {}
     for row in TABLE:
         title = row.section or row.status
@@ -138,6 +140,8 @@ def _add_row(group, row):
         details |= {"metavar": "{" + ",".join(row.choices) + "}"}
     else:
         details |= {"metavar": row.name.rsplit("_", 1)[-1].upper()}
+    if row.form != LIST and row.path and not row.is_alias and "a list of" in row.expects:
+        details |= {"nargs": "+", "action": _OneList}
     group.add_argument(*row.flags, **details)
 
 
@@ -167,6 +171,13 @@ def _switch_or_text(text):
 def _value_or_text(text):
     value = plain_value(text)
     return text if isinstance(value, bool) else value
+
+
+class _OneList(argparse.Action):
+    """A list that is written with commas, with blanks (`--num-layer-list 2 2 1 1`), or in brackets: one value."""
+
+    def __call__(self, parser, namespace, values, option_string=None):
+        setattr(namespace, self.dest, values[0] if len(values) == 1 else " ".join(map(str, values)))
 
 
 class ArgumentView:
@@ -232,6 +243,7 @@ def settings_of_arguments(args, below=None):
     typed = _typed_names(values)
     view = ArgumentView(args, typed, below is not None, settings)
     if below is None:
+        settings.starts_from_megatron = view.place == COMMAND_LINE
         _add_defaults(settings, view)
     else:
         settings.update(below)
@@ -241,6 +253,7 @@ def settings_of_arguments(args, below=None):
             _add_typed(settings, view, row, given)
     _add_unknown(settings, values)
     _give_up_sequence_parallel(settings)
+    _give_way_to_half_precision(settings)
     for flag in values.get("typed_again", ()):
         settings.notices.append(f"{flag} was given more than once; the last one counts")
     if below is None or "hidden_size" in typed:
@@ -326,6 +339,8 @@ def _judge(settings, row, flag, value, place):
         return
     if row.status == IGNORED:
         settings.notices.append(f"{flag}: ignored, {row.reason}")
+        if row.feature:
+            settings.later.setdefault(row.feature, []).append(Setting("", value, flag, place))
     else:
         settings.problems.append(Problem(flag, f"is not available: {row.reason}", value, place))
 
@@ -355,6 +370,22 @@ def _give_up_sequence_parallel(settings):
         f"{sequence.key} ({sequence.place}) was switched off, since {tensor.key} 1 ({tensor.place}) leaves nothing to cut"
     )
     settings.add(path, False, sequence.key, f"{tensor.key} 1")
+
+
+def _give_way_to_half_precision(settings):
+    """Drop a file's contradicting data types if --bf16 or --fp16 was typed over them."""
+    for name, half in HALF_TYPES.items():
+        typed = settings.by_path.get(f"training_config.{name}")
+        if typed is None or typed.value is not True or typed.place not in (COMMAND_LINE, ARGUMENTS):
+            continue
+        allowed = {"model_config.compute_dtype": (half,), "model_config.params_dtype": (half, "float32")}
+        allowed |= {f"training_config.{other}": (False,) for other in HALF_TYPES if other != name}
+        for path, values in allowed.items():
+            before = settings.by_path.get(path)
+            if before is None or before.place in (COMMAND_LINE, ARGUMENTS, MEGATRON_DEFAULT) or before.value in values:
+                continue
+            del settings.by_path[path]
+            settings.notices.append(f"{before.key} = {before.value!r} ({before.place}) gives way to {typed.key}")
 
 
 def _add_feed_forward_size(settings):

@@ -15,6 +15,7 @@ from mindspeed_ms.core.logging import logger
 from mindspeed_ms.training import checkpointing
 from mindspeed_ms.training.checkpointing import vocab_size_of
 from mindspeed_ms.training.gpt_datasets import names_indexed_files
+from mindspeed_ms.training.start_checks import check_resumed
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,7 @@ def find_starting_point(all_config):
         path = find_checkpoint(path, settings.ckpt_step, settings.crc_check)
         if resumes and not settings.no_load_optim and is_upstream_folder(path):
             _check_upstreams_optimizer(path, all_config)
+        check_resumed(path, all_config, resumes)
     checkpointing.check_output_folder(settings.output_dir, saves)
     return StartingPoint(path, resumes)
 

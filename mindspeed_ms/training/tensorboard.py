@@ -1,5 +1,8 @@
 """TensorBoard event files of a training, and the writer of this process (`get_tensorboard_writer`)."""
 
+from importlib.util import find_spec
+
+from mindspeed_ms.config import ConfigError, Problem
 from mindspeed_ms.core import comm
 from mindspeed_ms.core import num_microbatches_calculator as calculator
 
@@ -84,6 +87,23 @@ def peak_memory_bytes():
     except OSError:
         return None
     return int(line.split()[1]) * 1024 if line else None
+
+
+def require_tensorboard(settings):
+    """Raise an error if `tensorboard_dir` is set and nothing can write event files, before anything is built.
+
+    Raises:
+        ConfigError: with the command that installs it.
+    """
+    known = (("tensorboardX",), ("torch", "tensorboard"))
+    if not settings.tensorboard_dir or get_tensorboard_writer() is not None:
+        return
+    if not any(all(find_spec(module) for module in modules) for modules in known):
+        message = (
+            "nothing here can write TensorBoard files: pip install tensorboardX (or 'mindspeed_ms[tensorboard]'), or leave "
+            "it out, metrics.jsonl has the same numbers"
+        )
+        raise ConfigError(Problem("tensorboard_dir (--tensorboard-dir)", message, settings.tensorboard_dir))
 
 
 def make_tensorboard_writer(folder, queue_size=1000):

@@ -53,7 +53,7 @@ class ArgumentParser(argparse.ArgumentParser):
     def error(self, message):
         """Print one clear line instead of several hundred flags, then exit with code 2."""
         message = message.replace("ignored explicit argument", "takes no value, but was given")
-        self.exit(2, f"{self.prog}: error: {message}\n(all flags: {self.prog} --help)\n")
+        self.exit(2, f"{self.prog}: error: {message} (all flags: {self.prog} --help)\n")
 
     def parse_known_args(self, args=None, namespace=None):
         """Parse as argparse does, and record which options were typed."""

@@ -11,6 +11,7 @@ from mindspeed_ms.spelling import did_you_mean, nearest_word
 
 COMMAND_LINE = "command line"
 ARGUMENTS = "arguments"
+TRIO_SECTIONS = ("train_config", "accelerate_config")  # beside model_config.llm
 MEGATRON_DEFAULT = "Megatron's default"
 
 ALWAYS_GIVEN = ("dataset_config.batch_size", "optimizer_config.learning_rate")
@@ -125,9 +126,8 @@ def nested_settings(data, places=None, place=""):
             settings.general.update(section or {})
         elif name not in SECTIONS:
             known = [*SECTIONS, "general_config"]
-            settings.problems.append(
-                Problem(name, f"is no section; there are {', '.join(known)}.{did_you_mean(name, known)}", place=where)
-            )
+            hint = did_you_mean(name, [*TRIO_SECTIONS, *known])
+            settings.problems.append(Problem(name, f"is no section; there are {', '.join(known)}.{hint}", place=where))
         elif section is not None and not isinstance(section, dict):
             settings.problems.append(Problem(name, "expects a mapping of settings", section, where))
         else:

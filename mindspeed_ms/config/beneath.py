@@ -33,11 +33,11 @@ def flags_of_a_model(args):
 
 
 def changes_the_model(row):
-    """Whether an option is a size that every model must be given, or changes a model's parameters or output."""
+    """Whether an option changes a model's parameters or output."""
     if row.section != "model_config" or row.path.startswith(_later_parts()):
         return False
     option = option_of(row.info)
-    return row.guide_default is ... or bool(option.checkpoint) or option.seen in ("parameters", "output")
+    return bool(option.checkpoint) or option.seen in ("parameters", "output")
 
 
 def _later_parts():

@@ -12,7 +12,10 @@ def start_problems(all_config):
         return [Problem(", ".join(missing_flags(settings)), "must be given: Megatron has no default", place=COMMAND_LINE)]
     if training.training_iters or dataset.train_samples or training.epochs:
         return []
-    message = "there is nothing to train; set it (--train-iters), train_samples (--train-samples) or epochs (--epochs)"
+    message = (
+        "there is nothing to train: training_iters is 0 and neither train_samples nor epochs is set. Set training_iters "
+        "(--train-iters), train_samples (--train-samples) or epochs (--epochs)"
+    )
     problem = Problem(LENGTHS[0], message, training.training_iters)
     return [settings.locate(problem) if settings is not None else problem]
 

@@ -2,7 +2,6 @@
 
 from importlib.util import find_spec
 
-from mindspeed_ms.config import ConfigError, Problem
 from mindspeed_ms.core import comm
 from mindspeed_ms.core import num_microbatches_calculator as calculator
 
@@ -17,6 +16,10 @@ _OPTIONS = {  # names that an option of the training_config switches
     "test_perplexity": "log_validation_ppl_to_tensorboard",
 }
 _writer = None
+
+
+class TensorboardError(RuntimeError):
+    """Error: no library that can write event files is installed."""
 
 
 def set_tensorboard_writer(writer):
@@ -93,17 +96,17 @@ def require_tensorboard(settings):
     """Raise an error if `tensorboard_dir` is set and nothing can write event files, before anything is built.
 
     Raises:
-        ConfigError: with the command that installs it.
+        TensorboardError: with the command that installs it.
     """
     known = (("tensorboardX",), ("torch", "tensorboard"))
     if not settings.tensorboard_dir or get_tensorboard_writer() is not None:
         return
     if not any(all(find_spec(module) for module in modules) for modules in known):
-        message = (
-            "nothing here can write TensorBoard files: pip install tensorboardX (or 'mindspeed_ms[tensorboard]'), or leave "
-            "it out, metrics.jsonl has the same numbers"
+        raise TensorboardError(
+            f"tensorboard_dir (--tensorboard-dir) is {settings.tensorboard_dir!r}, but nothing here can write TensorBoard "
+            "files: pip install tensorboardX (or 'mindspeed_ms[tensorboard]'), or leave it out (metrics.jsonl has the same "
+            "numbers)."
         )
-        raise ConfigError(Problem("tensorboard_dir (--tensorboard-dir)", message, settings.tensorboard_dir))
 
 
 def make_tensorboard_writer(folder, queue_size=1000):

@@ -6,6 +6,7 @@ import sys
 from mindspeed_ms.config import argument_table
 from mindspeed_ms.config.argument_table import TABLE
 from mindspeed_ms.config.errors import Problem
+from mindspeed_ms.config.giving_way import give_way_to_flags
 from mindspeed_ms.config.row import IGNORED, REFUSED, WORKS
 from mindspeed_ms.config.schema import field_info
 from mindspeed_ms.config.sections.field import LIST, OFF, ON, SWITCH, default_of
@@ -15,7 +16,6 @@ from mindspeed_ms.config.yaml_loader import plain_value
 from mindspeed_ms.layout.model_description import GATED_ACTIVATIONS
 from mindspeed_ms.spelling import did_you_mean
 
-HALF_TYPES = {"bf16": "bfloat16", "fp16": "float16"}
 _DASHES = "-\u2010\u2011\u2012\u2013\u2014\u2212"
 _STRING_KINDS = ("a string", "a list of words")
 
@@ -252,8 +252,7 @@ def settings_of_arguments(args, below=None):
         if row.name in typed:
             _add_typed(settings, view, row, given)
     _add_unknown(settings, values)
-    _give_up_sequence_parallel(settings)
-    _give_way_to_half_precision(settings)
+    give_way_to_flags(settings)
     for flag in values.get("typed_again", ()):
         settings.notices.append(f"{flag} was given more than once; the last one counts")
     if below is None or "hidden_size" in typed:
@@ -357,35 +356,6 @@ def _add_unknown(settings, values):
         settings.notices.append(
             "arguments that the configuration does not know, left to your own code: " + ", ".join(sorted(rest))
         )
-
-
-def _give_up_sequence_parallel(settings):
-    """Switch a file's sequence parallelism off if a tensor parallel size of 1 was typed over it, as Megatron does."""
-    path = "parallel_config.sequence_parallel"
-    tensor, sequence = settings.by_path.get("parallel_config.tensor_model_parallel_size"), settings.by_path.get(path)
-    typed = (COMMAND_LINE, ARGUMENTS)
-    if tensor is None or tensor.value != 1 or tensor.place not in typed or not settings.is_on(path) or sequence.place in typed:
-        return
-    settings.notices.append(
-        f"{sequence.key} ({sequence.place}) was switched off, since {tensor.key} 1 ({tensor.place}) leaves nothing to cut"
-    )
-    settings.add(path, False, sequence.key, f"{tensor.key} 1")
-
-
-def _give_way_to_half_precision(settings):
-    """Drop a file's contradicting data types if --bf16 or --fp16 was typed over them."""
-    for name, half in HALF_TYPES.items():
-        typed = settings.by_path.get(f"training_config.{name}")
-        if typed is None or typed.value is not True or typed.place not in (COMMAND_LINE, ARGUMENTS):
-            continue
-        allowed = {"model_config.compute_dtype": (half,), "model_config.params_dtype": (half, "float32")}
-        allowed |= {f"training_config.{other}": (False,) for other in HALF_TYPES if other != name}
-        for path, values in allowed.items():
-            before = settings.by_path.get(path)
-            if before is None or before.place in (COMMAND_LINE, ARGUMENTS, MEGATRON_DEFAULT) or before.value in values:
-                continue
-            del settings.by_path[path]
-            settings.notices.append(f"{before.key} = {before.value!r} ({before.place}) gives way to {typed.key}")
 
 
 def _add_feed_forward_size(settings):

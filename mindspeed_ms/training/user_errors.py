@@ -54,7 +54,7 @@ def message_of(error):
     Errors to tell are those of this package's classes, and those that its code raises deliberately or meets in files, unless
     a function of the user is between.
     """
-    frames = list(traceback.walk_tb(error.__traceback__))
+    frames = [item for item in traceback.walk_tb(error.__traceback__) if item[0].f_code.co_filename != __file__]
     if isinstance(error, RuntimeError) and str(error).startswith(_WRONG_DEVICE):
         return _wrong_device(error, frames)
     if type(error).__module__.partition(".")[0] == _PACKAGE.name:

@@ -1,5 +1,6 @@
 """Rules about the run: batches, precision, gradient reduction, checkpoints, data."""
 
+import math
 import os
 
 from mindspeed_ms.config.checks.pipeline import ramp_up_sizes
@@ -277,7 +278,7 @@ def split_is_numbers(context):
     except ValueError:
         yield context.problem(f"{_D}.split", "expects up to three numbers joined by commas, such as 949,50,1")
         return
-    if len(shares) > 3 or min(shares) < 0 or sum(shares) <= 0:
+    if len(shares) > 3 or not all(0 <= share < math.inf for share in shares) or sum(shares) <= 0:
         yield context.problem(f"{_D}.split", "expects up to three numbers from 0, at least one above 0, such as 949,50,1")
 
 
@@ -302,7 +303,7 @@ def _weights(context, path, words):
     weights = words[0::2]
     if len(words) % 2 or not all(_is_number(weight) for weight in weights):
         yield context.problem(path, "expects pairs of weight and prefix: 0.3 first 0.7 second")
-    elif min(float(weight) for weight in weights) <= 0:
+    elif not all(0 < float(weight) < math.inf for weight in weights):
         yield context.problem(path, "expects weights above 0")
 
 

@@ -96,9 +96,7 @@ def _speaks(error, message):
         return False
     if environment.world_size == 1:
         return True
-    launcher = os.getppid()
-    owner = f"mindspeed_ms.u{os.getuid()}.p{launcher}.s{processes.start_time(launcher)}.n{processes.namespace()}"
-    path = shm_files.path_of(f"{owner}.error")  # removed with the files of ended jobs
+    path = _shown_by_this_job()
     try:
         with open(path, "x", encoding="utf-8") as file:
             file.write(message)
@@ -108,3 +106,10 @@ def _speaks(error, message):
             return not isinstance(error, PeerError) and file.read() not in (message, "")
     except OSError:
         return True
+
+
+def _shown_by_this_job():
+    """Path of the file with the message that a rank of this job has shown; it is removed with the files of ended jobs."""
+    launcher = os.getppid()
+    owner = f"mindspeed_ms.u{os.getuid()}.p{launcher}.s{processes.start_time(launcher)}.n{processes.namespace()}"
+    return shm_files.path_of(f"{owner}.error")

@@ -158,9 +158,14 @@ def test_mistakes_are_found_before_a_rank_starts(start, tmp_path, arguments, exp
 def test_msrun_that_waits_for_its_scheduler_is_ended(tmp_path):
     """All ranks have ended, msrun itself would wait for ever: it is ended within seconds, with a code that is not 0."""
     (tmp_path / "bin").mkdir()
-    msrun = tmp_path / "bin" / "msrun"
-    msrun.write_text("#!/bin/bash\necho 'x.py: error: why' > msrun_log/worker_0.log\nsleep 100\n")
-    msrun.chmod(0o755)
+    # beside python, where the script looks first
+    stand_ins = {
+        "msrun": "echo 'x.py: error: why' > msrun_log/worker_0.log\nsleep 100",
+        "python": f'exec {sys.executable} "$@"',
+    }
+    for name, body in stand_ins.items():
+        (tmp_path / "bin" / name).write_text(f"#!/bin/bash\n{body}\n")
+        (tmp_path / "bin" / name).chmod(0o755)
     variables = environment()
     variables["PATH"] = os.pathsep.join([str(tmp_path / "bin"), variables["PATH"]])
     begin = time.monotonic()

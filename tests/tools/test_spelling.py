@@ -13,7 +13,7 @@ from mindspeed_ms.tools.checkpoint.__main__ import main as checkpoint
     [
         (checkpoint, ["inspect", "x", "--jsn"], "--json"),
         (follow_log.main, ["x", "--process", "1", "--intervall", "3"], "--interval"),
-        (pipeline_plan.main, ["--pp", "2", "--micro", "4", "--transfer-tim", "1"], "--transfer-time"),
+        (pipeline_plan.main, ["--pp", "2", "--micro", "4", "--transfer-tmie", "1"], "--transfer-time"),
     ],
 )
 def test_the_nearest_flag_is_named(capsys, main, words, meant):

@@ -10,7 +10,6 @@ import sys
 from mindspeed_ms.layout.pipeline_drawing import describe, draw_png, draw_text
 from mindspeed_ms.layout.pipeline_simulator import PlanDeadlock, Simulation, peak_live_activations, simulate
 from mindspeed_ms.layout.schedule_order import BACKWARD, FORWARD, Communicate, Compute, PipelinePlan, Transfer, build_plan
-from mindspeed_ms.spelling import SuggestingParser
 
 __all__ = [
     "BACKWARD",
@@ -39,6 +38,8 @@ def plan_of(model, micro_batches):
 
 
 def _arguments():
+    from mindspeed_ms.spelling import SuggestingParser  # the room itself imports nothing else
+
     parser = SuggestingParser(prog="python -m mindspeed_ms.layout.pipeline_plan", description="Show a pipeline schedule.")
     parser.add_argument("--pp", type=int, required=True, help="pipeline stages")
     parser.add_argument("--vpp", type=int, default=1, help="chunks per stage")

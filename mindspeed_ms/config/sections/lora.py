@@ -19,7 +19,7 @@ class LoraConfig(Section):
         "只训练低秩适配器。",
         "parameters",
         form=SWITCH,
-        later="training low-rank adapters (LoRA)",
+        later="low-rank adapters",
         later_parts=("lora_config.",),
     )
     lora_rank: PositiveInt = field(

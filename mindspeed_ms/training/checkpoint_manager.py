@@ -17,6 +17,7 @@ from mindspeed_ms.core.logging import logger
 from mindspeed_ms.training import checkpointing, same_data
 from mindspeed_ms.training.checkpointing import vocab_size_of
 from mindspeed_ms.training.gpt_datasets import names_indexed_files
+from mindspeed_ms.training.start_checks import check_resumed
 
 _ORDER = (("training_config", "seed"), ("dataset_config", "dataloader_type"), ("dataset_config", "shuffle"))  # of samples
 
@@ -61,6 +62,7 @@ def find_starting_point(all_config, describe_data=None):
             )
         if resumes and not settings.no_load_optim and is_upstream_folder(path):
             _check_upstreams_optimizer(path, all_config)
+        check_resumed(path, all_config, resumes)
     fingerprint = on_rank_zero("the training was not started", _fingerprint, path, all_config, resumes, describe_data)
     checkpointing.check_output_folder(settings.output_dir, saves)
     return StartingPoint(path, resumes, fingerprint)

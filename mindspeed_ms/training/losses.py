@@ -11,10 +11,8 @@ import numpy as np
 from mindspore import Tensor, dtype
 
 from mindspeed_ms.core import autograd, comm, parallel_state
-from mindspeed_ms.core.pipeline_parallel.micro_batch_loss import MicroBatchLoss, as_float
+from mindspeed_ms.core.pipeline_parallel.micro_batch_loss import MAIN_LOSS, MicroBatchLoss, as_float
 from mindspeed_ms.core.tensor_parallel.mappings import reduce_from_context_parallel_region
-
-MAIN_LOSS = "lm loss"
 
 
 def loss_function(tokens, per_token, output, non_loss_data=False):

@@ -201,7 +201,8 @@ def schedules(folder, load):
 
 def test_schedule_of_the_checkpoint_or_of_the_run(world, tmp_path, saved, whole_lr):
     ((text, kept, taken),) = world(1)(schedules, tmp_path, str(saved[0]))
-    assert "max_lr is 0.02 but the checkpoint has 0.01" in text
+    assert "iter_0000002 was trained with another schedule: optimizer_config.learning_rate is 0.02 here and 0.01 there" in text
+    assert "--override-opt-param-scheduler" in text and "--use-checkpoint-opt-param-scheduler" in text
     assert taken == {step: whole_lr[step] for step in (3, 4)}
     assert kept == {step: 2 * whole_lr[step] for step in (3, 4)}
 
@@ -230,8 +231,8 @@ def strictness(folder, load):
 
 def test_differences_are_listed(world, tmp_path, saved):
     ((more, fewer, log, nothing, step),) = world(1)(strictness, tmp_path, str(saved[0]))
-    assert "missing in the checkpoint: language_model.output_layer.weight, optimizer.state.exp_avg.lang" in more
-    assert "not in the model: language_model.embedding.position_embeddings.weight, optimizer.state.exp_avg" in fewer
+    assert "iter_0000002 holds another model: model_config.untie_embeddings_and_output_weights is True here" in more
+    assert "model_config.position_embedding_type is 'rope' here and" in fewer
     assert any("loaded in part (load_strict is off): missing" in text for text in log)
     assert "it does not exist" in nothing and "no checkpoint of iteration 3: there are [2]" in step
 

@@ -277,6 +277,22 @@ def newest_manifest(folder, iteration=None):
     return None, None
 
 
+def foreign_kind(folder):
+    """What a folder holds if other programs wrote it: text; None if it may be one of ours."""
+    names = set(os.listdir(folder))
+    if any(os.path.isfile(os.path.join(folder, name, MANIFEST_FILE)) for name in (*names, "")):
+        return None
+    parts = [folder, *(os.path.join(folder, name) for name in names if _FOLDER.match(name) or name == RELEASE)]
+    inside = {name for part in parts if os.path.isdir(part) for name in os.listdir(part)}
+    if any(name.startswith("mp_rank_") for name in inside):
+        return "a checkpoint of Megatron (folders mp_rank_*)"
+    if any(name.endswith(".distcp") for name in inside) or {".metadata", "metadata.json"} & inside:
+        return "a distributed checkpoint of Megatron (torch_dist)"
+    if "config.json" in names and any(name.endswith((".safetensors", ".bin")) for name in names):
+        return "a model of Hugging Face (config.json with weights)"
+    return None
+
+
 def named_checkpoint(folder, iteration=None):
     """Folder of the checkpoint that the user named: `folder` itself, or an iteration in it; None if it must be searched.
 
@@ -288,6 +304,9 @@ def named_checkpoint(folder, iteration=None):
         raise CheckpointError(f"{folder} holds no checkpoint: {what}.")
     if is_checkpoint_folder(folder) or is_upstream_folder(folder) or plain_weights.is_own(folder):
         return os.fspath(folder)
+    foreign = foreign_kind(folder)
+    if foreign:
+        raise CheckpointError(f"{folder} is {foreign}: it has to be converted, and the conversion is not available yet.")
     if iteration is None:
         return None
     path = checkpoint_folder(folder, iteration)

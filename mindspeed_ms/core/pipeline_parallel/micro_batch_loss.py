@@ -13,6 +13,8 @@ from mindspore import Tensor
 from mindspeed_ms.core import parallel_state
 from mindspeed_ms.core.autograd import Function, detach, no_grad
 
+MAIN_LOSS = "lm loss"
+
 
 @dataclass(frozen=True)
 class MicroBatchLoss:
@@ -34,19 +36,26 @@ class MicroBatchLoss:
 
     @classmethod
     def of(cls, result):
-        """Convert a loss function's result: a MicroBatchLoss, or Megatron's `(loss, reported)`, `(loss, tokens, reported)`.
+        """Convert a loss function's result: a MicroBatchLoss, Megatron's `(loss, reported)` or `(loss, tokens, reported)`, or
+        the loss alone, a mean.
 
         Raises:
             ValueError: anything else.
         """
         if isinstance(result, cls):
             return result
+        if isinstance(result, Tensor) and result.size == 1:
+            return cls(result, {MAIN_LOSS: detach(result)})
         if not isinstance(result, tuple) or len(result) not in (2, 3):
             raise ValueError(
-                f"the loss function returned {type(result).__name__}: expected (loss, reported) or (loss, "
+                f"the loss function returned {_kind_of(result)}: expected a scalar Tensor, (loss, reported) or (loss, "
                 "number of tokens, reported)."
             )
         return cls(result[0], result[-1], result[1] if len(result) == 3 else None)
+
+
+def _kind_of(result):
+    return f"a Tensor of shape {tuple(result.shape)}" if isinstance(result, Tensor) else type(result).__name__
 
 
 @dataclass(frozen=True)

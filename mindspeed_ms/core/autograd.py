@@ -14,6 +14,7 @@ import functools
 import sys
 
 import mindspore as ms
+import numpy as np
 from mindspore import Tensor, ops
 from mindspore._c_expression import run_backward as _run_backward
 from mindspore.common._grad_function import _Function
@@ -115,8 +116,7 @@ def grad(outputs, inputs, grad_outputs=None, retain_graph=False):
 def _pair(tensors, grads):
     tensors = (tensors,) if isinstance(tensors, Tensor) else tuple(tensors)
     if grads is None:
-        # ones_like has no bfloat16 form on CPU, a cast has
-        grads = tuple(ops.ones(t.shape, ms.float32).astype(t.dtype) for t in tensors)
+        grads = tuple(Tensor(np.ones(t.shape, np.float32), t.dtype) for t in tensors)
     grads = (grads,) if isinstance(grads, Tensor) else tuple(grads)
     if len(tensors) != len(grads):
         raise ValueError(f"backward got {len(tensors)} tensors but {len(grads)} gradients: expected one for each.")
@@ -238,7 +238,12 @@ def deallocate_output(tensor):
     Source: Megatron's `deallocate_output_tensor`. `backward(tensor, grad)` afterwards takes the original shape.
     """
     with no_grad():
-        tensor.data = ops.zeros((1,), tensor.dtype)
+        tensor.data = _placeholder(tensor.dtype)
+
+
+@functools.cache
+def _placeholder(dtype):
+    return Tensor([0], dtype)
 
 
 def synchronize():

@@ -2,6 +2,7 @@
 
 from mindspore import dtype
 
+from mindspeed_ms import ops
 from mindspeed_ms.config.model_description import describe_config
 from mindspeed_ms.core.tensor_parallel.cross_entropy import VocabParallelCrossEntropy
 from mindspeed_ms.legacy.model.enums import AttnMaskType
@@ -38,7 +39,7 @@ def post_language_model_processing(
         return parallel_lm_logits(lm_output, logit_weights, parallel_output).swapaxes(0, 1).contiguous()
     logits = parallel_lm_logits(lm_output, logit_weights, True)
     if not fp16_lm_cross_entropy:
-        logits = logits.float()
+        logits = ops.cast(logits, dtype.float32)
     elif logits.dtype != dtype.float16:
         raise ValueError(
             f"fp16_lm_cross_entropy needs float16 logits, but they are {logits.dtype}: set compute_dtype to float16."

@@ -15,7 +15,7 @@ import sys
 
 import mindspore as ms
 import numpy as np
-from mindspore import Tensor, ops
+from mindspore import Tensor
 from mindspore._c_expression import run_backward as _run_backward
 from mindspore.common._grad_function import _Function
 from mindspore.graph.api import _pynative_executor as _executor
@@ -146,7 +146,7 @@ def is_grad_enabled():
 
 def detach(tensor):
     """Leaf that shares the storage of `tensor`, without history; it does not require a gradient."""
-    return ops.stop_gradient(tensor)
+    return tensor.data  # ops.stop_gradient keeps 700 bytes of each of its first 10,000 calls
 
 
 def requires_grad(tensor):

@@ -1,7 +1,7 @@
 """Casts, sums and joins of tensors: small operators that every training step calls often.
 
 MindSpore's own operators keep a block of host memory for each scalar argument (dtype, axis, flag) of each call on CPU, 680
-bytes in 2.10, so that a training grows by them (`docs/memory.md`).
+bytes in 2.10, so that a training grows by them (`docs/architecture.md`).
 """
 
 from mindspeed_ms.ops.forms import operator

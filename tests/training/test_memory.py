@@ -1,0 +1,36 @@
+"""Host memory of a training step on CPU: nothing is left behind by steps that are done."""
+
+import pytest
+
+from mindspeed_ms.testing import small_trainings as job
+from mindspeed_ms.testing.memory import resident_bytes
+from mindspeed_ms.testing.parity.runner import local_batch, micro_batches
+
+HALF = {"params_dtype": "bfloat16", "compute_dtype": "bfloat16"}
+CASES = {
+    "one-untied": (job.UNTIED, {}),
+    "pp2-half": ({**job.UNTIED, **HALF}, {"pipeline_model_parallel_size": 2}),
+    "z3": (job.UNTIED, {"zero_level": "z3"}),
+}
+WARM_UP, STEPS = 150, 100
+LIMIT = 2048
+"""Bytes per step of 8 micro-batches: a MindSpore operator called once per micro-batch with one scalar leaves 5,400."""
+
+
+def growth(fields, parallel):
+    """Bytes by which this process grows per step."""
+    all_config = job.make_config({**fields, "num_layers": 2}, parallel)
+    _, _, step = job.build(all_config)
+    rows, data, before = all_config.dataset_config.batch_size, job.batches(1), 0
+    for number in range(1, WARM_UP + STEPS + 1):
+        step(micro_batches(local_batch(data, 0, rows), rows), number)
+        if number == WARM_UP:
+            before = resident_bytes()
+    return (resident_bytes() - before) / STEPS
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_step_leaves_no_memory_behind(world, name):
+    fields, parallel = CASES[name]
+    results = world(2 if parallel else 1)(growth, fields, parallel)
+    assert max(results) < LIMIT, results

@@ -1,17 +1,9 @@
 """Host memory of a training step on CPU: nothing is left behind by steps that are done."""
 
-import pytest
-
 from mindspeed_ms.testing import small_trainings as job
 from mindspeed_ms.testing.memory import resident_bytes
 from mindspeed_ms.testing.parity.runner import local_batch, micro_batches
 
-HALF = {"params_dtype": "bfloat16", "compute_dtype": "bfloat16"}
-CASES = {
-    "one-untied": (job.UNTIED, {}),
-    "pp2-half": ({**job.UNTIED, **HALF}, {"pipeline_model_parallel_size": 2}),
-    "z3": (job.UNTIED, {"zero_level": "z3"}),
-}
 WARM_UP, STEPS = 150, 100
 LIMIT = 2048
 """Bytes per step of 2 micro-batches; a sum by MindSpore in each leaves 4,000."""
@@ -29,8 +21,6 @@ def growth(fields, parallel):
     return (resident_bytes() - before) / STEPS
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_a_step_leaves_no_memory_behind(world, name):
-    fields, parallel = CASES[name]
-    results = world(2 if parallel else 1)(growth, fields, parallel)
-    assert max(results) < LIMIT, results
+def test_a_step_leaves_no_memory_behind(world):
+    (found,) = world(1)(growth, job.UNTIED, {})
+    assert found < LIMIT, found

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from mindspore import Tensor, dtype
 
+from mindspeed_ms import ops
 from mindspeed_ms.core import autograd, comm, parallel_state
 from mindspeed_ms.core.pipeline_parallel.micro_batch_loss import MAIN_LOSS, MicroBatchLoss, as_float
 from mindspeed_ms.core.tensor_parallel.mappings import reduce_from_context_parallel_region
@@ -50,7 +51,7 @@ def count_tokens(batch):
     the mask is and read after the step), else the elements of `labels` or `tokens` (float)."""
     mask = batch.get("loss_mask")
     if mask is not None:
-        return (mask if isinstance(mask, Tensor) else Tensor(np.asarray(mask))).astype(dtype.float32).sum()
+        return ops.total(ops.cast(mask if isinstance(mask, Tensor) else Tensor(np.asarray(mask)), dtype.float32))
     for name in ("labels", "tokens", "input_ids"):
         if batch.get(name) is not None:
             return float(batch[name].size)

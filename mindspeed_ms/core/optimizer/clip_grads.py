@@ -87,5 +87,4 @@ def clip_coefficient(norm, clip_grad):
 def clip_by_value(shards, limit):
     """Clip every gradient to [-limit, limit], in place."""
     for shard in shards:
-        grad = shard.grad if shard.grad.dtype == ms.float32 else shard.grad.astype(ms.float32)
-        storage.write(shard.grad, grad.clip(-limit, limit))
+        storage.write(shard.grad, ops.cast(shard.grad, ms.float32).clip(-limit, limit))

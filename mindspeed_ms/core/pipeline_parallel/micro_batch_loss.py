@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from mindspore import Tensor
+from mindspore import Tensor, float32
 
+from mindspeed_ms import ops
 from mindspeed_ms.core import parallel_state
 from mindspeed_ms.core.autograd import Function, detach, no_grad
 
@@ -86,8 +87,8 @@ class BackwardScale:
         factor = self.loss_scale * self.context_parallel_size
         if isinstance(tokens, Tensor):
             with no_grad():
-                counted = tokens.reshape(()).float()
-                counted = counted + (counted == 0).float()  # without a token: 0 / 1
+                counted = ops.cast(tokens.reshape(()), float32)
+                counted = counted + ops.is_zero(counted)  # without a token: 0 / 1
                 return factor / (counted * self.num_microbatches)
         return factor / (1.0 if tokens is None else float(tokens) or 1.0) / self.num_microbatches
 
@@ -172,8 +173,8 @@ class _AuxiliaryLoss(Function):
 def filled(shape, value, dtype):
     """Tensor of one value: a number or a scalar Tensor."""
     if isinstance(value, Tensor):
-        return value.astype(dtype).broadcast_to(tuple(shape))
-    return Tensor(np.full(shape, value, np.float32)).astype(dtype)
+        return ops.cast(value, dtype).broadcast_to(tuple(shape))
+    return ops.cast(Tensor(np.full(shape, value, np.float32)), dtype)
 
 
 def as_float(value):

@@ -4,6 +4,7 @@ import dataclasses
 from unittest import mock
 
 import numpy as np
+from mindspore import mint
 
 from mindspeed_ms.testing.parity.names import megatron_name, our_name
 from mindspeed_ms.testing.parity.recordings import rule_weight
@@ -71,7 +72,7 @@ def micro_batches(batch, micro_batch_size):
     rows = batch["tokens"].shape[0]
     for start_row in range(0, rows, micro_batch_size):
         yield {
-            name: None if value is None else value[start_row : start_row + micro_batch_size] for name, value in batch.items()
+            name: None if value is None else mint.narrow(value, 0, start_row, micro_batch_size) for name, value in batch.items()
         }
 
 

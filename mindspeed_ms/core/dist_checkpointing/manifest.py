@@ -166,8 +166,10 @@ class Manifest:
     files: dict = field(default_factory=dict)
     ranks: list = field(default_factory=list)
     saved_at: float = 0.0
-    # why a training cannot go on from it (weights of another program); "" if it can
+    # why a training cannot go on from it; "" if it can
     not_resumable = ""
+    # weights of another program, without any state of a training
+    has_only_weights = False
     # whether the headers of its files name tensors by their keys
     has_keys_in_files = True
 

@@ -8,7 +8,6 @@ from mindspeed_ms.core.dist_checkpointing.errors import CheckpointError
 from mindspeed_ms.models.families.rules import REMOVED
 
 _SECTIONS = ("model_config", "moe_config")
-# neither shapes nor what the trained model computes
 _SIZES = (
     *(
         f"model_config.{name}"
@@ -18,7 +17,13 @@ _SIZES = (
     "moe_config.num_experts",
     "moe_config.moe_ffn_hidden_size",
 )
-_FREE = ("model_config.attention_dropout", "model_config.hidden_dropout", "model_config.num_experts")
+# neither shapes nor what the trained model computes, or settings that follow from others
+_FREE = (
+    "model_config.attention_dropout",
+    "model_config.hidden_dropout",
+    "model_config.num_experts",
+    "model_config.num_query_groups",
+)
 
 
 def read_configuration(family, config, path, **changes):
@@ -45,7 +50,14 @@ def read_configuration(family, config, path, **changes):
         if value is not None or (field_info(name) is not None and default_of(field_info(name)) is not None):
             nested[section][field] = value
     nested["model_config"].setdefault("seq_length", settings.get("model_config.max_position_embeddings"))
-    return config_of_model({name: values for name, values in nested.items() if values}, path)
+    try:
+        return config_of_model({name: values for name, values in nested.items() if values}, path)
+    except CheckpointError as error:
+        text = str(error)
+        for rule in family.rules:
+            for place, name in rule.names.items():
+                text = text.replace(place, name)
+        raise CheckpointError(text) from error
 
 
 def config_of_model(sections, place):
@@ -145,6 +157,8 @@ def check_expressible(family, settings):
         if section == "moe_config" and settings["moe_config.num_experts"] == 1:
             continue
         default = default_of(field_info(path))
+        if path == "model_config.kv_channels":
+            default = settings["model_config.hidden_size"] // settings["model_config.num_attention_heads"]
         expected = family.settings.get(path, default)
         derived = path not in family.settings and default is None
         if not is_same(settings[path], expected) and not derived:

@@ -3,6 +3,7 @@
 A rule has
 
     paths               our settings that it is about (`section.field`)
+    names               {path: field of config.json}, for messages
     read(config)        {path: value} from the fields of a config.json; raises ValueError with a text about a field
     write(settings)     {name: value} of config.json from our settings {path: value}; a value of REMOVED takes a field out
 
@@ -10,6 +11,7 @@ A rule has
 """
 
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 REQUIRED = object()
@@ -38,6 +40,10 @@ class Field:
     default: Any = REQUIRED
     values: dict = field(default_factory=dict)
     keeps_null: bool = False
+
+    @property
+    def names(self):
+        return dict.fromkeys(self.paths, self.name)
 
     def read(self, config):
         value = config.get(self.name)
@@ -77,6 +83,7 @@ class Fixed:
     name: str
     values: tuple
     paths: tuple = ()
+    names = MappingProxyType({})
 
     def read(self, config):
         value = config.get(self.name, self.values[0])
@@ -99,6 +106,10 @@ class Heads:
 
     width: Any = None
     paths: tuple = m("num_attention_heads", "group_query_attention", "num_query_groups", "kv_channels")
+
+    @property
+    def names(self):
+        return dict(zip(self.paths, ("num_attention_heads", "num_key_value_heads", "num_key_value_heads", "head_dim")))
 
     def read(self, config):
         heads = _integer(config, "num_attention_heads")
@@ -126,6 +137,7 @@ class Rotary:
 
     theta: float = 10000.0
     paths: tuple = m("rotary_base", "rope_scaling")
+    names = MappingProxyType(dict(zip(m("rotary_base", "rope_scaling"), ("rope_theta", "rope_scaling"))))
 
     def read(self, config):
         given = config.get("rope_parameters") or {}
@@ -191,6 +203,7 @@ class DecoderSparseStep:
     """Which layers hold experts (Qwen): `decoder_sparse_step` and `mlp_only_layers`."""
 
     paths: tuple = ("moe_config.moe_layer_freq", "model_config.num_layers")
+    names = MappingProxyType({"moe_config.moe_layer_freq": "decoder_sparse_step"})
 
     def read(self, config):
         layers, step = _integer(config, "num_hidden_layers"), config.get("decoder_sparse_step", 1)

@@ -64,8 +64,8 @@ def tensor_parts(family, model):
             unknown.append(described.name)
     if unknown:
         raise CheckpointError(
-            f"{family.name} models have no {', '.join(unknown[:3])}{' ...' if len(unknown) > 3 else ''}: the model is of another "
-            "family, or has settings that this one does not know."
+            f"{family.name} models have no {', '.join(unknown[:3])}{' ...' if len(unknown) > 3 else ''}: the model is of "
+            "another family, or has settings that this one does not know."
         )
     return parts
 

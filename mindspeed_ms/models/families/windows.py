@@ -1,9 +1,12 @@
 """Rules of config.json about the window of tokens that attention sees, of all layers or of some."""
 
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from mindspeed_ms.models.families.rules import m
+
+_NAMES = MappingProxyType(dict(zip(m("sliding_window", "window_attn_skip_freq"), ("sliding_window", "layer_types"))))
 
 
 @dataclass(frozen=True)
@@ -18,6 +21,7 @@ class Window:
     default: Any = None
     switch: str = ""
     paths: tuple = m("sliding_window", "window_attn_skip_freq")
+    names = _NAMES
 
     def read(self, config):
         window = config.get("sliding_window", self.default)
@@ -35,6 +39,7 @@ class LayerWindows:
     """`sliding_window` of the layers from `max_window_layers` on, or of those that `layer_types` names."""
 
     paths: tuple = m("sliding_window", "window_attn_skip_freq", "num_layers")
+    names = _NAMES
 
     def read(self, config):
         layers, window = config.get("num_hidden_layers"), config.get("sliding_window", 4096)

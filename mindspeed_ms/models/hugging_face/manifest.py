@@ -25,15 +25,14 @@ class HuggingFaceManifest(Manifest):
         config (dict): content of config.json.
         sources (dict[str, tuple[TensorPart, FolderTensor]]): by their names.
         left_out (dict[str, str]): stored tensors that are not read, with the reason.
-        not_resumable, has_keys_in_files: see Manifest.
     """
 
     family: object = None
     config: dict = field(default_factory=dict)
     sources: dict = field(default_factory=dict)
     left_out: dict = field(default_factory=dict)
-    not_resumable: str = "it holds weights only"
-    has_keys_in_files: bool = False
+    has_only_weights = True
+    has_keys_in_files = False
 
 
 def is_folder(path):

@@ -61,7 +61,8 @@ class HuggingFaceTarget:
             rows = base["vocab_size"]
         if stored is not None and not 0 < rows <= stored.shape[0]:
             raise CheckpointError(
-                f"{part.key} has {stored.shape[0]} rows, but the vocabulary of the model has {rows}: give the folder of this model."
+                f"{part.key} has {stored.shape[0]} rows, but the vocabulary of the model has {rows}: give the folder of "
+                "this model."
             )
         return replace(part, sharding=ParameterSharding.replicated((rows, *part.sharding.global_shape[1:])))
 

@@ -1,1 +1,2 @@
-def read_manifest(folder, kind): raise NotImplementedError
+def read_manifest(folder, kind):
+    raise NotImplementedError

@@ -31,11 +31,20 @@ def ask_checkpoint(settings):
     place, saved = found
     paths = [*model_paths(COMPARED, TAKEN), *(path for path in _UNLESS_TYPED if not settings.was_set(path))]
     if settings.value("dataset_config.vocab_size") is None:
-        paths.append(f"{_M}.vocab_size")
+        _take_vocabulary(settings, saved, place)
     for path in paths:
         section, name = path.split(".")
         if name in saved.get(section, {}):
             _take(settings, path, saved[section][name], place)
+
+
+def _take_vocabulary(settings, saved, place):
+    """Take the rows of the embedding; as ids that are padded, where the tensor parallel ranks cannot share them evenly."""
+    rows, parts = saved.get(_M, {}).get("vocab_size"), settings.value("parallel_config.tensor_model_parallel_size", 1)
+    if rows is None:
+        return
+    is_even = not isinstance(parts, int) or parts < 1 or rows % parts == 0
+    _take(settings, f"{_M}.vocab_size" if is_even else "dataset_config.vocab_size", rows, place)
 
 
 def _take(settings, path, value, place):

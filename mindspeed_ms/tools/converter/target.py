@@ -5,13 +5,13 @@ from math import prod
 
 import numpy as np
 
-from mindspeed_ms.config.model_description import describe_model
+from mindspeed_ms.config.model_description import describe_model, describe_parallel
 from mindspeed_ms.core.dist_checkpointing.errors import CheckpointError
 from mindspeed_ms.core.dist_checkpointing.manifest import DTYPE_BYTES, OPTIMIZER_PREFIX, whole_slice
 from mindspeed_ms.core.dist_checkpointing.reader import numpy_dtype
 from mindspeed_ms.core.dist_checkpointing.shard_file import Entry, write_shard
 from mindspeed_ms.layout.parameters import WORD_EMBEDDINGS, describe_parameters
-from mindspeed_ms.layout.ranks import WorldLayout, model_parallel_size
+from mindspeed_ms.layout.ranks import WorldLayout, model_parallel_size, world_unit_of
 from mindspeed_ms.models.families.family import families
 from mindspeed_ms.models.hugging_face.folder import CONFIG_FILE
 from mindspeed_ms.models.hugging_face.writer import HuggingFaceTarget, copy_side_files, write_json
@@ -35,7 +35,7 @@ class NativeTarget:
 
     def __init__(self, conversion, source, reader, config):
         self.conversion, self.source, self.reader = conversion, source, reader
-        self.cut = layout_cut(reader.manifest, config, conversion.data_parallel_size)
+        self.cut = layout_cut(reader.manifest, config, _data_parallel_size(conversion, describe_parallel(config)))
         self.nbytes = sum((part.stop - part.start) * reader.tensor(key).itemsize for parts in self.cut for key, part in parts)
 
     def places(self):
@@ -58,6 +58,10 @@ class NativeTarget:
     def opened(self, folder):
         """Path and settings to read the result again with."""
         return {"load_dir": folder, "source": NATIVE}
+
+
+def _data_parallel_size(conversion, parallel):
+    return conversion.data_parallel_size or world_unit_of(parallel) // model_parallel_size(parallel)
 
 
 class UpstreamTarget:

@@ -72,9 +72,8 @@ class UpstreamTarget:
     def __init__(self, conversion, source, reader, config):
         self.conversion, self.source, self.reader = conversion, source, reader
         model = describe_model(config)
-        world = WorldLayout.from_description(
-            model.parallel, model_parallel_size(model.parallel) * conversion.data_parallel_size
-        )
+        copies = _data_parallel_size(conversion, model.parallel)
+        world = WorldLayout.from_description(model.parallel, model_parallel_size(model.parallel) * copies)
         states = {}
         for key in reader.manifest.tensors:
             if key.startswith(OPTIMIZER_PREFIX):

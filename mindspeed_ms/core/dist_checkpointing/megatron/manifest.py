@@ -21,6 +21,7 @@ from mindspeed_ms.core.dist_checkpointing.megatron.ranks import file_places, par
 from mindspeed_ms.core.dist_checkpointing.torch_file import TensorReference
 from mindspeed_ms.layout.errors import LayoutError
 from mindspeed_ms.layout.sharding import FlatSlice
+from mindspeed_ms.layout.stages import split_layers
 
 _OLDEST_VERSION = 2.0
 
@@ -84,7 +85,7 @@ def read_megatron_manifest(folder, iteration=None):
     """
     folder = _folder_of(os.fspath(folder), iteration)
     if files.is_torch_dist_folder(folder):
-        return torch_dist.read_manifest(folder, MegatronManifest)
+        return _read_torch_dist(folder)
     ranks = files.read_rank_files(folder)
     _check_versions(folder, ranks)
     chunks = [_chunks_of(folder, rank) for rank in ranks]
@@ -110,6 +111,40 @@ def read_megatron_manifest(folder, iteration=None):
         raise CheckpointError(f"{folder}: its args describe an impossible layout: {error}") from error
     optimizer.finish(manifest, folder, found)
     return manifest
+
+
+def _read_torch_dist(folder):
+    common, metadata = torch_dist.read_files(folder)
+    arguments = plain_arguments(common.get("args"))
+    shapes, layers = torch_dist.shapes_of(metadata)
+    sizes = {**files.parallel_sizes(arguments, ["mp_rank_00"]), "tp": 1}
+    complete = complete_arguments(arguments, shapes, sizes, layers)
+    sizes = files.parallel_sizes(arguments, ["mp_rank_00"])
+    counts = _counts_of_arguments(complete)
+    config = configuration_of(complete, counts, sizes, False, os.path.join(folder, files.COMMON_FILE))
+    style = names.TRANSFORMER_ENGINE if arguments.get("transformer_impl") == names.TRANSFORMER_ENGINE else names.CORE
+    manifest = _new_manifest(folder, common, arguments, config, style)
+    found = optimizer.FoundStates()
+    try:
+        unknown = torch_dist.add_tensors(manifest, folder, metadata, describe_model(config))
+    except LayoutError as error:
+        raise CheckpointError(f"{folder}: its args describe an impossible layout: {error}") from error
+    torch_dist.note_optimizer(manifest, folder, common, unknown, found)
+    optimizer.finish(manifest, folder, found)
+    return manifest
+
+
+def _counts_of_arguments(arguments):
+    """Layers of each stage and chunk by the arguments; one stage where they do not say it."""
+    layers, stages = arguments["num_layers"], arguments.get("pipeline_model_parallel_size") or 1
+    ends = {
+        "first_stage": arguments.get("decoder_first_pipeline_num_layers"),
+        "last_stage": arguments.get("decoder_last_pipeline_num_layers"),
+    }
+    try:
+        return [list(row) for row in split_layers(layers, stages, arguments.get("virtual_pipeline_model_parallel_size"), **ends).counts]
+    except LayoutError:
+        return [[layers]]
 
 
 def _folder_of(folder, iteration):

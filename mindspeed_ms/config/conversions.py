@@ -7,7 +7,7 @@ A conversion is `convert(value, view) -> {config path: value}`; `view` reads the
 import ast
 import re
 
-from mindspeed_ms.config.values import read_float_list
+from mindspeed_ms.config.values import read_float_list, read_int_list
 
 _LONGEST_PATTERN = 10000  # more than any model has layers
 _LOG_LEVELS = {10: "debug", 20: "info", 30: "warning", 40: "error"}
@@ -253,15 +253,36 @@ def first_k_dense(value, view):
 
 def moe_layer_freq(value, view):
     """`--moe-layer-freq`: a number n or a pattern such as "([0]*3+[1]*58)"; 1 and -1 are the default."""
-    if value in (None, 1, -1, "1", "-1"):
+    return {} if value in (1, -1, "1", "-1") else pattern("moe_config.moe_layer_freq")(value, view)
+
+
+def pattern(path):
+    """Conversion of a number n, a list, or a pattern such as "([1]*3+[0]*1)*3" to the list of numbers at `path`."""
+
+    def convert(value, view):
+        if not isinstance(value, str):
+            return {} if value is None else {path: value}
+        try:
+            return {path: read_pattern(value)}
+        except ValueError as error:
+            view.problem(path.rpartition(".")[2], str(error))
+            return {}
+
+    return convert
+
+
+def window_size(value, view):
+    """`--window-size LEFT,RIGHT`: sliding_window LEFT + 1, which counts the token itself; (-1, ...) is no window."""
+    if value is None:
         return {}
-    if not isinstance(value, str):
-        return {"moe_config.moe_layer_freq": value}
     try:
-        return {"moe_config.moe_layer_freq": read_pattern(value)}
-    except ValueError as error:
-        view.problem("moe_layer_freq", str(error))
+        left, right = read_int_list(value)
+    except ValueError:
+        left, right = -2, 0
+    if left < -1 or right not in (0, -1):
+        view.problem("window_size", "expects LEFT,0: earlier tokens (-1: all), and no later ones")
         return {}
+    return {} if left == -1 else {"model_config.sliding_window": left + 1}
 
 
 def lora_targets(value, view):

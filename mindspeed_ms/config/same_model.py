@@ -6,11 +6,12 @@ from mindspeed_ms.config.schema import all_fields
 from mindspeed_ms.config.sections.field import COMPARED, option_of
 from mindspeed_ms.layout.model_description import NORMALIZATIONS
 
-# without the one the other has no effect
+# without the one (None: without any value of it) the other has no effect
 _ONLY_WITH = {
     "model_config.num_query_groups": ("group_query_attention", (True,)),
     "model_config.rotary_": ("position_embedding_type", ("rope",)),
     "model_config.rope_": ("position_embedding_type", ("rope",)),
+    "model_config.window_": ("sliding_window", None),
 }
 
 
@@ -47,7 +48,8 @@ def differences(saved, own):
 def _has_effect(path, own):
     if path.startswith("moe_config.") and path != "moe_config.num_experts":
         return own.get("num_experts", 1) > 1
-    return all(own.get(switch) in values for start, (switch, values) in _ONLY_WITH.items() if path.startswith(start))
+    needs = [need for start, need in _ONLY_WITH.items() if path.startswith(start)]
+    return all(own.get(switch) is not None if values is None else own.get(switch) in values for switch, values in needs)
 
 
 def is_same(one, other):

@@ -6,6 +6,7 @@ from mindspeed_ms.layout.errors import LayoutError
 from mindspeed_ms.layout.experts import expert_pattern, expert_problems, expert_width, has_experts, shared_expert_width
 from mindspeed_ms.layout.model_description import LEARNED_POSITIONS, OTHER_POSITIONS
 from mindspeed_ms.layout.sequence import sequence_unit, ulysses_degree, ulysses_problem
+from mindspeed_ms.layout.windows import window_problems
 
 _TP, _CP = "tensor_model_parallel_size", "context_parallel_size"
 
@@ -104,7 +105,7 @@ def check_model(model):
 
     Raises:
         LayoutError: an unknown normalisation or position type, a size that its parallel size does not divide, or layers
-            with experts that do not suit the model.
+            with experts or windows that do not suit the model.
     """
     kind, known = model.position_embedding_type, [*LEARNED_POSITIONS, *OTHER_POSITIONS]
     if kind not in known:
@@ -112,5 +113,5 @@ def check_model(model):
     _ = model.norm, model.initializers
     for misfit in size_misfits(model):
         raise LayoutError(str(misfit))
-    for name, problem, other in expert_problems(model):
+    for name, problem, other in (*expert_problems(model), *window_problems(model)):
         raise LayoutError(f"{name} {value_of(model, name)} {problem} ({other} {value_of(model, other)}).")

@@ -98,20 +98,24 @@ class EmbeddingTable:
 
 @dataclass(frozen=True)
 class Norm:
-    """Norm over `width` elements: `weight` (RMSNorm) or `gamma` and `beta` (LayerNorm); the first starts as `scale`."""
+    """Norm over `width` elements: `weight` (RMSNorm) or `gamma` and `beta` (LayerNorm); the first starts as `scale`.
+
+    `over_heads`: it is applied to each head, of which a rank has a part: its gradient is a partial sum even where the
+    sequence is whole.
+    """
 
     kind: str
     width: int
     scale: float = 1.0
+    over_heads: bool = False
 
     def describe(self, part):
         """Descriptions of the norm's parameters: list[ParameterDescription]."""
         started = {"weight": self.scale} if self.kind == "RMSNorm" else {"gamma": self.scale, "beta": 0.0}
         sharding = ParameterSharding.replicated((self.width,))
+        flags = {"sequence_parallel": part.sequence_parallel or (self.over_heads and part.count > 1)}
         return [
-            ParameterDescription(
-                name, sharding, part.dtype, Initializer.constant(value), sequence_parallel=part.sequence_parallel
-            )
+            ParameterDescription(name, sharding, part.dtype, Initializer.constant(value), **flags)
             for name, value in started.items()
         ]
 
@@ -134,6 +138,20 @@ class Router:
             bias = ParameterSharding.replicated((self.experts,))
             result.append(ParameterDescription("expert_bias", bias, part.dtype, Initializer.zeros(), trainable=False))
         return result
+
+
+@dataclass(frozen=True)
+class SharedExpertGate:
+    """Gate of the shared experts of a layer: `gate_weight [1, h]`."""
+
+    hidden_size: int
+    initializer: Initializer
+
+    def describe(self, part):
+        """Description of the gate: list[ParameterDescription]."""
+        sharding = ParameterSharding.replicated((1, self.hidden_size))
+        flags = {"sequence_parallel": part.sequence_parallel}
+        return [ParameterDescription("gate_weight", sharding, part.dtype, self.initializer, **flags)]
 
 
 @dataclass(frozen=True)

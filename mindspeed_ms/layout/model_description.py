@@ -11,6 +11,7 @@ from mindspeed_ms.layout.errors import LayoutError
 from mindspeed_ms.layout.experts import expert_pattern, expert_width, shared_expert_width
 from mindspeed_ms.layout.sharding import Initializer
 from mindspeed_ms.layout.stages import StageLayout, stages_of
+from mindspeed_ms.layout.windows import has_window
 
 GATED_ACTIVATIONS = ("swiglu", "fused_swiglu")
 LEARNED_POSITIONS = ("learned_absolute", "absolute")
@@ -109,6 +110,9 @@ class ModelDescription:
     group_query_attention: bool
     num_query_groups: int
     kv_channels: int | None
+    qk_layernorm: bool
+    sliding_window: int | None
+    window_attn_skip_freq: tuple | None
     add_bias_linear: bool
     qkv_has_bias: bool
     out_proj_has_bias: bool
@@ -139,6 +143,7 @@ class ModelDescription:
     first_k_dense_replace: int | None
     n_shared_experts: int | None
     moe_shared_expert_intermediate_size: int | None
+    moe_shared_expert_gate: bool
     moe_router_enable_expert_bias: bool
     parallel: ParallelDescription
 
@@ -219,6 +224,10 @@ class ModelDescription:
     def mlp_kind(self, layer):
         """Kind of the feed-forward block of the global layer `layer`: "experts" or "dense"."""
         return "experts" if layer in self.layers_with_experts else "dense"
+
+    def window_of(self, layer):
+        """How many tokens, itself included, a token attends to in the global layer `layer`: int, or None for all."""
+        return self.sliding_window if has_window(self, layer) else None
 
     @cached_property
     def initializers(self):

@@ -18,7 +18,8 @@ class ParameterDescription:
         dtype (str): "float32", "bfloat16" or "float16".
         initializer (Initializer): how it starts; a copy like its original.
         tensor_parallel (bool): cut over the tensor-parallel group (the expert-tensor one for experts); False: replicated.
-        sequence_parallel (bool): its gradient is summed over the tensor-parallel group under sequence parallelism.
+        sequence_parallel (bool): its gradient is summed over the tensor-parallel group, whose ranks saw different tokens
+            (or, of norms of queries and keys, different heads).
         shared (bool): one of the two copies of a tied embedding (first and last stage).
         expert (bool): belongs to an expert; its gradient is averaged over the expert-data-parallel group.
         grouping (Optional[str]): what the rows (of grouped experts the columns) mean: "qkv" (per kv group `[q.., k, v]`),

@@ -8,6 +8,7 @@ from mindspeed_ms.config.same_model import differences
 from mindspeed_ms.core import comm
 from mindspeed_ms.core.dist_checkpointing import folders
 from mindspeed_ms.core.dist_checkpointing.errors import CheckpointError
+from mindspeed_ms.core.dist_checkpointing.foreign import is_foreign_folder
 from mindspeed_ms.core.dist_checkpointing.load import find_checkpoint, open_checkpoint
 from mindspeed_ms.core.dist_checkpointing.save import CheckpointSaver
 from mindspeed_ms.core.dist_checkpointing.upstream_format import is_upstream_folder
@@ -43,8 +44,8 @@ def find_starting_point(all_config):
     path, resumes = _folder_to_load(settings)
     if path:
         path = find_checkpoint(path, settings.ckpt_step, settings.crc_check)
-        if resumes and not settings.no_load_optim and is_upstream_folder(path):
-            _check_upstreams_optimizer(path, all_config)
+        if resumes and (is_upstream_folder(path) or is_foreign_folder(path)):
+            resumes = _can_resume(path, all_config)
     checkpointing.check_output_folder(settings.output_dir, saves)
     return StartingPoint(path, resumes)
 
@@ -174,14 +175,26 @@ class CheckpointManager:
             saver.wait()
 
 
-def _check_upstreams_optimizer(path, all_config):
-    with open_checkpoint(path, all_config, all_config.training_config.ckpt_step) as reader:
-        if reader.manifest.not_resumable:
-            raise CheckpointError(
-                f"{path} was written by upstream, and its optimizer's state cannot be continued: "
-                f"{reader.manifest.not_resumable}. Load its weights, without resume_training (--finetune), or start the "
-                "optimizer afresh (--no-load-optim)."
-            )
+def _can_resume(path, all_config):
+    """Whether a training goes on from a checkpoint of another program; False for weights alone, which are then taken.
+
+    Raises:
+        CheckpointError: its optimizer's state cannot be continued, and is wanted.
+    """
+    settings = all_config.training_config
+    with open_checkpoint(path, all_config, settings.ckpt_step) as reader:
+        manifest = reader.manifest
+    if manifest.has_only_weights:
+        if comm.get_rank() == 0:
+            logger.info("%s holds weights only: the training starts from them at its beginning", path)
+        return False
+    if manifest.not_resumable and not settings.no_load_optim:
+        raise CheckpointError(
+            f"{path} was written by {'upstream' if is_upstream_folder(path) else 'Megatron'}, and its optimizer's state cannot "
+            f"be continued: {manifest.not_resumable}. Load its weights, without resume_training (--finetune), or start the "
+            "optimizer afresh (--no-load-optim)."
+        )
+    return True
 
 
 def _folder_to_load(settings):

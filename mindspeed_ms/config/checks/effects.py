@@ -7,6 +7,11 @@ _T, _D, _P, _O = "training_config", "dataset_config", "parallel_config", "optimi
 _TENSORBOARD = ("log_interval", "queue_size")
 _LOGGED = ("loss_scale", "learning_rate", "timers", "batch_size", "memory", "validation_ppl")
 _LOSS_SCALE = ("loss_scale", "loss_scale_value", "loss_scale_factor", "loss_scale_window", "min_loss_scale", "hysteresis")
+_ROPE_SCALING = {
+    ("llama3",): ("low_freq_factor", "high_freq_factor"),
+    ("llama3", "yarn"): ("original_max_position_embeddings",),
+    ("yarn",): ("beta_fast", "beta_slow", "mscale", "mscale_all_dim", "attention_factor", "truncate"),
+}
 
 
 def _paths(section, *names):
@@ -23,6 +28,14 @@ NEEDS = (
         (*_section("moe_config", "moe_config.num_experts"), *_paths(_P, "expert_tensor_parallel_size")),
         "experts (moe_config.num_experts)",
         lambda context: context.moe.num_experts > 1,
+    ),
+    *(
+        (
+            _paths("model_config.rope_scaling", *names),
+            f"rope_scaling.type {' or '.join(kinds)}",
+            lambda context, kinds=kinds: context.value("model_config.rope_scaling.type") in kinds,
+        )
+        for kinds, names in _ROPE_SCALING.items()
     ),
     (_section("lora_config", "lora_config.use_lora"), "lora_config.use_lora", lambda context: context.lora.use_lora),
     (

@@ -7,6 +7,7 @@ from mindspeed_ms.layout.divisibility import sequence_misfits, size_misfits
 from mindspeed_ms.layout.experts import expert_problems
 from mindspeed_ms.layout.ranks import model_parallel_size
 from mindspeed_ms.layout.sequence import ulysses_problem
+from mindspeed_ms.layout.windows import window_problems
 
 _P, _M = "parallel_config", "model_config"
 _TP = f"{_P}.tensor_model_parallel_size"
@@ -34,14 +35,14 @@ def world_fits(context):
 
 @rule
 def sizes_divide(context):
-    """Refuse heads, groups, widths, vocabulary, experts and sequence lengths that the layout does not divide."""
+    """Refuse heads, groups, widths, vocabulary, experts, windows and sequence lengths that model or layout do not divide."""
     if not context.model:
         return
     model = describe_model(context.all_config)
     for misfit in (*size_misfits(model), *sequence_misfits(model)):
         message = f"must be a multiple of {misfit.unit}{misfit.hint}"
         yield context.problem(_path(misfit.name), message, *map(_path, misfit.by))
-    for name, message, other in expert_problems(model):
+    for name, message, other in (*expert_problems(model), *window_problems(model)):
         yield context.problem(_path(name), message, _path(other))
 
 

@@ -43,6 +43,11 @@ def _rotary(context, model):
         yield context.problem(
             f"{_M}.rotary_interleaved", "does not work with apply_rope_fusion; switch that off", f"{_M}.apply_rope_fusion"
         )
+    scaling, path = model.rope_scaling, f"{_M}.rope_scaling"
+    pairs = {"llama3": ("high_freq_factor", "low_freq_factor"), "yarn": ("beta_fast", "beta_slow")}
+    upper, lower = pairs.get(scaling and scaling.type, (None, None))
+    if upper and scaling[upper] <= scaling[lower]:
+        yield context.problem(f"{path}.{upper}", f"must be above {lower}", f"{path}.{lower}")
     width = int(model.kv_channels * model.rotary_percent)
     if width % 2 or width == 0:
         yield context.problem(
@@ -50,6 +55,17 @@ def _rotary(context, model):
             f"rotates {width} of {model.kv_channels} elements of a head; expects an even number",
             f"{_M}.kv_channels",
         )
+
+
+@rule
+def window_is_the_only_band(context):
+    """Refuse a sliding window beside settings of `fa_config` that say which tokens a token attends to."""
+    path = f"{_M}.sliding_window"
+    if not context.model or context.model.sliding_window is None:
+        return
+    for name in ("pre_tokens", "next_tokens", "sparse_mode"):
+        if context.was_set(f"{_M}.fa_config.{name}"):
+            yield context.problem(f"{_M}.fa_config.{name}", "contradicts sliding_window; keep one", path)
 
 
 @rule

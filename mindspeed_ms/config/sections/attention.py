@@ -5,9 +5,20 @@ from typing import ClassVar
 
 from mindspeed_ms.config import conversions
 from mindspeed_ms.config.sections.base import Section
-from mindspeed_ms.config.sections.field import COMPARED, OFF, SWITCH, TAKEN, Alias, field
+from mindspeed_ms.config.sections.field import COMPARED, OFF, SWITCH, TAKEN, VALUE, Alias, field
 from mindspeed_ms.config.sections.layers import ONE_KERNEL
-from mindspeed_ms.config.values import Bool, Int, PositiveFloat, PositiveInt, Probability, integer, number, one_of, registered
+from mindspeed_ms.config.values import (
+    Bool,
+    Int,
+    IntList,
+    PositiveFloat,
+    PositiveInt,
+    Probability,
+    integer,
+    number,
+    one_of,
+    registered,
+)
 from mindspeed_ms.layout.describers import kinds
 
 POSITION_TYPES = ("absolute", "learned_absolute", "rope", "none")
@@ -64,10 +75,10 @@ class RopeScalingConfig(Section):
 
     config_name: ClassVar[str] = "rope_scaling"
 
-    type: one_of("linear", "llama3", "yarn", "longrope", "dynamic") = field(
+    type: one_of("linear", "llama3", "yarn") = field(
         "llama3",
-        "Rule of the scaling.",
-        "缩放规则。",
+        "Rule of the scaling: all frequencies alike (linear), or low ones only (llama3, yarn).",
+        "缩放规则：所有频率同样缩放（linear），或只缩放低频（llama3、yarn）。",
         "output",
         name="rope_scaling_type",
         megatron=None,
@@ -131,6 +142,15 @@ class RopeScalingConfig(Section):
         "output",
         name="rope_scaling_beta_slow",
         convert=conversions.rope_scaling_value("beta_slow"),
+    )
+    attention_factor: PositiveFloat | None = field(
+        None,
+        "yarn: factor of the rotated queries and keys.",
+        "yarn：旋转后Q、K的系数。",
+        "output",
+        name="rope_scaling_attention_factor",
+        derived="(0.1 mscale ln(factor) + 1) / (0.1 mscale_all_dim ln(factor) + 1); no division without mscale_all_dim",
+        convert=conversions.rope_scaling_value("attention_factor"),
     )
     mscale: PositiveFloat = field(
         1.0,
@@ -229,12 +249,32 @@ class AttentionFields(Section):
         checkpoint=TAKEN,
     )
     qk_layernorm: Bool = field(
-        False,
-        "Normalise queries and keys of each head.",
-        "对每个头的Q、K做归一化。",
-        "parameters",
-        checkpoint=TAKEN,
-        later="norms of queries and keys",
+        False, "Normalise queries and keys of each head.", "对每个头的Q、K做归一化。", "parameters", checkpoint=COMPARED
+    )
+    sliding_window: PositiveInt | None = field(
+        None,
+        "How many tokens a token attends to, itself included; null: all earlier ones.",
+        "每个token可见的token数（含自身）；空表示之前的全部。",
+        "output",
+        aliases=(
+            Alias(
+                "window_size",
+                "Megatron's form, LEFT,RIGHT: how many earlier and later tokens; sets sliding_window to LEFT + 1.",
+                "Megatron的写法LEFT,RIGHT：之前与之后可见的token数；即sliding_window为LEFT+1。",
+                convert=conversions.window_size,
+                form=VALUE,
+            ),
+        ),
+        checkpoint=COMPARED,
+    )
+    window_attn_skip_freq: IntList | None = field(
+        None,
+        "Which layers have the sliding window: 0/1 per layer, or n: every n-th layer attends to all; null: every layer.",
+        "哪些层使用滑动窗口：逐层0/1列表，或n表示每第n层可见全部；空表示所有层。",
+        "output",
+        megatron=None,
+        convert=conversions.pattern("model_config.window_attn_skip_freq"),
+        checkpoint=COMPARED,
     )
     attention_softmax_in_fp32: Bool = field(
         True,
@@ -339,12 +379,7 @@ class PositionFields(Section):
         None, "Positions are divided by this factor.", "位置除以该系数（线性插值）。", "output", checkpoint=COMPARED
     )
     rope_scaling: RopeScalingConfig | None = field(
-        None,
-        "Scaling of rotary frequencies for long sequences.",
-        "长序列的旋转频率缩放。",
-        later="scaling of rotary frequencies",
-        later_parts=("model_config.rope_scaling.",),
-        checkpoint=COMPARED,
+        None, "Scaling of rotary frequencies for long sequences.", "长序列的旋转频率缩放。", checkpoint=COMPARED
     )
     apply_rope_fusion: Bool = field(
         False,

@@ -8,6 +8,7 @@ import tempfile
 
 from mindspeed_ms.core.dist_checkpointing import durable, job_lock
 from mindspeed_ms.core.dist_checkpointing.errors import CheckpointError
+from mindspeed_ms.core.dist_checkpointing.foreign import is_foreign_folder, read_foreign_manifest
 from mindspeed_ms.core.dist_checkpointing.manifest import MANIFEST_FILE, Manifest
 from mindspeed_ms.core.dist_checkpointing.reader import CheckpointReader
 from mindspeed_ms.core.dist_checkpointing.upstream_format import is_upstream_folder
@@ -176,7 +177,7 @@ def problem_of(path):
     if is_upstream_folder(path):
         return None  # it has no manifest to compare with
     try:
-        missing = CheckpointReader(path).incomplete()
+        missing = CheckpointReader(path, read_foreign_manifest(path)).incomplete()
     except CheckpointError as error:
         return str(error)
     return f"{path} is incomplete: {', '.join(missing)}." if missing else None
@@ -262,7 +263,7 @@ def newest_manifest(folder, iteration=None):
     for path in [named] if named is not None else candidates(folder):
         problem = f"{path} was written by upstream." if is_upstream_folder(path) else problem_of(path)
         if problem is None:
-            return path, Manifest.read(path)
+            return path, read_foreign_manifest(path, iteration) or Manifest.read(path)
         problems.append(problem)
     if problems:
         raise CheckpointError(" ".join(problems))
@@ -278,7 +279,7 @@ def named_checkpoint(folder, iteration=None):
     if not os.path.isdir(folder):
         what = "it is a file, not a folder" if os.path.exists(folder) else "it does not exist"
         raise CheckpointError(f"{folder} holds no checkpoint: {what}.")
-    if is_checkpoint_folder(folder) or is_upstream_folder(folder):
+    if is_checkpoint_folder(folder) or is_upstream_folder(folder) or is_foreign_folder(folder):
         return os.fspath(folder)
     if iteration is None:
         return None

@@ -12,6 +12,7 @@ from mindspeed_ms.core import comm, storage
 from mindspeed_ms.core.dist_checkpointing import folders
 from mindspeed_ms.core.dist_checkpointing.agreement import on_all_ranks, on_rank_zero
 from mindspeed_ms.core.dist_checkpointing.errors import CheckpointError
+from mindspeed_ms.core.dist_checkpointing.foreign import is_foreign_folder, read_foreign_manifest
 from mindspeed_ms.core.dist_checkpointing.manifest import OPTIMIZER_PREFIX, optimizer_key
 from mindspeed_ms.core.dist_checkpointing.partial_reads import PartialReads
 from mindspeed_ms.core.dist_checkpointing.reader import CheckpointReader, numpy_dtype
@@ -73,7 +74,7 @@ def _tell_left_aside(folder, path):
 
 def _problem(path, crc_check):
     problem = on_rank_zero(_DOING, folders.problem_of, path)
-    if problem is None and crc_check and not is_upstream_folder(path):
+    if problem is None and crc_check and not is_upstream_folder(path) and not is_foreign_folder(path):
         reader = CheckpointReader(path)
         parts = on_all_ranks(_DOING, reader.verify, comm.get_rank(), comm.get_world_size())
         damaged = [text for part in parts for text in part]
@@ -88,7 +89,7 @@ def open_checkpoint(path, all_config=None, step=None):
     Args:
         path (str): its folder.
         all_config (Optional[AllConfig]): the model; needed for files that upstream wrote (`upstream_format`).
-        step (Optional[int]): which of upstream's; None: the newest.
+        step (Optional[int]): which one of a folder of several; None: the newest.
 
     Raises:
         CheckpointError: on all ranks, if one of them cannot read it (the folder must be on a disk that all share).
@@ -96,7 +97,8 @@ def open_checkpoint(path, all_config=None, step=None):
     readers = []
 
     def open_it():
-        manifest = read_upstream_manifest(path, all_config, step) if is_upstream_folder(path) else None
+        is_upstream = is_upstream_folder(path)
+        manifest = read_upstream_manifest(path, all_config, step) if is_upstream else read_foreign_manifest(path, step)
         readers.append(CheckpointReader(path, manifest))
 
     on_all_ranks(_DOING, open_it)

@@ -100,17 +100,36 @@ class CheckpointReader:
         runs, missing = copy_plan(wanted, [piece.slice for piece in stored.pieces])
         for number, (piece, parts) in enumerate(zip(stored.pieces, runs)):
             in_bytes = [(source * size, target * size, count * size) for source, target, count in parts]
+            if piece.transposed:
+                self._read_transposed(key, piece, in_bytes, memory)
+                continue
             self._read_runs(key, piece, in_bytes, memory)
             count = sum(count for _, _, count in parts)
             if count == piece.slice.stop - piece.slice.start:
-                hashed = xxhash.xxh3_64()
-                for _, target, nbytes in in_bytes:
-                    hashed.update(memory[target : target + nbytes])
-                if piece.xxhash and hashed.hexdigest() != piece.xxhash:
-                    raise CheckpointError(self.damaged(key, number))
-            elif count and on_part is not None:
+                self._check(key, number, in_bytes, memory)
+            elif count and piece.multilinear and on_part is not None:
                 on_part(number, count, sum_of_runs(memory, size, parts))
         return missing
+
+    def _check(self, key, number, parts, memory):
+        """Compare a whole piece, read as `parts`, with its check sum. Raises CheckpointError if it is another."""
+        wanted, hashed = self.tensor(key).pieces[number].xxhash, xxhash.xxh3_64()
+        if wanted:
+            for _, target, nbytes in parts:
+                hashed.update(memory[target : target + nbytes])
+            if hashed.hexdigest() != wanted:
+                raise CheckpointError(self.damaged(key, number))
+
+    def _read_transposed(self, key, piece, parts, memory):
+        """Read runs of a piece whose last two axes are swapped in the file: reads all of the piece."""
+        if not parts:
+            return
+        *outer, rows, columns = piece.slice.sharding.local_shape
+        whole = np.empty((*outer, columns, rows), f"u{self.tensor(key).itemsize}")
+        self._read_exactly(key, piece.file, piece.start, [memoryview(whole.reshape(-1).view(np.uint8))])
+        values = memoryview(np.ascontiguousarray(whole.swapaxes(-1, -2)).reshape(-1).view(np.uint8))
+        for source, target, nbytes in parts:
+            memory[target : target + nbytes] = values[source : source + nbytes]
 
     def sum_of_runs(self, key, number, runs):
         """Check sum contribution of runs (offset, elements) of piece `number`, which it reads block by block."""

@@ -28,7 +28,9 @@ SAFETENSORS_DTYPES = {
     "uint8": "U8",
     "bool": "BOOL",
 }
+_DTYPES = {value: name for name, value in SAFETENSORS_DTYPES.items()}
 _BLOCK_BYTES = 8 << 20
+_LONGEST_HEADER = 100 << 20
 
 
 @dataclass
@@ -58,11 +60,12 @@ class Entry:
         return StoredPiece(part, file, self.start, self.stop, self.xxhash, self.multilinear)
 
 
-def write_shard(path, entries, verify=False):
+def write_shard(path, entries, verify=False, made_by="mindspeed_ms"):
     """Write entries and sync them to the disk; fills in their positions and check sums.
 
     Args:
         verify (bool): read the file again and compare check sums.
+        made_by (str): "format" in the metadata of a safetensors file.
 
     Returns:
         int: bytes of the file.
@@ -71,7 +74,7 @@ def write_shard(path, entries, verify=False):
         OSError: no space, no such folder, ...
         CheckpointError: `verify` found other bytes.
     """
-    prefixes = ckpt_file.prefixes(entries) if os.fspath(path).endswith(".ckpt") else _safetensors_prefixes(entries)
+    prefixes = ckpt_file.prefixes(entries) if os.fspath(path).endswith(".ckpt") else _safetensors_prefixes(entries, made_by)
     position = 0
     with open(path, "wb", buffering=0) as file, ThreadPoolExecutor(1) as writer:
         for prefix, entry in zip(prefixes, entries):
@@ -89,9 +92,9 @@ def write_shard(path, entries, verify=False):
     return position
 
 
-def _safetensors_prefixes(entries):
+def _safetensors_prefixes(entries, made_by):
     """Bytes before the values of each entry: the header is before the first."""
-    header, offset = {"__metadata__": {"format": "mindspeed_ms"}}, 0
+    header, offset = {"__metadata__": {"format": made_by}}, 0
     for entry in entries:
         header[entry.name] = {
             "dtype": SAFETENSORS_DTYPES[entry.dtype],
@@ -108,26 +111,48 @@ def read_safetensors(path):
     """Read the header of a safetensors file, no values: {name: ckpt_file.FileTensor}.
 
     Raises:
-        CheckpointError: it cannot be read, or is no such file.
+        CheckpointError: it cannot be read, is no such file, or a tensor lies outside of it or over another one.
     """
-    dtypes = {value: name for name, value in SAFETENSORS_DTYPES.items()}
     try:
         with open(path, "rb") as file:
             length, size = int.from_bytes(file.read(8), "little"), os.fstat(file.fileno()).st_size
-            if length > size:
+            if length > min(size, _LONGEST_HEADER):
                 raise ValueError("its header is damaged")
-            header = json.loads(file.read(length))
-        tensors = {}
-        for name, entry in header.items():
-            if name != "__metadata__":
-                start, stop = (8 + length + offset for offset in entry["data_offsets"])
-                if stop > size:
-                    raise ValueError(f"it ends within tensor {name}")
-                kind = dtypes.get(entry["dtype"], entry["dtype"])
-                tensors[name] = ckpt_file.FileTensor(kind, tuple(entry["shape"]), [(start, stop)])
+            header = json.loads(file.read(length), object_pairs_hook=_without_duplicates)
+        tensors = {name: _place(name, entry, 8 + length, size) for name, entry in header.items() if name != "__metadata__"}
+        _check_overlap(tensors)
         return tensors
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CheckpointError(f"{os.fspath(path)} cannot be read as a safetensors file: {error}.") from error
+
+
+def _without_duplicates(pairs):
+    result = dict(pairs)
+    if len(result) != len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"its header names {next(name for name in names if names.count(name) > 1)} twice")
+    return result
+
+
+def _place(name, entry, start, size):
+    """FileTensor of an entry of a header. Raises ValueError: impossible numbers."""
+    offsets, shape = entry["data_offsets"], entry["shape"]
+    numbers = [*offsets, *shape]
+    if len(offsets) != 2 or not all(type(number) is int and number >= 0 for number in numbers) or offsets[0] > offsets[1]:
+        raise ValueError(f"tensor {name} has the shape {shape} and the bytes {offsets}")
+    first, last = (start + offset for offset in offsets)
+    if last > size:
+        raise ValueError(f"it ends within tensor {name}")
+    return ckpt_file.FileTensor(_DTYPES.get(entry["dtype"], entry["dtype"]), tuple(shape), [(first, last)])
+
+
+def _check_overlap(tensors):
+    end, before = 0, ""
+    for (start, stop), name in sorted((tensor.ranges[0], name) for name, tensor in tensors.items()):
+        if start < end:
+            raise ValueError(f"tensors {before} and {name} share bytes")
+        if stop > start:
+            end, before = stop, name
 
 
 def _write_entry(file, entry, writer):

@@ -1,7 +1,7 @@
-"""Describer of self attention with packed query, key and value: its linears and parameters."""
+"""Describer of self attention with packed query, key and value: its linears, norms and parameters."""
 
-from mindspeed_ms.layout.describers.registry import describe_linear, register_describer
-from mindspeed_ms.layout.layer_parameters import Linear
+from mindspeed_ms.layout.describers.registry import describe_linear, placed, register_describer
+from mindspeed_ms.layout.layer_parameters import Linear, Norm
 
 
 def attention_linears(model):
@@ -26,8 +26,15 @@ def attention_linears(model):
     }
 
 
+def head_norms(model):
+    """`{name: Norm}` of queries and keys (`qk_layernorm`), each over one head."""
+    norm = Norm(model.norm, model.head_dim, over_heads=True)
+    return {"q_layernorm": norm, "k_layernorm": norm} if model.qk_layernorm else {}
+
+
 @register_describer("attention", "self_attn")
 def describe_self_attention(model, rank):
     """Parameters of `ParallelAttention`."""
-    linears = attention_linears(model).items()
-    return [description for name, linear in linears for description in describe_linear(rank, name, linear)]
+    linears, norms = attention_linears(model).items(), head_norms(model).items()
+    descriptions = [description for name, linear in linears for description in describe_linear(rank, name, linear)]
+    return descriptions + [one for name, norm in norms for one in placed(name, norm.describe(rank.tensor))]

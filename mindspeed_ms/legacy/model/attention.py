@@ -13,6 +13,7 @@ from mindspeed_ms.layout.describers.attention import attention_linears
 from mindspeed_ms.legacy.model.attention_mask import expand_attention_mask, is_causal
 from mindspeed_ms.legacy.model.enums import AttnMaskType, AttnType, to_enum
 from mindspeed_ms.legacy.model.module import Module
+from mindspeed_ms.legacy.model.norms import get_norm
 from mindspeed_ms.legacy.model.parts import LayerCell, register_part
 from mindspeed_ms.legacy.model.rotary_pos_embedding import apply_rotary_pos_emb, to_rotary_tables
 
@@ -45,6 +46,7 @@ class CoreAttention(Module):
         self.softmax_scale = float(self.layer_number) if config.apply_query_key_layer_scaling else 1.0
         self.softmax_in_fp32 = config.attention_softmax_in_fp32 or config.apply_query_key_layer_scaling
         self.band = _explicit_band(config)
+        self.window = _window_of(self)
 
     def construct(self, query, key, value, attention_mask=None):
         """See the class."""
@@ -55,7 +57,7 @@ class CoreAttention(Module):
         if self.training and self.attention_dropout > 0.0:
             probability = self.attention_dropout
             keep = _keep_mask((query.shape[1], query.shape[2], query.shape[0], key.shape[0]), 1.0 - probability)
-        pre_tokens, next_tokens = None, None
+        pre_tokens, next_tokens = None if self.window is None else self.window - 1, None
         if self.band is not None:
             mask, causal, pre_tokens, next_tokens = self.band.resolve(mask, causal)
         return ops.core_attention(
@@ -104,6 +106,20 @@ def _explicit_band(config):
     return _Band(config.fa_config) if given else None
 
 
+def _window_of(core):
+    """Sliding window of the core attention's layer: int, or None.
+
+    Raises:
+        ValueError: settings of `fa_config` that say something else.
+    """
+    window = core.described.model.window_of(core.layer_number - 1)
+    if window is not None and _explicit_band(core.config) is not None:
+        raise ValueError(
+            "sliding_window cannot be combined with pre_tokens, next_tokens or sparse_mode of fa_config: it sets them itself."
+        )
+    return window
+
+
 class FlashAttention(Module):
     """Flash attention, which holds no `[s, s]` matrix; inputs and output as `CoreAttention`.
 
@@ -124,10 +140,12 @@ class FlashAttention(Module):
                 "use_flash_attention cannot be combined with apply_query_key_layer_scaling: the fused operator keeps "
                 "its scores in float32, so leave the scaling off."
             )
-        self.layer_number = layer_number
+        self.layer_number = max(1, layer_number)
         self.attn_mask_type = to_enum(AttnMaskType, attn_mask_type)
-        fa_config = config.fa_config
+        fa_config, self.window = config.fa_config, _window_of(self)
         self.pre_tokens, self.next_tokens = fa_config.pre_tokens, fa_config.next_tokens
+        if self.window is not None:
+            self.pre_tokens = self.window - 1
         self.sparse_mode, self.input_layout = fa_config.sparse_mode, fa_config.input_layout
         self.keep_prob = 1.0 - config.attention_dropout if fa_config.keep_prob is None else fa_config.keep_prob
 
@@ -137,6 +155,8 @@ class FlashAttention(Module):
         mode, next_tokens = self.sparse_mode, self.next_tokens
         if mode < 2 and is_causal(self.attn_mask_type, mask):
             mode, next_tokens = self._causal_mode(mask, key.shape[0])
+        elif mask is None and self.window is not None:
+            mode, next_tokens = 4, key.shape[0]  # a band that looks ahead
         keep_prob = self.keep_prob if self.training else 1.0
         return ops.flash_attention(
             query,
@@ -221,6 +241,9 @@ class ParallelAttention(LayerCell):
             self.q_proj = build_linear(replace(qkv, output_size=width, grouping=None), config, gather_output=False)
             self.kv_proj = build_linear(replace(qkv, output_size=2 * width, grouping=None), config, gather_output=False)
         self.out_proj = build_linear(linears["out_proj"], config, input_is_parallel=True, skip_bias_add=True)
+        self.qk_layernorm = model.qk_layernorm and self.attention_type == AttnType.self_attn
+        if self.qk_layernorm:
+            self.q_layernorm, self.k_layernorm = (get_norm(config, over_heads=True) for _ in range(2))
 
     def construct(self, hidden_states, attention_mask=None, encoder_output=None, inference_params=None, rotary_pos_emb=None):
         """See the class."""
@@ -229,6 +252,8 @@ class ParallelAttention(LayerCell):
         if self.attention_type == AttnType.self_attn:
             mixed, _ = self.qkv_proj(hidden_states)
             query, key, value = ops.split_query_key_value(mixed, self.groups, self.queries_per_group, self.head_size)
+            if self.qk_layernorm:
+                query, key = self.q_layernorm(query), self.k_layernorm(key)
         else:
             query, key, value = self._cross_query_key_value(hidden_states, encoder_output)
         query_table, key_table = to_rotary_tables(rotary_pos_emb, self.rotary_interleaved)

@@ -105,6 +105,7 @@ class TransformerLanguageModel(Module):
                 config.rotary_seq_len_interpolation_factor,
                 config.rotary_base,
                 model.max_position_embeddings,
+                config.rope_scaling,
             )
         self.encoder = ParallelTransformer(
             described,

@@ -10,10 +10,11 @@ class _Norm(Module):
     names_are_global = False
     kind = ""
 
-    def __init__(self, hidden_size, eps, config, scale, params_dtype):
+    def __init__(self, hidden_size, eps, config, scale, params_dtype, over_heads):
         super().__init__(config)
         self.eps = eps
-        self.create_parameters(Norm(self.kind, hidden_size, scale).describe(self.settings.part(params_dtype)))
+        norm = Norm(self.kind, hidden_size, scale, over_heads)
+        self.create_parameters(norm.describe(self.settings.part(params_dtype)))
 
 
 class LayerNorm(_Norm):
@@ -25,14 +26,15 @@ class LayerNorm(_Norm):
         config (Optional[TransformerConfig]): sequence parallelism and dtype.
         scale (float): initial value of `gamma`.
         params_dtype: dtype of the parameters; default config's.
+        over_heads (bool): the input is heads `[..., heads, hidden_size]`, cut over the tensor-parallel group.
 
     Input and output: `[..., hidden_size]`, same dtype.
     """
 
     kind = "LayerNorm"
 
-    def __init__(self, hidden_size, eps=1e-5, config=None, scale=1.0, params_dtype=None):
-        super().__init__(hidden_size, eps, config, scale, params_dtype)
+    def __init__(self, hidden_size, eps=1e-5, config=None, scale=1.0, params_dtype=None, over_heads=False):
+        super().__init__(hidden_size, eps, config, scale, params_dtype, over_heads)
 
     def construct(self, x):
         """See the class."""
@@ -44,8 +46,8 @@ class RMSNorm(_Norm):
 
     kind = "RMSNorm"
 
-    def __init__(self, hidden_size, eps=1e-6, config=None, scale=1.0, params_dtype=None):
-        super().__init__(hidden_size, eps, config, scale, params_dtype)
+    def __init__(self, hidden_size, eps=1e-6, config=None, scale=1.0, params_dtype=None, over_heads=False):
+        super().__init__(hidden_size, eps, config, scale, params_dtype, over_heads)
 
     def construct(self, x):
         """See the class."""
@@ -57,12 +59,13 @@ FusedRMSNorm = RMSNorm  # upstream's two names for one thing: `ops` always takes
 _NORMS = {"LayerNorm": LayerNorm, "RMSNorm": RMSNorm}
 
 
-def get_norm(config, scale=1.0):
-    """Build the norm `config.normalization` over `hidden_size`, with `scale` as its initial weight.
+def get_norm(config, scale=1.0, over_heads=False):
+    """Build the norm `config.normalization` over `hidden_size`, or over heads, with `scale` as its initial weight.
 
     Raises:
         LayoutError: an unknown name.
     """
     described = describe_config(config)
     model, eps = described.model, described.config.norm_epsilon
-    return _NORMS[model.norm](model.hidden_size, eps=eps, config=described, scale=scale)
+    width = model.head_dim if over_heads else model.hidden_size
+    return _NORMS[model.norm](width, eps=eps, config=described, scale=scale, over_heads=over_heads)

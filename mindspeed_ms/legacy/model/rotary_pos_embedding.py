@@ -6,6 +6,7 @@ import numpy as np
 from mindspore import Tensor, mint, nn
 
 from mindspeed_ms import ops
+from mindspeed_ms.legacy.model.rotary_scaling import scale_frequencies
 
 RotaryTable = namedtuple("RotaryTable", "cos sin interleaved")
 """cos and sin `[s, 1 or b, 1, rot]` in float32, and whether neighbouring elements form the rotated pairs."""
@@ -21,11 +22,13 @@ class RotaryEmbedding(nn.Cell):
         seq_len_interpolation_factor (Optional[float]): positions are divided by it.
         rotary_base (float): base of the frequencies.
         max_position_embeddings (Optional[int]): bound of explicit position ids; grows with the sequence.
+        rope_scaling (Optional[RopeScalingConfig]): scaling of the frequencies, see `rotary_scaling`.
 
     Inputs: `max_seq_len`, `offset` 0. Output: angles, float32 `[max_seq_len, 1, 1, rot]`.
 
     Raises:
-        ValueError: a rotated share that is no even number of elements.
+        ValueError: a rotated share that is no even number of elements; in a call, yarn's attention factor, which angles
+            cannot express (`table` can).
     """
 
     def __init__(
@@ -36,6 +39,7 @@ class RotaryEmbedding(nn.Cell):
         seq_len_interpolation_factor=None,
         rotary_base=10000,
         max_position_embeddings=None,
+        rope_scaling=None,
     ):
         super().__init__()
         dimension = kv_channels if rotary_percent >= 1.0 else int(kv_channels * rotary_percent)
@@ -50,6 +54,11 @@ class RotaryEmbedding(nn.Cell):
         self.max_position_embeddings = max_position_embeddings or 0
         exponents = np.arange(0, dimension, 2, dtype=np.float32) / np.float32(dimension)
         self._inverse_frequencies = np.float32(1.0) / np.power(np.float32(rotary_base), exponents, dtype=np.float32)
+        self.attention_factor = 1.0
+        if rope_scaling is not None:
+            self._inverse_frequencies, self.attention_factor = scale_frequencies(
+                self._inverse_frequencies, rope_scaling, rotary_base
+            )
         self._tables = {}
 
     def _angles(self, length, offset=0):
@@ -64,6 +73,8 @@ class RotaryEmbedding(nn.Cell):
 
     def construct(self, max_seq_len, offset=0):
         """See the class."""
+        if self.attention_factor != 1.0:
+            raise ValueError(f"angles cannot express the attention factor {self.attention_factor} of yarn: use table().")
         return Tensor.from_numpy(self._angles(max_seq_len, offset).reshape(max_seq_len, 1, 1, self.dimension))
 
     def table(self, length, position_ids=None):
@@ -95,7 +106,8 @@ class RotaryEmbedding(nn.Cell):
         """Cached cos and sin `[length, rot]` as Tensors."""
         if length not in self._tables:
             angles = self._angles(length, 0)
-            self._tables[length] = Tensor.from_numpy(np.cos(angles)), Tensor.from_numpy(np.sin(angles))
+            factor = np.float32(self.attention_factor)
+            self._tables[length] = tuple(Tensor.from_numpy(function(angles) * factor) for function in (np.cos, np.sin))
         return self._tables[length]
 
 

@@ -148,6 +148,8 @@ def flash_attention(
         mask = _compressed_mask()
     elif mask is not None:
         checks.check_mask(mask, batch, queries, keys)
+        if sparse_mode == 0 and pre_tokens < keys:  # the operator only leaves out whole blocks outside of the band
+            mask = _blocked(mask, queries, keys, *checks.visible_band(queries, keys, False, pre_tokens, None))
         mask = mask.reshape(queries, keys) if mask.size == queries * keys else mask
     drop_mask = _drop_mask((batch, heads, queries, keys), keep_prob, dropout_seed) if keep_prob < 1 else None
     output = ops.flash_attention_score(

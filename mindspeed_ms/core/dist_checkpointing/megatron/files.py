@@ -1,8 +1,8 @@
 """Folders and files of a Megatron checkpoint (formats `torch` and `torch_dist`): which ranks are there.
 
-    iter_0000010/mp_rank_TT[_PPP][_EEE]/model_optim_rng.pt    tensor, pipeline and expert rank; PPP only with a pipeline,
-    iter_0000010/mp_rank_TT[_PPP][_EEE]/distrib_optim.pt      EEE only with expert parallelism
-    iter_0000010/.metadata, common.pt, *.distcp               torch_dist
+iter_0000010/mp_rank_TT[_PPP][_EEE]/model_optim_rng.pt    tensor, pipeline and expert rank; PPP only with a pipeline,
+iter_0000010/mp_rank_TT[_PPP][_EEE]/distrib_optim.pt      EEE only with expert parallelism
+iter_0000010/.metadata, common.pt, *.distcp               torch_dist
 """
 
 import os
@@ -108,7 +108,9 @@ def read_rank_files(folder):
     for name, (tensor, pipeline, expert) in wanted.items():
         tree = trees.get(name) or read_tree(os.path.join(folder, name, MODEL_FILE))
         if not isinstance(tree, dict):
-            raise CheckpointError(f"{os.path.join(folder, name, MODEL_FILE)} holds a list: expected a dict that Megatron saved.")
+            raise CheckpointError(
+                f"{os.path.join(folder, name, MODEL_FILE)} holds a list: expected a dict that Megatron saved."
+            )
         result.append(RankFile(f"{name}/{MODEL_FILE}", tensor, pipeline, expert, tree))
     return sorted(result, key=lambda file: (file.pipeline, file.expert, file.tensor))
 

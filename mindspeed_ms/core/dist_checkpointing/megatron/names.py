@@ -95,7 +95,11 @@ _FIXED = (
         ("language_model.embedding.tokentype_embeddings.weight",),
     ),
     # the second name is that of a tied copy on the last stage
-    ("language_model.output_layer.weight", OUTPUT_LAYER, ("language_model.output_layer.weight", "word_embeddings_for_head.weight")),
+    (
+        "language_model.output_layer.weight",
+        OUTPUT_LAYER,
+        ("language_model.output_layer.weight", "word_embeddings_for_head.weight"),
+    ),
 )
 _FINAL_NORM = Part("encoder.final_norm", "final_layernorm", None, ("final_norm", "final_layernorm"), True)
 _GROUPED = ("mlp.experts.weight1", "mlp.experts.weight2")  # the same in core and here

@@ -210,9 +210,7 @@ def _add_tensor(manifest, file, path, what, tensor, state, parameter):
     shape = parameter.sharding.local_shape
     # experts of one tensor have two axes in Megatron and three here
     if prod(tensor.shape) != prod(shape) or (tuple(tensor.shape) != tuple(shape) and len(shape) != 3):
-        raise CheckpointError(
-            f"{path}: {what} has shape {list(tensor.shape)}, expected {list(shape)} of {parameter.core}."
-        )
+        raise CheckpointError(f"{path}: {what} has shape {list(tensor.shape)}, expected {list(shape)} of {parameter.core}.")
     if not tensor.is_contiguous:
         raise CheckpointError(f"{path}: {what} is not stored row by row (strides {list(tensor.stride)}).")
     part = FlatSlice(parameter.sharding, 0, parameter.sharding.numel)

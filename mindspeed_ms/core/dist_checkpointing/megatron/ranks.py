@@ -75,5 +75,3 @@ def parameters_of(model, at, style=names.CORE):
             raise CheckpointError(f"{description.name} is no parameter of a model of Megatron.") from None
         result.append(FileParameter(core, description.shared_with or description.name, description))
     return sorted(result, key=lambda one: (one.chunk, *names.module_order(one.core, style)))
-
-

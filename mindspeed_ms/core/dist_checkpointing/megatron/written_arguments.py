@@ -5,6 +5,7 @@ import argparse
 from mindspeed_ms.config.argument_table import TABLE
 from mindspeed_ms.core.dist_checkpointing.megatron import kept, names
 from mindspeed_ms.core.dist_checkpointing.torch_file import Global
+from mindspeed_ms.layout.parameters import WORD_EMBEDDINGS
 
 _SECTIONS = ("model_config", "moe_config", "parallel_config", "training_config", "dataset_config", "optimizer_config")
 # sizes of the layout, by Megatron's names: equal ones leave the arguments as they were
@@ -29,6 +30,9 @@ def arguments_of(manifest, config, style, distributed):
     if any(values.get(name) != wanted[name] for name in _LAYOUT if name in values or wanted[name] not in (None, 1)):
         values.update(wanted)
         _cut_layers(values, config)
+    dtype = manifest.tensors[WORD_EMBEDDINGS].dtype
+    if getattr(values.get("params_dtype"), "name", None) != dtype:
+        values.update(params_dtype=Global("torch", dtype), bf16=dtype == "bfloat16", fp16=dtype == "float16")
     values["padded_vocab_size"] = config.model_config.vocab_size
     values["use_distributed_optimizer"] = distributed
     values["ckpt_format"] = "torch"

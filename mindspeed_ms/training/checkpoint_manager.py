@@ -68,6 +68,7 @@ class CheckpointManager:
     optimizer: Any
     opt_param_scheduler: Any
     data: Any
+    _foreign: dict = field(default_factory=dict)
     _last_saved: int | None = None
     _savers: dict = field(default_factory=dict)  # False: of spare checkpoints
 
@@ -96,6 +97,7 @@ class CheckpointManager:
                 settings.load_strict,
                 vocab_size,
             )
+            self._foreign = reader.manifest.foreign
             check_same_model(reader.manifest.args, self.all_config, resumes and settings.load_strict)
             if not with_optimizer:
                 self.optimizer.reload_model_params()
@@ -147,6 +149,7 @@ class CheckpointManager:
             self.data.positions(),
             not settings.no_save_rng,
             self.all_config,
+            self._foreign,
         )
         if persistent:
             self._last_saved = self.state.iteration

@@ -48,7 +48,15 @@ def release_output_folders():
 
 
 def save_checkpoint(
-    saver, train_state, model, optimizer=None, opt_param_scheduler=None, data_position=None, save_rng=True, all_config=None
+    saver,
+    train_state,
+    model,
+    optimizer=None,
+    opt_param_scheduler=None,
+    data_position=None,
+    save_rng=True,
+    all_config=None,
+    foreign=None,
 ):
     """Save the state of a training; every rank calls it.
 
@@ -61,6 +69,7 @@ def save_checkpoint(
         data_position (Optional[dict]): position of this rank's data.
         save_rng (bool): with random states.
         all_config (Optional[AllConfig]): kept in the checkpoint.
+        foreign (Optional[dict]): `Manifest.foreign` of the checkpoint that the training started from.
 
     Raises:
         CheckpointError: on all ranks, if one of them could not write; nothing that existed is changed.
@@ -79,6 +88,7 @@ def save_checkpoint(
         layout=layout_sizes(),
         vocab_size=vocab_size_of(all_config) if all_config is not None else None,
         args=_plain_config(all_config),
+        foreign=foreign or {},
     )
     saver.save(
         manifest,

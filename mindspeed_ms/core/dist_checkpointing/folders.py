@@ -128,6 +128,8 @@ def publish(folder, temporary, manifest, keep_checkpoint_max=None):
     durable.write_file(os.path.join(temporary, MANIFEST_FILE), manifest.to_bytes())
     durable.sync_folder(temporary)
     target = checkpoint_folder(folder, manifest.iteration)
+    if is_foreign_folder(target):
+        raise CheckpointError(f"{target} is a checkpoint of another program, which is not replaced: choose another output_dir (--save).")
     if os.path.isdir(target):
         os.rename(target, target + _REPLACED)
     os.rename(temporary, target)
@@ -158,9 +160,10 @@ def restore_replaced(folder):
 def delete_old(folder, iteration, keep):
     """Delete checkpoints before `iteration`, those saved first, until `keep` remain including the new one.
 
-    Later iterations are an earlier run's and stay.
+    Later iterations are an earlier run's and stay, and so do checkpoints of other programs.
     """
     older = [checkpoint_folder(folder, number) for number in iterations_in(folder) if number < iteration]
+    older = [path for path in older if not is_foreign_folder(path)]
     older.sort(key=os.path.getmtime)
     for path in older[: max(0, len(older) + 1 - keep)]:
         os.rename(path, path + _INCOMPLETE)  # a crash while files are deleted must not leave half a checkpoint

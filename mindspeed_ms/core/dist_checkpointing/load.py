@@ -123,10 +123,24 @@ def load_tensors(reader, tensors, strict=True, vocab_size=None):
     """
     vocab_size = max(vocab_size or 0, reader.manifest.vocab_size or 0) or None
     _check_names(reader.manifest, tensors, strict, vocab_size)
+    _check_replicas(reader)
     partial_reads = PartialReads(tensors)
     on_all_ranks(_DOING, _fill_all, reader, tensors, vocab_size, partial_reads)
     partial_reads.check(_DOING, reader)
     _log_casts(reader.manifest, tensors)
+
+
+def _check_replicas(reader):
+    """Compare what another program's ranks hold in several copies; each rank reads a share."""
+    if not reader.manifest.replicas:
+        return
+    parts = on_all_ranks(_DOING, reader.check_replicas, comm.get_rank(), comm.get_world_size())
+    problems = [text for part in parts for text in part]
+    if problems:
+        raise CheckpointError(
+            f"{reader.folder} is damaged, or of ranks of several saves: {'; '.join(problems[:5])}"
+            f"{' ...' if len(problems) > 5 else ''}."
+        )
 
 
 def _check_names(manifest, tensors, strict, vocab_size):
@@ -213,9 +227,11 @@ def _fill(reader, source, tensor, vocab_size, on_part):
 
 
 def _log_casts(manifest, tensors):
-    counts = {}
+    counts, padded = {}, None
     for tensor in tensors:
         source = _source(manifest, tensor)
+        if source is not None and manifest.tensors[source].shape != tensor.slice.global_shape:
+            padded = manifest.tensors[source].shape[0], tensor.slice.global_shape[0]
         if source is not None and (manifest.tensors[source].dtype != tensor.dtype or source != tensor.key):
             kind = "masters" if tensor.key.startswith(OPTIMIZER_PREFIX) else "weights"
             origin = "masters" if source.startswith(OPTIMIZER_PREFIX) else "weights"
@@ -223,3 +239,11 @@ def _log_casts(manifest, tensors):
             counts[change] = counts.get(change, 0) + 1
     for change, count in counts.items():
         logger.info("loaded %d tensors in another precision: %s", count, change)
+    if padded is not None and comm.get_rank() == 0:
+        logger.warning(
+            "the vocabulary is padded to %d rows, in the checkpoint to %d: padded rows take part in the softmax, so that losses "
+            "differ a little (--padded-vocab-size %d keeps them)",
+            padded[1],
+            padded[0],
+            padded[0],
+        )

@@ -155,6 +155,8 @@ class Manifest:
         files (dict[str, int]): bytes of each file with tensors.
         ranks (list[dict]): file, bytes, xxhash and coordinates of each rank's own states.
         saved_at (float): seconds since 1970.
+        foreign (dict): what another program saved beside, kept for the way back, by the program's name.
+        replicas (list[(str, StoredPiece, StoredPiece)]): key and two places that must hold the same values; not saved.
     """
 
     iteration: int
@@ -166,6 +168,8 @@ class Manifest:
     files: dict = field(default_factory=dict)
     ranks: list = field(default_factory=list)
     saved_at: float = 0.0
+    foreign: dict = field(default_factory=dict)
+    replicas: list = field(default_factory=list)
     # why a training cannot go on from it; "" if it can
     not_resumable = ""
     # weights of another program, without any state of a training
@@ -188,6 +192,8 @@ class Manifest:
             "ranks": self.ranks,
             "tensors": {key: tensor.to_json() for key, tensor in self.tensors.items()},
         }
+        if self.foreign:
+            content["foreign"] = self.foreign
         text = json.dumps(content).encode()
         return text[:-1] + (_HASH_TAIL % digest(text)).encode()
 
@@ -211,6 +217,7 @@ class Manifest:
         return cls(
             tensors={key: StoredTensor.from_json(value) for key, value in content["tensors"].items()},
             **{name: content[name] for name in names},
+            foreign=content.get("foreign", {}),
         )
 
     @classmethod

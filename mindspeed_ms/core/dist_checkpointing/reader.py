@@ -20,6 +20,7 @@ from mindspeed_ms.layout.sharding import ParameterSharding
 
 _MOST_BUFFERS = os.sysconf("SC_IOV_MAX") if "SC_IOV_MAX" in os.sysconf_names else 16
 _BLOCK_ELEMENTS = 1 << 20
+_BLOCK_BYTES = 8 << 20
 NUMPY_DTYPES = {"bfloat16": np.dtype(np.uint16), "bool": np.dtype(np.bool_)}
 
 
@@ -213,8 +214,26 @@ class CheckpointReader:
                 problems.append(f"{name} has {found} bytes instead of {expected}")
         return problems
 
+    def check_replicas(self, part=0, parts=1):
+        """Compare the places that must hold the same values (of another program's ranks): list of texts about differences.
+
+        Args:
+            part, parts (int): only every `parts`-th, from `part`; so that ranks can share the work.
+        """
+        problems = []
+        for key, one, other in self.manifest.replicas[part::parts]:
+            for start in range(0, one.stop - one.start, _BLOCK_BYTES):
+                count, blocks = min(_BLOCK_BYTES, one.stop - one.start - start), []
+                for piece in (one, other):
+                    blocks.append(bytearray(count))
+                    self._read_exactly(key, piece.file, piece.start + start, [memoryview(blocks[-1])])
+                if blocks[0] != blocks[1]:
+                    problems.append(f"{one.file} and {other.file} hold different values of {key}, which every rank has whole")
+                    break
+        return problems
+
     def verify(self, part=0, parts=1):
-        """Compare every check sum, reading everything once.
+        """Compare every check sum, reading everything once, and replicas.
 
         Args:
             part, parts (int): read only every `parts`-th piece, from `part`; so that ranks can share the work.
@@ -222,7 +241,7 @@ class CheckpointReader:
         Returns:
             list[str]: texts about damaged files and tensors.
         """
-        problems, number = [], 0
+        problems, number = self.check_replicas(part, parts), 0
         for key, stored in self.manifest.tensors.items():
             for piece in stored.pieces:
                 number += 1

@@ -84,6 +84,7 @@ def write_checkpoint(reader, folder, cut):
         vocab_size=source.vocab_size,
         args=source.args,
         saved_at=time.time(),
+        foreign=source.foreign,
     )
     temporary = folders.prepare(folder, source.iteration)
     try:

@@ -19,6 +19,7 @@ from mindspeed_ms.tools.checkpoint.rewrite import progress_bar, write_checkpoint
 from mindspeed_ms.tools.checkpoint.target_layout import layout_cut
 from mindspeed_ms.tools.converter.arguments import HUGGING_FACE, MEGATRON, NATIVE, UPSTREAM
 from mindspeed_ms.tools.converter.errors import ConversionError
+from mindspeed_ms.tools.converter.megatron_target import MegatronFolder
 from mindspeed_ms.tools.converter.source import MODEL_FOLDER
 
 
@@ -228,5 +229,4 @@ def vocabulary_rows(reader):
     return reader.tensor(WORD_EMBEDDINGS).shape[0]
 
 
-TARGETS = {NATIVE: NativeTarget, UPSTREAM: UpstreamTarget, HUGGING_FACE: HuggingFaceFolder}
-MISSING = {MEGATRON: "Megatron's files are not written yet"}
+TARGETS = {NATIVE: NativeTarget, UPSTREAM: UpstreamTarget, HUGGING_FACE: HuggingFaceFolder, MEGATRON: MegatronFolder}

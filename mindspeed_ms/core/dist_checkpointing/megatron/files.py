@@ -15,8 +15,8 @@ from mindspeed_ms.layout.ranks import WorldLayout, world_unit
 
 MODEL_FILE, OPTIMIZER_FILE = "model_optim_rng.pt", "distrib_optim.pt"
 METADATA_FILE, COMMON_FILE = ".metadata", "common.pt"
+TRACKER_FILE, RELEASE = "latest_checkpointed_iteration.txt", "release"
 _FOLDER = re.compile(r"mp_rank_(\d{2,})(?:_(\d{3,}))?(?:_(\d{3,}))?$")
-_NAMES = ("mp_rank_", METADATA_FILE)
 
 
 def is_megatron_folder(path):
@@ -24,6 +24,32 @@ def is_megatron_folder(path):
     if not os.path.isdir(path) or os.path.isfile(os.path.join(path, "manifest.json")):
         return False
     return is_torch_dist_folder(path) or bool(_rank_folders(path))
+
+
+def checkpoint_of(folder, iteration=None):
+    """Folder of one checkpoint: `folder` itself, or the one in it that `iteration` or the tracker names.
+
+    Raises:
+        CheckpointError: there is none.
+    """
+    if is_megatron_folder(folder):
+        return folder
+    tracker = os.path.join(folder, TRACKER_FILE)
+    if iteration is None and os.path.isfile(tracker):
+        with open(tracker, encoding="utf-8", errors="replace") as file:
+            text = file.read().strip()
+        iteration = RELEASE if text == RELEASE else int(text) if text.isdigit() else None
+    if iteration is None:
+        raise CheckpointError(f"{folder} holds no checkpoint of Megatron: no mp_rank_* folder and no {TRACKER_FILE}.")
+    path = os.path.join(folder, folder_name(iteration))
+    if not is_megatron_folder(path):
+        raise CheckpointError(f"{path} is no checkpoint of Megatron.")
+    return path
+
+
+def folder_name(iteration):
+    """Name of the folder of an iteration, or of `RELEASE`."""
+    return iteration if iteration == RELEASE else f"iter_{iteration:07d}"
 
 
 def is_torch_dist_folder(path):

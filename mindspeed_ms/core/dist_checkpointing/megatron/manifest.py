@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from mindspeed_ms.config.model_description import describe_model
 from mindspeed_ms.core.dist_checkpointing.errors import CheckpointError
 from mindspeed_ms.core.dist_checkpointing.manifest import DTYPE_BYTES, Manifest, StoredPiece, StoredTensor
-from mindspeed_ms.core.dist_checkpointing.megatron import files, names, optimizer, torch_dist
+from mindspeed_ms.core.dist_checkpointing.megatron import files, kept, names, optimizer, torch_dist
 from mindspeed_ms.core.dist_checkpointing.megatron.arguments import (
     complete_arguments,
     configuration_of,
@@ -21,6 +21,7 @@ from mindspeed_ms.core.dist_checkpointing.megatron.ranks import file_places, par
 from mindspeed_ms.core.dist_checkpointing.torch_file import TensorReference
 from mindspeed_ms.layout.errors import LayoutError
 from mindspeed_ms.layout.sharding import FlatSlice
+from mindspeed_ms.layout.stages import split_layers
 
 _OLDEST_VERSION = 2.0
 
@@ -34,14 +35,15 @@ class MegatronManifest(Manifest):
         configuration (AllConfig): model and layout from the arguments.
         style (str): names in the files, see `names.STYLES`.
         not_resumable (str): why a training cannot go on from it; "" if it can.
-        replicas (list[(str, StoredPiece, StoredPiece)]): key and two places that must hold the same values.
+        has_only_weights (bool): a folder `release`, which a training starts from at its beginning.
     """
 
     arguments: dict = field(default_factory=dict)
     configuration: object = None
     style: str = names.CORE
     not_resumable: str = ""
-    replicas: list = field(default_factory=list)
+    has_only_weights: bool = False
+    has_keys_in_files = False
 
     def add(self, key, parameter_slice, dtype, grouping, file, reference):
         """Add a stored part of the tensor `key`; a part that is there already becomes a replica to compare.
@@ -82,9 +84,9 @@ def read_megatron_manifest(folder, iteration=None):
         CheckpointError: no checkpoint of Megatron, a file that is missing, cut off or refused, tensors that do not fit the
             arguments, or that are missing or left over; names file and tensor.
     """
-    folder = _folder_of(os.fspath(folder), iteration)
+    folder = files.checkpoint_of(os.fspath(folder), iteration)
     if files.is_torch_dist_folder(folder):
-        return torch_dist.read_manifest(folder, MegatronManifest)
+        return _read_torch_dist(folder)
     ranks = files.read_rank_files(folder)
     _check_versions(folder, ranks)
     chunks = [_chunks_of(folder, rank) for rank in ranks]
@@ -102,28 +104,51 @@ def read_megatron_manifest(folder, iteration=None):
     try:
         places = file_places(model)
         for rank, rank_chunks in zip(ranks, chunks):
-            parameters = parameters_of(model, places[rank.tensor, rank.pipeline, rank.expert], style)
+            at = places[rank.tensor, rank.pipeline, rank.expert]
+            parameters = _in_file_order(rank_chunks, parameters_of(model, at, style))
             references = _add_weights(manifest, folder, rank, rank_chunks, parameters)
             manifest.files[rank.name] = os.path.getsize(os.path.join(folder, rank.name))
             optimizer.add_states(manifest, folder, rank, parameters, references, found)
     except LayoutError as error:
         raise CheckpointError(f"{folder}: its args describe an impossible layout: {error}") from error
     optimizer.finish(manifest, folder, found)
+    manifest.foreign = {"megatron": kept.keep(ranks[0].tree, found, style)}
     return manifest
 
 
-def _folder_of(folder, iteration):
-    from mindspeed_ms.core.dist_checkpointing import folders
+def _read_torch_dist(folder):
+    common, metadata = torch_dist.read_files(folder)
+    arguments = plain_arguments(common.get("args"))
+    shapes, layers = torch_dist.shapes_of(metadata)
+    sizes = {**files.parallel_sizes(arguments, ["mp_rank_00"]), "tp": 1}
+    complete = complete_arguments(arguments, shapes, sizes, layers)
+    sizes = files.parallel_sizes(arguments, ["mp_rank_00"])
+    counts = _counts_of_arguments(complete)
+    config = configuration_of(complete, counts, sizes, False, os.path.join(folder, files.COMMON_FILE))
+    style = names.TRANSFORMER_ENGINE if arguments.get("transformer_impl") == names.TRANSFORMER_ENGINE else names.CORE
+    manifest = _new_manifest(folder, common, arguments, config, style)
+    found = optimizer.FoundStates()
+    try:
+        unknown = torch_dist.add_tensors(manifest, folder, metadata, describe_model(config))
+    except LayoutError as error:
+        raise CheckpointError(f"{folder}: its args describe an impossible layout: {error}") from error
+    torch_dist.note_optimizer(manifest, folder, common, unknown, found)
+    optimizer.finish(manifest, folder, found)
+    manifest.foreign = {"megatron": kept.keep(common, found, style)}
+    return manifest
 
-    if files.is_megatron_folder(folder):
-        return folder
-    named = iteration if iteration is not None else folders.read_tracker(folder) if os.path.isdir(folder) else None
-    if named is None:
-        raise CheckpointError(f"{folder} holds no checkpoint of Megatron: no mp_rank_* folder and no {folders.TRACKER_FILE}.")
-    path = os.path.join(folder, named) if named == folders.RELEASE else folders.checkpoint_folder(folder, named)
-    if not files.is_megatron_folder(path):
-        raise CheckpointError(f"{path}, which {folders.TRACKER_FILE} names, is no checkpoint of Megatron.")
-    return path
+
+def _counts_of_arguments(arguments):
+    """Layers of each stage and chunk by the arguments; one stage where they do not say it."""
+    layers, stages = arguments["num_layers"], arguments.get("pipeline_model_parallel_size") or 1
+    ends = {
+        "first_stage": arguments.get("decoder_first_pipeline_num_layers"),
+        "last_stage": arguments.get("decoder_last_pipeline_num_layers"),
+    }
+    try:
+        return [list(row) for row in split_layers(layers, stages, arguments.get("virtual_pipeline_model_parallel_size"), **ends).counts]
+    except LayoutError:
+        return [[layers]]
 
 
 def _check_versions(folder, ranks):
@@ -242,10 +267,20 @@ def _new_manifest(folder, tree, arguments, config, style):
         arguments=arguments,
         configuration=config,
         style=style,
+        has_only_weights=os.path.basename(os.path.normpath(folder)) == files.RELEASE,
     )
 
 
 _SECTIONS = ("model_config", "moe_config", "parallel_config")
+
+
+def _in_file_order(chunks, parameters):
+    """Parameters in the order of the file, which is that of Megatron's modules."""
+    places = {}
+    for number, chunk in enumerate(chunks):
+        for core in chunk:
+            places[number, core] = len(places)
+    return sorted(parameters, key=lambda one: places.get((one.chunk, one.core), len(places)))
 
 
 def _add_weights(manifest, folder, rank, chunks, parameters):
@@ -259,7 +294,7 @@ def _add_weights(manifest, folder, rank, chunks, parameters):
             missing.append(parameter.core)
             continue
         reference, name = entry
-        check_reference(path, name, reference, parameter.sharding.local_shape)
+        check_reference(path, name, reference, parameter.file_shape)
         references[parameter.chunk, parameter.core] = reference
         part = FlatSlice(parameter.sharding, 0, parameter.sharding.numel)
         span = reference.start, reference.stop

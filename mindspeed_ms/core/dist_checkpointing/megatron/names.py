@@ -49,8 +49,8 @@ LAYER_PARTS = (
         False,
         True,
     ),
-    Part("attention.q_norm", "self_attention.q_layernorm", None, ("self_attention.q_layernorm",), True),
-    Part("attention.k_norm", "self_attention.k_layernorm", None, ("self_attention.k_layernorm",), True),
+    Part("attention.q_layernorm", "self_attention.q_layernorm", None, ("self_attention.q_layernorm",), True),
+    Part("attention.k_layernorm", "self_attention.k_layernorm", None, ("self_attention.k_layernorm",), True),
     Part(
         "post_attention_norm",
         "pre_mlp_layernorm",
@@ -78,6 +78,7 @@ LAYER_PARTS = (
         False,
         True,
     ),
+    Part("mlp.shared_experts.gate_", "mlp.shared_experts.gate_"),
     Part("mlp.shared_experts.mapping", "mlp.shared_experts.linear_fc1", None, (), False, True),
     Part("mlp.shared_experts.projection", "mlp.shared_experts.linear_fc2", None, (), False, True),
 )
@@ -233,8 +234,18 @@ def is_linear(name):
     return any(part.is_linear and part.core == stem for part in LAYER_PARTS)
 
 
+def extra_state_name(name):
+    """Name of the `_extra_state` of the module that has the parameter `name` of a file."""
+    engine = re.fullmatch(r"(.+\.experts\.linear_fc[12])\.(?:weight|bias)\d+", name)
+    return f"{engine[1] if engine else name.rpartition('.')[0]}.{EXTRA_STATE}"
+
+
 def module_order(name, style=CORE):
-    """Key that sorts core names of a chunk in the order of Megatron's modules; legacy ones have qkv before the output."""
+    """Key that sorts core names of a chunk in the order of Megatron's modules.
+
+    Legacy models have qkv before the output; Transformer Engine has the norm in front of attention inside qkv, and
+    first all experts' first linears.
+    """
     outside = [core for _, core, _ in _FIXED]
     if name in outside[:-1]:
         return (0, outside.index(name))
@@ -256,4 +267,8 @@ def module_order(name, style=CORE):
     group = first if expert is not None else place
     if style in (LEGACY, OLD_LEGACY) and place in _SWAPPED:
         group = place = sum(_SWAPPED) - place
+    if style == TRANSFORMER_ENGINE and LAYER_PARTS[place].ours == "input_norm":
+        group = place = _SWAPPED[1] - 0.5
+    if style == TRANSFORMER_ENGINE and expert is not None:
+        return (1, int(index), group, place, int(expert), inside.endswith("bias"))
     return (1, int(index), group, int(expert or 0), place, inside.endswith("bias"))

@@ -34,6 +34,15 @@ class FileParameter:
         return self.description.sharding
 
     @property
+    def file_shape(self):
+        """Shape in a file: experts of one tensor have two axes, [h, experts * ffn] and [experts * ffn, h]."""
+        shape = self.sharding.local_shape
+        if len(shape) != 3:
+            return shape
+        experts, rows, columns = shape
+        return (rows, experts * columns) if self.core.endswith("weight1") else (experts * rows, columns)
+
+    @property
     def is_copy(self):
         """Whether it is the last stage's copy of the word embeddings."""
         return self.description.shared_with is not None

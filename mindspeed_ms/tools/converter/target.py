@@ -12,15 +12,15 @@ from mindspeed_ms.core.dist_checkpointing.reader import numpy_dtype
 from mindspeed_ms.core.dist_checkpointing.shard_file import Entry, write_shard
 from mindspeed_ms.layout.parameters import WORD_EMBEDDINGS, describe_parameters
 from mindspeed_ms.layout.ranks import WorldLayout, model_parallel_size, world_unit_of
-from mindspeed_ms.models.families.family import families
-from mindspeed_ms.models.hugging_face.folder import CONFIG_FILE
-from mindspeed_ms.models.hugging_face.writer import HuggingFaceTarget, copy_side_files, write_json
+from mindspeed_ms.models.families.family import families, family_of
+from mindspeed_ms.models.hugging_face.folder import CONFIG_FILE, read_json
+from mindspeed_ms.models.hugging_face.writer import HuggingFaceTarget
 from mindspeed_ms.tools.checkpoint.rewrite import progress_bar, write_checkpoint
 from mindspeed_ms.tools.checkpoint.target_layout import layout_cut
 from mindspeed_ms.tools.converter.arguments import HUGGING_FACE, MEGATRON, NATIVE, UPSTREAM
 from mindspeed_ms.tools.converter.errors import ConversionError
 from mindspeed_ms.tools.converter.megatron_target import MegatronFolder
-from mindspeed_ms.tools.converter.source import MODEL_FOLDER
+from mindspeed_ms.tools.converter.model_folder import copy_tokenizer, write_model_folder
 
 
 class NativeTarget:
@@ -48,8 +48,8 @@ class NativeTarget:
         return {key: f"state of rank {', '.join(found)}" for key, found in ranks.items()}
 
     def elements(self):
-        """Elements of the weights that are written, copies and padding included."""
-        return sum(part.stop - part.start for parts in self.cut for key, part in parts if not key.startswith(OPTIMIZER_PREFIX))
+        """Elements of the weights that are written, padding included, copies once."""
+        return count_elements((key, part) for parts in self.cut for key, part in parts)
 
     def write(self, folder):
         """Write into a folder."""
@@ -59,6 +59,12 @@ class NativeTarget:
     def opened(self, folder):
         """Path and settings to read the result again with."""
         return {"load_dir": folder, "source": NATIVE}
+
+
+def count_elements(parts):
+    """Elements of the weights among parts (key, FlatSlice); equal parts count once."""
+    weights = {(key, part) for key, part in parts if not key.startswith(OPTIMIZER_PREFIX)}
+    return sum(part.stop - part.start for _, part in weights)
 
 
 def _data_parallel_size(conversion, parallel):
@@ -160,9 +166,6 @@ class HuggingFaceFolder:
         self.nbytes = sum(map(self.target.nbytes, self.target.parts))
 
     def _family(self, conversion, source):
-        from mindspeed_ms.models.families.family import family_of
-        from mindspeed_ms.models.hugging_face.folder import read_json
-
         if self.model_folder is not None:
             path = os.path.join(self.model_folder, CONFIG_FILE)
             return family_of(read_json(path), path)
@@ -195,33 +198,6 @@ class HuggingFaceFolder:
     def opened(self, folder):
         """See NativeTarget."""
         return {"load_dir": folder, "source": HUGGING_FACE}
-
-
-def write_model_folder(conversion, source, folder):
-    """Keep config.json and tokenizer of the model beside a converted checkpoint, for the way back."""
-    model_folder = conversion.model_folder or source.model_folder
-    if model_folder is None and conversion.tokenizer is None:
-        return
-    place = os.path.join(folder, MODEL_FOLDER)
-    os.makedirs(place)
-    if model_folder is not None:
-        from mindspeed_ms.models.hugging_face.folder import read_json
-
-        config = read_json(os.path.join(model_folder, CONFIG_FILE))
-        if conversion.params_dtype is not None:
-            config.update({name: conversion.params_dtype for name in ("dtype", "torch_dtype") if name in config})
-        write_json(os.path.join(place, CONFIG_FILE), config)
-        copy_side_files(model_folder, place)
-    copy_tokenizer(conversion, place)
-
-
-def copy_tokenizer(conversion, folder):
-    """Copy the file of `--tokenizer-model`, unless the folder has it."""
-    import shutil
-
-    path = conversion.tokenizer
-    if path is not None and os.path.isfile(path) and not os.path.exists(os.path.join(folder, os.path.basename(path))):
-        shutil.copyfile(path, os.path.join(folder, os.path.basename(path)))
 
 
 def vocabulary_rows(reader):

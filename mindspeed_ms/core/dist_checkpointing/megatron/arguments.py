@@ -2,8 +2,8 @@
 
 import argparse
 
-from mindspeed_ms.config.arguments import settings_of_arguments
 from mindspeed_ms.config.argument_table import row_of_name
+from mindspeed_ms.config.arguments import settings_of_arguments
 from mindspeed_ms.config.errors import ConfigError
 from mindspeed_ms.config.resolve import complete
 from mindspeed_ms.config.settings import Settings, build

@@ -146,7 +146,10 @@ def _counts_of_arguments(arguments):
         "last_stage": arguments.get("decoder_last_pipeline_num_layers"),
     }
     try:
-        return [list(row) for row in split_layers(layers, stages, arguments.get("virtual_pipeline_model_parallel_size"), **ends).counts]
+        return [
+            list(row)
+            for row in split_layers(layers, stages, arguments.get("virtual_pipeline_model_parallel_size"), **ends).counts
+        ]
     except LayoutError:
         return [[layers]]
 

@@ -42,7 +42,7 @@ def arguments_of(manifest, config, style, distributed):
     is_legacy = style in (names.LEGACY, names.OLD_LEGACY)
     if is_legacy != bool(values.get("use_legacy_models")):
         values["use_legacy_models"] = is_legacy
-    if not is_legacy and saved is None or style == names.TRANSFORMER_ENGINE:
+    if (not is_legacy and saved is None) or style == names.TRANSFORMER_ENGINE:
         values["transformer_impl"] = names.TRANSFORMER_ENGINE if style == names.TRANSFORMER_ENGINE else "local"
     return values
 

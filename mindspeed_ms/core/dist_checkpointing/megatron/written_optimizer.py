@@ -189,4 +189,3 @@ class OptimizerWriter:
             yield bytes((total - position) * itemsize)
 
         return run
-

@@ -115,6 +115,9 @@ def _in_words(conversion, work):
         text = str(error)
         for name, flag in conversion.flags.items():
             text = re.sub(rf"(parallel_config\.)?\b{name}\b", flag, text)
+        if isinstance(error, LayoutError) and not any(flag in text for flag in conversion.flags.values()):
+            asked = ", ".join(f"{conversion.flags[name]} {value}" for name, value in conversion.parallel.items())
+            text = f"{text.removesuffix('.')} ({asked})."
         raise ConversionError(text) from error
 
 

@@ -18,11 +18,7 @@ CASES = [
     ("llama_torchdist_tp2pp2", "tp2"),
     ("llama_bf16_tp2dp2_distopt", "pp2"),
 ]
-_LAYOUT_FLAGS = (
-    "--tensor-model-parallel-size",
-    "--pipeline-model-parallel-size",
-    "--num-layers-per-virtual-pipeline-stage",
-)
+_LAYOUT_FLAGS = ("--tensor-model-parallel-size", "--pipeline-model-parallel-size", "--num-layers-per-virtual-pipeline-stage")
 pytestmark = pytest.mark.skipif(recordings.golden_folder() is None, reason="needs the full recordings")
 
 

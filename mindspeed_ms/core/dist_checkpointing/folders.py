@@ -129,7 +129,9 @@ def publish(folder, temporary, manifest, keep_checkpoint_max=None):
     durable.sync_folder(temporary)
     target = checkpoint_folder(folder, manifest.iteration)
     if is_foreign_folder(target):
-        raise CheckpointError(f"{target} is a checkpoint of another program, which is not replaced: choose another output_dir (--save).")
+        raise CheckpointError(
+            f"{target} is a checkpoint of another program, which is not replaced: choose another output_dir (--save)."
+        )
     if os.path.isdir(target):
         os.rename(target, target + _REPLACED)
     os.rename(temporary, target)

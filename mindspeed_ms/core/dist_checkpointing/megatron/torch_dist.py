@@ -9,7 +9,6 @@ torch.save file of its own inside the `.distcp` file. Source: Megatron core 0.12
 import itertools
 import os
 import re
-from math import prod
 
 from mindspeed_ms.core.dist_checkpointing.errors import CheckpointError, DamagedCheckpointError
 from mindspeed_ms.core.dist_checkpointing.manifest import OPTIMIZER_PREFIX, optimizer_key

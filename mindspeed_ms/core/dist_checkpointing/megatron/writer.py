@@ -71,7 +71,9 @@ class MegatronTarget:
         weights = {key for key in stored if not key.startswith(OPTIMIZER_PREFIX)}
         problems = {"missing": set(wanted) - weights, "left over": weights - set(wanted)}
         if self.has_optimizer:
-            states = {key.removeprefix(OPTIMIZER_PREFIX).partition(".")[0] for key in stored if key.startswith(OPTIMIZER_PREFIX)}
+            states = {
+                key.removeprefix(OPTIMIZER_PREFIX).partition(".")[0] for key in stored if key.startswith(OPTIMIZER_PREFIX)
+            }
             if not states <= {"exp_avg", "exp_avg_sq", "fp32_param"}:
                 raise CheckpointError(f"{self.reader.folder}: Megatron's Adam has no state {', '.join(sorted(states))}.")
             trained = {key for key, one in wanted.items() if one.description.trainable}

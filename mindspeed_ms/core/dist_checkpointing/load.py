@@ -241,8 +241,8 @@ def _log_casts(manifest, tensors):
         logger.info("loaded %d tensors in another precision: %s", count, change)
     if padded is not None and comm.get_rank() == 0:
         logger.warning(
-            "the vocabulary is padded to %d rows, in the checkpoint to %d: padded rows take part in the softmax, so that losses "
-            "differ a little (--padded-vocab-size %d keeps them)",
+            "the vocabulary is padded to %d rows, in the checkpoint to %d: padded rows take part in the softmax, so "
+            "that losses differ a little (--padded-vocab-size %d keeps them)",
             padded[1],
             padded[0],
             padded[0],

@@ -57,7 +57,7 @@ def configuration_of(arguments, counts, sizes, grouped=False, place=""):
     for path, setting in settings.by_path.items():
         if (path.partition(".")[0] in _SECTIONS or path in _PATHS) and path not in _NOT_TAKEN:
             kept.add(path, setting.value, setting.key, setting.place)
-    kept.problems = [problem for problem in settings.problems]
+    kept.problems = list(settings.problems)
     if arguments.get("num_experts"):
         kept.add("moe_config.moe_grouped_gemm", grouped)
     for name, value in parallel_values(counts, sizes, arguments).items():
@@ -92,7 +92,7 @@ def parallel_values(counts, sizes, arguments):
     except LayoutError:
         is_even = False
     if not is_even:
-        result["num_layer_list"] = counts
+        result["num_layer_list"] = [row[0] for row in counts] if vpp == 1 else counts
     if arguments.get("noop_layers"):
         result["noop_layers"] = sorted(arguments["noop_layers"])
     return result

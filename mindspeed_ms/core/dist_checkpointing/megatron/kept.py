@@ -26,6 +26,7 @@ def keep(tree, found, style):
         "optimizer": found.kind,
         "groups": plain(found.groups),
         "step_in_state": found.step_in_state,
+        "step_in_groups": found.step_in_groups,
         "num_floating_point_operations_so_far": plain(tree.get("num_floating_point_operations_so_far", 0)),
     }
 

@@ -7,6 +7,8 @@ Megatron's, so that every tensor keeps its bits; padded rows of the vocabulary k
 import os
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from mindspeed_ms.config.model_description import describe_model
 from mindspeed_ms.core.dist_checkpointing.errors import CheckpointError
 from mindspeed_ms.core.dist_checkpointing.manifest import DTYPE_BYTES, Manifest, StoredPiece, StoredTensor
@@ -24,6 +26,8 @@ from mindspeed_ms.layout.sharding import FlatSlice
 from mindspeed_ms.layout.stages import split_layers
 
 _OLDEST_VERSION = 2.0
+_UNTIED = "untie_embeddings_and_output_weights"
+WORDS = "embedding.word_embeddings.weight"
 
 
 @dataclass
@@ -96,7 +100,8 @@ def read_megatron_manifest(folder, iteration=None):
     counts = _layer_counts(folder, ranks, chunks, arguments, sizes)
     real = sum(map(sum, counts))
     shapes = {name: one.shape for rank_chunks in chunks for chunk in rank_chunks for name, (one, _) in chunk.items()}
-    complete = complete_arguments(arguments, shapes, sizes, real)
+    given = arguments if _UNTIED in arguments else {**arguments, _UNTIED: _is_untied(chunks)}
+    complete = complete_arguments(given, shapes, sizes, real)
     config = configuration_of(complete, counts, sizes, grouped, os.path.join(folder, ranks[0].name))
     manifest = _new_manifest(folder, ranks[0].tree, arguments, config, style)
     model = describe_model(config)
@@ -165,8 +170,8 @@ def _check_versions(folder, ranks):
             )
         if rank.tree.get("iteration") != first.get("iteration"):
             raise CheckpointError(
-                f"{path} is of iteration {rank.tree.get('iteration')}, but {ranks[0].name} of {first.get('iteration')}: ranks of "
-                "two saves."
+                f"{path} is of iteration {rank.tree.get('iteration')}, but {ranks[0].name} of {first.get('iteration')}: ranks "
+                "of two saves."
             )
 
 
@@ -208,6 +213,16 @@ def _style_of(chunks):
     found = {names.core_name(name)[1] for name in all_names}
     style = next((style for style in reversed(names.STYLES) if style in found), names.CORE)
     return style, any(name.endswith(".experts.weight1") for name in all_names)
+
+
+def _is_untied(chunks):
+    """Whether the head has a weight of its own, as the files show it: another name, or values, than a tied one's copy."""
+    entries = [chunk[names.OUTPUT_LAYER] for rank in chunks for chunk in rank if names.OUTPUT_LAYER in chunk]
+    words = [chunk[WORDS][0] for rank in chunks for chunk in rank if WORDS in chunk]
+    if not entries or not words or entries[0][1].startswith("word_embeddings_for_head"):
+        return False
+    head = entries[0][0]
+    return head.shape != words[0].shape or head.path == words[0].path or not np.array_equal(head.read(), words[0].read())
 
 
 def _layer_counts(folder, ranks, chunks, arguments, sizes):

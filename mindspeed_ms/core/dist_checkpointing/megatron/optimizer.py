@@ -33,7 +33,7 @@ class FoundStates:
         groups (list[dict]): settings of parameter groups, each once.
         problem (str): why the training cannot go on; "" if it can.
         kind (str): "plain" or "distributed"; "" without an optimizer.
-        step_in_state (bool): the step is beside each parameter (torch's AdamW), not in the groups.
+        step_in_state, step_in_groups (bool): Adam's step is beside each parameter (torch's AdamW), in the groups (FusedAdam).
         grad_scaler, schedule (dict): of the first file.
     """
 
@@ -42,6 +42,7 @@ class FoundStates:
     problem: str = ""
     kind: str = ""
     step_in_state: bool = False
+    step_in_groups: bool = False
     grad_scaler: dict = field(default_factory=dict)
     schedule: dict = field(default_factory=dict)
 
@@ -52,6 +53,7 @@ class FoundStates:
     def add_groups(self, groups):
         """Note the settings of parameter groups."""
         for group in groups:
+            self.step_in_groups = self.step_in_groups or "step" in group
             settings = {name: value for name, value in group.items() if name not in ("params", "step")}
             if settings not in self.groups:
                 self.groups.append(settings)

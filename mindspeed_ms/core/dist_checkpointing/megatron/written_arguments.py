@@ -3,8 +3,10 @@
 import argparse
 
 from mindspeed_ms.config.argument_table import TABLE
+from mindspeed_ms.config.model_description import describe_model
 from mindspeed_ms.core.dist_checkpointing.megatron import kept, names
 from mindspeed_ms.core.dist_checkpointing.torch_file import Global
+from mindspeed_ms.core.logging import logger
 from mindspeed_ms.layout.parameters import WORD_EMBEDDINGS
 
 _SECTIONS = ("model_config", "moe_config", "parallel_config", "training_config", "dataset_config", "optimizer_config")
@@ -74,16 +76,15 @@ def _layout(config):
 
 def _cut_layers(values, config):
     """Options that say which stage has which layers."""
-    counts, parallel = config.parallel_config.num_layer_list, config.parallel_config
-    chunks = parallel.virtual_pipeline_model_parallel_size or 1
-    layers = config.model_config.num_layers
-    even = layers // (parallel.pipeline_model_parallel_size * chunks)
-    values["num_layers_per_virtual_pipeline_stage"] = even if chunks > 1 else None
+    stages = describe_model(config).stages
+    values["num_layers_per_virtual_pipeline_stage"] = stages.counts[0][0] if stages.vpp > 1 else None
     values["num_virtual_stages_per_pipeline_rank"] = None
     values["decoder_first_pipeline_num_layers"] = values["decoder_last_pipeline_num_layers"] = None
     values["account_for_embedding_in_pipeline_split"] = values["account_for_loss_in_pipeline_split"] = False
-    totals = [row if isinstance(row, int) else sum(row) for row in counts or ()]
-    if totals and len(set(totals)) > 1:
+    totals = stages.stage_totals
+    if len(set(totals)) > 1:
+        if len(set(totals[1:-1])) > 1:
+            logger.warning("stages of %s layers: Megatron's options only say how many the first and the last one have", totals)
         values["decoder_first_pipeline_num_layers"], values["decoder_last_pipeline_num_layers"] = totals[0], totals[-1]
 
 
@@ -92,13 +93,15 @@ def _made(config, saved):
     values = {row.name: row.megatron_default for row in TABLE if row.megatron_default is not ... and row.flags + row.off_flags}
     sections = {**{name: saved.get(name) or {} for name in _SECTIONS}, **config.to_dict()}
     for row in TABLE:
-        section, _, field = row.path.partition(".")
-        if row.path and not row.is_alias and row.convert is None and field in sections.get(section, {}):
-            values[row.name] = sections[section][field]
+        if row.path and not row.is_alias and (row.convert is None or row.section in ("model_config", "moe_config")):
+            found, value = _value_at(sections, row.path)
+            if found:
+                values[row.name] = value
     model, moe = config.model_config, config.moe_config
     gated = model.gated_linear_unit or "swiglu" in model.hidden_act
     dtype = Global("torch", str(model.params_dtype).rpartition(".")[2])
     data = saved.get("dataset_config") or {}
+    scaling = sections["model_config"].get("rope_scaling") or {}
     groups = model.num_query_groups if model.group_query_attention else None
     values.update(
         swiglu=gated,
@@ -109,6 +112,11 @@ def _made(config, saved):
         position_embedding_type="rope" if model.position_embedding_type == "rope" else _positions(model),
         use_rotary_position_embeddings=model.position_embedding_type == "rope",
         add_position_embedding=True,
+        use_rope_scaling=scaling.get("type") == "llama3",
+        rope_scaling_factor=scaling.get("factor") or 8.0,
+        window_size=(model.sliding_window - 1, 0) if model.sliding_window else None,
+        moe_ffn_hidden_size=moe.moe_ffn_hidden_size or model.ffn_hidden_size,
+        moe_layer_freq=_layer_frequency(moe),
         group_query_attention=bool(model.group_query_attention),
         num_query_groups=groups or 1,
         add_bias_linear=model.add_bias_linear or model.mlp_has_bias,
@@ -133,13 +141,28 @@ def _made(config, saved):
     return {name: _plain(value) for name, value in values.items()}
 
 
+def _value_at(sections, path):
+    """(whether the configuration holds `path`, its value)."""
+    value = sections
+    for name in path.split("."):
+        if not isinstance(value, dict) or name not in value:
+            return False, None
+        value = value[name]
+    return True, value
+
+
+def _layer_frequency(moe):
+    frequency = moe.moe_layer_freq or 1
+    return frequency[0] if isinstance(frequency, (list, tuple)) and len(frequency) == 1 else frequency
+
+
 def _positions(model):
     return "learned_absolute" if "absolute" in model.position_embedding_type else model.position_embedding_type
 
 
 def _plain(value):
     if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
+        return type(value)(_plain(item) for item in value)
     if isinstance(value, dict):
         return {str(key): _plain(item) for key, item in value.items()}
     return value if value is None or isinstance(value, (bool, int, float, str, Global)) else str(value)

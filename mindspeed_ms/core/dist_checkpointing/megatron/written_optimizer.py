@@ -48,10 +48,12 @@ class OptimizerWriter:
         """Adam's step."""
         return self.reader.manifest.states["optimizer"]["step"]
 
-    @property
-    def step_in_state(self):
-        """Whether the step is beside each parameter."""
-        return not self.distributed and (self.kept.get("step_in_state", True) or self.kept.get("optimizer") == "distributed")
+    def _steps_in(self, place):
+        """Whether Adam's step is in "state" (beside each parameter) or "groups": as it was kept, else in both."""
+        if self.distributed:
+            return place == "groups"
+        is_known = self.kept.get("optimizer") == "plain" and (self.kept["step_in_state"] or self.kept["step_in_groups"])
+        return self.kept[f"step_in_{place}"] if is_known else True
 
     def tree(self, parameters, with_expert_list):
         """`optimizer` of a `model_optim_rng.pt`; with expert parallelism a list: dense parameters, experts."""
@@ -110,17 +112,14 @@ class OptimizerWriter:
                 "weight_decay": decay if decays else 0.0,
                 **_ADAMW,
             }
-        if not self.step_in_state or not self.kept:
-            group["step"] = float(self.step) if self.step_in_state or self._is_torch(group) else self.step
+        if self._steps_in("groups"):
+            # torch's AdamW counts in floats
+            group["step"] = float(self.step) if "foreach" in group else self.step
         return group
-
-    @staticmethod
-    def _is_torch(group):
-        return "foreach" in group
 
     def _state(self, parameter):
         state = {}
-        if self.step_in_state:
+        if self._steps_in("state"):
             state["step"] = TensorToWrite("float32", (), np.array(self.step, np.float32))
         return {**state, **{name: self._tensor(name, parameter) for name in _STATES}}
 

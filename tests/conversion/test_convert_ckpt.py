@@ -10,6 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from mindspeed_ms.core.dist_checkpointing.reader import CheckpointReader
+from mindspeed_ms.models.hugging_face.manifest import read_manifest
+from mindspeed_ms.tools.checkpoint.diff import differences
 from mindspeed_ms.tools.checkpoint.source import open_checkpoint
 from mindspeed_ms.tools.converter import flags
 from mindspeed_ms.tools.converter.arguments import parse
@@ -201,3 +204,40 @@ def test_it_needs_neither_mindspore_nor_torch(qwen, tmp_path):
         "sys.exit(code or len({'mindspore', 'torch', 'transformers'} & set(sys.modules)))\n"
     )
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
+
+
+def seed_lines(folder, tensor_parallel):
+    """The command of the guide of MindSpeed-LLM 2.2, as it is printed there: Qwen2.5 by the name llama2."""
+    return f"""
+model_path_hf={folder}
+TP={tensor_parallel}
+PP=1
+
+# 设置需要的权重转换参数
+python convert_ckpt.py \\
+       --use-mcore-models \\
+       --model-type GPT \\
+       --load-model-type hf \\
+       --save-model-type mg \\
+       --target-tensor-parallel-size $TP \\
+       --target-pipeline-parallel-size $PP \\
+       --add-qkv-bias \\
+       --load-dir $model_path_hf \\
+       --save-dir $model_path_hf/mcore_tp${{TP}}_pp${{PP}}/ \\
+       --tokenizer-model $model_path_hf/tokenizer.json \\
+       --model-type-hf llama2 \\
+       --params-dtype bf16 # --num-layer-list 11,13,19,21 参数根据需要添加
+"""
+
+
+def test_the_guides_command_runs_as_printed(qwen):
+    done = subprocess.run(["bash", "-c", seed_lines(qwen, 2)], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    result = os.path.join(qwen, "mcore_tp2_pp1")
+    assert os.path.isfile(os.path.join(result, "release", "mp_rank_01", "model_optim_rng.pt"))
+    with CheckpointReader(qwen, read_manifest(qwen)) as first, open_checkpoint(result) as second:
+        assert not list(differences(first, second, weights_only=True))
+    # and the way back
+    convert(result, qwen, "--load-model-type", "mg", "--save-model-type", "hf", "--model-type-hf", "llama2")
+    assert read_tensors(os.path.join(qwen, "mg2hf")) == read_tensors(qwen)
+    assert read_json(os.path.join(qwen, "mg2hf")) == read_json(qwen)

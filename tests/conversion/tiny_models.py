@@ -100,7 +100,7 @@ def write_folder(folder, config, tensors=None, files=1, dtype="float32"):
     tensors = tensors_of(config) if tensors is None else tensors
     if dtype == "bfloat16":
         tensors = {name: (array.view(np.uint32) >> 16).astype(np.uint16) for name, array in tensors.items()}
-    os.makedirs(folder)
+    os.makedirs(folder, exist_ok=True)
     names, places = list(tensors), {}
     for number in range(files):
         file = "model.safetensors" if files == 1 else f"model-{number + 1:05d}-of-{files:05d}.safetensors"

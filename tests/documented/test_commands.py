@@ -2,6 +2,7 @@
 
 import pytest
 
+from tests.conversion.tiny_models import CONFIGS, write_folder
 from tests.documented.pages import PAGES, ROOT, blocks
 from tests.documented.sandbox import Sandbox, write_conversations, write_indexed, write_records, write_texts, write_tokenizer
 
@@ -40,6 +41,12 @@ def _templates(sandbox):
     write_conversations(sandbox, "PREFIX")
 
 
+def _conversion(sandbox):
+    folder = sandbox.path("models/Qwen2.5")
+    write_folder(folder, {**CONFIGS["qwen2"], "torch_dtype": "bfloat16"}, dtype="bfloat16")
+    write_tokenizer(sandbox, "models/Qwen2.5")
+
+
 def _profiling(sandbox):
     settings = blocks("docs/profiling.md", "yaml")[0].text
     sandbox.path("profile.yaml").write_text(settings, encoding="utf-8")
@@ -53,6 +60,7 @@ def _profiling(sandbox):
 
 PREPARATION = {
     "README.md": _readme,
+    "docs/conversion.md": _conversion,
     "docs/data.md": _data,
     "docs/getting-started.md": _getting_started,
     "docs/profiling.md": _profiling,

@@ -18,9 +18,11 @@ from mindspeed_ms.layout.parameters import describe_whole_model
 from mindspeed_ms.layout.vocabulary import padded_vocab_size
 from mindspeed_ms.models.families.configuration import config_of_model, model_sections
 from mindspeed_ms.models.hugging_face.folder import CONFIG_FILE
+from mindspeed_ms.models.hugging_face.gguf_file import GgufModel
+from mindspeed_ms.models.hugging_face.manifest import read_manifest
 from mindspeed_ms.tools.checkpoint.diff import differences
-from mindspeed_ms.tools.checkpoint.rewrite import check_source, check_space
-from mindspeed_ms.tools.converter.arguments import HUGGING_FACE, UPSTREAM
+from mindspeed_ms.tools.checkpoint.rewrite import check_space, check_source, progress_bar
+from mindspeed_ms.tools.converter.arguments import GGUF, HUGGING_FACE, UPSTREAM
 from mindspeed_ms.tools.converter.converted import ConvertedReader
 from mindspeed_ms.tools.converter.errors import ConversionError
 from mindspeed_ms.tools.converter.plan import plan_lines
@@ -45,6 +47,8 @@ def convert(conversion):
     if not conversion.dry_run:
         _check_new(save_dir)
     started = time.monotonic()
+    if conversion.source == GGUF or conversion.load_dir.endswith(".gguf"):
+        return _convert_gguf(conversion, save_dir, started)
     source = open_source(conversion)
     with source.reader:
         config = target_config(conversion, source)
@@ -64,6 +68,35 @@ def convert(conversion):
                 shutil.rmtree(folder, ignore_errors=True)
                 raise
             return _report(source, reader, target, save_dir, time.monotonic() - started, found)
+
+
+def _convert_gguf(conversion, save_dir, started):
+    """Convert a GGUF file to a Hugging Face folder; see `convert`."""
+    if conversion.target != HUGGING_FACE:
+        raise ConversionError(
+            f"--load-dir {conversion.load_dir}: a GGUF file is converted to a Hugging Face folder first "
+            "(--save-model-type hf), and that to all else."
+        )
+    model = GgufModel(conversion.load_dir)
+    if conversion.dry_run:
+        return [f"{part.name}  float32  {list(part.shape)}" for part in model.parts]
+    check_space(save_dir, model.nbytes)
+    notes = []
+
+    class Target:
+        @staticmethod
+        def write(folder):
+            with progress_bar(model.nbytes) as bar:
+                notes.extend(model.write(folder, bar.update))
+            read_manifest(folder)
+
+    os.rename(_write(Target, save_dir), save_dir)
+    seconds, count = time.monotonic() - started, sum(part.numel for part in model.parts)
+    return [
+        *notes,
+        f"converted GGUF {model.path} ({count:,} parameters) to Hugging Face {save_dir} ({count:,} parameters): "
+        f"{model.nbytes / 1e9:.3f} GB in {seconds:.1f} s, {model.nbytes / 1e9 / seconds:.2f} GB/s",
+    ]
 
 
 def _with_model_folder(conversion):

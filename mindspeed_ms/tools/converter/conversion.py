@@ -21,7 +21,7 @@ from mindspeed_ms.models.hugging_face.folder import CONFIG_FILE
 from mindspeed_ms.models.hugging_face.gguf_file import GgufModel
 from mindspeed_ms.models.hugging_face.manifest import read_manifest
 from mindspeed_ms.tools.checkpoint.diff import differences
-from mindspeed_ms.tools.checkpoint.rewrite import check_space, check_source, progress_bar
+from mindspeed_ms.tools.checkpoint.rewrite import check_source, check_space, progress_bar
 from mindspeed_ms.tools.converter.arguments import GGUF, HUGGING_FACE, UPSTREAM
 from mindspeed_ms.tools.converter.converted import ConvertedReader
 from mindspeed_ms.tools.converter.errors import ConversionError

@@ -468,10 +468,14 @@ def test_a_training_goes_on(tmp_path, world, model, parallel):
 
 
 def test_other_programs_checkpoints_are_neither_deleted_nor_replaced(tmp_path, world):
-    """A run that saves into the folder of a Megatron checkpoint keeps that."""
+    """A run that saves into the folder of a Megatron checkpoint keeps that; one that would come to its iteration is refused."""
     config = runs.make_config(tmp_path)
     reader = MadeUpReader(config, iteration=2)
     path = MegatronTarget(reader, config).write(str(tmp_path))
     training = {"load_checkpoint": str(tmp_path), "resume_training": True, "keep_checkpoint_max": 1}
     world(1)(runs.train, tmp_path, training=training)
     assert read_megatron_manifest(path).iteration == 2 and os.path.isfile(tmp_path / "iter_0000004" / "manifest.json")
+    fresh = {"load_checkpoint": str(tmp_path / "megatron"), "output_dir": str(tmp_path / "megatron")}
+    MegatronTarget(reader, config).write(str(tmp_path / "megatron"))
+    with pytest.raises(CheckpointError, match=r"holds checkpoints of another program of iterations \[2\]"):
+        world(1)(runs.train, tmp_path, training=fresh)

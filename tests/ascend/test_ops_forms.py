@@ -18,6 +18,7 @@ from mindspeed_ms.core import autograd, storage
 from mindspeed_ms.ops import interface
 from mindspeed_ms.ops.forms import DECLARED, FORM_NAMES
 from tests.ascend.recorder import recording
+from tests.ops import references
 from tests.ops.harness import assert_close, tensor, values
 
 
@@ -178,6 +179,9 @@ def _flash():
         calls = _fits(lambda o=options: ops.flash_attention(q, k, v, **o), "ops.flash_attention_score")
         arguments = _arguments_of(calls)
         assert arguments["input_layout"] == options.get("input_layout", "SBH") and arguments["head_num"] == 4
+        if "pre_tokens" in options and "mask" in options:  # the operator's own band leaves out whole blocks only
+            expected = mask.asnumpy() | references.band(8, 24, -options["pre_tokens"], 99)
+            assert np.array_equal(arguments["attn_mask"].asnumpy(), expected)
     with recording() as calls:
         dropped = ops.flash_attention(q, k, v, keep_prob=0.75, dropout_seed=5)
         assert dropped.shape == (8, 3, 64)

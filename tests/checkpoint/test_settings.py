@@ -61,6 +61,11 @@ def test_what_makes_another_model():
     assert names({}, {"model_config": own}) == names({"model_config": {}}, {"model_config": own}) == []
     own["position_embedding_type"] = "none"
     assert names({"model_config": saved}, {"model_config": own}) == ["position_embedding_type", "apply_layernorm_1p"]
+    wide = {"sliding_window": None, "window_attn_skip_freq": None, "qk_layernorm": False}
+    own = {**wide, "window_attn_skip_freq": [2]}
+    assert names({"model_config": wide}, {"model_config": own}) == []
+    own = {"sliding_window": 8, "window_attn_skip_freq": [2], "qk_layernorm": True}
+    assert names({"model_config": wide}, {"model_config": own}) == ["qk_layernorm", "sliding_window", "window_attn_skip_freq"]
     experts, dense = {"num_experts": 8, "moe_router_topk": 2}, {"num_experts": 1, "moe_router_topk": 1}
     assert names({"moe_config": experts}, {"moe_config": {**experts, "moe_router_topk": 4}}) == ["moe_router_topk"]
     assert names({"moe_config": experts}, {"moe_config": dense}) == ["num_experts"]

@@ -25,6 +25,9 @@ _SP = {**_TP2, "parallel_config.sequence_parallel": True}
 _BF16 = {"training_config.bf16": True}
 _FP16 = {"training_config.fp16": True}
 _ROPE = {"model_config.position_embedding_type": "rope"}
+# both with an effect on short sequences of narrow heads
+_LLAMA3 = {**_ROPE, "model_config.rope_scaling.original_max_position_embeddings": 16}
+_YARN = {**_ROPE, "model_config.rope_scaling.type": "yarn", "model_config.rope_scaling.original_max_position_embeddings": 1000}
 _SANDWICH = {"model_config.use_sandwich_norm": True}
 _FULL = {
     "model_config.recompute_granularity": "full",
@@ -66,6 +69,14 @@ SPECIAL = {
     "model_config.rotary_interleaved": (True, _ROPE),
     "model_config.rotary_seq_len_interpolation_factor": (2.0, _ROPE),
     "model_config.apply_rope_fusion": (True, _ROPE),
+    "model_config.rope_scaling.high_freq_factor": (8.0, _LLAMA3),
+    "model_config.rope_scaling.beta_fast": (2.0, _YARN),
+    "model_config.rope_scaling.beta_slow": (16.0, _YARN),
+    **{
+        f"model_config.rope_scaling.{name}": (value, _YARN)
+        for name, value in (("attention_factor", 0.25), ("mscale", 0.25), ("mscale_all_dim", 0.25), ("truncate", False))
+    },
+    "model_config.window_attn_skip_freq": ([1, 0, 1, 0], {"model_config.sliding_window": 4}),
     "model_config.hidden_act": "swiglu",
     "model_config.gated_linear_unit": (True, {"model_config.hidden_act": "swiglu"}),
     "model_config.apply_swiglu_fusion": (True, {"model_config.hidden_act": "swiglu"}),
@@ -219,7 +230,7 @@ def sample(row):
         entry = SPECIAL[row.path]
         value, beside = entry if isinstance(entry, tuple) else (entry, {})
         return value, beside
-    beside = _EXPERTS if row.section == "moe_config" else _ROPE if "rope_scaling" in row.path else {}
+    beside = _EXPERTS if row.section == "moe_config" else _LLAMA3 if "rope_scaling" in row.path else {}
     return _other_than(row.guide_default, row), beside
 
 

@@ -75,6 +75,34 @@ def test_conversions():
     assert all_config.moe_config.moe_layer_freq == [1, 1, 1, 0]
 
 
+@pytest.mark.parametrize(
+    "flags, window, layers",
+    [
+        ("--window-size 7,0", 8, None),
+        ("--window-size=-1,0", None, None),
+        ("--window-size (7,-1) --sliding-window 8", 8, None),
+        ("--sliding-window 8 --window-attn-skip-freq 2", 8, [2]),
+        ("--sliding-window 8 --window-attn-skip-freq ([0]*1+[1]*3)", 8, [0, 1, 1, 1]),
+    ],
+)
+def test_sliding_windows(flags, window, layers):
+    model = read(flags).model_config
+    assert (model.sliding_window, model.window_attn_skip_freq) == (window, layers)
+
+
+def test_window_of_a_namespace():
+    args = argument_parser().parse_args(MODEL)
+    del args.typed_options
+    args.window_size = (7, 0)
+    assert init_configs_from_args(args).model_config.sliding_window == 8
+
+
+@pytest.mark.parametrize("value", ["7", "7,1", "-2,0", "a,b"])
+def test_bad_window_size(value):
+    with pytest.raises(ConfigError, match=r"--window-size = .*expects LEFT,0"):
+        read(f"--window-size={value}")
+
+
 def test_bf16_and_fp16_as_megatron():
     bf16 = read("--bf16")
     assert bf16.training_config.accumulate_allreduce_grads_in_fp32

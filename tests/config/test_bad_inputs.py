@@ -93,6 +93,7 @@ WSD = {f"{OPT}.lr_decay_style": "WSD"}
 EXPERTS = {"moe_config.num_experts": 4}
 CP2 = {f"{P}.context_parallel_size": 2}
 # (settings, key that is named, words that must be there)
+SCALED = {f"{M}.position_embedding_type": "rope"}
 RULES = [
     ({f"{P}.world_size": 6, f"{P}.tensor_model_parallel_size": 4}, f"{P}.world_size", "multiple of 4"),
     ({f"{P}.world_size": 8, f"{P}.data_parallel_size": 4}, f"{P}.data_parallel_size", "expects 8"),
@@ -260,6 +261,23 @@ RULES = [
     ({f"{M}.seq_length": 64, f"{M}.max_position_embeddings": 32}, f"{M}.seq_length", "max_position_embeddings"),
     ({f"{M}.rotary_interleaved": True}, f"{M}.rotary_interleaved", "rope"),
     ({f"{M}.position_embedding_type": "rope", f"{M}.rotary_percent": 0.01}, f"{M}.rotary_percent", "even number"),
+    (
+        {**SCALED, f"{M}.rope_scaling": {"high_freq_factor": 1.0}},
+        f"{M}.rope_scaling.high_freq_factor",
+        "must be above low_freq_factor",
+    ),
+    (
+        {**SCALED, f"{M}.rope_scaling": {"type": "yarn", "beta_fast": 0.5}},
+        f"{M}.rope_scaling.beta_fast",
+        "must be above beta_slow",
+    ),
+    ({**SCALED, f"{M}.rope_scaling": {"type": "dynamic"}}, f"{M}.rope_scaling.type", "one of linear, llama3, yarn"),
+    ({f"{M}.window_attn_skip_freq": [2]}, f"{M}.window_attn_skip_freq", "needs sliding_window"),
+    *(
+        ({f"{M}.sliding_window": 4, f"{M}.window_attn_skip_freq": wrong}, f"{M}.window_attn_skip_freq", "each of the 4 layers")
+        for wrong in ([1], [1, 0, 1], [2, 0, 1, 1])
+    ),
+    ({f"{M}.sliding_window": 4, f"{M}.fa_config": {"pre_tokens": 3}}, f"{M}.fa_config.pre_tokens", "contradicts sliding"),
     ({f"{M}.gated_linear_unit": True}, f"{M}.gated_linear_unit", "swiglu"),
     ({f"{M}.attn_post_norm_scale": 0.5}, f"{M}.attn_post_norm_scale", "use_sandwich_norm"),
     ({f"{M}.fa_config": {"keep_prob": 0.5}}, f"{M}.fa_config.keep_prob", "attention_dropout"),

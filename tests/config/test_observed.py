@@ -127,7 +127,11 @@ def test_what_needs_another_setting_says_so():
     """Every entry: its paths exist, are told when the setting beside them is off, and are silent at their defaults."""
     assert not init_configs_from_dict(BASE).notices
     rows = {row.path: row for row in ROWS}
-    off = {"training_config.save_enabled": False, "dataset_config.tokenizer_type": "Llama2Tokenizer"}
+    off = {
+        "training_config.save_enabled": False,
+        "dataset_config.tokenizer_type": "Llama2Tokenizer",
+        "model_config.rope_scaling.type": "linear",
+    }
     for paths, need, _ in NEEDS:
         for path in paths:
             if rows[path].status != "works":
@@ -136,6 +140,7 @@ def test_what_needs_another_setting_says_so():
             beside = {key: item for key, item in off.items() if key.split(".")[1] in need}
             beside |= {"optimizer_config.optimizer_type": "sgd"} if "Adam" in need else {}
             beside |= others if "loss_scale" in path else {}  # all of them or none
+            beside |= {"model_config.position_embedding_type": "rope"} if "rope_scaling" in path else {}
             all_config = init_configs_from_dict(with_settings(beside, {path: value}))
             told = [text for text in all_config.notices if path in text and need in text]
             assert len(told) == 1, (path, all_config.notices)

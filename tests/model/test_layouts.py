@@ -10,7 +10,7 @@ WIDE = {"num_attention_heads": 8, "num_query_groups": 4}
 STRONG = {"init_method_std": 0.2, "scaled_output_init": False}
 MODELS_UNDER_TEST = {
     "gpt2": {**builders.GPT2, **STRONG},
-    "llama": {**builders.LLAMA, **WIDE, **STRONG},
+    "llama": {**builders.LLAMA, **WIDE, **STRONG, "sliding_window": 5, "window_attn_skip_freq": [0, 1, 1, 0]},
     "sandwich": {**MODELS["sandwich"], **WIDE, **STRONG},
     "post_norm_residual": {
         **builders.GPT2,
@@ -18,7 +18,7 @@ MODELS_UNDER_TEST = {
         "apply_residual_connection_post_norm": True,
         "apply_query_key_layer_scaling": True,
     },
-    "biases": {**BIASES, **STRONG},
+    "biases": {**BIASES, **STRONG, "position_embedding_type": "rope"},  # without positions a shift of keys has no gradient
     "rope_parts": {
         **builders.LLAMA,
         **WIDE,
@@ -28,7 +28,7 @@ MODELS_UNDER_TEST = {
         "rotary_seq_len_interpolation_factor": 2.0,
         "hidden_act": "squared_relu",
     },
-    "flash": {**builders.LLAMA, **WIDE, **STRONG, "use_flash_attention": True},
+    "flash": {**builders.LLAMA, **WIDE, **STRONG, "use_flash_attention": True, "sliding_window": 9},
     "cut_positions": {**builders.GPT2, **STRONG, "parallel_position_embedding": True, "hidden_act": "fast_gelu"},
     "gated_gelu": {**builders.GPT2, **STRONG, "gated_linear_unit": True},
 }

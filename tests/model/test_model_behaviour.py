@@ -127,7 +127,7 @@ def bad_models():
         (r"hidden_act 'swish'", {"hidden_act": "swish"}),
         (r"normalization 'BatchNorm'", {"normalization": "BatchNorm"}),
         (r"position_embedding_type 'alibi'", {"position_embedding_type": "alibi"}),
-        (r"model_config.qk_layernorm = True: norms of queries and keys is not available yet", {"qk_layernorm": True}),
+        (r"window_attn_skip_freq \[1, 0\] expects .*each of the 4", {"sliding_window": 5, "window_attn_skip_freq": [1, 0]}),
         (r"model_config.fp8_format = 'e4m3': is not available: there is no fp8", {"fp8_format": "e4m3"}),
         (r"moe_config.num_experts = 4: a mixture of experts is not", {"moe_config": MoEConfig(num_experts=4)}),
         (r"lora_config.use_lora = True: low-rank adapters is not", {"lora_config": LoraConfig(use_lora=True)}),

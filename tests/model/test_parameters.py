@@ -30,6 +30,7 @@ BIASES = {
     "kv_channels": 8,
     "use_final_norm": False,
     "bias_init": 0.125,
+    "qk_layernorm": True,
 }
 TIED_LLAMA = {**builders.LLAMA, "untie_embeddings_and_output_weights": False}
 MODELS = {

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from mindspeed_ms.testing.parity import recordings, runner
-from mindspeed_ms.testing.parity.layouts import LAYOUTS, is_available, padded_vocabulary, tensor_parallel_limit
+from mindspeed_ms.testing.parity.layouts import LAYOUTS, is_available, layouts_of, padded_vocabulary, tensor_parallel_limit
 
 SINGLE = [name for name in recordings.available("single_") if is_available(recordings.load(name))]
 
@@ -17,7 +17,7 @@ SINGLE = [name for name in recordings.available("single_") if is_available(recor
 def _cases(fits):
     for name in SINGLE:
         limit = tensor_parallel_limit(recordings.load(name))
-        for layout in LAYOUTS.values():
+        for layout in layouts_of(name):
             if (layout.tensor_parallel_size <= limit) == fits:
                 yield pytest.param(name, layout, id=f"{name}-{layout.name}")
 

@@ -61,6 +61,7 @@ CASES = {
     f"{M}.fa_config.next_tokens": (3, {**FLASH, f"{M}.fa_config.sparse_mode": 4, f"{M}.fa_config.pre_tokens": 4}),
     f"{M}.fa_config.sparse_mode": (2, {**FLASH, f"{M}.fa_config.pre_tokens": 2, f"{M}.fa_config.next_tokens": 0}),
     f"{M}.fa_config.input_layout": ("BNSD", FLASH),
+    f"{M}.window_attn_skip_freq": ([0, 1], {f"{M}.sliding_window": 4}),
     f"{M}.bias_gelu_fusion": (True, GELU),
     f"{M}.hidden_act": ("swiglu", {}),
     f"{M}.compute_dtype": ("bfloat16", {}),

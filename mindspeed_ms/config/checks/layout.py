@@ -1,9 +1,12 @@
 """Rules about parallel layout: tensor, sequence, context and expert parallelism, world size."""
 
-from mindspeed_ms.config.checks.rule import rule
+import contextlib
+
+from mindspeed_ms.config.checks.rule import last_rule, rule
 from mindspeed_ms.config.model_description import describe_model, describe_parallel
 from mindspeed_ms.config.schema import ModelParallelConfig, MoEConfig, TransformerConfig
 from mindspeed_ms.layout.divisibility import sequence_misfits, size_misfits
+from mindspeed_ms.layout.errors import LayoutError
 from mindspeed_ms.layout.experts import expert_problems
 from mindspeed_ms.layout.ranks import model_parallel_size
 from mindspeed_ms.layout.sequence import ulysses_problem
@@ -35,15 +38,25 @@ def world_fits(context):
 
 @rule
 def sizes_divide(context):
-    """Refuse heads, groups, widths, vocabulary, experts, windows and sequence lengths that model or layout do not divide."""
+    """Refuse heads, groups, widths, vocabulary, experts and sequence lengths that the layout does not divide."""
     if not context.model:
         return
     model = describe_model(context.all_config)
     for misfit in (*size_misfits(model), *sequence_misfits(model)):
         message = f"must be a multiple of {misfit.unit}{misfit.hint}"
         yield context.problem(_path(misfit.name), message, *map(_path, misfit.by))
-    for name, message, other in (*expert_problems(model), *window_problems(model)):
+    for name, message, other in expert_problems(model):
         yield context.problem(_path(name), message, _path(other))
+
+
+@last_rule
+def windows_fit(context):
+    """Refuse sliding windows per layer that do not suit the number of layers."""
+    if not context.model:
+        return
+    with contextlib.suppress(LayoutError):  # stages that cannot be built: `layout_can_be_built` says so
+        for name, message, other in window_problems(describe_model(context.all_config)):
+            yield context.problem(_path(name), message, _path(other))
 
 
 @rule

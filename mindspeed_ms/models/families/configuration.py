@@ -23,6 +23,8 @@ _FREE = (
     "model_config.hidden_dropout",
     "model_config.num_experts",
     "model_config.num_query_groups",
+    "model_config.use_rotary_position_embeddings",
+    "model_config.max_position_embeddings",
 )
 
 
@@ -155,6 +157,8 @@ def check_expressible(family, settings):
             continue
         section = path.split(".")[0]
         if section == "moe_config" and settings["moe_config.num_experts"] == 1:
+            continue
+        if path.endswith("_has_bias") and settings["model_config.add_bias_linear"]:
             continue
         default = default_of(field_info(path))
         if path == "model_config.kv_channels":

@@ -1,9 +1,13 @@
 """GPT-2: learned positions, biases, LayerNorm; its linears are stored as [in, out], query, key and value in one."""
 
+from dataclasses import dataclass
+from types import MappingProxyType
+
 from mindspeed_ms.models.families.family import Family, Weight, register_family
 from mindspeed_ms.models.families.rules import Field, Fixed, m
 
 _OURS, _THEIRS = "language_model.encoder.layers.{layer}", "transformer.h.{layer}"
+_ACTIVATIONS = {"gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "gelu": "gelu", "relu": "relu", "silu": "silu"}
 _NORM_ENDS = (("gamma", "weight"), ("beta", "bias"))
 
 
@@ -13,6 +17,28 @@ def _norm(ours, theirs):
 
 def _linear(ours, theirs):
     return Weight(f"{ours}.weight", (f"{theirs}.weight",), transposed=True), Weight(f"{ours}.bias", (f"{theirs}.bias",))
+
+
+@dataclass(frozen=True)
+class Activation:
+    """`activation_function`; a gelu that runs fused with its bias has the tanh form, as in Megatron."""
+
+    paths: tuple = m("hidden_act", "bias_gelu_fusion")
+    names = MappingProxyType({"model_config.hidden_act": "activation_function"})
+
+    def read(self, config):
+        name = config.get("activation_function", "gelu_new")
+        if name not in _ACTIVATIONS:
+            raise ValueError(f"activation_function is {name!r}: expected one of {', '.join(_ACTIVATIONS)}")
+        return dict(zip(self.paths, (_ACTIVATIONS[name], False)))
+
+    def write(self, settings):
+        ours, is_fused = (settings[path] for path in self.paths)
+        ours = "gelu_tanh" if ours == "gelu" and is_fused else ours
+        found = [name for name, other in _ACTIVATIONS.items() if other == ours]
+        if not found:
+            raise ValueError(f"cannot say {self.paths[0]} = {ours!r}")
+        return {"activation_function": found[0]}
 
 
 register_family(
@@ -46,12 +72,7 @@ register_family(
             Field("n_layer", m("num_layers"), 12),
             Field("n_head", m("num_attention_heads"), 12),
             Field("n_positions", m("max_position_embeddings"), 1024),
-            Field(
-                "activation_function",
-                m("hidden_act"),
-                "gelu_new",
-                {"gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "gelu": "gelu", "relu": "relu", "silu": "silu"},
-            ),
+            Activation(),
             Field("layer_norm_epsilon", m("norm_epsilon"), 1e-5),
             Field("initializer_range", m("init_method_std"), 0.02),
             Field("attn_pdrop", m("attention_dropout"), 0.1),

@@ -39,13 +39,26 @@ LAYOUTS = {
     )
 }
 
-LATER_FLAGS = ("--context-parallel-size", "--num-experts")
+LATER_FLAGS = ("--context-parallel-size", "--num-experts", "--mtp-num-layers")
 """Flags of features that this package refuses for now; recordings with them are not collected."""
 
 
 def is_available(recording):
     """Whether the package supports every feature of a recording."""
     return not any(flag in recording.flags for flag in LATER_FLAGS)
+
+
+FEATURES = {
+    "single_qk_norm": ("tp1", "tp2", "tp2sp", "dp2", "tp2dp2distopt", "pp2"),
+    "single_llama31": ("tp1", "tp2sp", "pp2"),
+    "single_per_token": ("tp1", "tp2sp", "dp2", "pp2"),
+}
+"""Layouts of recordings that differ in one feature from one that is replayed in all layouts."""
+
+
+def layouts_of(name):
+    """Layouts in which the recording `name` is replayed."""
+    return [LAYOUTS[layout] for layout in FEATURES.get(name, LAYOUTS)]
 
 
 def tensor_parallel_limit(recording):

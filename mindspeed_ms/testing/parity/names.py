@@ -12,6 +12,8 @@ _LAYER_PARTS = {
     "pre_mlp_layernorm": "post_attention_norm",
     "self_attention.linear_qkv": "attention.qkv_proj",
     "self_attention.linear_proj": "attention.out_proj",
+    "self_attention.q_layernorm": "attention.q_layernorm",
+    "self_attention.k_layernorm": "attention.k_layernorm",
     "mlp.linear_fc1": "mlp.mapping",
     "mlp.linear_fc2": "mlp.projection",
 }

@@ -18,6 +18,8 @@ REPOSITORY = Path(__file__).resolve().parents[3]
 FIGURES = REPOSITORY / "tests" / "parity" / "figures"
 CURVE = "curve_"
 """Names with this prefix are runs that wrote a checkpoint."""
+FOLDERS = (".", "later")
+"""Folders of full recordings inside of the golden folder."""
 
 
 def golden_folder():
@@ -90,7 +92,7 @@ def available(prefix):
     names = {path.stem for path in FIGURES.glob(prefix + "*.json")}
     folder = golden_folder()
     if folder is not None:
-        names |= {path.stem for path in folder.glob(prefix + "*.npz")}
+        names |= {path.stem for part in FOLDERS for path in (folder / part).glob(prefix + "*.npz")}
     return sorted(names)
 
 
@@ -99,9 +101,10 @@ def load(name):
     folder = golden_folder()
     if name.startswith(CURVE) and folder is not None:
         return _load_curve(name, folder / "ckpt")
-    path = folder / f"{name}.npz" if folder is not None else None
-    if path is not None and path.exists():
-        return _load_full(name, path)
+    paths = [folder / part / f"{name}.npz" for part in FOLDERS] if folder is not None else []
+    for path in paths:
+        if path.exists():
+            return _load_full(name, path)
     return _load_figures(name)
 
 

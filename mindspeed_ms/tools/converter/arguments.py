@@ -34,7 +34,7 @@ class Conversion:
         load_dir, save_dir (str): folders.
         iteration (Optional[int]): which one of a folder with several checkpoints.
         parallel (dict): `parallel_config` of the target.
-        data_parallel_size (int): ranks that share an optimizer's state.
+        data_parallel_size (Optional[int]): ranks that share an optimizer's state; None: as few as the experts need.
         with_optimizer (bool): the optimizer's state goes with the weights, where the target can hold it.
         params_dtype (Optional[str]): of the weights; None: as they are.
         vocab_multiple (Optional[int]): padded rows of the vocabulary are a multiple of it times tensor ranks.
@@ -59,7 +59,7 @@ class Conversion:
     save_dir: str
     iteration: int | None = None
     parallel: dict = field(default_factory=dict)
-    data_parallel_size: int = 1
+    data_parallel_size: int | None = None
     with_optimizer: bool = True
     params_dtype: str | None = None
     vocab_multiple: int | None = None
@@ -171,7 +171,7 @@ def _add_layout(group):
     group.add_argument("--target-pipeline-parallel-size", type=_positive, metavar="N")
     group.add_argument("--target-expert-parallel-size", type=_positive, metavar="N")
     group.add_argument("--expert-tensor-parallel-size", type=_positive, metavar="N")
-    group.add_argument("--target-data-parallel-size", type=_positive, default=1, metavar="N", help="for the optimizer's state")
+    group.add_argument("--target-data-parallel-size", type=_positive, metavar="N", help="for the optimizer's state")
     group.add_argument("--num-layers-per-virtual-pipeline-stage", type=_positive, metavar="N")
     group.add_argument("--num-layer-list", type=_counts, metavar="N,N,...", help="layers of each stage")
     group.add_argument("--noop-layers", type=_counts, metavar="N,N,...", help="places of layers without weights")

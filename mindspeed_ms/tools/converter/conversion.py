@@ -6,6 +6,7 @@ import secrets
 import shutil
 import time
 from dataclasses import replace
+from math import prod
 
 from mindspeed_ms.config.model_description import describe_model
 from mindspeed_ms.core.dist_checkpointing import durable
@@ -114,6 +115,9 @@ def _in_words(conversion, work):
         text = str(error)
         for name, flag in conversion.flags.items():
             text = re.sub(rf"(parallel_config\.)?\b{name}\b", flag, text)
+        if isinstance(error, LayoutError) and not any(flag in text for flag in conversion.flags.values()):
+            asked = ", ".join(f"{conversion.flags[name]} {value}" for name, value in conversion.parallel.items())
+            text = f"{text.removesuffix('.')} ({asked})."
         raise ConversionError(text) from error
 
 
@@ -181,8 +185,9 @@ def _verify(conversion, reader, target, folder):
     """
     again = open_source(replace(conversion, iteration=None, expected={}, **target.opened(folder), family=None))
     with again.reader:
-        only_weights = target.kind in (HUGGING_FACE, UPSTREAM)
-        texts = [f"{one.key}: {one.text}" for one in differences(reader, again.reader, weights_only=only_weights)]
+        found = differences(reader, again.reader, weights_only=target.kind in (HUGGING_FACE, UPSTREAM))
+        tensors = {*reader.manifest.tensors, *again.reader.manifest.tensors}  # counters have other forms elsewhere
+        texts = [f"{one.key}: {one.text}" for one in found if one.key in tensors]
     if texts:
         shown = "; ".join(texts[:_SHOWN]) + (" ..." if len(texts) > _SHOWN else "")
         raise CheckpointError(f"the result differs from {reader.folder}: {shown}. It was deleted.")
@@ -192,21 +197,22 @@ def _verify(conversion, reader, target, folder):
 def _report(source, reader, target, save_dir, seconds, verified):
     stored = source.reader.manifest.tensors
     weights = [one for key, one in stored.items() if not key.startswith(OPTIMIZER_PREFIX)]
-    elements = sum(_numel(one.shape) for one in weights)
+    elements = sum(prod(one.shape) for one in weights) - _padding(source.reader.manifest)
+    written = target.elements() - (0 if target.kind == HUGGING_FACE else _padding(reader.manifest))
     left_out = getattr(source.reader.manifest, "left_out", {})
     lines = [f"left out {name}: {reason}" for name, reason in left_out.items()]
     if verified is not None:
         lines.append(f"verified: {verified} tensors are equal in {save_dir}")
     lines.append(
         f"converted {TITLES[source.kind]} {source.reader.folder} ({elements:,} parameters) to {TITLES[target.kind]} {save_dir} "
-        f"({target.elements():,} parameters): {target.nbytes / 1e9:.3f} GB in {seconds:.1f} s, "
+        f"({written:,} parameters): {target.nbytes / 1e9:.3f} GB in {seconds:.1f} s, "
         f"{target.nbytes / 1e9 / max(seconds, 1e-9):.2f} GB/s"
     )
     return lines
 
 
-def _numel(shape):
-    count = 1
-    for size in shape:
-        count *= size
-    return count
+def _padding(manifest):
+    """Elements of rows of the vocabulary that are padding."""
+    weights = [one for key, one in manifest.tensors.items() if not key.startswith(OPTIMIZER_PREFIX)]
+    tables = [one.shape for one in weights if one.grouping == "vocab"]
+    return sum((shape[0] - min(manifest.vocab_size or shape[0], shape[0])) * prod(shape[1:]) for shape in tables)

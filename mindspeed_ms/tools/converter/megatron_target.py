@@ -5,6 +5,7 @@ from mindspeed_ms.core.dist_checkpointing.megatron import names
 from mindspeed_ms.core.dist_checkpointing.megatron.writer import MegatronTarget
 from mindspeed_ms.tools.checkpoint.rewrite import progress_bar
 from mindspeed_ms.tools.converter.arguments import MEGATRON
+from mindspeed_ms.tools.converter.model_folder import write_model_folder
 
 
 class MegatronFolder:
@@ -13,7 +14,7 @@ class MegatronFolder:
     kind = MEGATRON
 
     def __init__(self, conversion, source, reader, config):
-        del source
+        self.conversion, self.source = conversion, source
         style = names.LEGACY if conversion.legacy_names else None
         self.target = MegatronTarget(reader, config, style, with_optimizer=conversion.with_optimizer)
         self.nbytes = self.target.nbytes()
@@ -32,13 +33,15 @@ class MegatronFolder:
         return places
 
     def elements(self):
-        """Elements of the weights that are written, copies included."""
-        return sum(one.sharding.numel for _, _, parameters in self.target.ranks for one in parameters)
+        """Elements of the weights that are written, padding included, copies once."""
+        parts = {(one.key, one.sharding) for _, _, parameters in self.target.ranks for one in parameters}
+        return sum(sharding.numel for _, sharding in parts)
 
     def write(self, folder):
         """Write into a folder."""
         with progress_bar(self.nbytes) as bar:
             self.target.write(folder, bar.update)
+        write_model_folder(self.conversion, self.source, folder)
 
     def opened(self, folder):
         """Path and settings to read the result again with."""

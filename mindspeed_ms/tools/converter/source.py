@@ -16,9 +16,9 @@ from mindspeed_ms.models.hugging_face.manifest import read_manifest
 from mindspeed_ms.tools.checkpoint.source import open_checkpoint
 from mindspeed_ms.tools.converter.arguments import HUGGING_FACE, MEGATRON, NATIVE, UPSTREAM, accepts_family
 from mindspeed_ms.tools.converter.errors import ConversionError
+from mindspeed_ms.tools.converter.model_folder import MODEL_FOLDER
 
 TITLES = {HUGGING_FACE: "Hugging Face", MEGATRON: "Megatron", NATIVE: "native", UPSTREAM: "upstream's"}
-MODEL_FOLDER = "hugging_face"  # beside a converted checkpoint: config.json and tokenizer of its model
 
 
 @dataclass

@@ -5,22 +5,22 @@ from math import prod
 
 import numpy as np
 
-from mindspeed_ms.config.model_description import describe_model
+from mindspeed_ms.config.model_description import describe_model, describe_parallel
 from mindspeed_ms.core.dist_checkpointing.errors import CheckpointError
 from mindspeed_ms.core.dist_checkpointing.manifest import DTYPE_BYTES, OPTIMIZER_PREFIX, whole_slice
 from mindspeed_ms.core.dist_checkpointing.reader import numpy_dtype
 from mindspeed_ms.core.dist_checkpointing.shard_file import Entry, write_shard
 from mindspeed_ms.layout.parameters import WORD_EMBEDDINGS, describe_parameters
-from mindspeed_ms.layout.ranks import WorldLayout, model_parallel_size
-from mindspeed_ms.models.families.family import families
-from mindspeed_ms.models.hugging_face.folder import CONFIG_FILE
-from mindspeed_ms.models.hugging_face.writer import HuggingFaceTarget, copy_side_files, write_json
+from mindspeed_ms.layout.ranks import WorldLayout, model_parallel_size, world_unit_of
+from mindspeed_ms.models.families.family import families, family_of
+from mindspeed_ms.models.hugging_face.folder import CONFIG_FILE, read_json
+from mindspeed_ms.models.hugging_face.writer import HuggingFaceTarget
 from mindspeed_ms.tools.checkpoint.rewrite import progress_bar, write_checkpoint
 from mindspeed_ms.tools.checkpoint.target_layout import layout_cut
 from mindspeed_ms.tools.converter.arguments import HUGGING_FACE, MEGATRON, NATIVE, UPSTREAM
 from mindspeed_ms.tools.converter.errors import ConversionError
 from mindspeed_ms.tools.converter.megatron_target import MegatronFolder
-from mindspeed_ms.tools.converter.source import MODEL_FOLDER
+from mindspeed_ms.tools.converter.model_folder import copy_tokenizer, write_model_folder
 
 
 class NativeTarget:
@@ -36,7 +36,7 @@ class NativeTarget:
 
     def __init__(self, conversion, source, reader, config):
         self.conversion, self.source, self.reader = conversion, source, reader
-        self.cut = layout_cut(reader.manifest, config, conversion.data_parallel_size)
+        self.cut = layout_cut(reader.manifest, config, _data_parallel_size(conversion, describe_parallel(config)))
         self.nbytes = sum((part.stop - part.start) * reader.tensor(key).itemsize for parts in self.cut for key, part in parts)
 
     def places(self):
@@ -48,8 +48,8 @@ class NativeTarget:
         return {key: f"state of rank {', '.join(found)}" for key, found in ranks.items()}
 
     def elements(self):
-        """Elements of the weights that are written, copies and padding included."""
-        return sum(part.stop - part.start for parts in self.cut for key, part in parts if not key.startswith(OPTIMIZER_PREFIX))
+        """Elements of the weights that are written, padding included, copies once."""
+        return count_elements((key, part) for parts in self.cut for key, part in parts)
 
     def write(self, folder):
         """Write into a folder."""
@@ -61,6 +61,16 @@ class NativeTarget:
         return {"load_dir": folder, "source": NATIVE}
 
 
+def count_elements(parts):
+    """Elements of the weights among parts (key, FlatSlice); equal parts count once."""
+    weights = {(key, part) for key, part in parts if not key.startswith(OPTIMIZER_PREFIX)}
+    return sum(part.stop - part.start for _, part in weights)
+
+
+def _data_parallel_size(conversion, parallel):
+    return conversion.data_parallel_size or world_unit_of(parallel) // model_parallel_size(parallel)
+
+
 class UpstreamTarget:
     """Upstream's files: each rank's own, with its local names."""
 
@@ -69,9 +79,8 @@ class UpstreamTarget:
     def __init__(self, conversion, source, reader, config):
         self.conversion, self.source, self.reader = conversion, source, reader
         model = describe_model(config)
-        world = WorldLayout.from_description(
-            model.parallel, model_parallel_size(model.parallel) * conversion.data_parallel_size
-        )
+        copies = _data_parallel_size(conversion, model.parallel)
+        world = WorldLayout.from_description(model.parallel, model_parallel_size(model.parallel) * copies)
         states = {}
         for key in reader.manifest.tensors:
             if key.startswith(OPTIMIZER_PREFIX):
@@ -157,9 +166,6 @@ class HuggingFaceFolder:
         self.nbytes = sum(map(self.target.nbytes, self.target.parts))
 
     def _family(self, conversion, source):
-        from mindspeed_ms.models.families.family import family_of
-        from mindspeed_ms.models.hugging_face.folder import read_json
-
         if self.model_folder is not None:
             path = os.path.join(self.model_folder, CONFIG_FILE)
             return family_of(read_json(path), path)
@@ -192,33 +198,6 @@ class HuggingFaceFolder:
     def opened(self, folder):
         """See NativeTarget."""
         return {"load_dir": folder, "source": HUGGING_FACE}
-
-
-def write_model_folder(conversion, source, folder):
-    """Keep config.json and tokenizer of the model beside a converted checkpoint, for the way back."""
-    model_folder = conversion.model_folder or source.model_folder
-    if model_folder is None and conversion.tokenizer is None:
-        return
-    place = os.path.join(folder, MODEL_FOLDER)
-    os.makedirs(place)
-    if model_folder is not None:
-        from mindspeed_ms.models.hugging_face.folder import read_json
-
-        config = read_json(os.path.join(model_folder, CONFIG_FILE))
-        if conversion.params_dtype is not None:
-            config.update({name: conversion.params_dtype for name in ("dtype", "torch_dtype") if name in config})
-        write_json(os.path.join(place, CONFIG_FILE), config)
-        copy_side_files(model_folder, place)
-    copy_tokenizer(conversion, place)
-
-
-def copy_tokenizer(conversion, folder):
-    """Copy the file of `--tokenizer-model`, unless the folder has it."""
-    import shutil
-
-    path = conversion.tokenizer
-    if path is not None and os.path.isfile(path) and not os.path.exists(os.path.join(folder, os.path.basename(path))):
-        shutil.copyfile(path, os.path.join(folder, os.path.basename(path)))
 
 
 def vocabulary_rows(reader):

@@ -5,9 +5,11 @@
     write_torch_file("model_optim_rng.pt", tree)         # tensors: TensorReference or TensorToWrite
 
 `objects` (what such trees consist of), `zip_records` (table of a zip file), `pickle_machine` (the opcodes of a pickle),
-`unpickler` (the allowed classes), `reader`; `pickler` and `writer`. Without MindSpore.
+`unpickler` (the allowed classes), `reader`; `pickler` and `writer`; `distributed`
+(folders of torch.distributed.checkpoint). Without MindSpore.
 """
 
+from mindspeed_ms.core.dist_checkpointing.torch_file.distributed import read_distributed
 from mindspeed_ms.core.dist_checkpointing.torch_file.objects import Global, Opaque, Size, TensorReference, TensorToWrite
 from mindspeed_ms.core.dist_checkpointing.torch_file.reader import is_torch_file, read_pickle_file, read_torch_file
 from mindspeed_ms.core.dist_checkpointing.torch_file.writer import write_torch_file

@@ -15,7 +15,7 @@ from mindspeed_ms.core.dist_checkpointing.errors import CheckpointError
 from mindspeed_ms.core.dist_checkpointing.torch_file.objects import Global, Opaque, shown
 
 _LONGEST_INTEGER = 1024
-_LONGEST_LINE = 1 << 16
+_LONGEST_LINE, _LONGEST_STRING, _LONGEST_PICKLE = 1 << 16, 1 << 28, 1 << 30
 _DEEPEST_KEY, _WIDEST_KEY = 3, 32
 _KEYS = (str, bytes, int, float, type(None), Global, Opaque, np.generic)
 
@@ -32,7 +32,8 @@ class PickleMachine:
     """
 
     def __init__(self, path, data, objects, position=0):
-        self.path, self.data, self.objects, self.position = path, data, objects, position
+        self.path, self.data, self.objects = path, data, objects
+        self.start = self.position = position
         self.stack, self.marks, self.memo = [], [], {}
 
     def run(self):
@@ -46,29 +47,35 @@ class PickleMachine:
             while (opcode := data[self.position]) != 0x2E:  # STOP
                 action = _ACTIONS.get(opcode)
                 if action is None:
-                    raise ValueError(f"it has the unknown opcode {opcode:#04x} at byte {self.position}")
+                    raise ValueError(f"it has the unknown opcode {opcode:#04x} at byte {self.position - self.start}")
                 self.position += 1
                 action(self)
             self.position += 1
             if self.marks or len(self.stack) != 1:
-                raise ValueError("its stack is not empty at the end")
+                raise ValueError(f"it ends with {len(self.stack)} objects and {len(self.marks)} marks instead of one object")
             return self.stack[0]
         except (ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError, struct.error) as error:
-            reason = "it ends early" if self.position >= len(data) else str(error) if type(error) is ValueError else repr(error)
+            early = isinstance(error, IndexError) and self.position >= len(data)
+            reason = "it ends early" if early else str(error) if type(error) is ValueError else repr(error)
             raise CheckpointError(f"{self.path}: its pickle is damaged: {shown(reason)}.") from error
+
+    @property
+    def consumed(self):
+        """Bytes that were read."""
+        return self.position - self.start
 
     def take(self, count):
         """Next `count` bytes."""
         start, self.position = self.position, self.position + count
-        if self.position > len(self.data):
-            raise ValueError(f"it says {count} bytes at byte {start}, where {len(self.data) - start} are left")
+        if count > _LONGEST_STRING or self.consumed > _LONGEST_PICKLE or self.position > len(self.data):
+            raise ValueError(f"it says {count} bytes at byte {start - self.start}, where {len(self.data) - start} are left")
         return self.data[start : self.position]
 
     def line(self):
         """Next bytes up to the end of the line."""
         start, end = self.position, self.data.find(b"\n", self.position, self.position + _LONGEST_LINE)
         if end < 0:
-            raise ValueError(f"it has no end of the line that starts at byte {start}")
+            raise ValueError(f"it has no end of the line that starts at byte {start - self.start}")
         self.position = end + 1
         return self.data[start:end]
 

@@ -53,7 +53,7 @@ class Pickler:
         try:
             self._save(tree, "")
         except RecursionError:
-            raise CheckpointError("An object that contains itself cannot be written as a file of torch.save.") from None
+            raise CheckpointError("An object nested so deeply cannot be written as a file of torch.save.") from None
         self.data += b"."
         return self
 
@@ -220,11 +220,9 @@ class Pickler:
 
     def _save_array(self, value, place):
         _check_plain(value, place)
-        fortran = value.flags.f_contiguous and not value.flags.c_contiguous
-        raw = value.tobytes("F" if fortran else "C")
         self._call(Global("numpy.core.multiarray", "_reconstruct"), (Global("numpy", "ndarray"), (0,), b"b"), place)
         self._remember(value)
-        self._build((1, value.shape, value.dtype, fortran, raw), place)
+        self._build((1, value.shape, value.dtype, False, value.tobytes()), place)
 
     def _save_numpy_dtype(self, value, place):
         self._call(Global("numpy", "dtype"), (value.str[1:], False, True), place)
@@ -263,8 +261,7 @@ class Pickler:
     def _rebuilding(self, value, stride, offset):
         """Function that makes the tensor, and its arguments."""
         key, hooks = _Persistent(self._storage(value), value), collections.OrderedDict()
-        requires_grad = value.requires_grad and not value.parameter  # a Parameter says so itself
-        arguments = (key, offset, tuple(value.shape), stride, requires_grad, hooks)
+        arguments = (key, offset, tuple(value.shape), stride, value.requires_grad, hooks)
         if key.kind is None:
             return Global("torch._utils", "_rebuild_tensor_v3"), (*arguments, Global("torch", value.dtype))
         return Global("torch._utils", "_rebuild_tensor_v2"), arguments
@@ -273,7 +270,7 @@ class Pickler:
         """Number of the tensor's storage."""
         memory = value.storage if isinstance(value, TensorReference) else value
         self._alive.append(memory)
-        identity = (value.path, memory.start, memory.stop, memory.key) if isinstance(value, TensorReference) else id(value)
+        identity = (value.path, memory.start, memory.stop) if isinstance(value, TensorReference) else id(value)
         if identity not in self._keys:
             self._keys[identity] = len(self.storages)
             self.storages.append(StorageToWrite(value, _storage_bytes(value)))

@@ -2,6 +2,7 @@
 
 import argparse
 import collections
+import contextlib
 import mmap
 import os
 import types
@@ -12,7 +13,6 @@ from mindspeed_ms.core.dist_checkpointing.torch_file.unpickler import read_pickl
 from mindspeed_ms.core.dist_checkpointing.torch_file.zip_records import read_records
 
 _MAGIC, _PROTOCOL = 0x1950A86A20F9469CFC6C, 1001
-_MOST_PICKLE_BYTES = 1 << 30
 _MOST_REPEATED = 1 << 20
 _DEEPEST = 100
 
@@ -27,8 +27,8 @@ def is_torch_file(path):
     return start[:4] == b"PK\3\4" or start[:13] == b"\x80\2\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19"[:13]
 
 
-def read_torch_file(path, start=0, stop=None):
-    """Read a torch.save file, or bytes `start` to `stop` of a file that holds one.
+def read_torch_file(path, start=0, stop=None, name=""):
+    """Read a torch.save file, or bytes `start` to `stop` of a file that holds one; `name` of the object is for messages.
 
     Returns:
         The saved object, with `TensorReference`, `Global`, `Opaque` and `Size` for what is torch's or Megatron's.
@@ -49,7 +49,7 @@ def read_torch_file(path, start=0, stop=None):
                 tree, objects = _read_stream(file.fileno(), path, start, stop)
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error.strerror or error}.") from error
-    check_tree(path, tree, objects)
+    check_tree(path, tree, objects, name)
     return tree
 
 
@@ -61,17 +61,27 @@ def read_pickle_file(path):
     """
     path = os.fspath(path)
     try:
-        with open(path, "rb") as file:
-            if os.fstat(file.fileno()).st_size > _MOST_PICKLE_BYTES:
-                raise CheckpointError(f"{path} is refused: it has more than {_MOST_PICKLE_BYTES} bytes.")
-            data = file.read()
+        with (
+            open(path, "rb", buffering=0) as file,
+            _mapped(file.fileno(), path, 0, os.fstat(file.fileno()).st_size) as (data, _),
+        ):
+            tree, objects, _ = read_pickle(path, data)
     except OSError as error:
-        raise CheckpointError(f"{path} cannot be read: {error.strerror}.") from error
-    tree, objects, _ = read_pickle(path, data)
+        raise CheckpointError(f"{path} cannot be read: {error.strerror or error}.") from error
     if objects.storages:
         raise CheckpointError(f"{path} is refused: it holds tensors outside of a torch.save file.")
     check_tree(path, tree, objects)
     return tree
+
+
+@contextlib.contextmanager
+def _mapped(descriptor, path, start, stop):
+    """Bytes up to `stop` of a file, mapped instead of read, and the position of byte `start` in them."""
+    if start == stop:
+        raise CheckpointError(f"{path} is damaged: it ends at byte {stop}, where a pickle is expected.")
+    offset = start - start % mmap.ALLOCATIONGRANULARITY
+    with mmap.mmap(descriptor, stop - offset, access=mmap.ACCESS_READ, offset=offset) as data:
+        yield data, start - offset
 
 
 def _read_zip(descriptor, path, start, stop):
@@ -85,80 +95,72 @@ def _read_zip(descriptor, path, start, stop):
             raise CheckpointError(f"{path} is refused: its record {shown(name)} is outside of {shown(folder)}.")
     if folder + "constants.pkl" in records:
         raise CheckpointError(f"{path} is refused: it is a TorchScript program, not a checkpoint.")
-    order = _record(descriptor, path, records, folder + "byteorder", 16) if folder + "byteorder" in records else b"little"
-    if order != b"little":
-        raise CheckpointError(f"{path} is refused: its byte order is {shown(order.decode('latin-1'))}, expected little.")
-    data = _record(descriptor, path, records, folder + "data.pkl", _MOST_PICKLE_BYTES)
-    tree, objects, _ = read_pickle(path, data)
+    first, _ = records.get(folder + "byteorder", (None, None))
+    if first is not None and os.pread(descriptor, 6, first) != b"little":
+        raise CheckpointError(f"{path} is refused: its byte order is {shown(os.pread(descriptor, 6, first))}, expected little.")
+    with _mapped(descriptor, path, *records[folder + "data.pkl"]) as (data, position):
+        tree, objects, _ = read_pickle(path, data, position)
     for storage in objects.storages.values():
         storage.start, storage.stop = records.get(f"{folder}data/{storage.key}", (-1, -1))
     return tree, objects
 
 
-def _record(descriptor, path, records, name, most):
-    start, stop = records[name]
-    if stop - start > most:
-        raise CheckpointError(f"{path} is refused: its record {shown(name)} has {stop - start} bytes, more than {most}.")
-    return os.pread(descriptor, stop - start, start)
-
-
 def _read_stream(descriptor, path, start, stop):
     """File of torch before 1.6: five pickles (magic number, protocol, system, object, keys), then the storages."""
-    if stop == start:
-        raise CheckpointError(f"{path} is empty.")
-    with mmap.mmap(descriptor, stop, access=mmap.ACCESS_READ) as data:
-        magic, _, position = read_pickle(path, data, start, False)
+    with _mapped(descriptor, path, start, stop) as (data, position):
+        begin = start - position  # of the mapped bytes in the file
+        magic, _, position = read_pickle(path, data, position)
         if magic != _MAGIC:
             raise CheckpointError(f"{path} is no file of torch.save.")
-        protocol, _, position = read_pickle(path, data, position, False)
-        system, _, position = read_pickle(path, data, position, False)
+        protocol, _, position = read_pickle(path, data, position)
+        system, _, position = read_pickle(path, data, position)
         if protocol != _PROTOCOL or not isinstance(system, dict) or system.get("little_endian") is not True:
             raise CheckpointError(f"{path} is refused: it has protocol {shown(protocol)} of system {shown(system)}.")
         tree, objects, position = read_pickle(path, data, position)
         keys, _, position = read_pickle(path, data, position)
-        if not isinstance(keys, list) or sorted(map(str, keys)) != sorted(objects.storages):
+        if not isinstance(keys, list) or not all(type(key) is str for key in keys) or sorted(keys) != sorted(objects.storages):
             raise CheckpointError(f"{path} is damaged: its storages are not those that its tensors have.")
         for key in keys:
             storage = objects.storages[key]
             numel = int.from_bytes(data[position : position + 8], "little")
-            nbytes = numel * ITEMSIZES.get(storage.dtype or "uint8", 16)
-            storage.start = position + 8
-            storage.stop = position = storage.start + nbytes
-            if position > stop:
+            storage.start = begin + position + 8
+            storage.stop = storage.start + numel * ITEMSIZES.get(storage.dtype or "uint8", 16)
+            position = storage.stop - begin
+            if storage.stop > stop:
                 raise CheckpointError(f"{path} is damaged: it ends within storage {shown(key)}.")
     return tree, objects
 
 
-def check_tree(path, tree, objects):
+def check_tree(path, tree, objects, name=""):
     """Check and name all tensors of a tree. Raises CheckpointError for one that is not within its storage, for a tree that
     contains itself, is nested too deeply, or is much larger than its file by repeating parts."""
     sizes, active = {}, set()
     frames = []
 
-    def enter(value, name):
-        if isinstance(value, TensorReference) and id(value) not in sizes:
-            object.__setattr__(value, "name", value.name or name)
+    def enter(value, place):
+        if isinstance(value, TensorReference) and not value.name:
+            object.__setattr__(value, "name", place or "(the only one)")
             _check_tensor(path, value)
         children = _children(value)
         if children is None:
             return 1
         if id(value) in active:
-            raise CheckpointError(f"{path} is refused: {shown(name) or 'its object'} contains itself.")
+            raise CheckpointError(f"{path} is refused: {shown(place) or 'its object'} contains itself.")
         if len(frames) >= _DEEPEST:
-            raise CheckpointError(f"{path} is refused: {shown(name)} is nested deeper than {_DEEPEST}.")
+            raise CheckpointError(f"{path} is refused: {shown(place)} is nested deeper than {_DEEPEST}.")
         if id(value) in sizes:
             return sizes[id(value)]
         active.add(id(value))
-        frames.append([value, iter(children), name, 1])
+        frames.append([value, iter(children), place, 1])
         return 0
 
-    enter(tree, "")
+    enter(tree, name)
     while frames:
         frame = frames[-1]
-        value, children, name, _ = frame
+        value, children, place, _ = frame
         for label, child in children:
             depth = len(frames)
-            frame[3] += enter(child, f"{name}.{label}" if name else str(label))
+            frame[3] += enter(child, f"{place}.{label}" if place else str(label))
             if len(frames) > depth:
                 break
         else:

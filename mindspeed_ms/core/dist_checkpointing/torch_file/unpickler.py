@@ -45,6 +45,8 @@ _ENUMS = re.compile(r"(megatron|mindspeed|mindspeed_llm|modellink|ascendspeed)(\
 _CLASS_NAME = re.compile(r"[A-Z]\w*")
 _OPAQUE = {
     "torch": "device",
+    "signal": "Signals",
+    "datetime": "timedelta",
     "torch_npu.npu._format": "Format",
     "torch.distributed.checkpoint.metadata": "Metadata MetadataIndex TensorStorageMetadata ChunkStorageMetadata "
     "BytesStorageMetadata TensorProperties StorageMeta _MEM_FORMAT_ENCODING",
@@ -52,7 +54,7 @@ _OPAQUE = {
     "torch.distributed.checkpoint.planner": "SavePlan WriteItem WriteItemType TensorWriteData BytesIOWriteData",
     "megatron.core.dist_checkpointing.strategies.torch": "MCoreMetadata MCoreSavePlan",
     "megatron.core.rerun_state_machine": "RerunMode RerunState RerunDiagnostic RerunValidationStatus Caller Call QuickStats",
-    "megatron.core.optimizer.distrib_optimizer": "Range",
+    "megatron.core.transformer.pipeline_parallel_layer_layout": "PipelineParallelLayerLayout",
 }
 _OPAQUE_NAMES = frozenset((module, name) for module, names in _OPAQUE.items() for name in names.split())
 _MODULES = {"__builtin__": "builtins", "copy_reg": "copyreg", "UserDict": "collections"}
@@ -69,15 +71,14 @@ class TorchObjects:
 
     Args:
         path (str): for messages and tensors.
-        nbytes (int): of the pickle; bounds what constructors may copy.
 
     Attributes:
+        machine (PickleMachine): that reads the file; what it has read bounds what constructors may copy.
         storages (dict[str, Storage]): by key.
     """
 
-    def __init__(self, path, nbytes):
-        self.path, self.storages = path, {}
-        self._budget = self._most = 16 * nbytes + (1 << 20)
+    def __init__(self, path):
+        self.path, self.machine, self.storages, self._spent = path, None, {}, 0
 
     def find(self, module, name):
         """The `Global` of an allowed name."""
@@ -137,28 +138,26 @@ class TorchObjects:
             raise CheckpointError(f"{self.path} is refused: storage {shown(key)} is a view of another one.")
         new = Storage(key, STORAGES[kind.name], _size(numel), location)
         known = self.storages.setdefault(key, new)
-        if (known.dtype, known.numel) == (new.dtype, new.numel):
-            return known
-        if None not in (known.dtype, new.dtype):
+        if (known.dtype, known.numel) != (new.dtype, new.numel):
             raise CheckpointError(f"{self.path} is refused: its storage {shown(key)} has two dtypes or sizes.")
-        return new
+        return known
 
     def spend(self, count):
         """Count what constructors copy; a file that copies much more than it holds is refused."""
-        self._budget -= count
-        self.check_expanded(self._most - self._budget)
+        self._spent += count
+        self.check_expanded(self._spent)
 
     def check_expanded(self, count):
         """Refuse a file whose tree has `count` parts, shared ones counted each time, if that is far more than its size."""
-        if count > self._most:
+        if count > 16 * self.machine.consumed + (1 << 20):
             raise CheckpointError(f"{self.path} is refused: its pickle expands to much more than its own size.")
 
 
-def read_pickle(path, data, position=0, persistent=True):
-    """Read one pickle at `position` of `data`: (object, TorchObjects, position after it)."""
-    objects = TorchObjects(path, len(data) - position if persistent else 1 << 16)
-    machine = PickleMachine(path, data, objects, position)
-    return machine.run(), objects, machine.position
+def read_pickle(path, data, position=0):
+    """Read one pickle at `position` of `data` (bytes or mmap): (object, TorchObjects, position after it)."""
+    objects = TorchObjects(path)
+    objects.machine = PickleMachine(path, data, objects, position)
+    return objects.machine.run(), objects, objects.machine.position
 
 
 def _is_enum(module, name):

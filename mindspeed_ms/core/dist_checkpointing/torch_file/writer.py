@@ -14,7 +14,8 @@ _ALIGNMENT = 64
 _BLOCK_BYTES = 8 << 20
 _UTF8_NAMES = 0x800
 _DATE_1980 = 0x21
-_LARGE16, _LARGE32 = 0xFFFF, 0xFFFFFFFF
+_LARGE16, _LARGE32 = 0xFFFF, 0xFFFFFFFF  # say that the zip64 fields hold the number
+_MOST_RECORDS, _MOST_BYTES = 0xFFFE, 0xFFFFFFFE  # without them
 
 
 def write_torch_file(path, tree):
@@ -111,7 +112,7 @@ class _ZipFile:
     def add(self, name, blocks, nbytes):
         """Write a record of `nbytes` bytes; they begin at a multiple of 64."""
         name, offset = f"{self._folder}/{name}".encode(), self._position
-        large = struct.pack("<2H2Q", 1, 16, nbytes, nbytes) if nbytes >= _LARGE32 else b""
+        large = struct.pack("<2H2Q", 1, 16, nbytes, nbytes) if nbytes > _MOST_BYTES else b""
         unaligned = offset + 30 + len(name) + len(large) + 4
         padding = -unaligned % _ALIGNMENT
         extra = large + struct.pack("<2H", 0x4246, padding) + b"Z" * padding  # field "FB", as torch calls it
@@ -131,21 +132,22 @@ class _ZipFile:
         """Write the table of the records. Returns the bytes of the file."""
         start = self._position
         for name, nbytes, offset, fields in self._entries:
-            extra = struct.pack("<Q", offset) if offset >= _LARGE32 else b""
-            if nbytes >= _LARGE32:
+            extra = struct.pack("<Q", offset) if offset > _MOST_BYTES else b""
+            if nbytes > _MOST_BYTES:
                 extra = struct.pack("<2Q", nbytes, nbytes) + extra
             if extra:
                 extra = struct.pack("<2H", 1, len(extra)) + extra
             version = 45 if extra else 20
-            place = (len(extra), 0, 0, 0, 0, min(offset, _LARGE32))
+            place = (len(extra), 0, 0, 0, 0, _LARGE32 if offset > _MOST_BYTES else offset)
             self._write(struct.pack("<4s6H3L5H2L", b"PK\1\2", version, version, *fields[1:], *place) + name + extra)
         size, count = self._position - start, len(self._entries)
-        if start >= _LARGE32 or size >= _LARGE32 or count >= _LARGE16:
-            end = self._position
-            self._write(struct.pack("<4sQ2H2L4Q", b"PK\6\6", 44, 45, 45, 0, 0, count, count, size, start))
-            self._write(struct.pack("<4sLQL", b"PK\6\7", 0, end, 1))
-        count = min(count, _LARGE16)
-        self._write(struct.pack("<4s4H2LH", b"PK\5\6", 0, 0, count, count, min(size, _LARGE32), min(start, _LARGE32), 0))
+        end = (count, count, size, start)
+        if start > _MOST_BYTES or count > _MOST_RECORDS:
+            place = self._position
+            self._write(struct.pack("<4sQ2H2L4Q", b"PK\6\6", 44, 45, 45, 0, 0, *end))
+            self._write(struct.pack("<4sLQL", b"PK\6\7", 0, place, 1))
+            end = (_LARGE16, _LARGE16, _LARGE32, _LARGE32)
+        self._write(struct.pack("<4s4H2LH", b"PK\5\6", 0, 0, *end, 0))
         return self._position
 
     def _write(self, data):

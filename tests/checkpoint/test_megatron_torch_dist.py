@@ -20,6 +20,7 @@ from tests.checkpoint.test_megatron import EXPERTS, GPT, LLAMA, TP2, assert_equa
 
 _METADATA, _FILES = "torch.distributed.checkpoint.metadata", "torch.distributed.checkpoint.filesystem"
 FILE = "__0_0.distcp"
+PROPERTIES = Opaque(_METADATA, "TensorProperties", (), (Global("torch", "float32"),), "new")
 
 
 @pytest.fixture(autouse=True)
@@ -51,7 +52,7 @@ class Folder:
             info = made(_FILES, "_StorageInfo", relative_path=FILE, offset=start, length=len(content))
             self.places[index] = info
             chunks.append(made(_METADATA, "ChunkStorageMetadata", offsets=Size(offsets), sizes=Size(array.shape)))
-        self.tensors[key] = made(_METADATA, "TensorStorageMetadata", properties=None, size=Size(shape), chunks=chunks)
+        self.tensors[key] = made(_METADATA, "TensorStorageMetadata", properties=PROPERTIES, size=Size(shape), chunks=chunks)
         self.data[key] = {"nd_reformulated_orig_global_shape": Size(original)} if original else {}
 
     def finish(self, common):

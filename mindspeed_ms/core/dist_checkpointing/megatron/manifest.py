@@ -122,9 +122,9 @@ def read_megatron_manifest(folder, iteration=None):
 
 
 def _read_torch_dist(folder):
-    common, metadata = torch_dist.read_files(folder)
+    common, content = torch_dist.read_files(folder)
     arguments = plain_arguments(common.get("args"))
-    shapes, layers = torch_dist.shapes_of(metadata)
+    shapes, layers = torch_dist.shapes_of(content)
     sizes = {**files.parallel_sizes(arguments, ["mp_rank_00"]), "tp": 1}
     complete = complete_arguments(arguments, shapes, sizes, layers)
     sizes = files.parallel_sizes(arguments, ["mp_rank_00"])
@@ -134,7 +134,7 @@ def _read_torch_dist(folder):
     manifest = _new_manifest(folder, common, arguments, config, style)
     found = optimizer.FoundStates()
     try:
-        unknown = torch_dist.add_tensors(manifest, folder, metadata, describe_model(config))
+        unknown = torch_dist.add_tensors(manifest, folder, content, describe_model(config))
     except LayoutError as error:
         raise CheckpointError(f"{folder}: its args describe an impossible layout: {error}") from error
     torch_dist.note_optimizer(manifest, folder, common, unknown, found)

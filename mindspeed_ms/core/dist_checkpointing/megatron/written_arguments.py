@@ -93,7 +93,13 @@ def _made(config, saved):
     values = {row.name: row.megatron_default for row in TABLE if row.megatron_default is not ... and row.flags + row.off_flags}
     sections = {**{name: saved.get(name) or {} for name in _SECTIONS}, **config.to_dict()}
     for row in TABLE:
-        if row.path and not row.is_alias and (row.convert is None or row.section in ("model_config", "moe_config")):
+        has_flag = row.flags or row.off_flags
+        if (
+            has_flag
+            and row.path
+            and not row.is_alias
+            and (row.convert is None or row.section in ("model_config", "moe_config"))
+        ):
             found, value = _value_at(sections, row.path)
             if found:
                 values[row.name] = value

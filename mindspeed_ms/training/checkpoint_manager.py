@@ -101,6 +101,9 @@ class CheckpointManager:
                 vocab_size,
             )
             self._foreign = reader.manifest.foreign
+            refused = getattr(reader.manifest, "refused", ())
+            if refused and comm.get_rank() == 0:
+                logger.warning("%s was trained with %s, which the model here does not have", path, ", ".join(refused))
             check_same_model(reader.manifest.args, self.all_config, resumes and settings.load_strict)
             if not with_optimizer:
                 self.optimizer.reload_model_params()

@@ -189,3 +189,10 @@ def test_the_model_is_the_checkpoints(tmp_path):
     for name, value in {**GPT, "norm_epsilon": 1e-6, "bias_gelu_fusion": True}.items():
         if not name.endswith("_has_bias"):
             assert getattr(model, name) == value, name
+
+
+def test_features_that_do_not_exist_here_are_named(saved):
+    """Arguments of features that change the numbers, not the tensors."""
+    for rank in ("00_000", "00_001", "01_000", "01_001"):
+        change(file_of(saved, rank), lambda tree: vars(tree["args"]).update(geglu=True, hidden_dropout=0.1))
+    assert read_megatron_manifest(saved).refused == ["--geglu"]

@@ -57,7 +57,9 @@ def _checkpoints(sandbox):
     from mindspeed_ms.testing.megatron_checkpoints import MadeUpReader
     from mindspeed_ms.testing.small_trainings import UNTIED
 
-    config = init_configs_from_dict({"model_config": UNTIED, "parallel_config": {"tensor_model_parallel_size": 2}})
+    config = init_configs_from_dict(
+        {"model_config": {**UNTIED, "vocab_size": 1024}, "parallel_config": {"tensor_model_parallel_size": 2}}
+    )
     reader = MadeUpReader(config)
     for values in reader.arrays.values():
         values *= 0.1

@@ -106,7 +106,8 @@ def parallel_values(counts, sizes, arguments):
     if not is_even:
         result["num_layer_list"] = [row[0] for row in counts] if vpp == 1 else counts
     if pp > 1 and not any(counts[0]):
-        result["standalone_embedding_stage"] = True
+        # the list leaves the stage of the embedding out
+        result["standalone_embedding_stage"], result["num_layer_list"] = True, result["num_layer_list"][1:]
     if arguments.get("noop_layers"):
         result["noop_layers"] = sorted(parse_noop_layers(arguments["noop_layers"]))
     return result

@@ -19,8 +19,10 @@ from mindspeed_ms.layout.parameters import describe_whole_model
 from mindspeed_ms.testing import checkpoint_runs as runs
 from mindspeed_ms.testing.megatron_checkpoints import MadeUpReader, flat, same
 from mindspeed_ms.testing.parity import recordings
+from mindspeed_ms.tools.checkpoint.__main__ import main
 from mindspeed_ms.tools.checkpoint.rewrite import write_checkpoint
 from mindspeed_ms.tools.checkpoint.target_layout import layout_cut
+from mindspeed_ms.tools.converter.__main__ import main as converter
 
 LLAMA = {
     "num_layers": 4,
@@ -258,6 +260,24 @@ def test_recorded_checkpoint_there_and_back(tmp_path, name):
     with CheckpointReader(native) as reader:
         back = MegatronTarget(reader, init_configs_from_dict(values)).write(str(tmp_path / "back"))
     assert differences(source, back, ("/rng_state", "/rerun_state_machine")) == []
+
+
+def test_converter_and_checkpoint_tool(tmp_path, capsys):
+    """convert_ckpt.py from Megatron to Megatron in another layout and style, verified; reshard makes it ours."""
+    source = made_up("core").write(str(tmp_path / "source"))
+    flags = ["--load-model-type", "mg", "--save-model-type", "mg", "--load-dir", source, "--verify", "--save-to-legacy"]
+    flags += [
+        "--save-dir",
+        str(tmp_path / "other"),
+        "--target-tensor-parallel-size",
+        "1",
+        "--target-pipeline-parallel-size",
+        "4",
+    ]
+    assert converter(flags) == 0 and "verified: 81 tensors" in capsys.readouterr().out
+    assert (tmp_path / "other" / "iter_0000007" / "mp_rank_00_003").is_dir()
+    assert main(["reshard", str(tmp_path / "other"), str(tmp_path / "ours"), "--tensor-model-parallel-size", "2"]) == 0
+    assert main(["diff", str(tmp_path / "ours"), source]) == 0
 
 
 # ---- flat buffers ----------------------------------------------------------------------------------------------------

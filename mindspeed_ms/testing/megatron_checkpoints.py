@@ -54,6 +54,7 @@ class MadeUpReader(CheckpointReader):
                 kinds.update({optimizer_key(state, one.name): "float32" for state in states})
             for key, kind in kinds.items():
                 values = random.standard_normal(one.sharding.global_shape).astype(np.float32)
+                values = np.abs(values) if "exp_avg_sq" in key else values
                 if kind != "float32":
                     values = values.astype(np.float16).view(np.uint16).view(numpy_dtype(kind))
                 self.arrays[key] = values

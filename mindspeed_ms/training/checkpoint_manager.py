@@ -7,6 +7,7 @@ from typing import Any
 from mindspeed_ms.config.same_model import differences
 from mindspeed_ms.core import comm
 from mindspeed_ms.core.dist_checkpointing import folders
+from mindspeed_ms.core.dist_checkpointing.agreement import on_rank_zero
 from mindspeed_ms.core.dist_checkpointing.errors import CheckpointError
 from mindspeed_ms.core.dist_checkpointing.foreign import is_foreign_folder
 from mindspeed_ms.core.dist_checkpointing.load import find_checkpoint, open_checkpoint
@@ -46,6 +47,8 @@ def find_starting_point(all_config):
         path = find_checkpoint(path, settings.ckpt_step, settings.crc_check)
         if resumes and (is_upstream_folder(path) or is_foreign_folder(path)):
             resumes = _can_resume(path, all_config)
+    if saves:
+        on_rank_zero("nothing can be saved", _check_foreign_iterations, settings.output_dir, path if resumes else None)
     checkpointing.check_output_folder(settings.output_dir, saves)
     return StartingPoint(path, resumes)
 
@@ -98,6 +101,9 @@ class CheckpointManager:
                 vocab_size,
             )
             self._foreign = reader.manifest.foreign
+            refused = getattr(reader.manifest, "refused", ())
+            if refused and comm.get_rank() == 0:
+                logger.warning("%s was trained with %s, which the model here does not have", path, ", ".join(refused))
             check_same_model(reader.manifest.args, self.all_config, resumes and settings.load_strict)
             if not with_optimizer:
                 self.optimizer.reload_model_params()
@@ -176,6 +182,17 @@ class CheckpointManager:
         """Wait, before the training ends, for a checkpoint that is being written."""
         for saver in self._savers.values():
             saver.wait()
+
+
+def _check_foreign_iterations(folder, path):
+    """Raise CheckpointError if the run would come to the iteration of another program's checkpoint in its output folder."""
+    done = os.path.basename(path).removeprefix("iter_") if path else ""
+    ahead = folders.foreign_iterations(folder, int(done) if done.isdigit() else 0)
+    if ahead:
+        raise CheckpointError(
+            f"output_dir (--save) {folder} holds checkpoints of another program of iterations {ahead}, which this run would "
+            "replace: choose another folder."
+        )
 
 
 def _can_resume(path, all_config):

@@ -58,9 +58,25 @@ def _profiling(sandbox):
     assert done.returncode == 0, done.stdout
 
 
+def _checkpoints(sandbox):
+    from mindspeed_ms.config import init_configs_from_dict
+    from mindspeed_ms.core.dist_checkpointing.megatron.writer import MegatronTarget
+    from mindspeed_ms.testing.megatron_checkpoints import MadeUpReader
+    from mindspeed_ms.testing.small_trainings import UNTIED
+
+    config = init_configs_from_dict(
+        {"model_config": {**UNTIED, "vocab_size": 1024}, "parallel_config": {"tensor_model_parallel_size": 2}}
+    )
+    reader = MadeUpReader(config)
+    for values in reader.arrays.values():
+        values *= 0.1
+    MegatronTarget(reader, config, distributed=True).write(str(sandbox.folder / "megatron_run"))
+
+
 PREPARATION = {
     "README.md": _readme,
     "docs/conversion.md": _conversion,
+    "docs/checkpoints.md": _checkpoints,
     "docs/data.md": _data,
     "docs/getting-started.md": _getting_started,
     "docs/profiling.md": _profiling,

@@ -172,6 +172,12 @@ def delete_old(folder, iteration, keep):
         shutil.rmtree(path + _INCOMPLETE)
 
 
+def foreign_iterations(folder, after):
+    """Iterations above `after` whose folders are checkpoints of another program: list[int]."""
+    later = sorted(number for number in iterations_in(folder) if number > after)
+    return [number for number in later if is_foreign_folder(checkpoint_folder(folder, number))]
+
+
 # ---- finding ---------------------------------------------------------------------------------------------------------
 
 

@@ -6,10 +6,11 @@ from mindspeed_ms.config.argument_table import row_of_name
 from mindspeed_ms.config.arguments import settings_of_arguments
 from mindspeed_ms.config.errors import ConfigError
 from mindspeed_ms.config.resolve import complete
+from mindspeed_ms.config.row import REFUSED
 from mindspeed_ms.config.settings import Settings, build
 from mindspeed_ms.core.dist_checkpointing.errors import CheckpointError
 from mindspeed_ms.layout.errors import LayoutError
-from mindspeed_ms.layout.stages import split_layers
+from mindspeed_ms.layout.stages import parse_noop_layers, split_layers
 from mindspeed_ms.layout.vocabulary import true_vocab_size
 
 _SECTIONS = ("model_config", "moe_config")
@@ -74,6 +75,17 @@ def _is_taken(name):
     return row is not None and (row.section in _SECTIONS or row.path in _PATHS)
 
 
+def refused_arguments(arguments):
+    """Flags of Megatron's features that are set and do not exist here: list[str]. Weights may be read all the same."""
+    values = {name: value for name, value in arguments.items() if _is_refused(name)}
+    return list(dict.fromkeys(problem.key for problem in settings_of_arguments(argparse.Namespace(**values)).problems))
+
+
+def _is_refused(name):
+    row = row_of_name(name)
+    return row is not None and row.status == REFUSED and not row.path
+
+
 def parallel_values(counts, sizes, arguments):
     """Settings of parallel_config that a checkpoint's layout has."""
     pp, vpp = len(counts), len(counts[0])
@@ -93,8 +105,11 @@ def parallel_values(counts, sizes, arguments):
         is_even = False
     if not is_even:
         result["num_layer_list"] = [row[0] for row in counts] if vpp == 1 else counts
+    if pp > 1 and not any(counts[0]):
+        # the list leaves the stage of the embedding out
+        result["standalone_embedding_stage"], result["num_layer_list"] = True, result["num_layer_list"][1:]
     if arguments.get("noop_layers"):
-        result["noop_layers"] = sorted(arguments["noop_layers"])
+        result["noop_layers"] = sorted(parse_noop_layers(arguments["noop_layers"]))
     return result
 
 

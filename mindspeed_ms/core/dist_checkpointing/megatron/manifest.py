@@ -17,6 +17,7 @@ from mindspeed_ms.core.dist_checkpointing.megatron.arguments import (
     complete_arguments,
     configuration_of,
     plain_arguments,
+    refused_arguments,
     true_vocabulary,
 )
 from mindspeed_ms.core.dist_checkpointing.megatron.ranks import file_places, parameters_of
@@ -39,6 +40,7 @@ class MegatronManifest(Manifest):
         configuration (AllConfig): model and layout from the arguments.
         style (str): names in the files, see `names.STYLES`.
         not_resumable (str): why a training cannot go on from it; "" if it can.
+        refused (list[str]): flags in `args` of features that do not exist here.
         has_only_weights (bool): a folder `release`, which a training starts from at its beginning.
     """
 
@@ -46,6 +48,7 @@ class MegatronManifest(Manifest):
     configuration: object = None
     style: str = names.CORE
     not_resumable: str = ""
+    refused: list = field(default_factory=list)
     has_only_weights: bool = False
     has_keys_in_files = False
 
@@ -122,9 +125,9 @@ def read_megatron_manifest(folder, iteration=None):
 
 
 def _read_torch_dist(folder):
-    common, metadata = torch_dist.read_files(folder)
+    common, content = torch_dist.read_files(folder)
     arguments = plain_arguments(common.get("args"))
-    shapes, layers = torch_dist.shapes_of(metadata)
+    shapes, layers = torch_dist.shapes_of(content)
     sizes = {**files.parallel_sizes(arguments, ["mp_rank_00"]), "tp": 1}
     complete = complete_arguments(arguments, shapes, sizes, layers)
     sizes = files.parallel_sizes(arguments, ["mp_rank_00"])
@@ -134,7 +137,7 @@ def _read_torch_dist(folder):
     manifest = _new_manifest(folder, common, arguments, config, style)
     found = optimizer.FoundStates()
     try:
-        unknown = torch_dist.add_tensors(manifest, folder, metadata, describe_model(config))
+        unknown = torch_dist.add_tensors(manifest, folder, content, describe_model(config))
     except LayoutError as error:
         raise CheckpointError(f"{folder}: its args describe an impossible layout: {error}") from error
     torch_dist.note_optimizer(manifest, folder, common, unknown, found)
@@ -285,6 +288,7 @@ def _new_manifest(folder, tree, arguments, config, style):
         arguments=arguments,
         configuration=config,
         style=style,
+        refused=refused_arguments(arguments),
         has_only_weights=os.path.basename(os.path.normpath(folder)) == files.RELEASE,
     )
 

@@ -1,19 +1,19 @@
-"""Folders of Megatron's format `torch_dist`: `.metadata` says which part of a tensor is where in the `.distcp` files.
+"""Folders of Megatron's format `torch_dist`, by the names and shapes of their tensors.
 
 Layers (and experts) are stacked on leading axes, `decoder.layers.mlp.linear_fc1.weight [layers, rows, columns]`, unless the
 layers differ, under the names of Transformer Engine's spec. Optimizer states are `optimizer.state.exp_avg.NAME`. Parts are
-boxes, or of a distributed optimizer flat ranges of boxes: size `[boxes of each axis..., elements of a box]`. Each part is a
-torch.save file of its own inside the `.distcp` file. Source: Megatron core 0.12, dist_checkpointing/strategies/torch.py.
+boxes, or of a distributed optimizer flat ranges of boxes (`torch_file.distributed`). Source: Megatron core 0.12,
+dist_checkpointing/strategies/torch.py.
 """
 
 import itertools
 import os
 import re
 
-from mindspeed_ms.core.dist_checkpointing.errors import CheckpointError, DamagedCheckpointError
+from mindspeed_ms.core.dist_checkpointing.errors import CheckpointError
 from mindspeed_ms.core.dist_checkpointing.manifest import OPTIMIZER_PREFIX, optimizer_key
 from mindspeed_ms.core.dist_checkpointing.megatron import files, names, optimizer
-from mindspeed_ms.core.dist_checkpointing.torch_file import TensorReference, read_pickle_file, read_torch_file
+from mindspeed_ms.core.dist_checkpointing.torch_file import read_distributed
 from mindspeed_ms.layout.parameters import describe_whole_model
 from mindspeed_ms.layout.sharding import FlatSlice, ParameterSharding
 
@@ -23,33 +23,20 @@ _EXPERTS = re.compile(r"mlp\.experts\.experts\.(linear_fc[12])\.(weight|bias)")
 
 
 def read_files(folder):
-    """(content of common.pt, state of `.metadata`) of a folder.
-
-    Raises:
-        CheckpointError: missing, damaged, refused, or of another kind.
-    """
-    common = files.read_tree(os.path.join(folder, files.COMMON_FILE))
-    path = os.path.join(folder, files.METADATA_FILE)
-    metadata = getattr(read_pickle_file(path), "state", None)
-    if not isinstance(metadata, dict) or not {"state_dict_metadata", "storage_data"} <= metadata.keys():
-        raise CheckpointError(f"{path} holds no metadata of torch.distributed.checkpoint.")
-    return common, metadata
+    """(content of common.pt, DistributedCheckpoint) of a folder. CheckpointError: missing, damaged or refused."""
+    return files.read_tree(os.path.join(folder, files.COMMON_FILE)), read_distributed(folder)
 
 
-def shapes_of(metadata):
+def shapes_of(content):
     """{core name: shape of one layer's (expert's) whole tensor} of all weights, and the number of layers."""
     shapes, layers = {}, 0
-    for key, entry in metadata["state_dict_metadata"].items():
-        if _is_tensor(entry) and _STATE.fullmatch(key) is None:
-            for core, _, shape in _parts_of(key, entry.state["size"]):
+    for key, tensor in content.tensors.items():
+        if "optimizer." not in key:
+            for core, _, shape in _parts_of(key, tensor.shape):
                 shapes[core] = shape
                 layer = re.match(r"decoder\.layers\.(\d+)\.", core)
                 layers = max(layers, int(layer[1]) + 1 if layer else 0)
     return shapes, layers
-
-
-def _is_tensor(entry):
-    return getattr(entry, "name", "") == "TensorStorageMetadata"
 
 
 def _parts_of(key, shape):
@@ -67,28 +54,20 @@ def _parts_of(key, shape):
         yield names.core_name(f"{names.CORE_LAYERS}.{number}.{name}")[0], indices, tuple(shape[leading:])
 
 
-def add_tensors(manifest, folder, metadata, model):
+def add_tensors(manifest, folder, content, model):
     """Add all weights and optimizer states to a manifest; returns keys of unknown kinds of optimizer state.
 
     Raises:
         CheckpointError: tensors that do not fit the model, are missing or left over.
     """
-    described = {}
-    for one in describe_whole_model(model):
-        described[names.core_name_of(one.local_name, one.layer)] = one
-    places = _places(metadata)
+    described = {names.core_name_of(one.local_name, one.layer): one for one in describe_whole_model(model)}
     missing, left, unknown = set(described), [], []
-    dtypes = {}
-    for key, entry in metadata["state_dict_metadata"].items():
-        if not _is_tensor(entry):
-            continue
+    for key, tensor in content.tensors.items():
         state = _STATE.fullmatch(key)
         if state is None and "optimizer." in key:
             unknown.append(key)
             continue
-        name = state[2] if state else key
-        size, flat_of = entry.state["size"], _original_shape(metadata, key, entry)
-        for core, indices, shape in _parts_of(name, flat_of or size):
+        for core, indices, shape in _parts_of(state[2] if state else key, tensor.flat_of or tensor.shape):
             parameter = described.get(core)
             if parameter is None:
                 left.append(key)
@@ -97,14 +76,13 @@ def add_tensors(manifest, folder, metadata, model):
                 raise CheckpointError(
                     f"{folder}: {key} has shape {list(shape)}, expected {list(parameter.sharding.global_shape)} by its args."
                 )
-            missing.discard(core)
+            if state is None:
+                missing.discard(core)
             ours = optimizer_key(state[1], parameter.name) if state else parameter.name
-            for part, chunk, first in _pieces(folder, key, entry, indices, shape, flat_of):
-                file, reference = _reference(folder, key, places, chunk)
-                start = reference.start + first * reference.itemsize
-                span = start, start + (part.stop - part.start) * reference.itemsize
-                dtypes.setdefault(ours, reference.dtype)
-                manifest.add(ours, part, reference.dtype, parameter.grouping, file, span)
+            for part, stored, first in _pieces(folder, key, tensor, indices, shape):
+                start = stored.tensor.start + first * stored.tensor.itemsize
+                span = start, start + (part.stop - part.start) * stored.tensor.itemsize
+                manifest.add(ours, part, tensor.dtype, parameter.grouping, stored.file, span)
     if missing or left:
         texts = [
             f"{title}: {', '.join(sorted(found)[:6])}{' ...' if len(found) > 6 else ''}"
@@ -112,45 +90,25 @@ def add_tensors(manifest, folder, metadata, model):
             if found
         ]
         raise CheckpointError(f"{folder} does not hold the model of its args: {'; '.join(texts)}.")
-    _drop_equal_masters(manifest, dtypes)
-    for name in sorted({file for file, _, _ in places.values()}):
-        manifest.files[name] = os.path.getsize(os.path.join(folder, name))
+    _drop_equal_masters(manifest)
+    manifest.files.update(content.files)
     return unknown
 
 
-def _drop_equal_masters(manifest, dtypes):
+def _drop_equal_masters(manifest):
     """A distributed optimizer saves float32 weights a second time, as its masters."""
     prefix = optimizer_key("fp32_param", "")
     for key in [key for key in manifest.tensors if key.startswith(prefix)]:
-        if dtypes.get(key.removeprefix(prefix)) == "float32":
+        if manifest.tensors[key.removeprefix(prefix)].dtype == "float32":
             del manifest.tensors[key]
 
 
-def _places(metadata):
-    """{(key, offsets): (file, start, stop)}."""
-    places = {}
-    for index, info in metadata["storage_data"].items():
-        where, entry = index.state, info.state
-        offset = where.get("offset")
-        if offset is not None:
-            start = entry["offset"]
-            places[where["fqn"], tuple(offset)] = entry["relative_path"], start, start + entry["length"]
-    return places
-
-
-def _original_shape(metadata, key, entry):
-    """Shape of a tensor that is stored as flat ranges of boxes; None if it is stored as boxes."""
-    data = (metadata.get("mcore_data") or {}).get(key) or {}
-    shape = data.get("nd_reformulated_orig_global_shape")
-    return tuple(shape) if shape else None
-
-
-def _pieces(folder, key, entry, indices, shape, flat_of):
-    """(FlatSlice, offsets of the stored part, first element in it) of the tensor at `indices` of the leading axes."""
+def _pieces(folder, key, tensor, indices, shape):
+    """(FlatSlice, Part, first element in it) of the tensor at `indices` of the leading axes."""
     leading = len(indices)
-    for chunk in entry.state["chunks"]:
-        offsets, sizes = tuple(chunk.state["offsets"]), tuple(chunk.state["sizes"])
-        if flat_of is None:
+    for stored in tensor.parts.values():
+        offsets, sizes = stored.offsets, stored.sizes
+        if tensor.flat_of is None:
             inside = [index - start for index, start in zip(indices, offsets)]
             if any(not 0 <= place < size for place, size in zip(inside, sizes)):
                 continue
@@ -158,15 +116,15 @@ def _pieces(folder, key, entry, indices, shape, flat_of):
             number = 0
             for place, size in zip(inside, sizes):
                 number = number * size + place
-            yield FlatSlice(sharding, 0, sharding.numel), offsets, number * sharding.numel
+            yield FlatSlice(sharding, 0, sharding.numel), stored, number * sharding.numel
             continue
-        box = [whole // count for whole, count in zip(flat_of, entry.state["size"])]
+        box = [whole // count for whole, count in zip(tensor.flat_of, tensor.shape)]
         corner = [index * length for index, length in zip(offsets, box)]
         if any(length != 1 for length in box[:leading]):
             raise CheckpointError(f"{folder}: {key} stores several layers in one flat range, which is not supported.")
         if tuple(corner[:leading]) == tuple(indices):
             sharding = _box(folder, key, shape, corner[leading:], box[leading:])
-            yield FlatSlice(sharding, offsets[-1], offsets[-1] + sizes[-1]), offsets, 0
+            yield FlatSlice(sharding, offsets[-1], offsets[-1] + sizes[-1]), stored, 0
 
 
 def _box(folder, key, shape, offsets, sizes):
@@ -180,23 +138,6 @@ def _box(folder, key, shape, offsets, sizes):
     if len(cut) == 2 and cut[0] == 0:
         return ParameterSharding(shape, cut[1], (bounds[cut[1]],), bounds[0])
     raise CheckpointError(f"{folder}: {key} is cut along axes {cut}, which is not supported.")
-
-
-def _reference(folder, key, places, offsets):
-    """(file, TensorReference) of a stored part."""
-    place = places.get((key, offsets))
-    if place is None:
-        raise DamagedCheckpointError(f"{folder}: {files.METADATA_FILE} has no place of {key} at {list(offsets)}.")
-    file, start, stop = place
-    path = os.path.join(folder, file)
-    if os.path.basename(file) != file:
-        raise CheckpointError(f"{folder}: {files.METADATA_FILE} names {file!r}: expected a file in the folder.")
-    if not os.path.isfile(path):
-        raise DamagedCheckpointError(f"{folder} is incomplete: {file} is missing.")
-    tensor = read_torch_file(path, start, stop)
-    if not isinstance(tensor, TensorReference) or not tensor.is_contiguous:
-        raise CheckpointError(f"{path}: {key} at byte {start} is no tensor that is stored row by row.")
-    return file, tensor
 
 
 def note_optimizer(manifest, folder, common, unknown, found):

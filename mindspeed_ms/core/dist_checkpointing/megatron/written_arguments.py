@@ -93,7 +93,13 @@ def _made(config, saved):
     values = {row.name: row.megatron_default for row in TABLE if row.megatron_default is not ... and row.flags + row.off_flags}
     sections = {**{name: saved.get(name) or {} for name in _SECTIONS}, **config.to_dict()}
     for row in TABLE:
-        if row.path and not row.is_alias and (row.convert is None or row.section in ("model_config", "moe_config")):
+        has_flag = row.flags or row.off_flags
+        if (
+            has_flag
+            and row.path
+            and not row.is_alias
+            and (row.convert is None or row.section in ("model_config", "moe_config"))
+        ):
             found, value = _value_at(sections, row.path)
             if found:
                 values[row.name] = value
@@ -101,6 +107,7 @@ def _made(config, saved):
     gated = model.gated_linear_unit or "swiglu" in model.hidden_act
     dtype = Global("torch", str(model.params_dtype).rpartition(".")[2])
     data = saved.get("dataset_config") or {}
+    has_biases = model.add_bias_linear or (model.qkv_has_bias and model.out_proj_has_bias and model.mlp_has_bias)
     scaling = sections["model_config"].get("rope_scaling") or {}
     groups = model.num_query_groups if model.group_query_attention else None
     values.update(
@@ -119,8 +126,8 @@ def _made(config, saved):
         moe_layer_freq=_layer_frequency(moe),
         group_query_attention=bool(model.group_query_attention),
         num_query_groups=groups or 1,
-        add_bias_linear=model.add_bias_linear or model.mlp_has_bias,
-        add_qkv_bias=model.qkv_has_bias and not model.add_bias_linear,
+        add_bias_linear=has_biases,
+        add_qkv_bias=model.qkv_has_bias and not has_biases,
         untie_embeddings_and_output_weights=model.untie_embeddings_and_output_weights,
         num_layers=model.num_layers,
         encoder_num_layers=model.num_layers,

@@ -127,6 +127,26 @@ def test_views_and_row_ranges(tmp_path):
         rows.read()
 
 
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (Opaque("posix", "system", ("touch mark",)), "a is made by posix.system, which is not one of the classes"),
+        (Opaque("builtins", "getattr", (Global("torch", "Tensor"), "data")), "a is made by builtins.getattr"),
+        (
+            Opaque("megatron.core.enums", "ModelType", ("__class__",), None, "getattr"),
+            "a is made by megatron.core.enums.ModelType",
+        ),
+        (Opaque("megatron.core.enums", "ModelType\nos", (1,)), "a is made by megatron.core.enums.ModelType"),
+        (Global("posix", "system"), "a names posix.system"),
+        (Global("torch", "float32\n."), "a names torch.float32"),
+    ],
+)
+def test_only_allowed_classes_are_written(tmp_path, value, text):
+    """Not even from a forged file in another format, whose text became such an object."""
+    with pytest.raises(CheckpointError, match=text):
+        write_torch_file(tmp_path / "a.pt", {"a": value})
+
+
 def test_nothing_half_is_left(tmp_path):
     (tmp_path / "a.pt").write_bytes(b"before")
 

@@ -139,6 +139,8 @@ def rebuilt(offset, shape, stride, storage=STORAGE):
         (b"K\x01Q.", "refers to something that is no storage"),
         (b"(U\x07storageK\x01U\x010U\x03cpuK\x04tQ.", "has a storage of unknown kind 1"),
         (b"K\x01}b.", "sets a wrong state of int"),
+        (STORAGE.replace(b"K\x04tQ", NAMESPACE + b"tQ."), "storage 0 has argparse.Namespace elements"),
+        (STORAGE.replace(b"K\x04tQ", b"J\xff\xff\xff\xfftQ."), "storage 0 has -1 elements"),
         (ENUM + b")R}b}b.", "sets a wrong state of Opaque: it has one"),
         (NAMESPACE + b")}K\1K\2s\x92.", "makes argparse.Namespace with keywords"),
         (b"]" + STORAGE + b"a" + STORAGE.replace(b"Float", b"Double") + b"a.", "its storage 0 has two dtypes or sizes"),

@@ -5,7 +5,7 @@
     write_torch_file("model_optim_rng.pt", tree)         # tensors: TensorReference or TensorToWrite
 
 `objects` (what such trees consist of), `zip_records` (table of a zip file), `pickle_machine` (the opcodes of a pickle),
-`unpickler` (the allowed classes), `reader`; `pickler` and `writer`; `distributed`
+`unpickler` (what names and calls mean: `allowed` names, inert `constructors`), `reader`; `pickler` and `writer`; `distributed`
 (folders of torch.distributed.checkpoint). Without MindSpore.
 """
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from mindspeed_ms.core.dist_checkpointing.errors import CheckpointError
+from mindspeed_ms.core.dist_checkpointing.torch_file.allowed import STORAGES, is_member, is_opaque
 from mindspeed_ms.core.dist_checkpointing.torch_file.objects import (
     ITEMSIZES,
     Global,
@@ -20,7 +21,7 @@ from mindspeed_ms.core.dist_checkpointing.torch_file.objects import (
     TensorToWrite,
     shown,
 )
-from mindspeed_ms.core.dist_checkpointing.torch_file.unpickler import STORAGES
+from mindspeed_ms.core.dist_checkpointing.torch_file.unpickler import is_allowed
 
 _STORAGE_OF = {dtype: name for name, dtype in STORAGES.items() if dtype in ITEMSIZES}
 _FACTORIES = {kind: Global("builtins", kind.__name__) for kind in (list, dict, int, float, set, str, bool)}
@@ -201,13 +202,19 @@ class Pickler:
         self._build((value.getvalue(), value.tell(), None), place)
 
     def _save_global(self, value, place):
-        if "\n" in value.module + value.name:
-            raise CheckpointError(f"{shown(place)} is {value}, which is no name.")
+        if not is_allowed(value):
+            raise CheckpointError(f"{shown(place)} names {value}, which is not one of the classes that checkpoints consist of.")
         self.data += f"c{value.module}\n{value.name}\n".encode()
         self._remember(value)
 
     def _save_opaque(self, value, place):
         cls = Global(value.module, value.name)
+        if not is_opaque(value) or (
+            value.made_by == "getattr" and not (len(value.arguments) == 1 and is_member(*value.arguments))
+        ):
+            raise CheckpointError(
+                f"{shown(place)} is made by {cls}, which is not one of the classes that checkpoints consist of."
+            )
         if value.made_by == "getattr":
             self._call(Global("builtins", "getattr"), (cls, *value.arguments), place)
         else:

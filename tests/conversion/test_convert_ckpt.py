@@ -15,6 +15,7 @@ from mindspeed_ms.models.hugging_face.manifest import read_manifest
 from mindspeed_ms.tools.checkpoint.diff import differences
 from mindspeed_ms.tools.checkpoint.source import open_checkpoint
 from mindspeed_ms.tools.converter import flags
+from mindspeed_ms.tools.converter.__main__ import main
 from mindspeed_ms.tools.converter.arguments import parse
 from mindspeed_ms.tools.converter.errors import ConversionError
 from tests.conversion.test_hugging_face import convert, read_tensors
@@ -241,3 +242,23 @@ def test_the_guides_command_runs_as_printed(qwen):
     convert(result, qwen, "--load-model-type", "mg", "--save-model-type", "hf", "--model-type-hf", "llama2")
     assert read_tensors(os.path.join(qwen, "mg2hf")) == read_tensors(qwen)
     assert read_json(os.path.join(qwen, "mg2hf")) == read_json(qwen)
+
+
+@pytest.mark.skipif("MINDSPEED_MS_GOLDEN" not in os.environ, reason="needs the recorded checkpoints")
+def test_upstreams_files_keep_the_optimizer(tmp_path):
+    """Megatron -> upstream's -> Megatron with upstream's two converters: weights and moments bit for bit."""
+    source = os.path.join(os.environ["MINDSPEED_MS_GOLDEN"], "ckpt", "llama_tp2pp2vpp2")
+    sizes = ["--tp-size", "2", "--pp-size", "2", "--num-layers", "4"]
+    paths = ["--megatron-path", source, "--ms-path", str(tmp_path / "ms"), "--file-prefix", "mine"]
+    assert main([*paths, *sizes], "pt2ckpt") == 0
+    assert os.listdir(tmp_path / "ms" / "rank_3") == ["mine.ckpt"]
+    with open_checkpoint(source) as first:
+        write_json(tmp_path, "model.yaml", {"model_config": first.manifest.args["model_config"]})
+        back = tmp_path / "mg"
+        paths = ["--ms-path", str(tmp_path / "ms"), "--megatron-path", str(back), "--config", str(tmp_path / "model.yaml")]
+        assert main([*paths, *sizes, "--verify"], "ckpt2pt") == 0
+        with open_checkpoint(back) as second:
+            assert second.manifest.iteration == first.manifest.iteration == 10
+            assert len(second.manifest.tensors) == 81
+            found = [one for one in differences(first, second) if one.key in first.manifest.tensors]
+            assert not found, found[0]

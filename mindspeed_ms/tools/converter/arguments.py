@@ -47,6 +47,7 @@ class Conversion:
         grouped_experts (bool): experts of a layer in one tensor.
         legacy_names (bool): Megatron's names before core.
         upstream_format (str): "ckpt" or "safetensors".
+        upstream_prefix (str): of the files' names.
         most_bytes (int): of a file for Hugging Face.
         verify, dry_run (bool): see the flags.
         flags (dict): setting -> flag as typed, for messages.
@@ -72,6 +73,7 @@ class Conversion:
     grouped_experts: bool = False
     legacy_names: bool = False
     upstream_format: str = "ckpt"
+    upstream_prefix: str = "network"
     most_bytes: int = 5 * 10**9
     verify: bool = False
     dry_run: bool = False
@@ -354,6 +356,7 @@ def _of_upstream(arguments, form, notes):
         expected={"--num-layers": ("model_config.num_layers", arguments.num_layers)} if arguments.num_layers else {},
         config=arguments.config,
         upstream_format=arguments.format,
+        upstream_prefix=arguments.file_prefix,
         verify=arguments.verify,
         dry_run=arguments.dry_run,
         flags={

@@ -10,6 +10,7 @@ from mindspeed_ms.core.dist_checkpointing.errors import CheckpointError
 from mindspeed_ms.core.dist_checkpointing.manifest import DTYPE_BYTES, OPTIMIZER_PREFIX, whole_slice
 from mindspeed_ms.core.dist_checkpointing.reader import numpy_dtype
 from mindspeed_ms.core.dist_checkpointing.shard_file import Entry, write_shard
+from mindspeed_ms.core.dist_checkpointing.upstream_optimizer import scalars_of
 from mindspeed_ms.layout.parameters import WORD_EMBEDDINGS, describe_parameters
 from mindspeed_ms.layout.ranks import WorldLayout, model_parallel_size, world_unit_of
 from mindspeed_ms.models.families.family import families, family_of
@@ -117,18 +118,25 @@ class UpstreamTarget:
 
     def elements(self):
         """See NativeTarget."""
-        return sum(
-            prod(part.local_shape) for parts in self.ranks for _, key, part in parts if not key.startswith(OPTIMIZER_PREFIX)
-        )
+        return count_elements((key, part) for parts in self.ranks for _, key, part in parts)
 
     def write(self, folder):
         """See NativeTarget."""
         with progress_bar(self.nbytes) as bar:
             for rank, parts in enumerate(self.ranks):
-                path = os.path.join(folder, f"rank_{rank}", f"network.{self.conversion.upstream_format}")
+                name = f"{self.conversion.upstream_prefix}.{self.conversion.upstream_format}"
+                path = os.path.join(folder, f"rank_{rank}", name)
                 os.makedirs(os.path.dirname(path))
-                write_shard(path, [self._entry(name, key, part, bar) for name, key, part in parts])
+                write_shard(path, [*self._scalars(), *(self._entry(name, key, part, bar) for name, key, part in parts)])
         write_model_folder(self.conversion, self.source, folder)
+
+    def _scalars(self):
+        """Entries of the optimizer's step and the schedule, if the moments are there."""
+        if not any(key.startswith(OPTIMIZER_PREFIX) for key in self.reader.manifest.tensors):
+            return []
+        found = scalars_of(self.reader.manifest.states).items()
+        arrays = [(name, np.array([value], np.int64 if isinstance(value, int) else np.float64)) for name, value in found]
+        return [Entry(name, array.dtype.name, (1,), array.nbytes, array.view(np.uint8)) for name, array in arrays]
 
     def _entry(self, name, key, part, bar):
         stored = self.reader.tensor(key)

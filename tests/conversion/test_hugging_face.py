@@ -51,13 +51,16 @@ def test_there_and_back(tmp_path, name):
 
 
 @pytest.mark.parametrize("name", [name for name in CONFIGS if "moe" in name or name == "mixtral"])
-def test_experts_in_one_tensor(tmp_path, name):
+def test_experts_in_one_tensor(tmp_path, capsys, name):
     source, _ = write_folder(tmp_path / "model", CONFIGS[name])
     layout = ("--moe-grouped-gemm", "--target-tensor-parallel-size", "2", "--target-expert-parallel-size", "2")
     native = convert(source, tmp_path / "native", "--save-model-type", "native", "--verify", *layout)
     with CheckpointReader(os.path.join(native, "iter_0000000")) as reader:
         assert any(key.endswith("experts.weight1") for key in reader.manifest.tensors)
     assert read_tensors(convert(native, tmp_path / "back", "--save-model-type", "hf")) == read_tensors(source)
+    single = convert(source, tmp_path / "single", "--save-model-type", "native")
+    convert(single, tmp_path / "other", "--save-model-type", "native", "--moe-grouped-gemm", code=1)
+    assert "--moe-grouped-gemm: the experts of" in capsys.readouterr().err
 
 
 def test_rows_of_query_key_value_and_of_gate_and_up(tmp_path):

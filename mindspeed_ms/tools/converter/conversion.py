@@ -121,6 +121,12 @@ def target_config(conversion, source):
     sections = model_sections(source.config.to_dict())
     rows, true_rows = vocabulary_rows(source.reader), source.reader.manifest.vocab_size
     sections["model_config"]["vocab_size"] = _padded_rows(conversion, rows, true_rows)
+    is_grouped = source.config.moe_config.moe_grouped_gemm
+    if conversion.grouped_experts and not is_grouped:
+        raise ConversionError(
+            f"--moe-grouped-gemm: the experts of {conversion.load_dir} are stored one by one, and stay so. Convert it to hf "
+            "first, and that with the flag."
+        )
     if sections.get("moe_config"):
         sections["moe_config"]["moe_grouped_gemm"] = conversion.grouped_experts or sections["moe_config"]["moe_grouped_gemm"]
     # experts are only cut over tensor ranks together with the sequence, which changes no file

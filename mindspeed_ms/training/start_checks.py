@@ -13,6 +13,7 @@ from mindspeed_ms.core import comm
 from mindspeed_ms.core.device import cards_to_use, request_device
 from mindspeed_ms.core.dist_checkpointing import folders, plain_weights
 from mindspeed_ms.core.dist_checkpointing.errors import CheckpointError
+from mindspeed_ms.core.dist_checkpointing.foreign import read_foreign_manifest
 from mindspeed_ms.core.dist_checkpointing.manifest import Manifest
 from mindspeed_ms.core.dist_checkpointing.upstream_format import is_upstream_folder
 from mindspeed_ms.core.logging import logger
@@ -127,7 +128,8 @@ def check_resumed(path, all_config, resumes):
     """
     if is_upstream_folder(path) or plain_weights.is_own(path):
         return
-    manifest, training = Manifest.read(path), all_config.training_config
+    manifest, training = read_foreign_manifest(path) or Manifest.read(path), all_config.training_config
+    resumes = resumes and not manifest.has_only_weights
     if training.load_strict:
         _check_model(path, manifest, all_config, resumes)
     if resumes and not training.no_load_optim and manifest.states.get("opt_param_scheduler"):

@@ -60,6 +60,7 @@ class LayerFields(Section):
         "output",
         form=OFF,
         megatron=True,
+        checkpoint=TAKEN,
     )
     bias_swiglu_fusion: Bool = field(
         False,

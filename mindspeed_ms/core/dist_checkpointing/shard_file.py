@@ -66,11 +66,12 @@ class Entry:
         return StoredPiece(part, file, self.start, self.stop, self.xxhash, self.multilinear)
 
 
-def write_shard(path, entries, verify=False):
+def write_shard(path, entries, verify=False, made_by="mindspeed_ms"):
     """Write entries and sync them to the disk; fills in their positions and check sums.
 
     Args:
         verify (bool): read the file again and compare check sums.
+        made_by (str): "format" in the metadata of a safetensors file.
 
     Returns:
         int: bytes of the file.
@@ -79,7 +80,7 @@ def write_shard(path, entries, verify=False):
         OSError: no space, no such folder, ...
         CheckpointError: `verify` found other bytes.
     """
-    prefixes = ckpt_file.prefixes(entries) if os.fspath(path).endswith(".ckpt") else _safetensors_prefixes(entries)
+    prefixes = ckpt_file.prefixes(entries) if os.fspath(path).endswith(".ckpt") else _safetensors_prefixes(entries, made_by)
     position = 0
     with open(path, "wb", buffering=0) as file, ThreadPoolExecutor(1) as writer:
         for prefix, entry in zip(prefixes, entries):
@@ -97,9 +98,9 @@ def write_shard(path, entries, verify=False):
     return position
 
 
-def _safetensors_prefixes(entries):
+def _safetensors_prefixes(entries, made_by):
     """Bytes before the values of each entry: the header is before the first."""
-    header, offset = {"__metadata__": {"format": "mindspeed_ms"}}, 0
+    header, offset = {"__metadata__": {"format": made_by}}, 0
     for entry in entries:
         header[entry.name] = {
             "dtype": SAFETENSORS_DTYPES[entry.dtype],

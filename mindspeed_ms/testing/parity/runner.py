@@ -76,7 +76,7 @@ def micro_batches(batch, micro_batch_size):
         }
 
 
-def run(flags, extra, batches, weights=None, keep=(), settings=None, watch=None):
+def run(flags, extra, batches, weights=None, keep=(), settings=None, watch=None, load=None):
     """Train on recorded batches.
 
     Args:
@@ -88,6 +88,7 @@ def run(flags, extra, batches, weights=None, keep=(), settings=None, watch=None)
         settings (Optional[dict]): values of configuration paths that have no flag.
         watch (Optional[Callable]): `(step, number)` called before each step (`TrainOneStep`) and once after the last;
             its results are kept as `watched`.
+        load (Optional[str]): checkpoint from which the training goes on, with its optimizer and schedule.
 
     Returns:
         dict: loss, grad_norm, lr per step; `recomputed`, the parts of the model whose forward the backward ran again; what
@@ -114,6 +115,8 @@ def run(flags, extra, batches, weights=None, keep=(), settings=None, watch=None)
     model = get_model(model_provider, all_config)
     optimizer = get_optimizer(all_config, model)
     scheduler = get_optimizer_param_scheduler(optimizer, all_config, all_config.training_config.training_iters)
+    if load is not None:
+        _load(load, all_config, model, optimizer, scheduler)
     step = TrainOneStep(model, optimizer, scheduler, forward_step)
     result = {"loss": [], "grad_norm": [], "lr": [], "loss_scale": [], "success": [], "watched": [], "recomputed": 0}
     if "gradients" in keep:
@@ -139,6 +142,14 @@ def run(flags, extra, batches, weights=None, keep=(), settings=None, watch=None)
     if "moments" in keep:
         _collect_moments(optimizer, model, result)
     return result
+
+
+def _load(path, all_config, model, optimizer, scheduler):
+    from mindspeed_ms.core.dist_checkpointing.load import find_checkpoint, open_checkpoint
+    from mindspeed_ms.training.checkpointing import load_checkpoint
+
+    with open_checkpoint(find_checkpoint(path), all_config) as reader:
+        load_checkpoint(reader, model, optimizer, scheduler)
 
 
 def multiply_differentiated_loss(step, factor):

@@ -137,6 +137,7 @@ def _target_config(arguments, manifest):
         raise CheckpointError("the checkpoint holds no configuration: give one with --config.")
     sizes = {name: getattr(arguments, name) for name in _SIZES if getattr(arguments, name) is not None}
     values = {name: values[name] for name in _MODEL_SECTIONS if values.get(name)}
+    values.setdefault("parallel_config", {})
     if sizes:
         # what cut the layers for the old sizes does not fit the new ones
         kept = {name: value for name, value in values["parallel_config"].items() if name not in _CUTS_OF_LAYERS}

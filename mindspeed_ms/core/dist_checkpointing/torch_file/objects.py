@@ -181,7 +181,8 @@ class TensorToWrite:
     Attributes:
         dtype (str): "float32", ...
         shape (tuple[int]): as written.
-        data: contiguous values (numpy array or bytes; bfloat16 as its bits), or a function without arguments that gives them.
+        data: contiguous values (numpy array or bytes; bfloat16 as its bits), or a function without arguments that gives them,
+            or an iterator over blocks of their bytes.
         parameter, requires_grad, attributes: as in `TensorReference`.
     """
 

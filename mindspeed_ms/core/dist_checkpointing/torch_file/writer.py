@@ -67,6 +67,9 @@ def _blocks(storage):
         yield from _blocks_of_file(source, storage.nbytes)
         return
     data = source.data() if callable(source.data) else source.data
+    if hasattr(data, "__next__"):
+        yield from _checked_blocks(source, data, storage.nbytes)
+        return
     data = memoryview(data)
     if data.nbytes != storage.nbytes or not data.c_contiguous:
         what = f"A tensor to write, {source.dtype} {list(source.shape)}"
@@ -75,6 +78,17 @@ def _blocks(storage):
         data = data.cast("B")
         for start in range(0, data.nbytes, _BLOCK_BYTES):
             yield data[start : start + _BLOCK_BYTES]
+
+
+def _checked_blocks(source, blocks, nbytes):
+    """Blocks of an iterator, whose sizes must add up to that of the tensor."""
+    for block in blocks:
+        nbytes -= len(block)
+        if nbytes < 0:
+            break
+        yield block
+    if nbytes:
+        raise CheckpointError(f"A tensor to write, {source.dtype} {list(source.shape)}, has blocks of another size together.")
 
 
 def _blocks_of_file(reference, nbytes):

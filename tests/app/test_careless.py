@@ -109,9 +109,9 @@ CARELESS = [
     ([*SAVED, "--lr-decay-iters", "9"], ["--lr-decay-iters is 9 here and None there"]),
     ([*SAVED, "--lr-warmup-iters", "1"], ["--lr-warmup-iters is 1 here and 0 there"]),
     ([*SAVED, "--ckpt-step", "7"], ["no checkpoint of iteration 7"]),
-    ([*MODEL, "--load", "megatron"], ["megatron is a checkpoint of Megatron (folders mp_rank_*)", "converted"]),
-    ([*MODEL, "--load", "distributed"], ["distributed checkpoint of Megatron", "converted", "not available"]),
-    ([*MODEL, "--load", "hf"], ["hf is a model of Hugging Face", "converted", "not available"]),
+    ([*MODEL, "--load", "megatron"], ["megatron/iter_0000005/mp_rank_00/model_optim_rng.pt", "damaged"]),
+    ([*MODEL, "--load", "distributed"], ["distributed/iter_0000005/common.pt is missing"]),
+    ([*MODEL, "--load", "hf"], ["hf/config.json has no model_type", "qwen2"]),
 ]  # fmt: skip
 
 

@@ -53,8 +53,8 @@ def folder_name(iteration):
 
 
 def is_torch_dist_folder(path):
-    """Whether a folder is a checkpoint of the format `torch_dist`."""
-    return os.path.isfile(os.path.join(path, METADATA_FILE)) and os.path.isfile(os.path.join(path, COMMON_FILE))
+    """Whether a folder is a checkpoint of the format `torch_dist`, complete or not."""
+    return any(name in (METADATA_FILE, COMMON_FILE) or name.endswith(".distcp") for name in os.listdir(path))
 
 
 def _rank_folders(path):

@@ -198,6 +198,43 @@ def test_norm_counts_copies_once_and_parts_fully(world):
             np.testing.assert_allclose(moment, 0.1 * coefficient, rtol=1e-6, err_msg=name)
 
 
+def infinite_on_one_rank(name, tp, ddp):
+    """(success, unchanged) of a step where the gradient of a parameter is infinite in rank 1's memory alone."""
+    from mindspeed_ms.core import comm, storage
+    from mindspeed_ms.core.distributed import finalize_model_grads
+
+    def mark(cell):
+        for weight in ("first.weight", "last.weight"):
+            cell.table[weight].tensor_model_parallel = tp > 1
+
+    chunk, optimizer = make(mark=mark, tp=tp, ddp=ddp)
+    before = parameters_of(chunk)
+    optimizer.zero_grad()
+    run_backward(chunk, gradients(0))
+    finalize_model_grads([chunk])
+    if comm.get_rank() == 1:
+        for shard in optimizer.shards:
+            for piece in shard.pieces:
+                if name in (None, piece.name):
+                    grad = shard.slice_grad(piece.start, piece.stop)
+                    storage.write(grad, grad + np.inf)
+    success, _, _ = optimizer.step()
+    return success, optimizer.found_inf, all(np.array_equal(before[key], value) for key, value in parameters_of(chunk).items())
+
+
+@pytest.mark.parametrize(
+    "name, tp, ddp",
+    [
+        ("first.weight", 2, {}),
+        ("norm.weight", 2, {}),  # a copy, which does not count in the norm
+        (None, 1, {"use_distributed_optimizer": True}),
+    ],
+    ids=["own part", "copy", "shard"],
+)
+def test_infinity_in_the_memory_of_one_rank_is_skipped_by_all(world, name, tp, ddp):
+    assert world(2)(infinite_on_one_rank, name, tp, ddp) == [(False, True, True)] * 2
+
+
 def zero_gradient_step(dtype):
     chunk, optimizer = make(dtype=getattr(ms, dtype), bf16=dtype == "bfloat16", ddp={"grad_reduce_in_fp32": True})
     before = parameters_of(chunk)

@@ -1,6 +1,7 @@
 """Buffers, AdamW, SGD, norms and loss scales against float64 references, on one and several ranks."""
 
 import math
+from contextlib import nullcontext
 
 import mindspore as ms
 import numpy as np
@@ -398,10 +399,10 @@ def test_wrong_settings_are_named(world):
         assert words in message
 
 
-def nan_before_reduction():
+def nan_before_reduction(level):
     from mindspeed_ms.core import comm
 
-    chunk, optimizer = make(ddp={"check_for_nan_in_grad": True})
+    chunk, optimizer = make(ddp={"check_for_nan_in_grad": True, "zero_level": level})
     entries = gradients(0)
     entries["norm.weight"][0] = np.nan
     if comm.get_rank() == 0:
@@ -412,5 +413,27 @@ def nan_before_reduction():
     return found, chunk.non_finite_gradients()
 
 
-def test_nan_in_gradient_is_known_by_parameter_where_it_arose(world):
-    assert world(2)(nan_before_reduction) == [([], []), (["norm.weight"], [])]
+@pytest.mark.parametrize("level", [None, "z1", "z2", "z3"])
+def test_nan_in_gradient_is_known_by_parameter_where_it_arose(world, level):
+    assert world(2)(nan_before_reduction, level) == [([], []), (["norm.weight"], [])]
+
+
+def reductions_under_way(ddp):
+    """Numbers of buckets and of started reductions: after a micro-batch that only accumulates, after the last backward."""
+    chunk, optimizer = make(ddp={"overlap_grad_reduce": True, "bucket_size": 10, **ddp})
+    buckets, counts = [bucket for buffer in chunk.buffers for bucket in buffer.buckets], []
+    optimizer.zero_grad()
+    for accumulates in (chunk.no_sync(), nullcontext()):
+        with accumulates:
+            run_backward(chunk, gradients(0))
+        counts.append(
+            sum(vars(bucket).get("_started", False) or vars(bucket).get("_pending") is not None for bucket in buckets)
+        )
+    chunk.finish_grad_sync()
+    return len(buckets), counts
+
+
+@pytest.mark.parametrize("ddp", [{}, {"zero_level": "z1"}, {"zero_level": "z2", "allreduce_after_grad_accumulation": True}])
+def test_reductions_start_during_the_last_backward(world, ddp):
+    for buckets, (accumulating, after) in world(2)(reductions_under_way, ddp):
+        assert accumulating == 0 and after == buckets > 1

@@ -271,6 +271,17 @@ def test_epochs_end_the_training(world, tmp_path):
     assert count == 6 and steps == [(0, 1), (0, 2), (0, 3), (1, 1), (1, 2), (1, 3)]
 
 
+def unequal_data(folder):
+    from mindspeed_ms.core import comm
+
+    run_pretrain(folder, BATCHES[: 6 - 2 * comm.get_rank()], {"training": {"training_iters": 0, "epochs": 1}})
+    return len(read_metrics(folder))
+
+
+def test_ranks_end_together_when_one_has_less_data(world, tmp_path):
+    assert world(2)(unequal_data, tmp_path) == [4, 4]
+
+
 def ramped(folder):
     config = {
         "dataset": {"rampup_batch_size": [2, 2, 8], "global_batch_size": 6, "batch_size": 1, "micro_batch_num": 6},

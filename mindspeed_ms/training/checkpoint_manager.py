@@ -138,15 +138,15 @@ class CheckpointManager:
                 logger.info("loaded the weights of %s", path)
                 return
             log_changes(reader.manifest, self.all_config, vocab_size)
-            self._resume(reader, with_optimizer)
+            self._resume(reader)
+            if not with_optimizer:
+                logger.info("no_load_optim (--no-load-optim): optimizer and learning rate schedule start anew")
         logger.info("resumed from %s at iteration %d", path, self.state.iteration)
 
-    def _resume(self, reader, with_optimizer):
+    def _resume(self, reader):
         """Restore counters, random states and the position in the data."""
         settings, state = self.settings, self.state
         state.load(reader.manifest.states["train_state"])
-        if not with_optimizer:
-            self.opt_param_scheduler.step(state.consumed_train_samples)
         if not settings.no_load_rng:
             checkpointing.restore_random_states(reader, settings.seed)
         if os.path.abspath(os.path.dirname(self.start.path)) == os.path.abspath(settings.output_dir):

@@ -1,6 +1,7 @@
 """What can be asked of a load: precision, padding of the vocabulary, parts of the state, strictness; what a rank reads."""
 
 import os
+import time
 
 import numpy as np
 import pytest
@@ -87,6 +88,48 @@ def masters_survive(folder):
 def test_masters_become_weights(world, tmp_path):
     (equal,) = world(1)(masters_survive, tmp_path)
     assert len(equal) > 10 and all(equal)
+
+
+def without_the_optimizer(folder, load):
+    """(whether each weight stays as it was saved in two steps with a rate near zero, rates by iteration)."""
+    saved_weights = runs.train(load, training={"exit_interval": 2, "bf16": True})["weights"]
+    optimizer = {"learning_rate": 1e-12, "weight_decay": 0.0, "lr_warmup_iters": 4}
+    afresh = {"bf16": True, "no_load_optim": True, "training_iters": 8, "exit_interval": 4}
+    result = resume(folder, load, afresh, optimizer=optimizer)
+    equal = [np.array_equal(saved_weights[key][1], values) for key, (_, values) in result["weights"].items()]
+    return equal, result["lr"]
+
+
+def test_no_load_optim_takes_masters_from_the_weights_and_starts_the_schedule_anew(world, tmp_path):
+    ((equal, rates),) = world(1)(without_the_optimizer, tmp_path / "second", tmp_path / "first")
+    assert len(equal) > 10 and all(equal)
+    assert rates == {3: 0.0, 4: pytest.approx(0.25e-12)}  # Megatron's too: its scheduler is not loaded
+
+
+def saved_beside_training(folder):
+    """Whether a slow asynchronous save of step 2 holds the tensors of a synchronous one."""
+    from mindspeed_ms.core.dist_checkpointing import save
+    from mindspeed_ms.core.dist_checkpointing.reader import CheckpointReader
+
+    write = save.write_shard
+
+    def write_late(*arguments):
+        time.sleep(0.7)
+        return write(*arguments)
+
+    runs.train(folder / "sync", training={"exit_interval": 2})
+    save.write_shard = write_late
+    try:
+        runs.train(folder / "async", training={"async_save": True})
+    finally:
+        save.write_shard = write
+    with CheckpointReader(folder / "sync/iter_0000002") as sync, CheckpointReader(folder / "async/iter_0000002") as late:
+        return [np.array_equal(sync.read_whole(key), late.read_whole(key)) for key in sync.manifest.tensors]
+
+
+def test_an_asynchronous_save_keeps_the_values_of_its_step(world, tmp_path):
+    (equal,) = world(1)(saved_beside_training, tmp_path)
+    assert len(equal) > 30 and all(equal)
 
 
 # ---- vocabulary ------------------------------------------------------------------------------------------------------

@@ -104,11 +104,7 @@ def pipelined(model_fields, parallel):
         if received is not None:
             group.send(autograd.tensor_grad(received), previous)
     loss = max(group.all_gather_object(loss))
-    gradients = {}
-    for model in chunks:
-        for parameter in (item for item in model.get_parameters() if item.shared_embedding):
-            autograd.set_grad(parameter, state.get_embedding_group().all_reduce(autograd.tensor_grad(parameter)))
-        gradients.update(builders.local_gradients(model))
+    gradients = builders.local_gradients(*chunks)
     word_embeddings = "language_model.embedding.word_embeddings.weight"
     if not config.untie_embeddings_and_output_weights:
         head = gradients.pop("language_model.output_layer.weight", None)

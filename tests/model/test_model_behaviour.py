@@ -21,7 +21,7 @@ def dropout(fields, parallel):
             model_parallel_manual_seed(seed)
         losses.append(float(model(**data).asnumpy()))
     model.set_train(False)
-    losses.append(float(model(**data).asnumpy()))
+    losses += [float(model(**data).asnumpy()) for _ in range(2)]
     return losses
 
 
@@ -33,9 +33,30 @@ def test_dropout_is_applied_and_repeatable(world, parallel, flash):
     """Ranks agree on the loss, so hidden states that are equal on them dropped alike."""
     size = parallel.get("tensor_model_parallel_size", 1)
     results = world(size)(dropout, {**DROPOUT, "use_flash_attention": flash}, parallel)
-    first, second, again, evaluated = results[0]
+    first, second, again, evaluated, evaluated_again = results[0]
     assert first == again != second and evaluated not in (first, second)
+    assert evaluated == evaluated_again
     assert all(result == results[0] for result in results)
+
+
+def hidden_dropout_of_one_layer():
+    """Share of elements that differ between two outputs of a layer in training, from evaluation, and between two evaluations."""
+    from mindspore import Tensor
+
+    config = builders.make_config({**DROPOUT, "attention_dropout": 0.0})
+    builders.start(config)
+    layer = builders.make_model(config).language_model.encoder.layers[1]
+    hidden = Tensor(np.random.RandomState(1).standard_normal((config.seq_length, 2, config.hidden_size)).astype(np.float32))
+    outputs = []
+    for training in (True, True, False, False):
+        layer.set_train(training)
+        outputs.append(layer(hidden, None).asnumpy())
+    return [float((outputs[first] != outputs[second]).mean()) for first, second in ((0, 1), (0, 2), (2, 3))]
+
+
+def test_a_layer_drops_hidden_states(world):
+    ((between_calls, from_evaluation, in_evaluation),) = world(1)(hidden_dropout_of_one_layer)
+    assert between_calls > 0.5 and from_evaluation > 0.3 and in_evaluation == 0.0
 
 
 def precise(fields, parallel):

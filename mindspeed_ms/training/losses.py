@@ -84,10 +84,10 @@ class TokenMean:
         tokens = as_float(self.tokens)
         return as_float(self.value) * tokens, tokens
 
-    def samples_without_tokens(self):
-        """Number of samples (int) whose labels are all masked."""
+    def tokens_of_samples(self):
+        """Tokens of each sample on this rank, where the mask is not zero: int array `[b]`."""
         mask = self.loss_mask.asnumpy() if isinstance(self.loss_mask, Tensor) else np.asarray(self.loss_mask)
-        return int((~mask.reshape(len(mask), -1).astype(bool).any(axis=1)).sum()) if mask.ndim > 1 else int(not mask.any())
+        return np.count_nonzero(mask.reshape(len(mask) if mask.ndim > 1 else 1, -1), axis=1)
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,8 @@ class LossReducer:
         Returns:
             StepLosses: equal on all ranks.
         """
-        local, not_finite, without_tokens = self._sum_locally(reported)
+        local, not_finite, tokens_of_samples = self._sum_locally(reported)
+        without_tokens = _samples_without_tokens(tokens_of_samples)
         local, without_tokens = (local, without_tokens) if self._counts() else ({}, 0)
         flags = [float(stop_requested), float(not_finite), float(bad_gradients), float(without_tokens)]
         gathered = self._gather_values(flags, local)
@@ -168,19 +169,19 @@ class LossReducer:
 
     @staticmethod
     def _sum_locally(reported):
-        local, not_finite, without_tokens = {}, -1, 0
+        local, not_finite, tokens_of_samples = {}, -1, []
         for number, losses in enumerate(reported):
-            for name, value in losses.items():
+            for place, (name, value) in enumerate(losses.items()):
                 total, count = _sum_and_count(value)
                 if not math.isfinite(total) and not_finite < 0:
                     not_finite = number
                 old = local.get(name, (0.0, 0.0))
                 local[name] = (old[0] + total, old[1] + count)
                 if isinstance(value, TokenMean) and value.loss_mask is not None:
-                    without_tokens += value.samples_without_tokens()
-                elif not count:
-                    without_tokens += calculator.get_micro_batch_size()
-        return local, not_finite, without_tokens
+                    tokens_of_samples.append(value.tokens_of_samples())
+                elif not place and isinstance(value, (TokenMean, tuple, list)):  # the main loss; others may have no count
+                    tokens_of_samples.append(np.full(calculator.get_micro_batch_size(), count))
+        return local, not_finite, tokens_of_samples
 
     def _agree_on_names(self, local):
         is_last = parallel_state.is_pipeline_last_stage(ignore_virtual=True)
@@ -211,3 +212,12 @@ def _sum_and_count(value):
     if len(array) != 1:
         raise ValueError(f"a reported loss has {len(array)} values: expected one, or a pair (sum, count).")
     return array[0], 1.0
+
+
+def _samples_without_tokens(tokens_of_samples):
+    """Number of samples without a token (int), counted by the first of the ranks that share their sequences."""
+    group = parallel_state.get_context_parallel_group()
+    tokens = np.concatenate(tokens_of_samples).astype(np.float64) if tokens_of_samples else np.zeros(0)
+    if tokens.size and group.size > 1:
+        tokens = np.asarray(group.all_gather(tokens)).reshape(group.size, -1).sum(axis=0)
+    return int((tokens == 0).sum()) if group.rank == 0 else 0

@@ -447,3 +447,23 @@ def tokens_of_tensor_ranks(folder):
 def test_tensor_ranks_count_tokens_once(world, tmp_path):
     for losses in world(2)(tokens_of_tensor_ranks, tmp_path):
         assert (losses.values, losses.tokens) == ({"lm loss": 2.0}, 4.0)
+
+
+def samples_over_context_ranks(folder):
+    """(samples without tokens, whether there are tokens): two samples, the first one's tokens all on the second rank."""
+    from mindspore import Tensor
+
+    from mindspeed_ms.core import comm, parallel_state
+    from mindspeed_ms.core import num_microbatches_calculator as calculator
+    from mindspeed_ms.training.losses import LossReducer, TokenMean
+
+    parallel_state.initialize_model_parallel(context_parallel_size=2)
+    calculator.init_num_microbatches_calculator(0, None, 2, 2, 1, False)
+    mask = np.array([[comm.get_rank()] * 3, [0] * 3], np.float32)
+    mean = TokenMean(Tensor(np.float32(2.0)), float(mask.sum()), Tensor(mask))
+    losses = LossReducer().reduce([{"lm loss": mean, "metric": (0.0, 0.0)}])
+    return losses.samples_without_tokens, losses.has_tokens, losses.values
+
+
+def test_a_sample_has_tokens_where_any_context_parallel_rank_does(world, tmp_path):
+    assert world(2)(samples_over_context_ranks, tmp_path) == [(1, True, {"lm loss": 2.0})] * 2

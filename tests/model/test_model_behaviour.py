@@ -40,7 +40,7 @@ def test_dropout_is_applied_and_repeatable(world, parallel, flash):
 
 
 def hidden_dropout_of_one_layer():
-    """Share of elements that differ between two outputs of a layer in training, from evaluation, and between two evaluations."""
+    """Share of elements that differ: two outputs of a layer in training, training and evaluation, two in evaluation."""
     from mindspore import Tensor
 
     config = builders.make_config({**DROPOUT, "attention_dropout": 0.0})

@@ -4,6 +4,7 @@ import logging
 import math
 import os
 import re
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -271,15 +272,34 @@ def test_epochs_end_the_training(world, tmp_path):
     assert count == 6 and steps == [(0, 1), (0, 2), (0, 3), (1, 1), (1, 2), (1, 3)]
 
 
-def unequal_data(folder):
-    from mindspeed_ms.core import comm
+class EndingOnRankOne:
+    """Micro-batches that end at once on rank 1."""
 
-    run_pretrain(folder, BATCHES[: 6 - 2 * comm.get_rank()], {"training": {"training_iters": 0, "epochs": 1}})
-    return len(read_metrics(folder))
+    stream = SimpleNamespace(is_finite=True)
+
+    def take(self, count):
+        from mindspeed_ms.core import comm
+        from mindspeed_ms.training.data_streams import DataExhausted
+
+        if comm.get_rank() == 1:
+            raise DataExhausted("rank 1 has no more")
+        return [None] * count
 
 
-def test_ranks_end_together_when_one_has_less_data(world, tmp_path):
-    assert world(2)(unequal_data, tmp_path) == [4, 4]
+def data_that_ends_on_one_rank():
+    from mindspeed_ms.core import num_microbatches_calculator as calculator
+    from mindspeed_ms.training.data import TrainingData
+    from mindspeed_ms.training.data_streams import DataExhausted
+
+    calculator.init_num_microbatches_calculator(0, None, 2, 1, 2, False)
+    data = TrainingData(EndingOnRankOne(), None, None, 1)
+    with pytest.raises(DataExhausted) as caught:
+        data.of_step()
+    return str(caught.value)
+
+
+def test_ranks_end_together_when_the_data_of_one_ends(world):
+    assert world(2)(data_that_ends_on_one_rank) == ["rank 1 has no more"] * 2
 
 
 def ramped(folder):

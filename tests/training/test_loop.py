@@ -318,6 +318,9 @@ def test_batch_size_ramp_up(world, tmp_path):
 
 
 def without_tensorboard(folder):
+    from mindspeed_ms.training import tensorboard
+
+    tensorboard.find_spec = lambda _name: None  # this process is a fork
     return caught_message(RuntimeError, folder, BATCHES, {"training": {"tensorboard_dir": str(folder / "events")}})
 
 

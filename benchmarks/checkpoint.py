@@ -9,7 +9,6 @@ memory to one file, and read back into it. Extra memory is the peak of resident 
 repeat of its own. Prints one table; exit code 1 if one of `PROMISES` is not kept.
 """
 
-import argparse
 import ctypes
 import gc
 import os
@@ -18,6 +17,7 @@ import sys
 import tempfile
 import time
 
+from mindspeed_ms.spelling import SuggestingParser
 from mindspeed_ms.testing.memory import peak_of
 
 PROMISES = (
@@ -223,7 +223,7 @@ def report(rows, size):
 
 def main():
     """Measure in a fresh rank; returns the exit code."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = SuggestingParser(description=__doc__.split("\n")[0])
     parser.add_argument("--tensors", type=int, default=4)
     parser.add_argument("--mebibytes", type=int, default=64, help="of a tensor")
     parser.add_argument("--repeats", type=int, default=7)

@@ -9,7 +9,6 @@ is not touched by it; losses and gradient norms of all steps, and every tensor a
 those of a run that was never interrupted, bit for bit. Prints a line per trial; exit code 1 if one fails, and its folder stays.
 """
 
-import argparse
 import os
 import random
 import shutil
@@ -22,6 +21,7 @@ from pathlib import Path
 
 from mindspeed_ms.core.dist_checkpointing import folders
 from mindspeed_ms.core.dist_checkpointing.reader import CheckpointReader
+from mindspeed_ms.spelling import SuggestingParser
 from mindspeed_ms.testing import checkpoint_crashes as crash
 from mindspeed_ms.tools.checkpoint.diff import differences
 
@@ -193,7 +193,7 @@ KINDS = {
 
 def main():
     """Run the trials; returns the exit code."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = SuggestingParser(description=__doc__.split("\n")[0])
     parser.add_argument("--trials", type=int, default=50)
     parser.add_argument("--seed", type=int, default=1, help="of the first trial; the others count on")
     arguments = parser.parse_args()

@@ -18,6 +18,8 @@ from pathlib import Path
 
 import numpy as np
 
+from mindspeed_ms.spelling import SuggestingParser
+
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 NOISE = 1.05
@@ -98,7 +100,7 @@ def measure(builders, scale):
 
 def main():
     """Print the table; exit code 1 if something differs or is slower than the C++ helper."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = SuggestingParser(description=__doc__.split("\n")[0])
     parser.add_argument("--scale", type=float, default=1.0, help="part of the full size")
     parser.add_argument("--peer-python", help="a Python that has megatron-core")
     parser.add_argument("--as-peer", action="store_true", help=argparse.SUPPRESS)

@@ -17,6 +17,7 @@ import sys
 import numpy as np
 
 from mindspeed_ms.core.logging import logger
+from mindspeed_ms.spelling import SuggestingParser
 from mindspeed_ms.testing.memory import resident_bytes
 from mindspeed_ms.testing.worlds import World, close_nursery
 
@@ -140,7 +141,7 @@ def formula(numel, size, level, precision):
 
 def main():
     """Print a table, or with --json one line per case; exit code 1 if a kind of buffer is not what the formula says."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = SuggestingParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--layers", type=int, default=6)
     parser.add_argument("--hidden", type=int, default=512)
     parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2, 4])

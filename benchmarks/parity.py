@@ -6,12 +6,12 @@ Recordings are those of the folder MINDSPEED_MS_GOLDEN, or the figures in tests/
 differences; exits 1 above 1e-5 (loss) or 2e-5 (gradient norm).
 """
 
-import argparse
 import sys
 
 import numpy as np
 
 from mindspeed_ms.core.logging import logger
+from mindspeed_ms.spelling import SuggestingParser
 from mindspeed_ms.testing.parity import recordings, runner
 from mindspeed_ms.testing.parity.layouts import LAYOUTS, is_available, padded_vocabulary, tensor_parallel_limit
 from mindspeed_ms.testing.worlds import World, close_nursery
@@ -36,7 +36,7 @@ def difference(world, recording, layout):
 
 def main():
     """Print the table; exit code 1 if a limit is missed."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = SuggestingParser(description=__doc__.splitlines()[0])
     parser.add_argument("--recordings", nargs="+", default=recordings.available("single_"), metavar="NAME", help="default: all")
     parser.add_argument("--layouts", nargs="+", default=list(LAYOUTS), choices=list(LAYOUTS), help="default: all")
     options = parser.parse_args()

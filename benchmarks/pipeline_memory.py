@@ -8,11 +8,11 @@ that were sent to the next stage. Exits 1 if 1F1B ever has more than pp - r micr
 recomputation keeps another number of tensors than one per recomputed group of layers.
 """
 
-import argparse
 import math
 import sys
 
 from mindspeed_ms.core.logging import logger
+from mindspeed_ms.spelling import SuggestingParser
 from mindspeed_ms.testing import small_trainings as job
 from mindspeed_ms.testing.live_tensors import measure
 from mindspeed_ms.testing.worlds import World, close_nursery
@@ -91,7 +91,7 @@ def row(case, result, options):
 
 def main():
     """Print the table; exit code 1 if a limit is broken."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
+    parser = SuggestingParser(description=__doc__.split("\n", maxsplit=1)[0])
     parser.add_argument("--stages", type=int, default=4, help="pipeline stages")
     parser.add_argument("--layers", type=int, default=8, help="transformer layers, a multiple of the stages")
     parser.add_argument("--micro", type=int, default=8, help="micro-batches per step, a multiple of the stages")

@@ -20,6 +20,8 @@ from pathlib import Path
 
 import numpy as np
 
+from mindspeed_ms.spelling import SuggestingParser
+
 LEAST_SHARE, MOST_BYTES = 0.8, 1 << 30
 VOCABULARY = 16_384
 BATCH = 1000
@@ -109,7 +111,7 @@ def proportional_bytes(pid):
 
 def main():
     """Measure, print, and judge."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = SuggestingParser(description=__doc__.splitlines()[0])
     parser.add_argument("--megabytes", type=int, default=100)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--record", help="write the figures to this json file")

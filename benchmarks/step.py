@@ -8,7 +8,6 @@ micro-batch 2, one rank, as many threads as the machine has cores (at most 2). M
 AdamW is timed plain and fused and the faster one counts.
 """
 
-import argparse
 import json
 import os
 import statistics
@@ -19,6 +18,8 @@ from pathlib import Path
 
 import numpy as np
 import shapes
+
+from mindspeed_ms.spelling import SuggestingParser
 
 HERE = Path(__file__).parent
 
@@ -206,7 +207,7 @@ def measure(name, peer, rounds, repeats):
 
 def main():
     """Print the table; exit code 1 if a ratio is above `--at-most`."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = SuggestingParser(description=__doc__.splitlines()[0])
     parser.add_argument("--peer-python", help="Python of an environment with the [peer] extra")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--repeats", type=int, default=4)

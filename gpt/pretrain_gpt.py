@@ -6,17 +6,14 @@ is the `--output-prefix` of preprocess_data.py.
 """
 
 import contextlib
-import os
 import sys
 
-from mindspeed_ms.config import ConfigError, fit_to_world, init_configs_from_args, require_available
-from mindspeed_ms.core.datasets.errors import DatasetError
-from mindspeed_ms.core.device import DeviceError
-from mindspeed_ms.core.dist_checkpointing.errors import CheckpointError
+from mindspeed_ms.config import init_configs_from_args
 from mindspeed_ms.core.logging import setup_logging
-from mindspeed_ms.layout.ranks import world_unit_of
 from mindspeed_ms.training import gpt_datasets, initialize_megatron, same_data
+from mindspeed_ms.training.start_checks import check_start
 from mindspeed_ms.training.text_datasets import TextDatasets
+from mindspeed_ms.training.user_errors import in_one_line
 
 
 def add_example_args(parser):
@@ -51,19 +48,7 @@ def datasets_provider(all_config):
 
 def prepare(all_config):
     """Find mistakes and build the corpus before any rank starts. Returns the number of ranks."""
-    parallel, training = all_config.parallel_config, all_config.training_config
-    world_size = parallel.world_size or world_unit_of(parallel)
-    fit_to_world(all_config, world_size)
-    starts_here = training.resume_training and training.load_checkpoint == training.output_dir
-    if training.load_checkpoint and not starts_here and not os.path.isdir(training.load_checkpoint):
-        what = "a file, not a folder" if os.path.exists(training.load_checkpoint) else "there is no such folder"
-        raise FileNotFoundError(f"load_checkpoint (--load) is {training.load_checkpoint}: {what}.")
-    try:
-        os.makedirs(training.output_dir, exist_ok=True)
-    except OSError as error:
-        raise OSError(f"output_dir (--save) is {training.output_dir}: the folder cannot be made ({error.strerror}).") from error
-    if not os.access(training.output_dir, os.W_OK):
-        raise PermissionError(f"output_dir (--save) is {training.output_dir}: the folder cannot be written.")
+    world_size = check_start(all_config)
     provider = datasets_provider(all_config)
     if isinstance(provider, TextDatasets):
         provider.check()
@@ -81,7 +66,6 @@ def main():
         args = initialize_megatron(extra_args_provider=add_example_args)
         all_config = init_configs_from_args(args)
         if prepares:
-            require_available(all_config)  # pretrain calls it itself
             world_size = prepare(all_config)
     if prepares:
         print(world_size)
@@ -112,8 +96,5 @@ def main():
 
 if __name__ == "__main__":
     setup_logging()
-    try:
+    with in_one_line():
         main()
-    except (ConfigError, CheckpointError, DeviceError, OSError, DatasetError) as error:
-        print(f"pretrain_gpt.py: error: {error}", file=sys.stderr, flush=True)
-        sys.exit(2)

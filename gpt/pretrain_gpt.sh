@@ -3,9 +3,10 @@
 #
 #   bash gpt/pretrain_gpt.sh [--world N] [--config FILE...] [any other flag]
 #
-# --world N        ranks to start (default: 8 on Ascend, else as many as the layout of the configuration needs)
+# --world N        ranks to start (default: as many as the layout of the configuration needs, on Ascend all cards)
 # --config FILE... yaml files; default: gpt/config/38BV3 on Ascend, else configs/cpu_default
-#                  every other flag goes to pretrain_gpt.py and lies over the files (--train-iters 500, ...)
+#                  every other flag goes to pretrain_gpt.py and lies over the files (--train-iters 500, ...); flags of a
+#                  model without --config are Megatron's: nothing lies beneath them
 #
 # Logs are written to ./msrun_log, checkpoints and figures to ./output. Ctrl-C or SIGTERM lets the ranks finish their step,
 # save and end; a second one ends them at once.
@@ -49,12 +50,11 @@ if [[ ${device,,} == ascend ]]; then
     export HCCL_BUFFSIZE=${HCCL_BUFFSIZE:-200}
     export HCCL_EXEC_TIMEOUT=${HCCL_EXEC_TIMEOUT:-600}
     export ASCEND_RT_VISIBLE_DEVICES=${ASCEND_RT_VISIBLE_DEVICES:-'0,1,2,3,4,5,6,7'}
-    world=${world:-8}
     default_configs=("$here"/config/38BV3/*.yaml)
 else
     default_configs=("$here"/../configs/cpu_default/{model,accelerate,train}.yaml)
 fi
-[[ -n $has_config ]] || arguments=(--config "${default_configs[@]}" ${arguments[@]+"${arguments[@]}"})
+[[ -n $has_config ]] || arguments=(--default-config "${default_configs[@]}" ${arguments[@]+"${arguments[@]}"})
 
 # Mistakes in the configuration show here, once, before any rank starts; the corpus is built here too.
 if [[ -n $world ]]; then export MS_WORKER_NUM=$world; fi
@@ -110,10 +110,22 @@ interrupt() {
 }
 trap interrupt INT TERM HUP
 
+# msrun waits for its scheduler, which may wait for ranks that ended before it knew them.
+(
+    idle=0
+    while kill -0 "$msrun_pid" && ((idle < 5)); do
+        sleep 2
+        if [[ -e $first_log && -z $(ranks) ]]; then idle=$((idle + 1)); else idle=0; fi
+    done
+    kill -KILL -- "-$msrun_pid"
+) > /dev/null 2>&1 &
+watch_pid=$!
+
 while kill -0 "$msrun_pid" 2> /dev/null; do wait "$msrun_pid"; done 2> /dev/null
 wait "$msrun_pid" 2> /dev/null
 status=$?
 trap - INT TERM HUP
+kill "$watch_pid" 2> /dev/null
 wait "$follower_pid"
 kill -KILL -- "-$msrun_pid" $(ranks) 2> /dev/null  # something is left only if msrun itself was killed
 
@@ -127,7 +139,8 @@ if ((status)); then
     echo "The job failed (exit code $status). Logs: $PWD/$log_dir/worker_*.log, $PWD/$log_dir/msrun.log" >&2
     touch "$first_log"  # it was shown; of the other logs say what may be the cause
     for log in "$log_dir"/worker_*.log; do
-        [[ $log == "$first_log" ]] || grep -hE "rank [0-9]+ \(pid [0-9]+\) died|^[A-Za-z_.]*(Error|Exception)\b" "$log"
+        [[ $log == "$first_log" ]] \
+            || grep -hE "rank [0-9]+ \(pid [0-9]+\) died|^[^ ]+: error: |^[A-Za-z_.]*(Error|Exception)\b" "$log"
     done | awk 'FILENAME != "-" { seen[$0] = 1; next } !seen[$0]++' "$first_log" - | head -n 5 >&2
 fi
 exit "$status"

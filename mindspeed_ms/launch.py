@@ -18,6 +18,7 @@ import uuid
 from pathlib import Path
 
 from mindspeed_ms.core.comm import forking, shm_files
+from mindspeed_ms.spelling import SuggestingParser
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS")
 FAILURE_GRACE_SECONDS = 5.0  # for the ranks to notice by themselves that a peer is gone
@@ -39,9 +40,7 @@ def main(arguments=None):
 
 
 def _parse(arguments):
-    parser = argparse.ArgumentParser(
-        prog="python -m mindspeed_ms.launch", description="run a script on several ranks of this machine"
-    )
+    parser = SuggestingParser(prog="python -m mindspeed_ms.launch", description="run a script on several ranks of this machine")
     parser.add_argument("-n", "--ranks", type=int, required=True, help="number of ranks")
     parser.add_argument("--log-dir", type=Path, help="write each rank's output to LOG_DIR/worker_<rank>.log and show rank 0's")
     parser.add_argument("script", help="Python file to run")

@@ -6,10 +6,11 @@ import sys
 from mindspeed_ms.config import argument_table
 from mindspeed_ms.config.argument_table import TABLE
 from mindspeed_ms.config.errors import Problem
+from mindspeed_ms.config.giving_way import give_way_to_flags
 from mindspeed_ms.config.row import IGNORED, REFUSED, WORKS
 from mindspeed_ms.config.schema import field_info
 from mindspeed_ms.config.sections.field import LIST, OFF, ON, SWITCH, default_of
-from mindspeed_ms.config.settings import ARGUMENTS, COMMAND_LINE, MEGATRON_DEFAULT, Settings
+from mindspeed_ms.config.settings import ARGUMENTS, COMMAND_LINE, MEGATRON_DEFAULT, Setting, Settings
 from mindspeed_ms.config.values import read_bool, read_dtype
 from mindspeed_ms.config.yaml_loader import plain_value
 from mindspeed_ms.layout.model_description import GATED_ACTIVATIONS
@@ -52,7 +53,7 @@ class ArgumentParser(argparse.ArgumentParser):
     def error(self, message):
         """Print one clear line instead of several hundred flags, then exit with code 2."""
         message = message.replace("ignored explicit argument", "takes no value, but was given")
-        self.exit(2, f"{self.prog}: error: {message}\n(all flags: {self.prog} --help)\n")
+        self.exit(2, f"{self.prog}: error: {message} (all flags: {self.prog} --help)\n")
 
     def parse_known_args(self, args=None, namespace=None):
         """Parse as argparse does, and record which options were typed."""
@@ -105,6 +106,7 @@ def argument_parser(extra_args_provider=None, defaults=None):
         metavar="FILE",
         help="yaml files (nested sections or the 38BV3 trio), later ones win; typed flags win over all",
     )
+    parser.add_argument("--default-config", nargs="+", metavar="FILE", help=argparse.SUPPRESS)  # see config.beneath
     groups = {}
     for row in TABLE:
         title = row.section or row.status
@@ -138,6 +140,8 @@ def _add_row(group, row):
         details |= {"metavar": "{" + ",".join(row.choices) + "}"}
     else:
         details |= {"metavar": row.name.rsplit("_", 1)[-1].upper()}
+    if row.form != LIST and row.path and not row.is_alias and "a list of" in row.expects:
+        details |= {"nargs": "+", "action": _OneList}
     group.add_argument(*row.flags, **details)
 
 
@@ -167,6 +171,13 @@ def _switch_or_text(text):
 def _value_or_text(text):
     value = plain_value(text)
     return text if isinstance(value, bool) else value
+
+
+class _OneList(argparse.Action):
+    """A list that is written with commas, with blanks (`--num-layer-list 2 2 1 1`), or in brackets: one value."""
+
+    def __call__(self, parser, namespace, values, option_string=None):
+        setattr(namespace, self.dest, values[0] if len(values) == 1 else " ".join(map(str, values)))
 
 
 class ArgumentView:
@@ -232,6 +243,7 @@ def settings_of_arguments(args, below=None):
     typed = _typed_names(values)
     view = ArgumentView(args, typed, below is not None, settings)
     if below is None:
+        settings.starts_from_megatron = view.place == COMMAND_LINE
         _add_defaults(settings, view)
     else:
         settings.update(below)
@@ -240,7 +252,7 @@ def settings_of_arguments(args, below=None):
         if row.name in typed:
             _add_typed(settings, view, row, given)
     _add_unknown(settings, values)
-    _give_up_sequence_parallel(settings)
+    give_way_to_flags(settings)
     for flag in values.get("typed_again", ()):
         settings.notices.append(f"{flag} was given more than once; the last one counts")
     if below is None or "hidden_size" in typed:
@@ -326,6 +338,8 @@ def _judge(settings, row, flag, value, place):
         return
     if row.status == IGNORED:
         settings.notices.append(f"{flag}: ignored, {row.reason}")
+        if row.feature:
+            settings.later.setdefault(row.feature, []).append(Setting("", value, flag, place))
     else:
         settings.problems.append(Problem(flag, f"is not available: {row.reason}", value, place))
 
@@ -342,19 +356,6 @@ def _add_unknown(settings, values):
         settings.notices.append(
             "arguments that the configuration does not know, left to your own code: " + ", ".join(sorted(rest))
         )
-
-
-def _give_up_sequence_parallel(settings):
-    """Switch a file's sequence parallelism off if a tensor parallel size of 1 was typed over it, as Megatron does."""
-    path = "parallel_config.sequence_parallel"
-    tensor, sequence = settings.by_path.get("parallel_config.tensor_model_parallel_size"), settings.by_path.get(path)
-    typed = (COMMAND_LINE, ARGUMENTS)
-    if tensor is None or tensor.value != 1 or tensor.place not in typed or not settings.is_on(path) or sequence.place in typed:
-        return
-    settings.notices.append(
-        f"{sequence.key} ({sequence.place}) was switched off, since {tensor.key} 1 ({tensor.place}) leaves nothing to cut"
-    )
-    settings.add(path, False, sequence.key, f"{tensor.key} 1")
 
 
 def _add_feed_forward_size(settings):

@@ -1,32 +1,60 @@
 """Features that are in the schema but do not run (`later=` or `refused=` of a field): refused at start and by a model."""
 
+from dataclasses import replace
+
+from mindspeed_ms.config.argument_table import rows_with_path
 from mindspeed_ms.config.errors import ConfigError, Problem
-from mindspeed_ms.config.schema import SECTIONS, all_fields
+from mindspeed_ms.config.resolve import settings_of_config
+from mindspeed_ms.config.schema import all_fields
 from mindspeed_ms.config.sections.field import default_of, option_of
+from mindspeed_ms.config.settings import Setting
 
 _MODEL_SECTIONS = ("parallel_config", "lora_config", "moe_config")
+_OFF = (None, False, 0, "", "none", [])
 
 
 def missing_features(all_config):
-    """Features that `all_config` asks for and that do not run yet: list of (path, feature, value)."""
-    return [
-        (path, option.later, value)
-        for path, option, value in _asked({name: getattr(all_config, name) for name in SECTIONS})
-        if option.later and not _only_megatron_s_default(path, all_config.settings)
-    ]
+    """Features that `all_config` asks for and that do not run yet.
 
+    A feature is asked for by its own setting, and by every setting and flag that only this feature reads, unless its own
+    was switched off beside them.
 
-def _asked(sections):
-    """(path, option, value) of every setting that is not at its default, of the fields with `later=` or `refused=`."""
+    Args:
+        all_config (AllConfig): configuration to run.
+
+    Returns:
+        dict[str, list[Setting]]: feature -> the settings that ask for it.
+    """
+    settings = all_config.settings or settings_of_config(all_config)
+    asked, switched_off = {}, set()
     for path, info in all_fields():
-        section, name = path.split(".")
-        holder, option = sections.get(section), option_of(info)
-        if holder is not None and (option.later or option.refused) and holder[name] != default_of(info):
-            yield path, option, holder[name]
+        option = option_of(info)
+        if not option.later or _value(all_config, path.split(".")[0]) is None:
+            continue
+        parts = [row.path for row in rows_with_path() if row.path != path and row.path.startswith(option.later_parts or "\0")]
+        found = [part for part in parts if settings.was_set(part) and _value(all_config, part) not in _OFF]
+        is_asked = _value(all_config, path) != default_of(info)
+        if is_asked and (settings.was_set(path) or not (found or path in settings.by_path)):
+            found.insert(0, path)
+        elif settings.was_set(path) and not is_asked:
+            switched_off.add(option.later)
+        if found:
+            asked[option.later] = [_setting(all_config, settings, part) for part in found]
+    for feature, flags in settings.later.items():
+        asked[feature] = [*asked.get(feature, ()), *flags]
+    return {feature: found for feature, found in asked.items() if feature not in switched_off}
 
 
-def _only_megatron_s_default(path, settings):
-    return settings is not None and path in settings.by_path and not settings.was_set(path)
+def _value(all_config, path):
+    value = all_config
+    for name in path.split("."):
+        value = getattr(value, name) if value is not None else None
+    return value
+
+
+def _setting(all_config, settings, path):
+    setting = settings.by_path.get(path, Setting(path, None, path, ""))
+    return replace(setting, value=_value(all_config, path))
 
 
 def require_model_available(model):
@@ -39,19 +67,25 @@ def require_model_available(model):
         ConfigError: every feature that is asked for and that this framework does not have, or not yet.
     """
     sections = {"model_config": model, **{name: getattr(model, name) for name in _MODEL_SECTIONS}}
-    problems = [
-        _unavailable(path, option.later, value)
-        if option.later
-        else Problem(path, f"is not available: {option.refused[0]}", value)
-        for path, option, value in _asked(sections)
-        if value is not None
-    ]
+    problems = []
+    for path, info in all_fields():
+        section, name = path.split(".")
+        option, value = option_of(info), sections[section][name] if section in sections else default_of(info)
+        if value == default_of(info):
+            continue
+        if option.later:
+            problems.append(not_available_yet(option.later, [Setting(path, value, path, "")]))
+        elif option.refused:
+            problems.append(Problem(path, f"is not available: {option.refused[0]}", value))
     if problems:
         raise ConfigError(problems)
 
 
-def _unavailable(path, feature, value):
-    return Problem(path, f"{feature} is not available yet; leave it at its default", value)
+def not_available_yet(feature, asked):
+    """The Problem with a feature that does not run yet, and with the settings (list[Setting]) that ask for it."""
+    names = list(dict.fromkeys(setting.key for setting in asked))
+    message = f"{feature} is not available yet; leave {'it' if len(names) == 1 else 'them'} out"
+    return Problem(", ".join(names), message, *[asked[0].value] * (len(names) == 1), place=asked[0].place)
 
 
 def require_available(all_config):
@@ -63,7 +97,7 @@ def require_available(all_config):
     Raises:
         ConfigError: every feature that is asked for and does not run yet.
     """
-    problems = [_unavailable(*found) for found in missing_features(all_config)]
+    problems = [not_available_yet(*found) for found in missing_features(all_config).items()]
     if all_config.training_config.use_checkpoint_args and all_config.settings is None:
         message = "comes too late for a model_config that was made by hand; use init_configs_from_yaml, _dict or _args"
         problems.append(Problem("training_config.use_checkpoint_args", message, True))

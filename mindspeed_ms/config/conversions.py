@@ -184,8 +184,8 @@ def ckpt_format(value, view):
         if view.is_typed("ckpt_format"):
             view.notice(
                 "ckpt_format",
-                f"{value} is Megatron's; checkpoints are written in our own format, and the converter "
-                "reads and writes Megatron's",
+                f"{value} is Megatron's; checkpoints are written and read in our own format, and Megatron's cannot be "
+                "converted yet",
             )
         return {}
     return {"training_config.ckpt_format": value} if value is not None else {}

@@ -29,7 +29,7 @@ def read_flags(path=_FILE):
     rows = []
     for status in (IGNORED, REFUSED):
         for group in data[status]:
-            _expect(path, f"a group of {status}", group, {"reason", "reason_zh", "names"})
+            _expect(path, f"a group of {status}", group, {"reason", "reason_zh", "names"}, {"feature"})
             rows += [_row(path, name, entry, status, group) for name, entry in group["names"].items()]
     return tuple(rows), frozenset(data["runtime"])
 
@@ -50,6 +50,7 @@ def _row(path, name, entry, status, group):
         status=status,
         reason=group["reason"],
         reason_zh=group["reason_zh"],
+        feature=group.get("feature", ""),
         seen=_SEEN[status],
         help_en=group["reason"],
         help_zh=group["reason_zh"],

@@ -11,14 +11,15 @@ from mindspeed_ms.config.sections.field import COMPARED, TAKEN
 _T, _M = "training_config", "model_config"
 _OUTPUT = TrainingConfig.model_fields["output_dir"].default
 _UNLESS_TYPED = (f"{_M}.seq_length",)
+_PADDING = ("vocab_size", "make_vocab_size_divisible_by")
 
 
 def ask_checkpoint(settings):
     """Take the model's settings from the checkpoint that the run starts from, if `use_checkpoint_args` is set.
 
     A setting that was typed and differs is named in a warning; the checkpoint wins. Only `seq_length` stays as it was typed,
-    which a warning names too, and so does a vocabulary that is given without padding (`dataset_config.vocab_size`): its
-    padding follows from the tensor parallel size.
+    which a warning names too, and so does a vocabulary that is given without padding (`dataset_config.vocab_size`), with the
+    checkpoint's padding where that fits.
 
     Args:
         settings (Settings): changed in place; a checkpoint that cannot be read becomes a problem.
@@ -30,8 +31,7 @@ def ask_checkpoint(settings):
         return
     place, saved = found
     paths = [*model_paths(COMPARED, TAKEN), *(path for path in _UNLESS_TYPED if not settings.was_set(path))]
-    if settings.value("dataset_config.vocab_size") is None:
-        paths.append(f"{_M}.vocab_size")
+    _take_vocabulary(settings, saved, place)
     for path in _UNLESS_TYPED:
         section, name = path.split(".")
         typed, value = settings.by_path.get(path), saved.get(section, {}).get(name)
@@ -44,6 +44,22 @@ def ask_checkpoint(settings):
         section, name = path.split(".")
         if name in saved.get(section, {}):
             _take(settings, path, saved[section][name], place)
+
+
+def _take_vocabulary(settings, saved, place):
+    """Take the rows of the embedding, padding included, unless the padding is to be another.
+
+    They stay where tensor parallel ranks can share them evenly and no other padding was typed; else the ids are padded
+    anew.
+    """
+    rows, ids = saved.get(_M, {}).get("vocab_size"), settings.value("dataset_config.vocab_size")
+    parts = settings.value("parallel_config.tensor_model_parallel_size", 1)
+    if not all(isinstance(value, int) and value > 0 for value in (rows, ids or 1, parts)):
+        return
+    if ids is None:
+        _take(settings, f"{_M}.vocab_size" if rows % parts == 0 else "dataset_config.vocab_size", rows, place)
+    elif ids <= rows and rows % parts == 0 and not any(settings.was_set(f"{_M}.{name}") for name in _PADDING):
+        settings.add(f"{_M}.vocab_size", rows, place=place)
 
 
 def _take(settings, path, value, place):

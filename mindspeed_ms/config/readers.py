@@ -3,6 +3,7 @@
 import argparse
 
 from mindspeed_ms.config.arguments import settings_of_arguments
+from mindspeed_ms.config.beneath import documents_beneath
 from mindspeed_ms.config.errors import ConfigError, Problem
 from mindspeed_ms.config.from_checkpoint import ask_checkpoint
 from mindspeed_ms.config.from_tokenizer import ask_tokenizer
@@ -48,7 +49,7 @@ def init_configs_from_dict(raw_dict, config_classes=None):
 
 
 def init_configs_from_args(args, config_classes=None):
-    """Read Megatron arguments, and the yaml files of `--config` below them.
+    """Read Megatron arguments, and the yaml files of `--config` below them (see `beneath`).
 
     Args:
         args (argparse.Namespace): of `mindspeed_ms.config.argument_parser` or of Megatron's own;
@@ -63,9 +64,8 @@ def init_configs_from_args(args, config_classes=None):
     """
     if not isinstance(args, argparse.Namespace):
         raise ConfigError(Problem("args", "expects an argparse.Namespace", args))
-    files = getattr(args, "config", None) or []
-    below = settings_of_documents([load_yaml(path) for path in ([files] if isinstance(files, str) else files)])
-    settings = settings_of_arguments(args, below if files else None)
+    documents = documents_beneath(args)
+    settings = settings_of_arguments(args, settings_of_documents(documents) if documents else None)
     world_size = environment_world_size()
     if world_size and settings.value("parallel_config.world_size") is None:
         settings.add("parallel_config.world_size", world_size, place="launcher")

@@ -5,6 +5,7 @@ from math import prod
 from mindspeed_ms.config.availability import missing_features
 from mindspeed_ms.config.model_description import describe_model, describe_parallel
 from mindspeed_ms.config.printing import page
+from mindspeed_ms.config.start import start_problems
 from mindspeed_ms.layout.parameters import count_parameters, describe_parameters
 from mindspeed_ms.layout.ranks import WorldLayout, world_unit_of
 from mindspeed_ms.layout.vocabulary import padded_vocab_size
@@ -29,7 +30,10 @@ def report(all_config):
     missing = missing_features(all_config)
     if missing:
         parts += ["", "== not available yet (the configuration is valid, a start would refuse it)"]
-        parts += [f"{path} = {value!r}: {feature}" for path, feature, value in missing]
+        parts += [f"{item.key} = {item.value!r}: {feature}" for feature, asked in missing.items() for item in asked]
+    problems = start_problems(all_config)
+    if problems:
+        parts += ["", "== missing for a start", *map(str, problems)]
     return "\n".join(parts)
 
 

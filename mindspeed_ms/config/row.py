@@ -24,6 +24,7 @@ class Row:
         is_alias: True if another row has the same path and copies its value there.
         status: WORKS, IGNORED or REFUSED; the last two concern values other than the default.
         reason, reason_zh: why it is ignored or refused, or what differs from Megatron.
+        feature: the feature that does not run yet and that an option without a path belongs to, or "".
         help_en, help_zh: one line of help.
         form, megatron, convert, needs, seen: see `sections.field.Option`.
     """
@@ -41,6 +42,7 @@ class Row:
     status: str = WORKS
     reason: str = ""
     reason_zh: str = ""
+    feature: str = ""
     needs: tuple = ()
     seen: str = ""
     help_en: str = ""

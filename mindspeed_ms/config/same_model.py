@@ -3,7 +3,7 @@
 from functools import cache
 
 from mindspeed_ms.config.schema import all_fields
-from mindspeed_ms.config.sections.field import COMPARED, option_of
+from mindspeed_ms.config.sections.field import COMPARED, TAKEN, option_of
 from mindspeed_ms.layout.model_description import NORMALIZATIONS
 
 # without the one (None: without any value of it) the other has no effect
@@ -26,18 +26,26 @@ def model_paths(*kinds):
     return tuple(path for path, info in all_fields() if option_of(info).checkpoint in kinds)
 
 
-def differences(saved, own):
+@cache
+def _shape_paths():
+    return tuple(
+        path for path, info in all_fields() if option_of(info).checkpoint == TAKEN and option_of(info).seen == "parameters"
+    )
+
+
+def differences(saved, own, with_shapes=False):
     """Settings under which the same weights would compute something else.
 
     Args:
         saved (dict): configuration in a checkpoint, by sections; missing settings are not compared.
         own (dict): configuration of this run, by sections.
+        with_shapes (bool): also those that decide which parameters there are, which the same model may write in several ways.
 
     Returns:
         list[tuple]: (path, value in the checkpoint, own value).
     """
     found = []
-    for path in model_paths(COMPARED):
+    for path in [*model_paths(COMPARED), *(_shape_paths() if with_shapes else ())]:
         section, name = path.split(".")
         before, now = saved.get(section) or {}, own.get(section) or {}
         if name in before and name in now and _has_effect(path, now) and not is_same(before[name], now[name]):

@@ -5,13 +5,17 @@ from dataclasses import dataclass, replace
 from mindspeed_ms.config.argument_table import row_at
 from mindspeed_ms.config.errors import ConfigError, Problem, WarningNotice
 from mindspeed_ms.config.schema import SECTIONS, AllConfig
-from mindspeed_ms.config.sections.base import collecting, nested_section
+from mindspeed_ms.config.sections.base import REQUIRED, collecting, nested_section
 from mindspeed_ms.config.values import read_bool
 from mindspeed_ms.spelling import did_you_mean, nearest_word
 
 COMMAND_LINE = "command line"
 ARGUMENTS = "arguments"
+TRIO_SECTIONS = ("train_config", "accelerate_config")  # beside model_config.llm
 MEGATRON_DEFAULT = "Megatron's default"
+
+ALWAYS_GIVEN = ("dataset_config.batch_size", "optimizer_config.learning_rate")
+LENGTHS = ("training_config.training_iters", "dataset_config.train_samples", "training_config.epochs")  # one of them
 
 
 @dataclass(frozen=True)
@@ -38,13 +42,17 @@ class Setting:
 class Settings:
     """Settings by path; a later one replaces an earlier one.
 
-    Attributes: `problems` found while reading; `notices` for the user.
+    Attributes: `problems` found while reading; `notices` for the user; `starts_from_megatron`: whether
+        they are flags without files below, whose defaults are Megatron's; `later`: {feature that does not run yet: [Setting]
+        with the flags that belong to it and set nothing}.
     """
 
     def __init__(self):
         self.by_path = {}
         self.problems = []
         self.notices = []
+        self.later = {}
+        self.starts_from_megatron = False
         self.general = {}
 
     def add(self, path, value, key=None, place=""):
@@ -59,6 +67,7 @@ class Settings:
             self.by_path[path] = setting
         self.problems += other.problems
         self.notices += other.notices
+        self.later.update(other.later)
         self.general.update(other.general)
 
     def was_set(self, path):
@@ -117,9 +126,8 @@ def nested_settings(data, places=None, place=""):
             settings.general.update(section or {})
         elif name not in SECTIONS:
             known = [*SECTIONS, "general_config"]
-            settings.problems.append(
-                Problem(name, f"is no section; there are {', '.join(known)}.{did_you_mean(name, known)}", place=where)
-            )
+            hint = did_you_mean(name, [*TRIO_SECTIONS, *known])
+            settings.problems.append(Problem(name, f"is no section; there are {', '.join(known)}.{hint}", place=where))
         elif section is not None and not isinstance(section, dict):
             settings.problems.append(Problem(name, "expects a mapping of settings", section, where))
         else:
@@ -207,12 +215,34 @@ def build(settings, required=()):
                 problems += [settings.locate(_elsewhere(problem.under(name), name)) for problem in error.problems]
                 sections.update(_stand_in(kind, name))
     if problems:
-        raise ConfigError(problems)
+        raise ConfigError(_flags_in_one(problems, settings) if settings.starts_from_megatron else problems)
     result = AllConfig(**sections, general_config=settings.general)
     result.provenance = {path: setting.origin() for path, setting in settings.by_path.items()}
     result.settings = settings
     result.notices = list(dict.fromkeys(settings.notices))
     return result
+
+
+def _flags_in_one(problems, settings):
+    """The problems, with those about required flags that are missing joined to one."""
+    missing = [problem.key.partition(" ")[0] for problem in problems if problem.message.startswith(REQUIRED)]
+    if "--hidden-size" in missing and "--ffn-hidden-size" in missing:
+        missing.remove("--ffn-hidden-size")  # it follows from the other one
+    if not missing:
+        return problems
+    missing += missing_flags(settings)
+    message = (
+        "must be given: flags describe the whole model, what they leave out is Megatron's default, and these have none "
+        "(--config names yaml files instead)"
+    )
+    rest = [problem for problem in problems if not problem.message.startswith(REQUIRED)]
+    return [Problem(", ".join(missing), message, place=COMMAND_LINE), *rest]
+
+
+def missing_flags(settings):
+    """Flags (list[str]) that every training in Megatron is given, of those that were not."""
+    missing = [row_at(path).flags[0] for path in ALWAYS_GIVEN if not settings.was_set(path)]
+    return missing if any(map(settings.was_set, LENGTHS)) else [*missing, row_at(LENGTHS[0]).flags[0]]
 
 
 def _stand_in(kind, name):

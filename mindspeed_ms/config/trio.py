@@ -1,20 +1,19 @@
 """The 38BV3 trio of the guide (train_config, accelerate_config, model_config.llm) as settings."""
 
 from mindspeed_ms.config.errors import Problem
-from mindspeed_ms.config.settings import Settings, add_section, nested_settings
+from mindspeed_ms.config.settings import TRIO_SECTIONS, Settings, add_section, nested_settings
 from mindspeed_ms.config.trio_table import FUSED_RMSNORM, SECTION_KEYS, SPELLINGS, TRIO
 from mindspeed_ms.spelling import did_you_mean
 
 _FOLDERS = {
     ".".join(words[:size]) for words in (key.split(".") for key in (*TRIO, *SECTION_KEYS)) for size in range(1, len(words))
 }
-_TOP = ("train_config", "accelerate_config")
 
 
 def is_trio(data):
     """True if the data of a file has a part of the trio (beside nested sections, or alone)."""
     model = data.get("model_config")
-    return any(name in data for name in _TOP) or (isinstance(model, dict) and "llm" in model)
+    return any(name in data for name in TRIO_SECTIONS) or (isinstance(model, dict) and "llm" in model)
 
 
 def trio_settings(document):
@@ -29,7 +28,7 @@ def trio_settings(document):
     reader = _TrioReader(document)
     rest = {}
     for name, value in document.data.items():
-        if name in _TOP:
+        if name in TRIO_SECTIONS:
             reader.walk((name,), value)
         elif name == "model_config" and isinstance(value, dict) and "llm" in value:
             reader.walk((name, "llm"), value["llm"])

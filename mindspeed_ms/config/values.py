@@ -86,7 +86,7 @@ def read_str(value):
 
 
 def read_list(value):
-    """list from a list or tuple, from its text ("[[4, 4], [4, 2]]"), or from comma-separated text ("4,4,2").
+    """list from a list or tuple, from its text ("[[4, 4], [4, 2]]"), or from text with commas or blanks ("4,4,2", "4 4 2").
 
     Raises:
         ValueError: if it is something else.
@@ -98,7 +98,7 @@ def read_list(value):
         try:
             value = ast.literal_eval(text)
         except (SyntaxError, ValueError):
-            value = [item.strip() for item in text[1:-1].split(",") if item.strip()]
+            value = text[1:-1].replace(",", " ").split()
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         value = [value]
     if isinstance(value, (list, tuple)):

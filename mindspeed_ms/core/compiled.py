@@ -55,9 +55,26 @@ def cache_directory(room):
     return tempfile.mkdtemp(prefix="mindspeed_ms-numba-")
 
 
+@functools.cache
+def _tell_once(directory):
+    logger.info(
+        "compiling kernels... (some seconds, once on this machine; kept in %s, which %s moves)",
+        directory,
+        CACHE_ENVIRONMENT_VARIABLE,
+    )
+
+
+def _tell_first_compilation(room, name):
+    """Log, once in a process, that a function which is not in the cache is compiled now."""
+    directory = cache_directory(room)
+    if not any(pathlib.Path(directory).rglob(f"*{name}-*.nbi")):
+        _tell_once(directory)
+
+
 @contextlib.contextmanager
-def one_process_compiles(room):
-    """Context manager: lock so that one process compiles while the others wait and then load the result."""
+def one_process_compiles(room, name):
+    """Context manager: lock so that one process compiles the function `name` while the others wait and then load the result."""
+    _tell_first_compilation(room, name)
     with open(os.path.join(cache_directory(room), "compiling.lock"), "ab") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # released when the file is closed, also by the end of the process
         yield

@@ -133,6 +133,7 @@ def request_device(target):
     """
     global _requested_target
     if target is None:
+        require_device(_forced_target())
         return
     forced = _forced_target()
     if forced not in (None, target):
@@ -145,7 +146,21 @@ def request_device(target):
             f"{_initialized_target!r}: call request_device before set_parallel_context, or set "
             f"{DEVICE_ENVIRONMENT_VARIABLE}."
         )
+    require_device(target)
     _requested_target = target
+
+
+def require_device(target):
+    """Raise an error if a device (None: any) is not there.
+
+    Raises:
+        DeviceError: it names what was looked for.
+    """
+    if target == "Ascend" and not _has_ascend():
+        reason = "MindSpore does not find its driver" if cards() else "there is no /dev/davinci* on this machine"
+        raise DeviceError(
+            f"no Ascend was found: {reason}. Use --device CPU ({DEVICE_ENVIRONMENT_VARIABLE}=CPU), or leave the device out."
+        )
 
 
 def device_target():
@@ -175,13 +190,24 @@ def _forced_target():
 
 
 def _has_ascend():
-    has_card = any(name.startswith("davinci") and name[7:].isdigit() for name in os.listdir("/dev"))
-    if not has_card:
+    if not cards():
         return False
     try:
         return bool(ms.hal.is_available("Ascend"))
     except (RuntimeError, ValueError, AttributeError):
         return False
+
+
+def cards_to_use():
+    """Number of cards of this machine, one for each rank; None on CPU, where ranks need none."""
+    return cards() if device_target() == "Ascend" else None
+
+
+def cards():
+    """Number of Ascend cards that this process may use: ASCEND_RT_VISIBLE_DEVICES of those in /dev."""
+    present = [name[7:] for name in os.listdir("/dev") if name.startswith("davinci") and name[7:].isdigit()]
+    visible = os.environ.get("ASCEND_RT_VISIBLE_DEVICES", "").replace(" ", "")
+    return len(set(present) & set(visible.split(","))) if visible else len(present)
 
 
 def thread_count():
@@ -204,6 +230,7 @@ def initialize_device():
     if _initialized_target is not None:
         return _initialized_target
     target = device_target()
+    require_device(target)
     ms.set_context(mode=ms.PYNATIVE_MODE)
     _set_device(target)
     if target == "CPU":

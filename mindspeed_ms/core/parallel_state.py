@@ -36,7 +36,7 @@ def initialize_model_parallel(
     ulysses_degree_in_cp=None,
     **kwargs,
 ):
-    """Create the parallel grid of the world. Every rank calls it once, after `mindspeed_ms.core.comm.init()`.
+    """Create the parallel grid of the world. Every rank calls it once; it starts communication if nothing did before.
 
     Args:
         tensor_model_parallel_size (int): ranks that share each tensor.
@@ -54,14 +54,12 @@ def initialize_model_parallel(
             groups join the rest. Default: `context_parallel_size`.
 
     Raises:
-        RuntimeError: communication or model parallelism is in the wrong state, the world size does not fit, virtual
+        RuntimeError: model parallelism is in the wrong state, the world size does not fit, virtual
             stages without a pipeline, an impossible order or hierarchy.
         ValueError: an argument that cannot take effect here, or an unknown one.
     """
     if not comm.is_initialized():
-        raise RuntimeError(
-            "communication is not initialised: call mindspeed_ms.core.comm.init() before initialize_model_parallel()."
-        )
+        comm.init()  # a script may have started MindSpore's own alone, as Megatron's do torch's
     _refuse(kwargs, pipeline_model_parallel_split_rank, communicator_config_path)
     layout = WorldLayout(
         comm.get_world_size(),

@@ -6,7 +6,6 @@ On CPU MindSpore records operators, memory and a timeline; the rest of its setti
 the start. `profile_with_stack` records Python calls by cProfile there.
 """
 
-import argparse
 import cProfile
 import glob
 import os
@@ -14,6 +13,7 @@ import sys
 
 from mindspeed_ms.core.device import has_own_kernels
 from mindspeed_ms.core.logging import logger
+from mindspeed_ms.spelling import SuggestingParser
 
 # the order of the numbers that profile_aicore_metrics takes, from 0
 AICORE_METRICS = (
@@ -257,7 +257,7 @@ def _analyse_cpu(folder, output):
 
 def main(arguments=None):
     """Command line of the analysis; returns its exit status."""
-    parser = argparse.ArgumentParser(
+    parser = SuggestingParser(
         prog="python -m mindspeed_ms.core.profiler",
         description="Analyse profiles that were recorded with profile_offline_analyse.",
     )

@@ -6,6 +6,7 @@ silently lost on CPU and must never be used. On Ascend a buffer is one tensor an
 """
 
 import functools
+import math
 from contextlib import contextmanager
 
 import mindspore as ms
@@ -32,7 +33,12 @@ _NUMPY_DTYPES = {
 _ARRAY_KINDS = {to_dtype(name): np.dtype(np.int16 if name == "bfloat16" else kind) for name, kind in _NUMPY_DTYPES.items()}
 
 _ALIGNMENT = 64
-_CAST_ELEMENTS = 1 << 18
+_CAST_ELEMENTS = 1 << 15
+
+
+def numpy_dtype(dtype):
+    """numpy dtype of a tensor's elements; MindSpore's own extension dtype for bfloat16."""
+    return np.dtype(_NUMPY_DTYPES[dtype_name(dtype)])
 
 
 def is_in_host_memory():
@@ -48,7 +54,7 @@ class FlatBuffer:
         self.dtype = to_dtype(dtype)
         self._on_host = is_in_host_memory()
         if self._on_host:
-            self._array = _aligned_zeros(self.numel, np.dtype(_NUMPY_DTYPES[dtype_name(self.dtype)]))
+            self._array = _aligned_zeros(self.numel, numpy_dtype(self.dtype))
             self.tensor = Tensor.from_numpy(self._array)
         else:
             self._array = None
@@ -74,6 +80,11 @@ class FlatBuffer:
             self._array.fill(0)
         else:
             zero(self.tensor)
+
+
+def zeros(shape, dtype):
+    """Tensor of zeros in memory of its own."""
+    return FlatBuffer(math.prod(shape), dtype).slice(0, math.prod(shape), shape)
 
 
 class _Memory:
@@ -172,21 +183,34 @@ def write(destination, source):
 
 
 def _write_cast(destination, source):
-    """Write with a cast, in parts: the cast of a whole tensor would stay in the device's memory pool."""
+    """Write with a cast, in parts that stay in the processor's cache."""
     target, values = as_array(destination).reshape(-1), read_array(source).reshape(-1)
     for start in range(0, values.size, _CAST_ELEMENTS):
-        part = from_array(values[start : start + _CAST_ELEMENTS], source.dtype).astype(destination.dtype)
-        target[start : start + _CAST_ELEMENTS] = read_array(part)
+        part = values[start : start + _CAST_ELEMENTS]
+        part = _widened(part) if source.dtype == ms.bfloat16 else part
+        target[start : start + _CAST_ELEMENTS] = _narrowed(part) if destination.dtype == ms.bfloat16 else part
+
+
+def _widened(bits):
+    """float32 array of bfloat16 bits (int16)."""
+    return (bits.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
+
+
+def _narrowed(values):
+    """bfloat16 bits (int16) of an array of numbers, rounded to nearest even; NaN stays NaN."""
+    values = np.ascontiguousarray(values, np.float32)
+    wide = values.view(np.uint32)
+    bits = ((wide + 0x7FFF + ((wide >> 16) & 1)) >> 16).astype(np.uint16)
+    return np.where(np.isnan(values), np.uint16(0x7FC0), bits).view(np.int16)
 
 
 def add_into(destination, source):
     """Add `source` to the memory of `destination` (same number of elements)."""
     with autograd.no_grad():
         if device_target() == "CPU" and destination.dtype != ms.bfloat16:
-            if source.dtype == ms.bfloat16:
-                source = source.astype(destination.dtype)
-            array = as_array(destination)
-            np.add(array, read_array(source).reshape(array.shape), out=array, casting="same_kind")
+            array, values = as_array(destination), read_array(source).reshape(destination.shape)
+            values = _widened(values) if source.dtype == ms.bfloat16 else values
+            np.add(array, values, out=array, casting="same_kind")
         else:
             write(destination, destination + source.reshape(destination.shape).astype(destination.dtype))
 

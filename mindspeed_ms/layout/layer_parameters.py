@@ -141,6 +141,20 @@ class Router:
 
 
 @dataclass(frozen=True)
+class SharedExpertGate:
+    """Gate of the shared experts of a layer: `gate_weight [1, h]`."""
+
+    hidden_size: int
+    initializer: Initializer
+
+    def describe(self, part):
+        """Description of the gate: list[ParameterDescription]."""
+        sharding = ParameterSharding.replicated((1, self.hidden_size))
+        flags = {"sequence_parallel": part.sequence_parallel}
+        return [ParameterDescription("gate_weight", sharding, part.dtype, self.initializer, **flags)]
+
+
+@dataclass(frozen=True)
 class GroupedExperts:
     """Experts in two tensors: `weight1 [experts, h, ffn]` (gated: `[gate, up]` columns) and `weight2 [experts, ffn, h]`.
 

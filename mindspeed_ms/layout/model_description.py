@@ -143,6 +143,7 @@ class ModelDescription:
     first_k_dense_replace: int | None
     n_shared_experts: int | None
     moe_shared_expert_intermediate_size: int | None
+    moe_shared_expert_gate: bool
     moe_router_enable_expert_bias: bool
     parallel: ParallelDescription
 

@@ -5,7 +5,6 @@
 prints the schedule with its bubble fraction and the peak number of live activations of each stage.
 """
 
-import argparse
 import sys
 
 from mindspeed_ms.layout.pipeline_drawing import describe, draw_png, draw_text
@@ -39,9 +38,9 @@ def plan_of(model, micro_batches):
 
 
 def _arguments():
-    parser = argparse.ArgumentParser(
-        prog="python -m mindspeed_ms.layout.pipeline_plan", description="Show a pipeline schedule."
-    )
+    from mindspeed_ms.spelling import SuggestingParser  # the room itself imports nothing else
+
+    parser = SuggestingParser(prog="python -m mindspeed_ms.layout.pipeline_plan", description="Show a pipeline schedule.")
     parser.add_argument("--pp", type=int, required=True, help="pipeline stages")
     parser.add_argument("--vpp", type=int, default=1, help="chunks per stage")
     parser.add_argument("--micro", type=int, required=True, help="micro-batches per step")

@@ -8,7 +8,6 @@ forked processes, mccl under msrun. Started by msrun itself, this checks the ran
 exit status is not 0 if anything fails.
 """
 
-import argparse
 import os
 import socket
 import subprocess
@@ -21,6 +20,7 @@ if __package__ in (None, ""):  # run as a file, by msrun
     sys.path[0] = str(Path(__file__).resolve().parents[2])
 
 from mindspeed_ms.core.comm import registry
+from mindspeed_ms.spelling import SuggestingParser
 from mindspeed_ms.testing import comm_programs
 from mindspeed_ms.testing.comm_timings import measure, table
 from mindspeed_ms.testing.worlds import World, close_nursery
@@ -52,7 +52,7 @@ def main(arguments=None):
 
 
 def _parse(arguments):
-    parser = argparse.ArgumentParser(prog="python -m mindspeed_ms.testing.comm", description="check communication backends")
+    parser = SuggestingParser(prog="python -m mindspeed_ms.testing.comm", description="check communication backends")
     parser.add_argument("--ranks", type=int, default=8, help="ranks to start (default 8)")
     parser.add_argument("--backends", nargs="+", choices=registry.BACKENDS, help="default: shm and mccl")
     parser.add_argument("--calls", type=int, default=400, help="random calls to check per backend (default 400)")

@@ -4,11 +4,12 @@ Of the lines of single steps (`Iteration: 10/300`) the first, the last and one e
 On a terminal a progress bar is below them.
 """
 
-import argparse
 import os
 import re
 import sys
 import time
+
+from mindspeed_ms.spelling import SuggestingParser
 
 _ITERATION = re.compile(r"\bLoss: ([-+.\w]+).*\bIteration: (\d+)/(\d+)")
 _INTERVAL_SECONDS = 0.1
@@ -97,7 +98,7 @@ class Screen:
 
 def main(words=None):
     """Entry point of the command line."""
-    parser = argparse.ArgumentParser(prog="python -m mindspeed_ms.tools.follow_log", description=__doc__.split("\n")[0])
+    parser = SuggestingParser(prog="python -m mindspeed_ms.tools.follow_log", description=__doc__.split("\n")[0])
     parser.add_argument("file", help="the log; it may appear later")
     parser.add_argument("--process", type=int, required=True, metavar="PID", help="end when this process has ended")
     parser.add_argument("--interval", type=float, default=5.0, metavar="SECONDS", help="between two lines of steps; 0: all")

@@ -4,7 +4,6 @@ PREFIX is what training gets as `--data-path`: a prefix of indexed files (`..._t
 preprocessing for conversations or pairs. Reads everything once; writes nothing but the histogram.
 """
 
-import argparse
 import os
 import sys
 from itertools import pairwise
@@ -16,6 +15,7 @@ from mindspeed_ms.core.datasets.indexed_dataset import IndexedDataset
 from mindspeed_ms.core.datasets.instruction_files import PAIRWISE_FIELDS, SFT_FIELDS, InstructionFiles, field_prefix
 from mindspeed_ms.core.datasets.tokenizer import TokenizerSettings, build_tokenizer
 from mindspeed_ms.core.datasets.turns import IGNORE_INDEX
+from mindspeed_ms.spelling import SuggestingParser
 
 BINS, BAR = 20, 40
 _BLOCK = 1 << 24
@@ -24,7 +24,7 @@ _LEARNT, _MASKED, _PLAIN = "\033[1;32m", "\033[2m", "\033[0m"
 
 def parse_arguments(arguments=None):
     """Parse the command line."""
-    parser = argparse.ArgumentParser(prog="python -m mindspeed_ms.tools.inspect_data", description="What is in prepared data.")
+    parser = SuggestingParser(prog="python -m mindspeed_ms.tools.inspect_data", description="What is in prepared data.")
     parser.add_argument("prefix", help="what training gets as --data-path, without .bin and .idx")
     parser.add_argument(
         "--tokenizer",

@@ -60,7 +60,7 @@ def summary(lines, corpus, vocab_size):
         numbers["unigram_entropy"] = corpus.unigram_entropy
     if losses:
         last = losses[-AVERAGED_STEPS:]
-        numbers |= {"first_train_loss": losses[0], "last_train_loss": sum(last) / len(last)}
+        numbers |= {"first_train_loss": losses[0], "last_train_loss": sum(last) / len(last), "averaged_steps": len(last)}
     if held_out:
         numbers["held_out_loss"] = held_out[-1]
     if held_out and corpus is not None:
@@ -74,7 +74,7 @@ def text(numbers, run, folder):
     if "first_train_loss" in numbers:
         lines.append(
             f"training loss {numbers['first_train_loss']:.3f} -> {numbers['last_train_loss']:.3f} nats per token, "
-            f"the latter over the last {AVERAGED_STEPS} lines (a uniform guess over the vocabulary costs "
+            f"the latter {_over(numbers['averaged_steps'])} (a uniform guess over the vocabulary costs "
             f"{numbers['uniform_entropy']:.3f})"
         )
     if "held_out_below_unigram" in numbers:
@@ -91,6 +91,10 @@ def text(numbers, run, folder):
         f"{LOSS_CURVE_FILE}"
     )
     return lines
+
+
+def _over(lines):
+    return f"over the last {lines} lines" if lines > 1 else "of the only line"
 
 
 def held_out_prompt(corpus):

@@ -10,6 +10,7 @@ from mindspeed_ms.core.datasets.errors import DatasetError
 from mindspeed_ms.core.dist_checkpointing import folders, plain_weights
 from mindspeed_ms.core.dist_checkpointing.agreement import on_rank_zero
 from mindspeed_ms.core.dist_checkpointing.errors import CheckpointError
+from mindspeed_ms.core.dist_checkpointing.foreign import is_foreign_folder
 from mindspeed_ms.core.dist_checkpointing.load import find_checkpoint, open_checkpoint
 from mindspeed_ms.core.dist_checkpointing.save import CheckpointSaver
 from mindspeed_ms.core.dist_checkpointing.upstream_format import is_upstream_folder
@@ -17,6 +18,7 @@ from mindspeed_ms.core.logging import logger
 from mindspeed_ms.training import checkpointing, same_data
 from mindspeed_ms.training.checkpointing import vocab_size_of
 from mindspeed_ms.training.gpt_datasets import names_indexed_files
+from mindspeed_ms.training.start_checks import check_resumed
 
 _ORDER = (("training_config", "seed"), ("dataset_config", "dataloader_type"), ("dataset_config", "shuffle"))  # of samples
 
@@ -59,9 +61,12 @@ def find_starting_point(all_config, describe_data=None):
                 f"{path} holds weights alone (merge --weights-only), no training that could go on: start a new one from them, "
                 "with --finetune or without resume_training."
             )
-        if resumes and not settings.no_load_optim and is_upstream_folder(path):
-            _check_upstreams_optimizer(path, all_config)
+        if resumes and (is_upstream_folder(path) or is_foreign_folder(path)):
+            resumes = _can_resume(path, all_config)
+        check_resumed(path, all_config, resumes)
     fingerprint = on_rank_zero("the training was not started", _fingerprint, path, all_config, resumes, describe_data)
+    if saves:
+        on_rank_zero("nothing can be saved", _check_foreign_iterations, settings.output_dir, path if resumes else None)
     checkpointing.check_output_folder(settings.output_dir, saves)
     return StartingPoint(path, resumes, fingerprint)
 
@@ -93,6 +98,7 @@ class CheckpointManager:
     optimizer: Any
     opt_param_scheduler: Any
     data: Any
+    _foreign: dict = field(default_factory=dict)
     _last_saved: int | None = None
     _savers: dict = field(default_factory=dict)  # False: of spare checkpoints
 
@@ -121,6 +127,10 @@ class CheckpointManager:
                 settings.load_strict,
                 vocab_size,
             )
+            self._foreign = reader.manifest.foreign
+            refused = getattr(reader.manifest, "refused", ())
+            if refused and comm.get_rank() == 0:
+                logger.warning("%s was trained with %s, which the model here does not have", path, ", ".join(refused))
             check_same_model(reader.manifest.args, self.all_config, resumes and settings.load_strict)
             if not with_optimizer:
                 self.optimizer.reload_model_params()
@@ -128,15 +138,15 @@ class CheckpointManager:
                 logger.info("loaded the weights of %s", path)
                 return
             log_changes(reader.manifest, self.all_config, vocab_size)
-            self._resume(reader, with_optimizer)
+            self._resume(reader)
+            if not with_optimizer:
+                logger.info("no_load_optim (--no-load-optim): optimizer and learning rate schedule start anew")
         logger.info("resumed from %s at iteration %d", path, self.state.iteration)
 
-    def _resume(self, reader, with_optimizer):
+    def _resume(self, reader):
         """Restore counters, random states and the position in the data."""
         settings, state = self.settings, self.state
         state.load(reader.manifest.states["train_state"])
-        if not with_optimizer:
-            self.opt_param_scheduler.step(state.consumed_train_samples)
         if not settings.no_load_rng:
             checkpointing.restore_random_states(reader, settings.seed)
         if os.path.abspath(os.path.dirname(self.start.path)) == os.path.abspath(settings.output_dir):
@@ -175,6 +185,7 @@ class CheckpointManager:
             not settings.no_save_rng,
             self.all_config,
             self.start.fingerprint,
+            self._foreign,
         )
         if persistent:
             self._last_saved = self.state.iteration
@@ -203,14 +214,37 @@ class CheckpointManager:
             saver.wait()
 
 
-def _check_upstreams_optimizer(path, all_config):
-    with open_checkpoint(path, all_config, all_config.training_config.ckpt_step) as reader:
-        if reader.manifest.not_resumable:
-            raise CheckpointError(
-                f"{path} was written by upstream, and its optimizer's state cannot be continued: "
-                f"{reader.manifest.not_resumable}. Load its weights, without resume_training (--finetune), or start the "
-                "optimizer afresh (--no-load-optim)."
-            )
+def _check_foreign_iterations(folder, path):
+    """Raise CheckpointError if the run would come to the iteration of another program's checkpoint in its output folder."""
+    done = os.path.basename(path).removeprefix("iter_") if path else ""
+    ahead = folders.foreign_iterations(folder, int(done) if done.isdigit() else 0)
+    if ahead:
+        raise CheckpointError(
+            f"output_dir (--save) {folder} holds checkpoints of another program of iterations {ahead}, which this run would "
+            "replace: choose another folder."
+        )
+
+
+def _can_resume(path, all_config):
+    """Whether a training goes on from a checkpoint of another program; False for weights alone, which are then taken.
+
+    Raises:
+        CheckpointError: its optimizer's state cannot be continued, and is wanted.
+    """
+    settings = all_config.training_config
+    with open_checkpoint(path, all_config, settings.ckpt_step) as reader:
+        manifest = reader.manifest
+    if manifest.has_only_weights:
+        if comm.get_rank() == 0:
+            logger.info("%s holds weights only: the training starts from them at its beginning", path)
+        return False
+    if manifest.not_resumable and not settings.no_load_optim:
+        raise CheckpointError(
+            f"{path} was written by {'upstream' if is_upstream_folder(path) else 'Megatron'}, and its optimizer's state cannot "
+            f"be continued: {manifest.not_resumable}. Load its weights, without resume_training (--finetune), or start the "
+            "optimizer afresh (--no-load-optim)."
+        )
+    return True
 
 
 def _folder_to_load(settings):

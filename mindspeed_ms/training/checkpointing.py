@@ -57,6 +57,7 @@ def save_checkpoint(
     save_rng=True,
     all_config=None,
     fingerprint=None,
+    foreign=None,
 ):
     """Save the state of a training; every rank calls it.
 
@@ -70,6 +71,7 @@ def save_checkpoint(
         save_rng (bool): with random states.
         all_config (Optional[AllConfig]): kept in the checkpoint.
         fingerprint (Optional[dict]): of tokenizer and data, kept in the checkpoint; only rank 0 needs it.
+        foreign (Optional[dict]): `Manifest.foreign` of the checkpoint that the training started from.
 
     Raises:
         CheckpointError: on all ranks, if one of them could not write; nothing that existed is changed.
@@ -89,6 +91,7 @@ def save_checkpoint(
         vocab_size=vocab_size_of(all_config) if all_config is not None else None,
         args=_plain_config(all_config),
         fingerprint=fingerprint,
+        foreign=foreign or {},
     )
     saver.save(
         manifest,

@@ -3,7 +3,7 @@
 from collections import deque
 
 import numpy as np
-from mindspore import Tensor
+from mindspore import Tensor, mint
 
 from mindspeed_ms.core import num_microbatches_calculator as calculator
 from mindspeed_ms.core import parallel_state
@@ -234,7 +234,7 @@ def _check_rows(name, value, rows):
 def _rows_of(value, start, count):
     if not _has_rows(value) or value.shape[0] == 1:
         return value
-    return value[start : start + count]
+    return mint.narrow(value, 0, start, count) if isinstance(value, Tensor) else value[start : start + count]
 
 
 def to_tensor(value):

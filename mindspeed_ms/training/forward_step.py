@@ -25,7 +25,8 @@ def forward_step(data_iterator, model):
     """
     batch = without_dataset_id(next(data_iterator), unwrap_model(model))
     check_batch(batch, unwrap_model(model))
-    return model(**batch), partial(loss_function, count_tokens(batch), model.calculate_per_token_loss)
+    counted = partial(loss_function, count_tokens(batch), model.calculate_per_token_loss, loss_mask=batch.get("loss_mask"))
+    return model(**batch), counted
 
 
 def without_dataset_id(batch, model):

@@ -3,6 +3,7 @@
 from mindspeed_ms.config import argument_parser, init_configs_from_args
 from mindspeed_ms.core.device import request_device
 from mindspeed_ms.core.logging import setup_logging
+from mindspeed_ms.training.user_errors import install
 
 _args = None
 _all_config = None
@@ -21,6 +22,7 @@ def initialize_megatron(extra_args_provider=None, args_defaults=None, ignore_unk
         argparse.Namespace
     """
     setup_logging()
+    install()
     args = parse_args(extra_args_provider, args_defaults, ignore_unknown_args, argv)
     request_device(getattr(args, "device", None))
     set_args(args)

@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 from mindspore import Tensor, dtype
 
+from mindspeed_ms import ops
 from mindspeed_ms.core import autograd, comm, parallel_state
-from mindspeed_ms.core.pipeline_parallel.micro_batch_loss import MicroBatchLoss, as_float
+from mindspeed_ms.core import num_microbatches_calculator as calculator
+from mindspeed_ms.core.pipeline_parallel.micro_batch_loss import MAIN_LOSS, MicroBatchLoss, as_float
 from mindspeed_ms.core.tensor_parallel.mappings import reduce_from_context_parallel_region
 
-MAIN_LOSS = "lm loss"
 
-
-def loss_function(tokens, per_token, output, non_loss_data=False):
+def loss_function(tokens, per_token, output, non_loss_data=False, loss_mask=None):
     """MicroBatchLoss of a model that returns its mean loss.
 
     Args:
@@ -25,6 +25,7 @@ def loss_function(tokens, per_token, output, non_loss_data=False):
         per_token (bool): differentiate the sum over tokens.
         output (Tensor or tuple): what the model returned; the loss is its first part.
         non_loss_data (bool): return the output as it is.
+        loss_mask (Optional[Tensor]): `[b, s]`, of the batch; shows samples without tokens.
 
     Returns:
         MicroBatchLoss: or `output`, with `non_loss_data`.
@@ -41,7 +42,7 @@ def loss_function(tokens, per_token, output, non_loss_data=False):
             f"the model returned {shape} as its loss: expected a scalar Tensor (or it first in a tuple). "
             "A model that returns logits needs labels in the batch, or a forward_step_func."
         )
-    reported = {MAIN_LOSS: TokenMean(autograd.detach(loss), tokens)}
+    reported = {MAIN_LOSS: TokenMean(autograd.detach(loss), tokens, loss_mask)}
     if not per_token:
         return MicroBatchLoss(loss, reported)
     return MicroBatchLoss(loss * _tokens_of_whole_sequences(tokens), reported, tokens)
@@ -52,7 +53,7 @@ def count_tokens(batch):
     the mask is and read after the step), else the elements of `labels` or `tokens` (float)."""
     mask = batch.get("loss_mask")
     if mask is not None:
-        return (mask if isinstance(mask, Tensor) else Tensor(np.asarray(mask))).astype(dtype.float32).sum()
+        return ops.total(ops.cast(mask if isinstance(mask, Tensor) else Tensor(np.asarray(mask)), dtype.float32))
     for name in ("labels", "tokens", "input_ids"):
         if batch.get(name) is not None:
             return float(batch[name].size)
@@ -70,16 +71,23 @@ def _tokens_of_whole_sequences(tokens):
 class TokenMean:
     """Reported mean loss over all tokens of the sequences; `tokens` of them are on this rank.
 
-    Both may be scalar Tensors, which are read after the step.
+    Both may be scalar Tensors, which are read after the step. `loss_mask` `[b, s]` is the mask that the tokens were counted
+    with, if there is one: it shows the samples without any.
     """
 
     value: Tensor
     tokens: Any
+    loss_mask: Any = None
 
     def sum_and_count(self):
         """Share of this rank: (sum of the losses, number of tokens)."""
         tokens = as_float(self.tokens)
         return as_float(self.value) * tokens, tokens
+
+    def tokens_of_samples(self):
+        """Tokens of each sample on this rank, where the mask is not zero: int array `[b]`."""
+        mask = self.loss_mask.asnumpy() if isinstance(self.loss_mask, Tensor) else np.asarray(self.loss_mask)
+        return np.count_nonzero(mask.reshape(len(mask) if mask.ndim > 1 else 1, -1), axis=1)
 
 
 @dataclass(frozen=True)
@@ -88,11 +96,13 @@ class StepLosses:
 
     Attributes:
         values (dict[str, float]): mean over all tokens (or micro-batches) of the step, by name. A name that no
-            rank reported in this step is left out; the main loss, the first name, is NaN then.
+            rank reported in this step, or over no token, is left out; the main loss, the first name, is NaN then.
         tokens (float): tokens of the first of them.
         not_finite (list[tuple[int, int]]): (global rank, micro-batch) of each loss that was NaN or infinite.
         stop_requested (list[int]): ranks that ask to end after this step.
         bad_gradients (list[int]): ranks whose gradients held NaN or infinity before the reduction, where that is checked.
+        samples_without_tokens (int): samples whose labels are all masked.
+        has_tokens (bool): False: the main loss was reported, but over no token at all.
     """
 
     values: dict
@@ -100,6 +110,8 @@ class StepLosses:
     not_finite: list = field(default_factory=list)
     stop_requested: list = field(default_factory=list)
     bad_gradients: list = field(default_factory=list)
+    samples_without_tokens: int = 0
+    has_tokens: bool = True
 
 
 class LossReducer:
@@ -124,18 +136,19 @@ class LossReducer:
         Returns:
             StepLosses: equal on all ranks.
         """
-        local, not_finite = self._sum_locally(reported)
-        local = local if self._counts() else {}
-        flags = [float(stop_requested), float(not_finite), float(bad_gradients)]
+        local, not_finite, tokens_of_samples = self._sum_locally(reported)
+        without_tokens = _samples_without_tokens(tokens_of_samples)
+        local, without_tokens = (local, without_tokens) if self._counts() else ({}, 0)
+        flags = [float(stop_requested), float(not_finite), float(bad_gradients), float(without_tokens)]
         gathered = self._gather_values(flags, local)
         if gathered[:, len(flags)].any():
             self._agree_on_names(local)
             gathered = self._gather_values(flags, local)
-        sums = gathered[:, len(flags) + 1 :].sum(axis=0).reshape(-1, 3)
+        sums = gathered[:, len(flags) + 1 :].sum(axis=0).reshape(-1, 2)
         values = {
-            name: _ratio(total, count) if reports else math.nan
-            for place, (name, (total, count, reports)) in enumerate(zip(self._names, sums))
-            if reports or not place
+            name: float(total / count) if count else math.nan
+            for place, (name, (total, count)) in enumerate(zip(self._names, sums))
+            if count or not place
         }
         return StepLosses(
             values,
@@ -143,26 +156,32 @@ class LossReducer:
             [(rank, int(row[1])) for rank, row in enumerate(gathered) if row[1] >= 0],
             [rank for rank, row in enumerate(gathered) if row[0]],
             [rank for rank, row in enumerate(gathered) if row[2]],
+            int(gathered[:, 3].sum()),
+            not (gathered[:, 3].any() and len(sums) and not sums[0, 1]),
         )
 
     def _gather_values(self, flags, local):
-        """All ranks' values, float64 `[ranks, flags + 1 + 3 * names]`: flags, 1 for new names, (sum, count, 1) per name."""
+        """All ranks' values, float64 `[ranks, flags + 1 + 2 * names]`: flags, 1 for new names, (sum, count) per name."""
         vector = [*flags, float(any(name not in self._names for name in local))]
         for name in self._names:
-            vector += (*local[name], 1.0) if name in local else (0.0, 0.0, 0.0)
+            vector += local.get(name, (0.0, 0.0))
         return self._gather(np.array(vector, np.float64))
 
     @staticmethod
     def _sum_locally(reported):
-        local, not_finite = {}, -1
+        local, not_finite, tokens_of_samples = {}, -1, []
         for number, losses in enumerate(reported):
-            for name, value in losses.items():
+            for place, (name, value) in enumerate(losses.items()):
                 total, count = _sum_and_count(value)
                 if not math.isfinite(total) and not_finite < 0:
                     not_finite = number
                 old = local.get(name, (0.0, 0.0))
                 local[name] = (old[0] + total, old[1] + count)
-        return local, not_finite
+                if isinstance(value, TokenMean) and value.loss_mask is not None:
+                    tokens_of_samples.append(value.tokens_of_samples())
+                elif not place and isinstance(value, (TokenMean, tuple, list)):  # the main loss; others may have no count
+                    tokens_of_samples.append(np.full(calculator.get_micro_batch_size(), count))
+        return local, not_finite, tokens_of_samples
 
     def _agree_on_names(self, local):
         is_last = parallel_state.is_pipeline_last_stage(ignore_virtual=True)
@@ -195,5 +214,10 @@ def _sum_and_count(value):
     return array[0], 1.0
 
 
-def _ratio(total, count):
-    return float(total / count) if count else 0.0
+def _samples_without_tokens(tokens_of_samples):
+    """Number of samples without a token (int), counted by the first of the ranks that share their sequences."""
+    group = parallel_state.get_context_parallel_group()
+    tokens = np.concatenate(tokens_of_samples).astype(np.float64) if tokens_of_samples else np.zeros(0)
+    if tokens.size and group.size > 1:
+        tokens = np.asarray(group.all_gather(tokens)).reshape(group.size, -1).sum(axis=0)
+    return int((tokens == 0).sum()) if group.rank == 0 else 0

@@ -6,7 +6,7 @@ import math
 import os
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from mindspeed_ms.config.model_description import describe_model
 from mindspeed_ms.core import comm
@@ -31,6 +31,8 @@ class StepReport:
         num_zeros (Optional[int]): zero gradients, if they are counted.
         params_norm (Optional[float]): norm of the weights, if it is asked for.
         seconds (float): duration.
+        samples_without_tokens (int): samples whose labels are all masked.
+        has_tokens (bool): False: all samples of the step are such.
     """
 
     losses: dict
@@ -42,15 +44,46 @@ class StepReport:
     num_zeros: int = None
     params_norm: float = None
     seconds: float = 0.0
+    samples_without_tokens: int = 0
+    has_tokens: bool = True
 
     @property
     def loss(self):
-        """Main loss, the first of the losses."""
+        """Main loss, the first of the losses; NaN for a step without a token."""
         return next(iter(self.losses.values()), math.nan)
 
 
+class IntervalLosses:
+    """Mean losses of the steps between two log lines. Source: Megatron, `training_log`.
+
+    Steps that updated nothing, and those without a token, are left out, unless all are.
+    """
+
+    def __init__(self):
+        self.start()
+
+    def start(self):
+        """Begin an interval."""
+        self._sums, self._last = {}, {}
+
+    def add(self, report):
+        """Add the losses of a StepReport."""
+        self._last = report.losses
+        if report.finite_grads:
+            for name, loss in report.losses.items():
+                if not math.isnan(loss):
+                    total, count = self._sums.get(name, (0.0, 0))
+                    self._sums[name] = total + loss, count + 1
+
+    def means(self):
+        """Mean loss by name (dict[str, float]), the main loss first."""
+        means = {name: total / count for name, (total, count) in self._sums.items()}
+        # where no step counts: the last one's
+        return {name: means.get(name, loss) for name, loss in {**self._last, **means}.items()}
+
+
 def format_log_line(report, train_state, total_iterations, milliseconds, tokens_per_second, tflops=None):
-    """Log line of a step: upstream's fields in upstream's order, then ours."""
+    """Log line of a step: upstream's fields in upstream's order, then ours. The losses are those of the report."""
     line = (
         f"Epoch: {train_state.epoch}, Step: {train_state.step_in_epoch}, Loss: {report.loss:.16f}, "
         f"Finite_grads: {report.finite_grads}, Loss_scale: {report.loss_scale}, "
@@ -80,7 +113,8 @@ class MetricsLogger:
     Args:
         output_dir (str): where metrics.jsonl and the picture go.
         total_iterations (int): length of the training.
-        log_interval (Optional[int]): steps between lines; None: every step.
+        log_interval (Optional[int]): steps between log lines, which give the means of losses and time over these steps;
+            None: every step. metrics.jsonl and TensorBoard get each step.
         events (Optional[TensorboardEvents]): where TensorBoard's entries go.
         flops_per_token (Optional[float]): operations of a token, to report TFLOP/s of each device.
     """
@@ -94,6 +128,7 @@ class MetricsLogger:
         self.is_main = comm.get_rank() == 0
         self.speaks = self.is_main or launch_environment().launcher == "msrun"
         self._seconds, self._tokens, self._steps = 0.0, 0.0, 0
+        self._losses = IntervalLosses()
         self._progress = None
         self._file = None
 
@@ -129,23 +164,38 @@ class MetricsLogger:
         self._seconds += report.seconds
         self._tokens += report.tokens
         self._steps += 1
+        self._losses.add(report)
         if self._progress is not None:
             self._progress.set_postfix_str(f"loss {report.loss:.4f}", refresh=False)
             self._progress.update(1)
         self.events.write_step({**_step_values(report), "time_ms": report.seconds * 1000.0}, train_state.iteration)
-        if train_state.iteration % self.log_interval and train_state.iteration != self.total_iterations:
-            return
+        if train_state.iteration % self.log_interval == 0 or train_state.iteration == self.total_iterations:
+            self._log_interval(report, train_state)
+        self._write_step(report, train_state)
+
+    def _log_interval(self, report, train_state):
+        """Log the means over the steps since the last line, with the other numbers of the last step."""
         milliseconds = self._seconds / self._steps * 1000.0
-        tokens_per_second = self._tokens / self._seconds if self._seconds else 0.0
+        tokens_per_second, tflops = self._speed(self._tokens, self._seconds)
+        report = replace(report, losses=self._losses.means())
         self._seconds, self._tokens, self._steps = 0.0, 0.0, 0
-        tflops, speed = None, {}
-        if self.flops_per_token is not None:
-            tflops = tokens_per_second * self.flops_per_token / comm.get_world_size() / 1e12
-            speed = {"tflops_per_device": tflops}
+        self._losses.start()
         if self.speaks:
             logger.info(
                 "%s", format_log_line(report, train_state, self.total_iterations, milliseconds, tokens_per_second, tflops)
             )
+
+    def _speed(self, tokens, seconds):
+        """Tokens per second, and TFLOP/s of each device or None."""
+        tokens_per_second, tflops = tokens / seconds if seconds else 0.0, None
+        if self.flops_per_token is not None:
+            tflops = tokens_per_second * self.flops_per_token / comm.get_world_size() / 1e12
+        return tokens_per_second, tflops
+
+    def _write_step(self, report, train_state):
+        """Write a step to metrics.jsonl."""
+        tokens_per_second, tflops = self._speed(report.tokens, report.seconds)
+        speed = {} if tflops is None else {"tflops_per_device": tflops}
         self._write(
             {
                 "iteration": train_state.iteration,
@@ -153,7 +203,7 @@ class MetricsLogger:
                 "step": train_state.step_in_epoch,
                 **_step_values(report),
                 "finite_grads": report.finite_grads,
-                "time_ms": milliseconds,
+                "time_ms": report.seconds * 1000.0,
                 "tokens_per_second": tokens_per_second,
                 **speed,
                 "consumed_samples": train_state.consumed_train_samples,

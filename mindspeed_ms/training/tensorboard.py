@@ -1,5 +1,7 @@
 """TensorBoard event files of a training, and the writer of this process (`get_tensorboard_writer`)."""
 
+from importlib.util import find_spec
+
 from mindspeed_ms.core import comm
 from mindspeed_ms.core import num_microbatches_calculator as calculator
 
@@ -14,6 +16,10 @@ _OPTIONS = {  # names that an option of the training_config switches
     "test_perplexity": "log_validation_ppl_to_tensorboard",
 }
 _writer = None
+
+
+class TensorboardError(RuntimeError):
+    """Error: no library that can write event files is installed."""
 
 
 def set_tensorboard_writer(writer):
@@ -84,6 +90,23 @@ def peak_memory_bytes():
     except OSError:
         return None
     return int(line.split()[1]) * 1024 if line else None
+
+
+def require_tensorboard(settings):
+    """Raise an error if `tensorboard_dir` is set and nothing can write event files, before anything is built.
+
+    Raises:
+        TensorboardError: with the command that installs it.
+    """
+    known = (("tensorboardX",), ("torch", "tensorboard"))
+    if not settings.tensorboard_dir or get_tensorboard_writer() is not None:
+        return
+    if not any(all(find_spec(module) for module in modules) for modules in known):
+        raise TensorboardError(
+            f"tensorboard_dir (--tensorboard-dir) is {settings.tensorboard_dir!r}, but nothing here can write TensorBoard "
+            "files: pip install tensorboardX (or 'mindspeed_ms[tensorboard]'), or leave it out (metrics.jsonl has the same "
+            "numbers)."
+        )
 
 
 def make_tensorboard_writer(folder, queue_size=1000):

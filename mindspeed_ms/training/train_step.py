@@ -18,6 +18,10 @@ class NonFiniteLossError(RuntimeError):
     """Error: a loss was NaN or infinite; the weights are those before the step."""
 
 
+class NothingLearntError(RuntimeError):
+    """Error: a training ended, and none of its steps changed a weight or had a token to learn from."""
+
+
 class NonFiniteGradientError(RuntimeError):
     """Error: a gradient was NaN or infinite before the reduction; the weights are those before the step."""
 
@@ -107,6 +111,8 @@ class TrainOneStep:
             num_zeros,
             params_norm,
             time.perf_counter() - start,
+            losses.samples_without_tokens,
+            losses.has_tokens,
         )
         return report, bool(losses.stop_requested)
 

@@ -13,6 +13,7 @@ from mindspeed_ms.training.data_streams import DataExhausted
 from mindspeed_ms.training.housekeeping import GarbageCollection, SignalHandler, check_weights_across_data_parallel_ranks
 from mindspeed_ms.training.parts import CheckpointsPart, DataPart, EvaluationPart, MetricsPart, TrainStepPart
 from mindspeed_ms.training.train_step import NonFiniteGradientError, NonFiniteLossError
+from mindspeed_ms.training.wasted_steps import WastedSteps
 
 
 @dataclass
@@ -56,6 +57,7 @@ class Trainer:
         train_step, data, checkpoints, evaluation, metrics: see `training.parts`.
         start_time (float): `time.monotonic()` when the run started, for `exit_duration_in_mins`.
         steps_done (int): steps of this process.
+        wasted_steps (WastedSteps): those of them that changed nothing.
     """
 
     all_config: Any
@@ -72,13 +74,21 @@ class Trainer:
     start_time: float = field(default_factory=time.monotonic)
     steps_done: int = 0
 
+    def __post_init__(self):
+        self.wasted_steps = WastedSteps.of(self.all_config)
+        self._ended_early = False
+
     @property
     def settings(self):
         """Section training_config."""
         return self.all_config.training_config
 
     def run(self):
-        """Load the starting checkpoint, then train, or only evaluate with `skip_train`."""
+        """Load the starting checkpoint, then train, or only evaluate with `skip_train`.
+
+        Raises:
+            NothingLearntError: after the last step, which is saved: none changed a weight or had a token.
+        """
         self.checkpoints.load()
         state = self.train_state
         if self.settings.skip_train:
@@ -95,7 +105,9 @@ class Trainer:
             with self.metrics.opened(state.iteration):
                 ending = self.train()
             self.train_step.finish()
-            logger.info(ending)
+            if not self._ended_early:
+                self.wasted_steps.check()
+            logger.info("%s%s", ending, self.wasted_steps.summary())
 
     def train(self):
         """Run the remaining steps with evaluations and checkpoints; after a signal, save and stop.
@@ -152,6 +164,7 @@ class Trainer:
         state.iteration += 1
         state.consumed_train_samples += calculator.get_current_global_batch_size()
         state.skipped_iterations += not report.finite_grads
+        self.wasted_steps.add(report, state.iteration)
         state.step_in_epoch = state.step_in_epoch + 1 if epoch == state.epoch else 1
         state.epoch = epoch
 
@@ -179,6 +192,7 @@ class Trainer:
 
     def _end_early(self, signals, stop):
         """Save, and return the text of the cause that stops the training early, equal on all ranks."""
+        self._ended_early = True
         settings, cause = self.settings, f"exit_interval {self.settings.exit_interval} (--exit-interval)"
         if stop:  # a signal may have come to one rank
             received = [text for text in comm.world_group().all_gather_object(signals.received) if text]

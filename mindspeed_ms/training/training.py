@@ -5,12 +5,12 @@ from contextlib import contextmanager
 from dataclasses import fields
 from functools import partial
 
-from mindspeed_ms.config import fit_to_world, page, require_available
+from mindspeed_ms.config import fit_to_world, page, require_available, require_startable
 from mindspeed_ms.config.errors import WarningNotice
 from mindspeed_ms.core import comm
 from mindspeed_ms.core.device import launch_environment, request_device
 from mindspeed_ms.core.logging import logger, setup_logging
-from mindspeed_ms.training import initialize
+from mindspeed_ms.training import initialize, user_errors
 from mindspeed_ms.training.checkpoint_manager import CheckpointManager, find_starting_point
 from mindspeed_ms.training.checkpointing import release_output_folders
 from mindspeed_ms.training.data import build_data, init_batch_sizes
@@ -19,6 +19,7 @@ from mindspeed_ms.training.forward_step import forward_step as default_forward_s
 from mindspeed_ms.training.gpt_datasets import fingerprint_of_own_program
 from mindspeed_ms.training.metrics import MetricsLogger
 from mindspeed_ms.training.model_setup import get_model, get_optimizer, get_optimizer_param_scheduler
+from mindspeed_ms.training.tensorboard import require_tensorboard
 from mindspeed_ms.training.train_step import TrainOneStep
 from mindspeed_ms.training.trainer import Trainer, TrainState
 from mindspeed_ms.training.utils import set_parallel_context, set_seed_unless_set
@@ -71,6 +72,8 @@ def pretrain(
     """
     start_time = time.monotonic()
     all_config = _configuration(all_config, extra_args_provider, args_defaults)
+    require_startable(all_config)
+    require_tensorboard(all_config.training_config)
     _check_arguments(model_provider_func, model_type)
     with training_run(all_config):
         trainer = build_trainer(
@@ -162,8 +165,9 @@ def start_up(all_config):
     setup_logging(training.log_level.upper())
     require_available(all_config)
     request_device(training.device_target)
-    comm.leave_if_scheduler(comm.backend_name(all_config.parallel_config.communication_backend))
+    # before the scheduler of msrun serves ranks that end with this error
     fit_to_world(all_config, launch_environment().world_size)
+    comm.leave_if_scheduler(comm.backend_name(all_config.parallel_config.communication_backend))
     set_parallel_context(all_config.parallel_config)
     if comm.get_rank() == 0:
         logger.info("the configuration, and who set it:\n%s", page(all_config))
@@ -177,6 +181,7 @@ def start_up(all_config):
 def _configuration(all_config, extra_args_provider, args_defaults):
     """Configuration of the run, set as the one of this process."""
     setup_logging()
+    user_errors.install()
     if not initialize.has_args() and (all_config is None or extra_args_provider is not None or args_defaults):
         initialize.initialize_megatron(extra_args_provider, args_defaults)
     if all_config is not None:

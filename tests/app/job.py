@@ -10,6 +10,7 @@ from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 SCRIPT = REPOSITORY / "gpt" / "pretrain_gpt.sh"
+CPU_DEFAULT = [str(REPOSITORY / "configs" / "cpu_default" / f"{name}.yaml") for name in ("model", "accelerate", "train")]
 TINY = (
     "--num-layers 1 --hidden-size 32 --ffn-hidden-size 64 --num-attention-heads 4 --seq-length 32 --max-position-embeddings 32 "
     "--padded-vocab-size 320 --vocab-size 320 --micro-batch-size 4 --eval-iters 1 --no-sample"
@@ -33,13 +34,14 @@ class Job:
         self.output = self.folder / "printed.txt"
         with open(self.output, "w") as file:
             self.process = subprocess.Popen(
-                ["bash", str(SCRIPT), *TINY, "--data-path", str(text), *arguments],
+                ["bash", str(SCRIPT), "--config", *CPU_DEFAULT, *TINY, "--data-path", str(text), *arguments],
                 cwd=folder,
                 env=environment(),
                 stdin=subprocess.DEVNULL,
                 stdout=file if terminal is None else terminal,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
+                preexec_fn=_heed_interrupts,
             )
 
     def wait(self, seconds=150):
@@ -103,6 +105,11 @@ class Job:
     def losses(self):
         """{iteration: training loss} of output/metrics.jsonl."""
         return {line["iteration"]: line["loss"] for line in self.metrics() if "loss" in line}
+
+
+def _heed_interrupts():
+    """A background job, as a test in CI may be, starts with SIGINT ignored, which a shell then cannot trap."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def environment():

@@ -5,6 +5,7 @@ import os
 import pty
 import shutil
 import signal
+import socket
 import struct
 import subprocess
 import sys
@@ -13,7 +14,7 @@ import time
 
 import pytest
 
-from tests.app.job import SCRIPT, TINY, Job, environment
+from tests.app.job import CPU_DEFAULT, SCRIPT, TINY, Job, environment
 
 pytestmark = pytest.mark.slow
 
@@ -154,11 +155,61 @@ def test_mistakes_are_found_before_a_rank_starts(start, tmp_path, arguments, exp
     assert "Traceback" not in job.printed() and not (tmp_path / "msrun_log").exists()
 
 
+def test_msrun_that_waits_for_its_scheduler_is_ended(tmp_path):
+    """All ranks have ended, msrun itself would wait for ever: it is ended within seconds, with a code that is not 0."""
+    (tmp_path / "bin").mkdir()
+    # beside python, where the script looks first
+    stand_ins = {
+        "msrun": "echo 'x.py: error: why' > msrun_log/worker_0.log\nsleep 100",
+        "python": f'exec {sys.executable} "$@"',
+    }
+    for name, body in stand_ins.items():
+        (tmp_path / "bin" / name).write_text(f"#!/bin/bash\n{body}\n")
+        (tmp_path / "bin" / name).chmod(0o755)
+    variables = environment()
+    variables["PATH"] = os.pathsep.join([str(tmp_path / "bin"), variables["PATH"]])
+    begin = time.monotonic()
+    job = subprocess.run(
+        ["bash", SCRIPT, "--mock-data", "--train-iters", "1"],
+        cwd=tmp_path,
+        env=variables,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert job.returncode not in (0, 2) and "x.py: error: why" in job.stdout and time.monotonic() - begin < 40, job
+
+
+def test_ranks_that_do_not_fit_end_with_one_line(tmp_path):
+    """Started with msrun directly, 3 ranks for tensor parallel 2: one of them says it, once."""
+    files = ["--config", *CPU_DEFAULT, "--mock-data"]
+    options = ["--worker_num=3", "--local_worker_num=3", f"--master_port={_free_port()}", "--log_dir=logs", "--join=True"]
+    job = subprocess.run(
+        [shutil.which("msrun", path=environment()["PATH"]), *options, SCRIPT.with_suffix(".py"), *files],
+        cwd=tmp_path,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    logs = "".join(path.read_text() for path in (tmp_path / "logs").glob("worker_*.log"))
+    said = [line for line in logs.splitlines() if "error" in line]
+    assert job.returncode and "Traceback" not in logs and len(said) == 1 and "needs a multiple of 2 ranks" in said[0], logs
+
+
+def _free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
 @pytest.mark.parametrize(
     "arguments, expected",
     [
         (["--config", "empty.yaml"], "model_config: is missing"),
-        ([*TINY, "--train-iters", "1", "--valid-data-path", "empty.yaml"], "without train_data_path"),
+        ([*TINY, "--lr", "1e-3", "--train-iters", "1", "--valid-data-path", "empty.yaml"], "without train_data_path"),
         ([*TINY, "--device", "Ascend"], "MINDSPEED_MS_DEVICE is 'CPU'"),
     ],
 )

@@ -109,6 +109,22 @@ def test_masters_are_made_of_weights_that_are_loaded_alone(world, tmp_path, part
     assert world(2)(weights_alone, tmp_path, parts, **settings) == [[], []]
 
 
+def without_the_optimizer(folder, load):
+    """(whether each weight stays as it was saved in two steps with a rate near zero, rates by iteration)."""
+    saved_weights = runs.train(load, training={"exit_interval": 2, "bf16": True})["weights"]
+    optimizer = {"learning_rate": 1e-12, "weight_decay": 0.0, "lr_warmup_iters": 4}
+    afresh = {"bf16": True, "no_load_optim": True, "training_iters": 8, "exit_interval": 4}
+    result = resume(folder, load, afresh, optimizer=optimizer)
+    equal = [np.array_equal(saved_weights[key][1], values) for key, (_, values) in result["weights"].items()]
+    return equal, result["lr"]
+
+
+def test_no_load_optim_takes_masters_from_the_weights_and_starts_the_schedule_anew(world, tmp_path):
+    ((equal, rates),) = world(1)(without_the_optimizer, tmp_path / "second", tmp_path / "first")
+    assert len(equal) > 10 and all(equal)
+    assert rates == {3: 0.0, 4: pytest.approx(0.25e-12)}  # Megatron's too: its scheduler is not loaded
+
+
 # ---- vocabulary ------------------------------------------------------------------------------------------------------
 
 
@@ -251,7 +267,8 @@ def schedules(folder, load):
 
 def test_schedule_of_the_checkpoint_or_of_the_run(world, tmp_path, saved, whole_lr):
     ((text, kept, taken),) = world(1)(schedules, tmp_path, str(saved[0]))
-    assert "max_lr is 0.02 but the checkpoint has 0.01" in text
+    assert "iter_0000002 was trained with another schedule: optimizer_config.learning_rate is 0.02 here and 0.01 there" in text
+    assert "--override-opt-param-scheduler" in text and "--use-checkpoint-opt-param-scheduler" in text
     assert taken == {step: whole_lr[step] for step in (3, 4)}
     assert kept == {step: 2 * whole_lr[step] for step in (3, 4)}
 
@@ -280,8 +297,8 @@ def strictness(folder, load):
 
 def test_differences_are_listed(world, tmp_path, saved):
     ((more, fewer, log, nothing, step),) = world(1)(strictness, tmp_path, str(saved[0]))
-    assert "missing in the checkpoint: language_model.output_layer.weight, optimizer.state.exp_avg.lang" in more
-    assert "not in the model: language_model.embedding.position_embeddings.weight, optimizer.state.exp_avg" in fewer
+    assert "iter_0000002 holds another model: model_config.untie_embeddings_and_output_weights is True here" in more
+    assert "model_config.position_embedding_type is 'rope' here and" in fewer
     assert any("loaded in part (load_strict is off): missing" in text for text in log)
     assert "it does not exist" in nothing and "no checkpoint of iteration 3: there are [2]" in step
 

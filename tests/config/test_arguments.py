@@ -299,8 +299,11 @@ def test_feed_forward_size_follows_a_typed_hidden_size_also_over_a_file(tmp_path
 
 
 def test_what_is_missing_is_named_by_its_flag():
-    with pytest.raises(ConfigError, match=r"--seq-length \(model_config.seq_length\): is required"):
-        init_configs_from_args(argument_parser().parse_args(["--num-layers", "1"]))
+    with pytest.raises(ConfigError) as caught:
+        init_configs_from_args(argument_parser().parse_args(["--num-layers", "1", "--micro-batch-size", "2"]))
+    (problem,) = caught.value.problems
+    names = "--padded-vocab-size, --hidden-size, --num-attention-heads, --seq-length, --lr, --train-iters"
+    assert problem.key == names and "must be given" in problem.message
 
 
 def test_both_sides_of_a_contradiction_are_named(tmp_path):

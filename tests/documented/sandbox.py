@@ -21,7 +21,7 @@ class Sandbox:
 
     def __init__(self, folder):
         self.folder = folder
-        for name in ("gpt", "configs", "preprocess_data.py", "benchmarks"):
+        for name in ("gpt", "configs", "preprocess_data.py", "convert_ckpt.py", "benchmarks"):
             (folder / name).symlink_to(ROOT / name)
         (folder / "bin").mkdir()
         shim = folder / "bin" / "bash"

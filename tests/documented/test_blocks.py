@@ -86,6 +86,7 @@ PREPARATION = {
     "docs/training-loop.md": _training_loop,
 }
 ELSEWHERE = (  # these change the package
+    "docs/new-model-family.md",  # test_new_model_family.py
     "docs/new-model-variant.md",  # test_new_model_variant.py
     "docs/new-optimizer.md",  # test_blocks_of_package.py
     "docs/new-option.md",  # tests/config/test_new_option.py

@@ -2,13 +2,14 @@
 
 import pytest
 
+from tests.conversion.tiny_models import CONFIGS, write_folder
 from tests.documented.pages import PAGES, ROOT, blocks
 from tests.documented.sandbox import Sandbox, write_conversations, write_indexed, write_records, write_texts, write_tokenizer
 
 pytestmark = [pytest.mark.documented, pytest.mark.slow]
 
-# what .ci/run runs itself, in its fresh environment
-ELSEWHERE = ("pip install -e", "python -m venv")
+# what .ci/run runs itself, in its fresh environment, and what loads a model of 93 MB
+ELSEWHERE = ("pip install -e", "python -m venv", "bash examples/smollm2")
 
 
 def _readme(sandbox):
@@ -40,6 +41,12 @@ def _templates(sandbox):
     write_conversations(sandbox, "PREFIX")
 
 
+def _conversion(sandbox):
+    folder = sandbox.path("models/Qwen2.5")
+    write_folder(folder, {**CONFIGS["qwen2"], "torch_dtype": "bfloat16"}, dtype="bfloat16")
+    write_tokenizer(sandbox, "models/Qwen2.5")
+
+
 def _profiling(sandbox):
     settings = blocks("docs/profiling.md", "yaml")[0].text
     sandbox.path("profile.yaml").write_text(settings, encoding="utf-8")
@@ -51,8 +58,25 @@ def _profiling(sandbox):
     assert done.returncode == 0, done.stdout
 
 
+def _checkpoints(sandbox):
+    from mindspeed_ms.config import init_configs_from_dict
+    from mindspeed_ms.core.dist_checkpointing.megatron.writer import MegatronTarget
+    from mindspeed_ms.testing.megatron_checkpoints import MadeUpReader
+    from mindspeed_ms.testing.small_trainings import UNTIED
+
+    config = init_configs_from_dict(
+        {"model_config": {**UNTIED, "vocab_size": 1024}, "parallel_config": {"tensor_model_parallel_size": 2}}
+    )
+    reader = MadeUpReader(config)
+    for values in reader.arrays.values():
+        values *= 0.1
+    MegatronTarget(reader, config, distributed=True).write(str(sandbox.folder / "megatron_run"))
+
+
 PREPARATION = {
     "README.md": _readme,
+    "docs/conversion.md": _conversion,
+    "docs/checkpoints.md": _checkpoints,
     "docs/data.md": _data,
     "docs/getting-started.md": _getting_started,
     "docs/profiling.md": _profiling,

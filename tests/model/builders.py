@@ -104,19 +104,34 @@ def fill(model, values):
         storage.set_data(parameter, Tensor.from_numpy(local.copy()))
 
 
-def local_gradients(*chunks):
-    """`{name: (sharding, gradient)}` of this rank's chunks after their backwards, completed by `finalize_model_grads`."""
-    from mindspeed_ms.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
+class Chunk:
+    """A bare model chunk as `finalize_model_grads` takes it, with `main_grad` of every parameter."""
 
-    sharded = [DistributedDataParallel(None, DistributedDataParallelConfig(), chunk) for chunk in chunks]
-    for chunk in sharded:
-        for parameter in chunk.trainable_parameters():
-            chunk._accumulate(parameter)  # as its hook does in a backward
-    finalize_model_grads(sharded)
+    def __init__(self, model):
+        from mindspeed_ms.core import autograd, storage
+
+        self.named = list(model.parameters_and_names())
+        for _, parameter in self.named:
+            gradient = autograd.tensor_grad(parameter)
+            parameter.main_grad = storage.FlatBuffer(parameter.size, gradient.dtype).slice(0, parameter.size, parameter.shape)
+            storage.write(parameter.main_grad, gradient)
+
+    def finish_grad_sync(self):
+        """Nothing: there is no data parallelism."""
+
+    def trainable_parameters(self):
+        """All of them."""
+        return [parameter for _, parameter in self.named]
+
+
+def local_gradients(*models):
+    """`{name: (sharding, gradient)}` of this rank's chunks, completed by `finalize_model_grads`."""
+    from mindspeed_ms.core.distributed import finalize_model_grads
+
+    chunks = [Chunk(model) for model in models]
+    finalize_model_grads(chunks)
     return {
-        name: (parameter.sharding, parameter.main_grad.asnumpy().copy())
-        for chunk in chunks
-        for name, parameter in chunk.parameters_and_names()
+        name: (parameter.sharding, parameter.main_grad.asnumpy().copy()) for chunk in chunks for name, parameter in chunk.named
     }
 
 

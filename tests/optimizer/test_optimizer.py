@@ -1,6 +1,7 @@
 """Buffers, AdamW, SGD, norms and loss scales against float64 references, on one and several ranks."""
 
 import math
+from contextlib import nullcontext
 
 import mindspore as ms
 import numpy as np
@@ -198,6 +199,43 @@ def test_norm_counts_copies_once_and_parts_fully(world):
             np.testing.assert_allclose(moment, 0.1 * coefficient, rtol=1e-6, err_msg=name)
 
 
+def infinite_on_one_rank(name, tp, ddp):
+    """(success, unchanged) of a step where the gradient of a parameter is infinite in rank 1's memory alone."""
+    from mindspeed_ms.core import comm, storage
+    from mindspeed_ms.core.distributed import finalize_model_grads
+
+    def mark(cell):
+        for weight in ("first.weight", "last.weight"):
+            cell.table[weight].tensor_model_parallel = tp > 1
+
+    chunk, optimizer = make(mark=mark, tp=tp, ddp=ddp)
+    before = parameters_of(chunk)
+    optimizer.zero_grad()
+    run_backward(chunk, gradients(0))
+    finalize_model_grads([chunk])
+    if comm.get_rank() == 1:
+        for shard in optimizer.shards:
+            for piece in shard.pieces:
+                if name in (None, piece.name):
+                    grad = shard.slice_grad(piece.start, piece.stop)
+                    storage.write(grad, grad + np.inf)
+    success, _, _ = optimizer.step()
+    return success, optimizer.found_inf, all(np.array_equal(before[key], value) for key, value in parameters_of(chunk).items())
+
+
+@pytest.mark.parametrize(
+    "name, tp, ddp",
+    [
+        ("first.weight", 2, {}),
+        ("norm.weight", 2, {}),  # a copy, which does not count in the norm
+        (None, 1, {"use_distributed_optimizer": True}),
+    ],
+    ids=["own part", "copy", "shard"],
+)
+def test_infinity_in_the_memory_of_one_rank_is_skipped_by_all(world, name, tp, ddp):
+    assert world(2)(infinite_on_one_rank, name, tp, ddp) == [(False, True, True)] * 2
+
+
 def zero_gradient_step(dtype):
     chunk, optimizer = make(dtype=getattr(ms, dtype), bf16=dtype == "bfloat16", ddp={"grad_reduce_in_fp32": True})
     before = parameters_of(chunk)
@@ -361,10 +399,10 @@ def test_wrong_settings_are_named(world):
         assert words in message
 
 
-def nan_before_reduction():
+def nan_before_reduction(level):
     from mindspeed_ms.core import comm
 
-    chunk, optimizer = make(ddp={"check_for_nan_in_grad": True})
+    chunk, optimizer = make(ddp={"check_for_nan_in_grad": True, "zero_level": level})
     entries = gradients(0)
     entries["norm.weight"][0] = np.nan
     if comm.get_rank() == 0:
@@ -373,10 +411,6 @@ def nan_before_reduction():
     found = chunk.non_finite_gradients()
     chunk.zero_grad_buffer()
     return found, chunk.non_finite_gradients()
-
-
-def test_nan_in_gradient_is_known_by_parameter_where_it_arose(world):
-    assert world(2)(nan_before_reduction) == [([], []), (["norm.weight"], [])]
 
 
 def reductions(ddp):
@@ -432,3 +466,29 @@ def left_out(ddp):
 def test_a_parameter_without_a_gradient_keeps_none_of_the_step_before(world, ddp):
     ((unused, used),) = world(1)(left_out, ddp)
     assert unused == 0.0 < used
+
+
+@pytest.mark.parametrize("level", [None, "z1", "z2", "z3"])
+def test_nan_in_gradient_is_known_by_parameter_where_it_arose(world, level):
+    assert world(2)(nan_before_reduction, level) == [([], []), (["norm.weight"], [])]
+
+
+def reductions_under_way(ddp):
+    """Numbers of buckets and of started reductions: after a micro-batch that only accumulates, after the last backward."""
+    chunk, optimizer = make(ddp={"overlap_grad_reduce": True, "bucket_size": 10, **ddp})
+    buckets, counts = [bucket for buffer in chunk.buffers for bucket in buffer.buckets], []
+    optimizer.zero_grad()
+    for accumulates in (chunk.no_sync(), nullcontext()):
+        with accumulates:
+            run_backward(chunk, gradients(0))
+        counts.append(
+            sum(vars(bucket).get("_started", False) or vars(bucket).get("_pending") is not None for bucket in buckets)
+        )
+    chunk.finish_grad_sync()
+    return len(buckets), counts
+
+
+@pytest.mark.parametrize("ddp", [{}, {"zero_level": "z1"}, {"zero_level": "z2", "allreduce_after_grad_accumulation": True}])
+def test_reductions_start_during_the_last_backward(world, ddp):
+    for buckets, (accumulating, after) in world(2)(reductions_under_way, ddp):
+        assert accumulating == 0 and after == buckets > 1

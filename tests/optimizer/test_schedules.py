@@ -165,6 +165,12 @@ def test_dynamic_loss_scale_backs_off_after_hysteresis_and_grows_after_window():
     for _ in range(3):
         scaler.update(False)
     assert scaler.scale == 2.0**9
+    for found_inf in (False, False, True, False, False):  # an overflow starts the count of finite steps anew
+        scaler.update(found_inf)
+    assert scaler.scale == 2.0**9
+    scaler.update(False)
+    assert scaler.scale == 2.0**10
+    scaler.scale = 2.0**9
     other = DynamicGradScaler(2.0, 1.0, 2.0, 0.5, 3, 2)
     other.load_state_dict(scaler.state_dict())
     assert other.scale == 2.0**9

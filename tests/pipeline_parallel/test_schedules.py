@@ -89,6 +89,24 @@ def train_on_lengths(parallel, lengths):
     return report.loss, report.grad_norm
 
 
+def plans(parallel):
+    from mindspeed_ms.core.pipeline_parallel import schedules
+
+    made, build = [], schedules._plan
+    schedules._plan = lambda *arguments: made.append(build(*arguments)) or made[-1]
+    try:
+        train_on_lengths(parallel, [16] * 8)
+    finally:
+        schedules._plan = build
+    return [plan.overlap for plan in made]
+
+
+@pytest.mark.parametrize("exchanged", [False, True])
+def test_exchanging_shapes_excludes_overlap(world, exchanged):
+    parallel = {**VPP2, "overlap_p2p_comm": True, "variable_seq_lengths": exchanged}
+    assert world(2)(plans, parallel) == [[not exchanged]] * 2
+
+
 LENGTHS = [16, 8, 12, 16, 4, 10, 16, 6]
 
 

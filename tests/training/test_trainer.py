@@ -31,7 +31,7 @@ class Parts:
         self.calls.append("step")
         if self.error is not None:
             raise self.error("bad step")
-        return SimpleNamespace(finite_grads=True), stop
+        return SimpleNamespace(finite_grads=True, has_tokens=True, samples_without_tokens=0), stop
 
 
 def calls_of(folder, error=None, **training):

@@ -38,7 +38,8 @@ class TinyModel(nn.Cell):
         losses = mint.log(mint.sum(mint.exp(logits), 2)) - picked
         if scale is not None:
             losses = losses * scale
-        return mint.sum(losses * loss_mask) / mint.sum(loss_mask)
+        count = mint.sum(loss_mask)
+        return mint.sum(losses * loss_mask) / (count + (count == 0).astype(ms.float32))
 
 
 def model_provider(pre_process=True, post_process=True):

@@ -4,6 +4,7 @@ import re
 
 from mindspeed_ms.config.argument_table import row_at
 from mindspeed_ms.config.checks.rule import rule
+from mindspeed_ms.config.sections.attention import FlashAttentionConfig
 from mindspeed_ms.layout.model_description import GATED_ACTIVATIONS
 from mindspeed_ms.spelling import did_you_mean
 
@@ -64,7 +65,8 @@ def window_is_the_only_band(context):
     if not context.model or context.model.sliding_window is None:
         return
     for name in ("pre_tokens", "next_tokens", "sparse_mode"):
-        if context.was_set(f"{_M}.fa_config.{name}"):
+        # a written configuration holds every default
+        if context.was_set(f"{_M}.fa_config.{name}") and context.model.fa_config[name] != FlashAttentionConfig()[name]:
             yield context.problem(f"{_M}.fa_config.{name}", "contradicts sliding_window; keep one", path)
 
 

@@ -264,7 +264,7 @@ def layout_can_be_built(context):
     """Refuse stages and recompute lists that `mindspeed_ms.layout` refuses (runs last)."""
     parallel = context.parallel
     lists = [name for name in _RECOMPUTE if parallel[name]]
-    if not context.model or (parallel.pipeline_model_parallel_size == 1 and not lists):
+    if not context.model:
         return
     path = _LIST if parallel.num_layer_list else next(iter(_ends_given(context)), _PP)
     try:

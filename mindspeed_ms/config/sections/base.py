@@ -18,6 +18,7 @@ def _own_fields(section):
     return {name: info for name, info in section.model_fields.items() if not is_link(info)}
 
 
+REQUIRED = "is required and has no default"
 _COLLECTING = ContextVar("collecting", default=False)
 
 
@@ -199,7 +200,7 @@ def _problems_of(item, section):
         known = [*owner.own_fields(), *owner.spellings]
         return [Problem(key, f"is no setting of {owner.config_name}.{did_you_mean(path[-1], known)}", item["input"])]
     if item["type"] == "missing":
-        return [Problem(key, f"is required and has no default: expects {expectation(info)}")]
+        return [Problem(key, f"{REQUIRED}: expects {expectation(info)}")]
     hint = _choice_hint(item["input"], info)
     return [Problem(key, f"expects {expectation(info)}.{hint}".replace("..", "."), item["input"])]
 

@@ -60,6 +60,7 @@ class LayerFields(Section):
         "output",
         form=OFF,
         megatron=True,
+        checkpoint=TAKEN,
     )
     bias_swiglu_fusion: Bool = field(
         False,
@@ -93,7 +94,7 @@ class LayerFields(Section):
         "Norm weights are stored minus one.",
         "归一化权重以减一的形式存放。",
         "error",
-        refused=("norm weights are stored as they are; convert the checkpoint instead", "归一化权重按原值存放，请转换检查点"),
+        refused=("norm weights are stored as they are, not minus one", "归一化权重按原值存放，不减一"),
         checkpoint=COMPARED,
     )
     use_sandwich_norm: Bool = field(

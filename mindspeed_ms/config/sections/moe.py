@@ -148,6 +148,14 @@ class MoEConfig(Section):
     n_shared_experts: PositiveInt | None = field(
         None, "Number of shared experts (DeepSeek).", "共享专家数（DeepSeek）。", "parameters", checkpoint=TAKEN
     )
+    moe_shared_expert_gate: Bool = field(
+        False,
+        "The output of the shared experts has a gate of its own (Qwen2-MoE).",
+        "共享专家的输出带独立门控（Qwen2-MoE）。",
+        "parameters",
+        also=("--moe-use-shared-expert-gate",),
+        checkpoint=TAKEN,
+    )
     moe_shared_expert_overlap: Bool = field(
         False, "Overlap shared experts with dispatching.", "共享专家与分发通信重叠。", "operators"
     )

@@ -27,6 +27,7 @@ class ModelParallelConfig(Section):
         "上下文并行的大小，即序列被切到多少个rank上。",
         "layout",
         later="context parallelism",
+        later_parts=("parallel_config.context_parallel_algo", "parallel_config.ulysses_degree_in_cp"),
     )
     context_parallel_algo: one_of("ulysses_cp_algo", "megatron_cp_algo", "hybrid_cp_algo") = field(
         "ulysses_cp_algo",
@@ -42,7 +43,12 @@ class ModelParallelConfig(Section):
         convert=conversions.ulysses_degree,
     )
     expert_model_parallel_size: PositiveInt = field(
-        1, "Expert parallel size.", "专家并行的大小。", "layout", later="expert parallelism"
+        1,
+        "Expert parallel size.",
+        "专家并行的大小。",
+        "layout",
+        later="expert parallelism",
+        later_parts=("parallel_config.expert_tensor_parallel_size",),
     )
     expert_tensor_parallel_size: PositiveInt | None = field(
         None,

@@ -329,7 +329,7 @@ def warm_up():
     data = words.view(np.uint8)
     base = words.ctypes.data
     splits = np.zeros((1, 2, 1), np.int64)
-    with one_process_compiles(_ROOM):
+    with one_process_compiles(_ROOM, gather.__name__):
         full_fence()
         read_counter(base)
         write_counter(base, 0)

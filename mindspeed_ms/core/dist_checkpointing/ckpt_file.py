@@ -6,11 +6,13 @@ bytes tensor_content = 3}`. A scalar has dims [0]. MindSpore cuts contents above
 "crc_num" and 10 bytes at the end. Wire format: https://protobuf.dev/programming-guides/encoding.
 """
 
+import math
 import mmap
 import os
 from dataclasses import dataclass, field
 
 from mindspeed_ms.core.dist_checkpointing.errors import CheckpointError
+from mindspeed_ms.core.dist_checkpointing.manifest import DTYPE_BYTES
 
 TENSOR_TYPES = {
     "Float64": "float64",
@@ -90,8 +92,13 @@ def read_tensors(path):
             end = len(data) - (_CRC_BYTES if data[-_CRC_BYTES : -_CRC_BYTES + 7] == b"crc_num" else 0)
             tensors = {}
             for number, start, stop in _fields(data, 0, end):
-                if number == 1:
+                if number == 1 and stop is not None:
                     _add_value(tensors, data, start, stop)
+            for name, tensor in tensors.items():
+                nbytes = sum(stop - start for start, stop in tensor.ranges)
+                expected = math.prod(tensor.shape) * DTYPE_BYTES.get(tensor.dtype, 0)
+                if expected not in (0, nbytes) and (tensor.shape or nbytes):  # dims [0] are those of an empty tensor too
+                    raise ValueError(f"tensor {name!a}, {tensor.dtype} {list(tensor.shape)}, has {nbytes} bytes")
             return tensors
     except (OSError, ValueError, IndexError) as error:
         raise CheckpointError(f"{os.fspath(path)} cannot be read as a .ckpt file of MindSpore: {error}.") from error
@@ -100,10 +107,14 @@ def read_tensors(path):
 def _add_value(tensors, data, start, stop):
     name, dims, kind, content = None, [], None, None
     for number, first, last in _fields(data, start, stop):
+        if last is None:
+            raise ValueError(f"a number at byte {start} where text is expected")
         if number == 1:
             name = data[first:last].decode()
         elif number == 2:
             for inner, low, high in _fields(data, first, last):
+                if (high is None) != (inner == 1):
+                    raise ValueError(f"a field of another type in tensor {name!a}")
                 if inner == 1:
                     dims.append(low)
                 elif inner == 2:

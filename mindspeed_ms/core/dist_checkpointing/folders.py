@@ -8,6 +8,7 @@ import tempfile
 
 from mindspeed_ms.core.dist_checkpointing import durable, job_lock, plain_weights
 from mindspeed_ms.core.dist_checkpointing.errors import CheckpointError
+from mindspeed_ms.core.dist_checkpointing.foreign import is_foreign_folder, read_foreign_manifest
 from mindspeed_ms.core.dist_checkpointing.manifest import MANIFEST_FILE, Manifest
 from mindspeed_ms.core.dist_checkpointing.reader import CheckpointReader
 from mindspeed_ms.core.dist_checkpointing.upstream_format import is_upstream_folder
@@ -127,6 +128,10 @@ def publish(folder, temporary, manifest, keep_checkpoint_max=None):
     durable.write_file(os.path.join(temporary, MANIFEST_FILE), manifest.to_bytes())
     durable.sync_folder(temporary)
     target = checkpoint_folder(folder, manifest.iteration)
+    if is_foreign_folder(target):
+        raise CheckpointError(
+            f"{target} is a checkpoint of another program, which is not replaced: choose another output_dir (--save)."
+        )
     if os.path.isdir(target):
         os.rename(target, target + _REPLACED)
     os.rename(temporary, target)
@@ -157,13 +162,20 @@ def restore_replaced(folder):
 def delete_old(folder, iteration, keep):
     """Delete checkpoints before `iteration`, those saved first, until `keep` remain including the new one.
 
-    Later iterations are an earlier run's and stay.
+    Later iterations are an earlier run's and stay, and so do checkpoints of other programs.
     """
     older = [checkpoint_folder(folder, number) for number in iterations_in(folder) if number < iteration]
+    older = [path for path in older if not is_foreign_folder(path)]
     older.sort(key=os.path.getmtime)
     for path in older[: max(0, len(older) + 1 - keep)]:
         os.rename(path, path + _INCOMPLETE)  # a crash while files are deleted must not leave half a checkpoint
         shutil.rmtree(path + _INCOMPLETE)
+
+
+def foreign_iterations(folder, after):
+    """Iterations above `after` whose folders are checkpoints of another program: list[int]."""
+    later = sorted(number for number in iterations_in(folder) if number > after)
+    return [number for number in later if is_foreign_folder(checkpoint_folder(folder, number))]
 
 
 # ---- finding ---------------------------------------------------------------------------------------------------------
@@ -179,10 +191,7 @@ def problem_of(path):
         if plain_weights.is_own(path):
             plain_weights.read_manifest(path)
             return None
-    except CheckpointError as error:
-        return str(error)
-    try:
-        missing = CheckpointReader(path).incomplete()
+        missing = CheckpointReader(path, read_foreign_manifest(path)).incomplete()
     except CheckpointError as error:
         return str(error)
     return f"{path} is incomplete: {', '.join(missing)}." if missing else None
@@ -270,7 +279,7 @@ def newest_manifest(folder, iteration=None):
         if problem is None and plain_weights.is_own(path):
             problem = f"{path} holds weights alone."
         if problem is None:
-            return path, Manifest.read(path)
+            return path, read_foreign_manifest(path, iteration) or Manifest.read(path)
         problems.append(problem)
     if problems:
         raise CheckpointError(" ".join(problems))
@@ -286,7 +295,7 @@ def named_checkpoint(folder, iteration=None):
     if not os.path.isdir(folder):
         what = "it is a file, not a folder" if os.path.exists(folder) else "it does not exist"
         raise CheckpointError(f"{folder} holds no checkpoint: {what}.")
-    if is_checkpoint_folder(folder) or is_upstream_folder(folder) or plain_weights.is_own(folder):
+    if any(known(folder) for known in (is_checkpoint_folder, is_upstream_folder, plain_weights.is_own, is_foreign_folder)):
         return os.fspath(folder)
     if iteration is None:
         return None

@@ -12,6 +12,7 @@ from mindspeed_ms.core import comm, storage
 from mindspeed_ms.core.dist_checkpointing import folders, plain_weights
 from mindspeed_ms.core.dist_checkpointing.agreement import on_all_ranks, on_rank_zero
 from mindspeed_ms.core.dist_checkpointing.errors import CheckpointError
+from mindspeed_ms.core.dist_checkpointing.foreign import is_foreign_folder, read_foreign_manifest
 from mindspeed_ms.core.dist_checkpointing.manifest import OPTIMIZER_PREFIX, optimizer_key
 from mindspeed_ms.core.dist_checkpointing.partial_reads import PartialReads
 from mindspeed_ms.core.dist_checkpointing.reader import CheckpointReader, numpy_dtype
@@ -73,7 +74,8 @@ def _tell_left_aside(folder, path):
 
 def _problem(path, crc_check):
     problem = on_rank_zero(_DOING, folders.problem_of, path)
-    if problem is None and crc_check and not (is_upstream_folder(path) or plain_weights.is_own(path)):
+    has_sums = not (is_upstream_folder(path) or is_foreign_folder(path) or plain_weights.is_own(path))
+    if problem is None and crc_check and has_sums:
         reader = CheckpointReader(path)
         parts = on_all_ranks(_DOING, reader.verify, comm.get_rank(), comm.get_world_size())
         damaged = [text for part in parts for text in part]
@@ -88,7 +90,7 @@ def open_checkpoint(path, all_config=None, step=None):
     Args:
         path (str): its folder.
         all_config (Optional[AllConfig]): the model; needed for files that upstream wrote (`upstream_format`).
-        step (Optional[int]): which of upstream's; None: the newest.
+        step (Optional[int]): which one of a folder of several; None: the newest.
 
     Raises:
         CheckpointError: on all ranks, if one of them cannot read it (the folder must be on a disk that all share).
@@ -96,11 +98,12 @@ def open_checkpoint(path, all_config=None, step=None):
     readers = []
 
     def open_it():
-        manifest = None
         if is_upstream_folder(path):
             manifest = read_upstream_manifest(path, all_config, step)
         elif plain_weights.is_own(path):
             manifest = plain_weights.read_manifest(path)
+        else:
+            manifest = read_foreign_manifest(path, step)
         readers.append(CheckpointReader(path, manifest))
 
     on_all_ranks(_DOING, open_it)
@@ -125,10 +128,24 @@ def load_tensors(reader, tensors, strict=True, vocab_size=None):
     """
     vocab_size = max(vocab_size or 0, reader.manifest.vocab_size or 0) or None
     _check_names(reader.manifest, tensors, strict, vocab_size)
+    _check_replicas(reader)
     partial_reads = PartialReads(tensors)
     on_all_ranks(_DOING, _fill_all, reader, tensors, vocab_size, partial_reads)
     partial_reads.check(_DOING, reader)
     _log_casts(reader.manifest, tensors)
+
+
+def _check_replicas(reader):
+    """Compare what another program's ranks hold in several copies; each rank reads a share."""
+    if not reader.manifest.replicas:
+        return
+    parts = on_all_ranks(_DOING, reader.check_replicas, comm.get_rank(), comm.get_world_size())
+    problems = [text for part in parts for text in part]
+    if problems:
+        raise CheckpointError(
+            f"{reader.folder} is damaged, or of ranks of several saves: {'; '.join(problems[:5])}"
+            f"{' ...' if len(problems) > 5 else ''}."
+        )
 
 
 def _check_names(manifest, tensors, strict, vocab_size):
@@ -215,9 +232,11 @@ def _fill(reader, source, tensor, vocab_size, on_part):
 
 
 def _log_casts(manifest, tensors):
-    counts = {}
+    counts, padded = {}, None
     for tensor in tensors:
         source = _source(manifest, tensor)
+        if source is not None and manifest.tensors[source].shape != tensor.slice.global_shape:
+            padded = manifest.tensors[source].shape[0], tensor.slice.global_shape[0]
         if source is not None and (manifest.tensors[source].dtype != tensor.dtype or source != tensor.key):
             kind = "masters" if tensor.key.startswith(OPTIMIZER_PREFIX) else "weights"
             origin = "masters" if source.startswith(OPTIMIZER_PREFIX) else "weights"
@@ -225,3 +244,11 @@ def _log_casts(manifest, tensors):
             counts[change] = counts.get(change, 0) + 1
     for change, count in counts.items():
         logger.info("loaded %d tensors in another precision: %s", count, change)
+    if padded is not None and comm.get_rank() == 0:
+        logger.warning(
+            "the vocabulary is padded to %d rows, in the checkpoint to %d: padded rows take part in the softmax, so "
+            "that losses differ a little (--padded-vocab-size %d keeps them)",
+            padded[1],
+            padded[0],
+            padded[0],
+        )

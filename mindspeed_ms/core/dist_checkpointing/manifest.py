@@ -17,7 +17,8 @@ exp_avg, exp_avg_sq, momentum_buffer and fp32_param (float32 masters of half-pre
 embedding are stored once, under the original's key. A piece holds, row-major, elements `flat` of the local tensor that
 `axis` and `ranges` cut out of the global one (`layout.sharding.FlatSlice`); left out, they mean everything. `leading` is
 the part of the first axis that is held where that is cut too (a tensor of all experts). A piece has two check sums: xxh3 for
-a reader of the whole piece, and `multilinear` (see there), which ranks that read parts of it add up.
+a reader of the whole piece, and `multilinear` (see there), which ranks that read parts of it add up. Manifests of foreign
+folders (`foreign`) may also hold `transposed` pieces: in the file, the last two axes of the local tensor are swapped.
 """
 
 import json
@@ -71,7 +72,8 @@ class StoredPiece:
         slice (FlatSlice): which elements of the global tensor.
         file (str): name in the checkpoint's folder.
         start, stop (int): bytes of the file.
-        xxhash, multilinear (str): check sums of these bytes; "" if none was saved (files that upstream wrote).
+        xxhash, multilinear (str): check sums of these bytes; "" if none was saved (files that others wrote).
+        transposed (bool): the last two axes of the local tensor are swapped in the file; only a whole local tensor can be.
     """
 
     slice: FlatSlice
@@ -80,6 +82,7 @@ class StoredPiece:
     stop: int
     xxhash: str
     multilinear: str
+    transposed: bool = False
 
     def to_json(self):
         """Plain (JSON) form of the piece."""
@@ -91,7 +94,7 @@ class StoredPiece:
                 result["leading"] = list(sharding.leading)
         if (self.slice.start, self.slice.stop) != (0, sharding.numel):
             result["flat"] = [self.slice.start, self.slice.stop]
-        return result
+        return {**result, "transposed": True} if self.transposed else result
 
     @classmethod
     def from_json(cls, shape, value):
@@ -100,7 +103,8 @@ class StoredPiece:
         leading = tuple(value["leading"]) if "leading" in value else None
         sharding = ParameterSharding(shape, value.get("axis"), ranges, leading)
         start, stop = value.get("flat", (0, sharding.numel))
-        return cls(FlatSlice(sharding, start, stop), value["file"], *value["bytes"], value["xxhash"], value["multilinear"])
+        checked = value["xxhash"], value["multilinear"], value.get("transposed", False)
+        return cls(FlatSlice(sharding, start, stop), value["file"], *value["bytes"], *checked)
 
 
 @dataclass
@@ -152,6 +156,8 @@ class Manifest:
         files (dict[str, int]): bytes of each file with tensors.
         ranks (list[dict]): file, bytes, xxhash and coordinates of each rank's own states.
         saved_at (float): seconds since 1970.
+        foreign (dict): what another program saved beside, kept for the way back, by the program's name.
+        replicas (list[(str, StoredPiece, StoredPiece)]): key and two places that must hold the same values; not saved.
     """
 
     iteration: int
@@ -164,6 +170,14 @@ class Manifest:
     ranks: list = field(default_factory=list)
     saved_at: float = 0.0
     fingerprint: dict | None = None
+    foreign: dict = field(default_factory=dict)
+    replicas: list = field(default_factory=list)
+    # why a training cannot go on from it; "" if it can
+    not_resumable = ""
+    # weights of another program, without any state of a training
+    has_only_weights = False
+    # whether the headers of its files name tensors by their keys
+    has_keys_in_files = True
 
     def to_bytes(self):
         """Content of the manifest file."""
@@ -181,6 +195,8 @@ class Manifest:
             "ranks": self.ranks,
             "tensors": {key: tensor.to_json() for key, tensor in self.tensors.items()},
         }
+        if self.foreign:
+            content["foreign"] = self.foreign
         text = json.dumps(content).encode()
         return text[:-1] + (_HASH_TAIL % digest(text)).encode()
 
@@ -205,6 +221,7 @@ class Manifest:
             tensors={key: StoredTensor.from_json(value) for key, value in content["tensors"].items()},
             **{name: content[name] for name in names},
             fingerprint=content.get("fingerprint"),
+            foreign=content.get("foreign", {}),
         )
 
     @classmethod

@@ -20,6 +20,7 @@ from mindspeed_ms.layout.sharding import ParameterSharding
 
 _MOST_BUFFERS = os.sysconf("SC_IOV_MAX") if "SC_IOV_MAX" in os.sysconf_names else 16
 _BLOCK_ELEMENTS = 1 << 20
+_BLOCK_BYTES = 8 << 20
 NUMPY_DTYPES = {"bfloat16": np.dtype(np.uint16), "bool": np.dtype(np.bool_)}
 
 
@@ -100,17 +101,36 @@ class CheckpointReader:
         runs, missing = copy_plan(wanted, [piece.slice for piece in stored.pieces])
         for number, (piece, parts) in enumerate(zip(stored.pieces, runs)):
             in_bytes = [(source * size, target * size, count * size) for source, target, count in parts]
+            if piece.transposed:
+                self._read_transposed(key, piece, in_bytes, memory)
+                continue
             self._read_runs(key, piece, in_bytes, memory)
             count = sum(count for _, _, count in parts)
             if count == piece.slice.stop - piece.slice.start:
-                hashed = xxhash.xxh3_64()
-                for _, target, nbytes in in_bytes:
-                    hashed.update(memory[target : target + nbytes])
-                if piece.xxhash and hashed.hexdigest() != piece.xxhash:
-                    raise CheckpointError(self.damaged(key, number))
-            elif count and on_part is not None:
+                self._check(key, number, in_bytes, memory)
+            elif count and piece.multilinear and on_part is not None:
                 on_part(number, count, sum_of_runs(memory, size, parts))
         return missing
+
+    def _check(self, key, number, parts, memory):
+        """Compare a whole piece, read as `parts`, with its check sum. Raises CheckpointError if it is another."""
+        wanted, hashed = self.tensor(key).pieces[number].xxhash, xxhash.xxh3_64()
+        if wanted:
+            for _, target, nbytes in parts:
+                hashed.update(memory[target : target + nbytes])
+            if hashed.hexdigest() != wanted:
+                raise CheckpointError(self.damaged(key, number))
+
+    def _read_transposed(self, key, piece, parts, memory):
+        """Read runs of a piece whose last two axes are swapped in the file: reads all of the piece."""
+        if not parts:
+            return
+        *outer, rows, columns = piece.slice.sharding.local_shape
+        whole = np.empty((*outer, columns, rows), f"u{self.tensor(key).itemsize}")
+        self._read_exactly(key, piece.file, piece.start, [memoryview(whole.reshape(-1).view(np.uint8))])
+        values = memoryview(np.ascontiguousarray(whole.swapaxes(-1, -2)).reshape(-1).view(np.uint8))
+        for source, target, nbytes in parts:
+            memory[target : target + nbytes] = values[source : source + nbytes]
 
     def sum_of_runs(self, key, number, runs):
         """Check sum contribution of runs (offset, elements) of piece `number`, which it reads block by block."""
@@ -194,8 +214,26 @@ class CheckpointReader:
                 problems.append(f"{name} has {found} bytes instead of {expected}")
         return problems
 
+    def check_replicas(self, part=0, parts=1):
+        """Compare the places that must hold the same values (of another program's ranks): list of texts about differences.
+
+        Args:
+            part, parts (int): only every `parts`-th, from `part`; so that ranks can share the work.
+        """
+        problems = []
+        for key, one, other in self.manifest.replicas[part::parts]:
+            for start in range(0, one.stop - one.start, _BLOCK_BYTES):
+                count, blocks = min(_BLOCK_BYTES, one.stop - one.start - start), []
+                for piece in (one, other):
+                    blocks.append(bytearray(count))
+                    self._read_exactly(key, piece.file, piece.start + start, [memoryview(blocks[-1])])
+                if blocks[0] != blocks[1]:
+                    problems.append(f"{one.file} and {other.file} hold different values of {key}, which every rank has whole")
+                    break
+        return problems
+
     def verify(self, part=0, parts=1):
-        """Compare every check sum, reading everything once.
+        """Compare every check sum, reading everything once, and replicas.
 
         Args:
             part, parts (int): read only every `parts`-th piece, from `part`; so that ranks can share the work.
@@ -203,7 +241,7 @@ class CheckpointReader:
         Returns:
             list[str]: texts about damaged files and tensors.
         """
-        problems, number = [], 0
+        problems, number = self.check_replicas(part, parts), 0
         for key, stored in self.manifest.tensors.items():
             for piece in stored.pieces:
                 number += 1

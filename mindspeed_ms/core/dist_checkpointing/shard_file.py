@@ -5,6 +5,7 @@ the header, the values one after another. A name that ends in `.ckpt` makes Mind
 """
 
 import json
+import math
 import os
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -28,6 +29,13 @@ SAFETENSORS_DTYPES = {
     "uint8": "U8",
     "bool": "BOOL",
 }
+_FILE_DTYPES = {
+    **{stored: (name, DTYPE_BYTES[name]) for name, stored in SAFETENSORS_DTYPES.items()},
+    "U16": ("uint16", 2),
+    "U32": ("uint32", 4),
+    "U64": ("uint64", 8),
+}
+_MOST_HEADER_BYTES = 100_000_000  # the format's own limit
 _BLOCK_BYTES = 8 << 20
 
 
@@ -58,11 +66,12 @@ class Entry:
         return StoredPiece(part, file, self.start, self.stop, self.xxhash, self.multilinear)
 
 
-def write_shard(path, entries, verify=False):
+def write_shard(path, entries, verify=False, made_by="mindspeed_ms"):
     """Write entries and sync them to the disk; fills in their positions and check sums.
 
     Args:
         verify (bool): read the file again and compare check sums.
+        made_by (str): "format" in the metadata of a safetensors file.
 
     Returns:
         int: bytes of the file.
@@ -71,7 +80,7 @@ def write_shard(path, entries, verify=False):
         OSError: no space, no such folder, ...
         CheckpointError: `verify` found other bytes.
     """
-    prefixes = ckpt_file.prefixes(entries) if os.fspath(path).endswith(".ckpt") else _safetensors_prefixes(entries)
+    prefixes = ckpt_file.prefixes(entries) if os.fspath(path).endswith(".ckpt") else _safetensors_prefixes(entries, made_by)
     position = 0
     with open(path, "wb", buffering=0) as file, ThreadPoolExecutor(1) as writer:
         for prefix, entry in zip(prefixes, entries):
@@ -89,9 +98,9 @@ def write_shard(path, entries, verify=False):
     return position
 
 
-def _safetensors_prefixes(entries):
+def _safetensors_prefixes(entries, made_by):
     """Bytes before the values of each entry: the header is before the first."""
-    header, offset = {"__metadata__": {"format": "mindspeed_ms"}}, 0
+    header, offset = {"__metadata__": {"format": made_by}}, 0
     for entry in entries:
         header[entry.name] = {
             "dtype": SAFETENSORS_DTYPES[entry.dtype],
@@ -107,27 +116,78 @@ def _safetensors_prefixes(entries):
 def read_safetensors(path):
     """Read the header of a safetensors file, no values: {name: ckpt_file.FileTensor}.
 
+    As strict as the format's own library: each tensor has the bytes that its shape and dtype say, and all of them together,
+    without gaps, are the rest of the file.
+
     Raises:
-        CheckpointError: it cannot be read, or is no such file.
+        CheckpointError: it cannot be read, or is no such file; names the tensor.
     """
-    dtypes = {value: name for name, value in SAFETENSORS_DTYPES.items()}
     try:
         with open(path, "rb") as file:
-            length, size = int.from_bytes(file.read(8), "little"), os.fstat(file.fileno()).st_size
-            if length > size:
-                raise ValueError("its header is damaged")
-            header = json.loads(file.read(length))
-        tensors = {}
-        for name, entry in header.items():
-            if name != "__metadata__":
-                start, stop = (8 + length + offset for offset in entry["data_offsets"])
-                if stop > size:
-                    raise ValueError(f"it ends within tensor {name}")
-                kind = dtypes.get(entry["dtype"], entry["dtype"])
-                tensors[name] = ckpt_file.FileTensor(kind, tuple(entry["shape"]), [(start, stop)])
+            size = os.fstat(file.fileno()).st_size
+            length = int.from_bytes(file.read(8), "little")
+            if size < 8 or length > min(size - 8, _MOST_HEADER_BYTES):
+                raise ValueError(f"it has {size} bytes, and says that {length} of them are its header")
+            header = json.loads(file.read(length), object_pairs_hook=_without_duplicates)
+        if not isinstance(header, dict):
+            raise ValueError("its header is no JSON object")
+        header.pop("__metadata__", None)
+        tensors = {name: _tensor_in_header(name, entry, 8 + length, size) for name, entry in header.items()}
+        end = 8 + length
+        for name, tensor in sorted(tensors.items(), key=lambda item: item[1].ranges):
+            if tensor.ranges[0][0] != end:
+                raise ValueError(f"tensor {name!a} begins at byte {tensor.ranges[0][0]}: expected {end}")
+            end = tensor.ranges[0][1]
+        if end != size:
+            raise ValueError(f"its tensors end at byte {end} of {size}")
         return tensors
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{os.fspath(path)} cannot be read as a safetensors file: {error}.") from error
+
+
+def _without_duplicates(pairs):
+    result = dict(pairs)
+    if len(result) != len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"it has {next(name for name in names if names.count(name) > 1)!a} twice")
+    return result
+
+
+def _tensor_in_header(name, entry, begin, size):
+    """FileTensor of one entry of the header; ValueError if it says what cannot be."""
+    if not isinstance(entry, dict) or not {"dtype", "shape", "data_offsets"} <= set(entry):
+        raise ValueError(f"tensor {name!a} has no dtype, shape and data_offsets")
+    dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
+    for numbers in (shape, offsets):
+        if not isinstance(numbers, list) or any(type(number) is not int or not 0 <= number < 1 << 63 for number in numbers):
+            raise ValueError(f"tensor {name!a} has shape {shape} and data_offsets {offsets}")
+    if len(offsets) != 2 or offsets[0] > offsets[1]:
+        raise ValueError(f"tensor {name!a} has data_offsets {offsets}")
+    if not isinstance(dtype, str) or dtype not in _FILE_DTYPES:
+        raise ValueError(f"tensor {name!a} has dtype {dtype}, which is not supported: expected {', '.join(_FILE_DTYPES)}")
+    kind, itemsize = _FILE_DTYPES[dtype]
+    if math.prod(shape) * itemsize != offsets[1] - offsets[0]:
+        raise ValueError(f"tensor {name!a}, {dtype} {shape}, has {offsets[1] - offsets[0]} bytes")
+    if begin + offsets[1] > size:
+        raise ValueError(f"it ends within tensor {name!a}")
+    return ckpt_file.FileTensor(kind, tuple(shape), [(begin + offsets[0], begin + offsets[1])])
+
+
+def inside(folder, name):
+    """Path of the file `name` of a folder, where `name` was read from a file (an index of shards, ...).
+
+    Raises:
+        CheckpointError: it is outside of the folder.
+    """
+    if (
+        not isinstance(name, str)
+        or not name
+        or "\0" in name
+        or os.path.isabs(name)
+        or ".." in name.replace("\\", "/").split("/")
+    ):
+        raise CheckpointError(f"{os.fspath(folder)} is refused: it names the file {name!a}, which is outside of it.")
+    return os.path.join(folder, name)
 
 
 def _write_entry(file, entry, writer):

@@ -60,8 +60,8 @@ def set_states(manifest, scalars, names):
     if problem:
         manifest.tensors = {key: stored for key, stored in manifest.tensors.items() if not key.startswith(OPTIMIZER_PREFIX)}
         return problem
-    if train_state["epoch"]:
-        # how many steps an epoch has is not stored
+    if train_state["epoch"] or not train_state["iteration"]:
+        # how many steps an epoch has is not stored, and a converter's names of files have no step
         manifest.iteration = train_state["iteration"] = int(scalars["state_step"])
     train_state["skipped_iterations"] = max(0, train_state["iteration"] - int(scalars["state_step"]))
     schedule = {
@@ -72,6 +72,28 @@ def set_states(manifest, scalars, names):
     manifest.states["optimizer"] = {"step": int(scalars["state_step"]), "grad_scaler": {}}
     manifest.states["opt_param_scheduler"] = schedule
     return ""
+
+
+def scalars_of(states):
+    """Counters to store beside the moments, the inverse of `set_states`: {name: number}; {} if they are not complete.
+
+    Args:
+        states (dict): of a manifest.
+    """
+    step, schedule = (states.get("optimizer") or {}).get("step"), states.get("opt_param_scheduler") or {}
+    if step is None or any(schedule.get(name) is None for name in (*_NUMBERS, *_RATES, *_STYLES)):
+        return {}
+    if any(schedule[name] not in styles for name, styles in _STYLES.items()):
+        return {}
+    train_state = states.get("train_state") or {}
+    return {
+        "state_step": int(step),
+        "epoch_num": int(train_state.get("epoch", 0)),
+        "step_num": int(train_state.get("step_in_epoch", step)),
+        **{name: int(schedule[name]) for name in _NUMBERS},
+        **{name: float(schedule[name]) for name in _RATES},
+        **{name: styles.index(schedule[name]) for name, styles in _STYLES.items()},
+    }
 
 
 def _problem(manifest, scalars, names):

@@ -30,6 +30,7 @@ class ModelStatistics:
     def __init__(self, shards, slice_of=None):
         slice_of = slice_of or (lambda shard, start, stop: shard.slice_grad(start, stop))
         self._local, self._padding = {False: [], True: []}, {False: 0, True: 0}
+        self._copies = []  # values that another rank counts
         self._groups = {False: [parallel_state.get_model_parallel_group()]}
         if self._any_rank_has_experts(shards):
             self._groups[True] = [parallel_state.get_expert_tensor_model_pipeline_parallel_group()]
@@ -39,6 +40,8 @@ class ModelStatistics:
     def _add(self, shard, slice_of, expert):
         runs = shard.runs_by(lambda piece: True if counts_in_norm(piece.param) else None)
         self._local[expert] += [slice_of(shard, run.start, run.stop) for run in runs]
+        copies = shard.runs_by(lambda piece: None if counts_in_norm(piece.param) else True)
+        self._copies += [slice_of(shard, run.start, run.stop) for run in copies]
         self._padding[expert] += sum(run.stop - run.start for run in runs) - sum(
             piece.stop - piece.start for piece in shard.pieces if counts_in_norm(piece.param)
         )
@@ -52,31 +55,44 @@ class ModelStatistics:
         own = np.array([float(any(shard.buffer.is_expert for shard in shards))])
         return bool(_sum_over(parallel_state.get_model_parallel_group(), own)[0])
 
-    def _total(self, measure, padding=False):
-        total = 0.0
+    def _totals(self, measure, padding=False, copies=0.0):
+        """Sums over all ranks: of the measure, and of `copies`."""
+        totals = np.zeros(2)
         for expert, groups in self._groups.items():
             values = sum((measure(tensor) for tensor in self._local[expert]), 0.0)
-            local = np.array([values - self._padding[expert] * padding], np.float64)
+            local = np.array([values - self._padding[expert] * padding, copies], np.float64)
             for group in groups:
                 local = _sum_over(group, local)
-            total += float(local[0])
-        return total
+            totals += local
+        return totals
+
+    def norm_and_finite(self):
+        """Global L2 norm (float), and whether every element on every rank is finite, copies included; equal on all ranks.
+
+        Copies of a parameter may overflow on one rank alone. Source: Megatron core, `_unscale_main_grads_and_check_for_nan`.
+        """
+        copies = sum((ops.sum_of_squares(tensor) for tensor in self._copies), 0.0)
+        totals = self._totals(ops.sum_of_squares, copies=copies)
+        return _root(totals[0]), bool(np.isfinite(totals).all())
 
     def norm(self):
-        """Global L2 norm (float), equal on all ranks; inf or nan if any element is."""
-        total = self._total(ops.sum_of_squares)
-        return math.sqrt(total) if total >= 0.0 else total
+        """Global L2 norm (float), equal on all ranks; inf or nan if any element that counts is."""
+        return _root(self._totals(ops.sum_of_squares)[0])
 
     def num_zeros(self):
         """Number of elements that are exactly zero (int)."""
-        return int(self._total(ops.count_zeros, padding=True))
+        return int(self._totals(ops.count_zeros, padding=True)[0])
 
 
 def _sum_over(group, values):
     """Sum a small float64 array over a group, in rank order."""
     if group.size == 1:
         return values
-    return group.all_gather(values).reshape(group.size, -1).sum(axis=0)
+    return group.all_gather(values).reshape(group.size, -1).T.copy().sum(axis=1)
+
+
+def _root(total):
+    return math.sqrt(total) if total >= 0.0 else float(total)
 
 
 def clip_coefficient(norm, clip_grad):
@@ -87,5 +103,4 @@ def clip_coefficient(norm, clip_grad):
 def clip_by_value(shards, limit):
     """Clip every gradient to [-limit, limit], in place."""
     for shard in shards:
-        grad = shard.grad if shard.grad.dtype == ms.float32 else shard.grad.astype(ms.float32)
-        storage.write(shard.grad, grad.clip(-limit, limit))
+        storage.write(shard.grad, ops.cast(shard.grad, ms.float32).clip(-limit, limit))

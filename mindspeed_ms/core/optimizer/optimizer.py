@@ -4,7 +4,6 @@ Source: Megatron core, `optimizer.py`: names and order of a step (unscale, look 
 round the masters). Unscaling and clipping are one factor inside the update, the norm is one pass.
 """
 
-import math
 from contextlib import ExitStack
 
 from mindspeed_ms.core.optimizer.clip_grads import ModelStatistics, clip_by_value, clip_coefficient
@@ -82,8 +81,9 @@ class MegatronOptimizer:
             changed. `grad_norm` is the norm before clipping. `num_zeros` is None unless `log_num_zeros_in_grad`.
         """
         inverse_scale = 1.0 / self.get_loss_scale()
-        grad_norm = self.statistics.norm() * inverse_scale
-        self.found_inf = not math.isfinite(grad_norm)
+        norm, is_finite = self.statistics.norm_and_finite()
+        grad_norm = norm * inverse_scale
+        self.found_inf = not is_finite
         if self.grad_scaler is not None:
             self.grad_scaler.update(self.found_inf)
         if self.found_inf:

@@ -202,7 +202,7 @@ class OptimizerParamScheduler:
         if self.override_opt_param_scheduler or own == saved:
             return own
         if self.use_checkpoint_opt_param_scheduler:
-            logger.info(
+            logger.debug(
                 "%s: the checkpoint's %s replaces this run's %s (override_opt_param_scheduler keeps this run's)",
                 name,
                 saved,

@@ -7,6 +7,7 @@ from typing import Any
 
 from mindspore import Tensor
 
+from mindspeed_ms import ops
 from mindspeed_ms.core import autograd, parallel_state
 from mindspeed_ms.core.device import to_dtype
 from mindspeed_ms.core.distributed import ShardedModel, unwrap_model
@@ -151,7 +152,7 @@ class PlanExecution:
     def _received(self, kind, key, dtype):
         """Received tensor that a step consumes, as a leaf of `dtype`."""
         tensor = self._incoming.pop((kind, *key)).wait()
-        return tensor if tensor.dtype == dtype else autograd.detach(tensor.astype(dtype))
+        return tensor if tensor.dtype == dtype else autograd.detach(ops.cast(tensor, dtype))
 
     def _communicate(self, step):
         tensors = {

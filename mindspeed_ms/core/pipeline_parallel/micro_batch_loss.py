@@ -8,10 +8,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from mindspore import Tensor
+from mindspore import Tensor, float32
 
+from mindspeed_ms import ops
 from mindspeed_ms.core import parallel_state
 from mindspeed_ms.core.autograd import Function, detach, no_grad
+
+MAIN_LOSS = "lm loss"
 
 
 @dataclass(frozen=True)
@@ -34,19 +37,26 @@ class MicroBatchLoss:
 
     @classmethod
     def of(cls, result):
-        """Convert a loss function's result: a MicroBatchLoss, or Megatron's `(loss, reported)`, `(loss, tokens, reported)`.
+        """Convert a loss function's result: a MicroBatchLoss, Megatron's `(loss, reported)` or `(loss, tokens, reported)`, or
+        the loss alone, a mean.
 
         Raises:
             ValueError: anything else.
         """
         if isinstance(result, cls):
             return result
+        if isinstance(result, Tensor) and result.size == 1:
+            return cls(result, {MAIN_LOSS: detach(result)})
         if not isinstance(result, tuple) or len(result) not in (2, 3):
             raise ValueError(
-                f"the loss function returned {type(result).__name__}: expected (loss, reported) or (loss, "
+                f"the loss function returned {_kind_of(result)}: expected a scalar Tensor, (loss, reported) or (loss, "
                 "number of tokens, reported)."
             )
         return cls(result[0], result[-1], result[1] if len(result) == 3 else None)
+
+
+def _kind_of(result):
+    return f"a Tensor of shape {tuple(result.shape)}" if isinstance(result, Tensor) else type(result).__name__
 
 
 @dataclass(frozen=True)
@@ -77,8 +87,8 @@ class BackwardScale:
         factor = self.loss_scale * self.context_parallel_size
         if isinstance(tokens, Tensor):
             with no_grad():
-                counted = tokens.reshape(()).float()
-                counted = counted + (counted == 0).float()  # without a token: 0 / 1
+                counted = ops.cast(tokens.reshape(()), float32)
+                counted = counted + ops.is_zero(counted)  # without a token: 0 / 1
                 return factor / (counted * self.num_microbatches)
         return factor / (1.0 if tokens is None else float(tokens) or 1.0) / self.num_microbatches
 
@@ -163,8 +173,8 @@ class _AuxiliaryLoss(Function):
 def filled(shape, value, dtype):
     """Tensor of one value: a number or a scalar Tensor."""
     if isinstance(value, Tensor):
-        return value.astype(dtype).broadcast_to(tuple(shape))
-    return Tensor(np.full(shape, value, np.float32)).astype(dtype)
+        return ops.cast(value, dtype).broadcast_to(tuple(shape))
+    return ops.cast(Tensor(np.full(shape, value, np.float32)), dtype)
 
 
 def as_float(value):

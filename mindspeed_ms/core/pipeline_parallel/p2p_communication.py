@@ -8,6 +8,7 @@ from contextlib import contextmanager
 
 import numpy as np
 
+from mindspeed_ms import ops
 from mindspeed_ms.core import autograd, parallel_state
 from mindspeed_ms.core.comm.errors import DeadlockError, MismatchError
 from mindspeed_ms.core.comm.interface import P2P
@@ -115,8 +116,7 @@ class PipelineCommunicator:
 
     def _sendable(self, tensor):
         with autograd.no_grad():
-            tensor = autograd.detach(tensor)
-            return tensor if tensor.dtype == self.recv_dtype else tensor.astype(self.recv_dtype)
+            return ops.cast(autograd.detach(tensor), self.recv_dtype)
 
     def _rank(self, transfer):
         return self.group.ranks[transfer.peer]

@@ -1,7 +1,6 @@
 """Vocabulary-parallel cross entropy: the vocabulary is cut over the tensor-parallel group. Source: Megatron core."""
 
 from mindspore import nn
-from mindspore import ops as mindspore_ops
 
 from mindspeed_ms import ops
 from mindspeed_ms.core import parallel_state
@@ -55,7 +54,7 @@ def _sum_over_group(sums, group):
     if group.size == 1:
         return sums
     present = [part for part in sums if part is not None]
-    totals = group.all_reduce(mindspore_ops.stack(present))
+    totals = group.all_reduce(ops.cat([part.reshape((1, *part.shape)) for part in present]))
     return tuple(totals[index] for index in range(len(present))) + (None,) * (len(sums) - len(present))
 
 

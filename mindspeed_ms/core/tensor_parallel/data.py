@@ -1,8 +1,6 @@
 """Broadcast of a batch over the tensor-parallel group. Source: Megatron core, `data.py`."""
 
-from mindspore import mint
-
-from mindspeed_ms.core import parallel_state
+from mindspeed_ms.core import parallel_state, storage
 from mindspeed_ms.core.device import dtype_name, to_dtype
 
 
@@ -32,7 +30,7 @@ def broadcast_data(keys, data, datatype=None):
     result = {}
     for key in keys:
         shape, name = shapes[key]
-        tensor = data[key] if is_source else mint.zeros(shape, dtype=to_dtype(name))
+        tensor = data[key] if is_source else storage.zeros(shape, name)
         result[key] = group.broadcast(tensor, source)
     return result
 

@@ -1,5 +1,6 @@
 """Tensor-parallel layers: ColumnParallelLinear, RowParallelLinear, VocabParallelEmbedding. Source: Megatron, `layers.py`."""
 
+from mindspore import mint
 from mindspore.common.initializer import Zero
 
 from mindspeed_ms import ops
@@ -96,7 +97,7 @@ class _ParallelLinear(ParallelCell):
 
     def _matmul(self, input_, weight, bias, allreduce_dgrad, sequence_parallel):
         if not self.transpose_b:
-            weight = weight.swapaxes(0, 1).contiguous()
+            weight = mint.transpose(weight, 0, 1).contiguous()
         return linear_with_grad_accumulation_and_async_allreduce(
             input_,
             weight,
@@ -336,7 +337,7 @@ class VocabParallelEmbedding(ParallelCell):
         """See the class."""
         check_integer("token ids", input_)
         if self.reduce_scatter_embeddings:
-            input_ = input_.swapaxes(0, 1).contiguous()
+            input_ = mint.transpose(input_, 0, 1).contiguous()
         output = ops.embedding_lookup(self.weight, input_, self.vocab_start_index, self.vocab_end_index, self.num_embeddings)
         if self.reduce_scatter_embeddings:
             return reduce_scatter_to_sequence_parallel_region(output)

@@ -5,14 +5,14 @@ import functools
 from mindspore import mint
 
 from mindspeed_ms import ops
-from mindspeed_ms.core import parallel_state
+from mindspeed_ms.core import parallel_state, storage
 from mindspeed_ms.core.autograd import Function
 from mindspeed_ms.core.device import to_dtype
 
 
 def cast(tensor, dtype):
     """Cast `tensor` to `dtype`; unchanged if it has that dtype or is None."""
-    return tensor if tensor is None or tensor.dtype == dtype else tensor.astype(dtype)
+    return None if tensor is None else ops.cast(tensor, dtype)
 
 
 class LinearWithGradAccumulationAndAsyncCommunication(Function):
@@ -81,7 +81,7 @@ def _weight_gradient(ctx, grad_output, total_input):
 
 @functools.cache
 def _zero(dtype):
-    return mint.zeros((1, 1), dtype=dtype)
+    return storage.zeros((1, 1), dtype)
 
 
 def linear_with_grad_accumulation_and_async_allreduce(

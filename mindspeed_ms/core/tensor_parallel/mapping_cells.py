@@ -1,6 +1,6 @@
 """Cells of the tensor-parallel mappings, under upstream's names."""
 
-from mindspore import nn
+from mindspore import mint, nn
 
 from mindspeed_ms.core.tensor_parallel import mappings
 
@@ -18,7 +18,7 @@ class _Mapping(nn.Cell):
         """Apply the mapping."""
         if not self.need_to_swapaxes:
             return self._apply(input_)
-        return self._apply(input_.swapaxes(0, 1).contiguous()).swapaxes(0, 1).contiguous()
+        return mint.transpose(self._apply(mint.transpose(input_, 0, 1).contiguous()), 0, 1).contiguous()
 
     def _apply(self, input_):
         return type(self).function(input_)

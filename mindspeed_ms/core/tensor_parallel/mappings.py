@@ -21,7 +21,8 @@ Source: Megatron core, `tensor_parallel/mappings.py`. The same as Cells, under u
 
 from mindspore import mint
 
-from mindspeed_ms.core import parallel_state
+from mindspeed_ms import ops
+from mindspeed_ms.core import parallel_state, storage
 from mindspeed_ms.core.autograd import Function
 from mindspeed_ms.core.tensor_parallel.utils import divide
 
@@ -92,8 +93,8 @@ def _pad_first_dim(tensor, length):
     missing = length - tensor.shape[0]
     if missing == 0:
         return tensor
-    padding = mint.zeros((missing, *tuple(tensor.shape[1:])), dtype=tensor.dtype)
-    return mint.cat((tensor, padding), dim=0)
+    padding = storage.zeros((missing, *tensor.shape[1:]), tensor.dtype)
+    return ops.cat((tensor, padding), dim=0)
 
 
 def _gather_along_first_dim(tensor, group, split_sizes=None):
@@ -104,7 +105,7 @@ def _gather_along_first_dim(tensor, group, split_sizes=None):
     longest = max(split_sizes)
     gathered = group.all_gather(_pad_first_dim(tensor, longest))
     parts = [mint.narrow(gathered, 0, index * longest, size) for index, size in enumerate(split_sizes)]
-    return mint.cat(parts, dim=0)
+    return ops.cat(parts, dim=0)
 
 
 def _reduce_scatter_along_first_dim(tensor, group, split_sizes=None):
@@ -117,7 +118,7 @@ def _reduce_scatter_along_first_dim(tensor, group, split_sizes=None):
     for size in split_sizes:
         parts.append(_pad_first_dim(mint.narrow(tensor, 0, offset, size), longest))
         offset += size
-    scattered = group.reduce_scatter(mint.cat(parts, dim=0))
+    scattered = group.reduce_scatter(ops.cat(parts, dim=0))
     return mint.narrow(scattered, 0, 0, split_sizes[group.rank]).contiguous()
 
 
@@ -246,12 +247,12 @@ def all_to_all_even(group, input_, split_dim, concat_dim):
         return input_
     size = divide(input_.shape[split_dim], group.size, f"axis {split_dim} of the tensor", "the size of the group")
     parts = [mint.narrow(input_, split_dim, index * size, size) for index in range(group.size)]
-    exchanged = all_to_all(group, mint.cat(parts, dim=0))
+    exchanged = all_to_all(group, ops.cat(parts, dim=0))
     length = parts[0].shape[0]
     if concat_dim == 0:
         return exchanged
     arrived = [mint.narrow(exchanged, 0, index * length, length) for index in range(group.size)]
-    return mint.cat(arrived, dim=concat_dim)
+    return ops.cat(arrived, dim=concat_dim)
 
 
 def all_to_all_sp2hp(input_, group=None):

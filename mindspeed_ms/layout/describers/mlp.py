@@ -1,7 +1,7 @@
 """Describers of feed-forward blocks: an MLP, or router, experts and shared experts; their linears and parameters."""
 
 from mindspeed_ms.layout.describers.registry import describe_linear, placed, register_describer
-from mindspeed_ms.layout.layer_parameters import GroupedExperts, Linear, Router
+from mindspeed_ms.layout.layer_parameters import GroupedExperts, Linear, Router, SharedExpertGate
 
 
 def mlp_linears(model, width, expert=False):
@@ -54,4 +54,7 @@ def describe_experts(model, rank):
             descriptions += [description.under(f"{prefix}.{expert}", f"{prefix}.{local}") for description in one]
     if model.shared_expert_ffn_size:
         descriptions += placed("shared_experts", _describe_mlp(model, rank, model.shared_expert_ffn_size))
+        if model.moe_shared_expert_gate:
+            gate = SharedExpertGate(model.hidden_size, model.initializers.block)
+            descriptions += placed("shared_experts", gate.describe(rank.tensor))
     return descriptions

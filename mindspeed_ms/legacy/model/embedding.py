@@ -1,6 +1,6 @@
 """Word, position and token type embeddings. Source: Megatron's `Embedding` / `LanguageModelEmbedding`."""
 
-from mindspore import Tensor, dtype
+from mindspore import Tensor, dtype, mint
 
 from mindspeed_ms import ops
 from mindspeed_ms.config.model_description import describe_config
@@ -108,4 +108,4 @@ class Embedding(Module):
 
 def _turned(ids):
     """Transposed ids: `[b, s]` to `[s, b]`."""
-    return ids.swapaxes(0, 1).contiguous()
+    return mint.transpose(ids, 0, 1).contiguous()

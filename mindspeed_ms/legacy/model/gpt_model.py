@@ -1,7 +1,8 @@
 """GPTModel: language model, head and loss. Source: Megatron's legacy `gpt_model.py` and upstream's guide."""
 
-from mindspore import dtype
+from mindspore import dtype, mint
 
+from mindspeed_ms import ops
 from mindspeed_ms.config.model_description import describe_config
 from mindspeed_ms.core.tensor_parallel.cross_entropy import VocabParallelCrossEntropy
 from mindspeed_ms.legacy.model.enums import AttnMaskType
@@ -35,19 +36,19 @@ def post_language_model_processing(
         ValueError: `fp16_lm_cross_entropy` and logits of another dtype.
     """
     if labels is None:
-        return parallel_lm_logits(lm_output, logit_weights, parallel_output).swapaxes(0, 1).contiguous()
+        return mint.transpose(parallel_lm_logits(lm_output, logit_weights, parallel_output), 0, 1).contiguous()
     logits = parallel_lm_logits(lm_output, logit_weights, True)
     if not fp16_lm_cross_entropy:
-        logits = logits.float()
+        logits = ops.cast(logits, dtype.float32)
     elif logits.dtype != dtype.float16:
         raise ValueError(
             f"fp16_lm_cross_entropy needs float16 logits, but they are {logits.dtype}: set compute_dtype to float16."
         )
     if not isinstance(loss_fn, LossWithMask):
-        return loss_fn(logits.swapaxes(0, 1).contiguous(), labels, loss_mask)
+        return loss_fn(mint.transpose(logits, 0, 1).contiguous(), labels, loss_mask)
     # Order does not matter to it: labels and mask are turned instead of the logits, thousands of times larger.
-    loss_mask = None if loss_mask is None else loss_mask.swapaxes(0, 1).contiguous()
-    return loss_fn(logits, labels.swapaxes(0, 1).contiguous(), loss_mask)
+    loss_mask = None if loss_mask is None else mint.transpose(loss_mask, 0, 1).contiguous()
+    return loss_fn(logits, mint.transpose(labels, 0, 1).contiguous(), loss_mask)
 
 
 class GPTModel(Module):

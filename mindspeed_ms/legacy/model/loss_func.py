@@ -2,6 +2,7 @@
 
 from mindspore import dtype, nn
 
+from mindspeed_ms import ops
 from mindspeed_ms.core.tensor_parallel.mappings import reduce_from_context_parallel_region
 
 
@@ -33,13 +34,12 @@ class LossWithMask(nn.Cell):
     def construct(self, logits, label, loss_mask=None):
         """See the class."""
         extra = (self.label_smoothing,) if self.label_smoothing else ()
-        loss = self.loss_func(logits, label, *extra).float()
+        loss = ops.cast(self.loss_func(logits, label, *extra), dtype.float32)
         if loss_mask is None:
-            loss_mask = (label == label).astype(dtype.float32)
+            loss_mask = label == label
         if tuple(loss_mask.shape) != tuple(loss.shape):
             raise ValueError(f"loss_mask has shape {tuple(loss_mask.shape)}, but the loss {tuple(loss.shape)}.")
-        loss_mask = loss_mask.astype(dtype.float32)
-        total = reduce_from_context_parallel_region((loss * loss_mask).sum())
-        count = reduce_from_context_parallel_region(loss_mask.sum())
-        # without a token: 0 / 1
-        return total / (count + (count == 0).astype(dtype.float32))
+        loss_mask = ops.cast(loss_mask, dtype.float32)
+        total = reduce_from_context_parallel_region(ops.total(loss * loss_mask))
+        count = reduce_from_context_parallel_region(ops.total(loss_mask))
+        return total / (count + ops.is_zero(count))  # without a token: 0 / 1

@@ -92,7 +92,7 @@ class RotaryEmbedding(nn.Cell):
             shape = (length, 1, 1, self.dimension)
             return RotaryTable(cos.reshape(shape), sin.reshape(shape), self.rotary_interleaved)
         bound = max(self.max_position_embeddings, length)
-        ids = position_ids.swapaxes(0, 1).contiguous()
+        ids = mint.transpose(position_ids, 0, 1).contiguous()
         shape = (ids.shape[0], ids.shape[1], 1, self.dimension)
         try:
             cos, sin = (ops.embedding_lookup(part, ids).reshape(shape) for part in self._cached(bound))

@@ -19,14 +19,14 @@ def float32_of(tensor):
     """
     array = storage.read_array(tensor)
     if tensor.dtype == ms.float32:
-        return array if array.flags.c_contiguous else np.ascontiguousarray(array)
+        return np.asarray(array, order="C")  # np.ascontiguousarray would make a vector of a scalar
     if tensor.dtype == ms.bfloat16:
-        array = np.ascontiguousarray(array)
+        array = np.asarray(array, order="C")
         wide = np.empty(array.shape, np.float32)
         threads.run(casts.widen_bfloat16, array.size, array.size, array.reshape(-1), wide.reshape(-1))
         return wide
     if tensor.dtype == ms.float16:
-        return np.ascontiguousarray(array, np.float32)
+        return np.asarray(array, np.float32, order="C")
     raise ValueError(f"operators work on float32, float16 and bfloat16 tensors, got {tensor.dtype} of shape {tensor.shape}.")
 
 

@@ -51,7 +51,7 @@ class Kernel:
     def entry(self, *arguments):
         """Run pieces of a job; see the class."""
         if not self._is_compiled:
-            with one_process_compiles(_room()):
+            with one_process_compiles(_room(), self.__name__):
                 self._entry.compile(tuple(numba.typeof(argument) for argument in arguments))
             self._is_compiled = True
         return self._entry(*arguments)

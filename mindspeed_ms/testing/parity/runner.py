@@ -4,6 +4,7 @@ import dataclasses
 from unittest import mock
 
 import numpy as np
+from mindspore import mint
 
 from mindspeed_ms.testing.parity.names import megatron_name, our_name
 from mindspeed_ms.testing.parity.recordings import rule_weight
@@ -71,11 +72,11 @@ def micro_batches(batch, micro_batch_size):
     rows = batch["tokens"].shape[0]
     for start_row in range(0, rows, micro_batch_size):
         yield {
-            name: None if value is None else value[start_row : start_row + micro_batch_size] for name, value in batch.items()
+            name: None if value is None else mint.narrow(value, 0, start_row, micro_batch_size) for name, value in batch.items()
         }
 
 
-def run(flags, extra, batches, weights=None, keep=(), settings=None, watch=None):
+def run(flags, extra, batches, weights=None, keep=(), settings=None, watch=None, load=None):
     """Train on recorded batches.
 
     Args:
@@ -87,6 +88,7 @@ def run(flags, extra, batches, weights=None, keep=(), settings=None, watch=None)
         settings (Optional[dict]): values of configuration paths that have no flag.
         watch (Optional[Callable]): `(step, number)` called before each step (`TrainOneStep`) and once after the last;
             its results are kept as `watched`.
+        load (Optional[str]): checkpoint from which the training goes on, with its optimizer and schedule.
 
     Returns:
         dict: loss, grad_norm, lr per step; `recomputed`, the parts of the model whose forward the backward ran again; what
@@ -113,6 +115,8 @@ def run(flags, extra, batches, weights=None, keep=(), settings=None, watch=None)
     model = get_model(model_provider, all_config)
     optimizer = get_optimizer(all_config, model)
     scheduler = get_optimizer_param_scheduler(optimizer, all_config, all_config.training_config.training_iters)
+    if load is not None:
+        _load(load, all_config, model, optimizer, scheduler)
     step = TrainOneStep(model, optimizer, scheduler, forward_step)
     result = {"loss": [], "grad_norm": [], "lr": [], "loss_scale": [], "success": [], "watched": [], "recomputed": 0}
     if "gradients" in keep:
@@ -138,6 +142,14 @@ def run(flags, extra, batches, weights=None, keep=(), settings=None, watch=None)
     if "moments" in keep:
         _collect_moments(optimizer, model, result)
     return result
+
+
+def _load(path, all_config, model, optimizer, scheduler):
+    from mindspeed_ms.core.dist_checkpointing.load import find_checkpoint, open_checkpoint
+    from mindspeed_ms.training.checkpointing import load_checkpoint
+
+    with open_checkpoint(find_checkpoint(path), all_config) as reader:
+        load_checkpoint(reader, model, optimizer, scheduler)
 
 
 def multiply_differentiated_loss(step, factor):

@@ -12,6 +12,7 @@ import sys
 from mindspeed_ms.config import ConfigError, init_configs_from_dict, init_configs_from_yaml
 from mindspeed_ms.core.dist_checkpointing.errors import CheckpointError, DamagedCheckpointError
 from mindspeed_ms.layout.errors import LayoutError
+from mindspeed_ms.spelling import SuggestingParser
 from mindspeed_ms.tools.checkpoint import diff, inspect, rewrite, verify
 from mindspeed_ms.tools.checkpoint.source import all_checkpoints, open_checkpoint
 from mindspeed_ms.tools.checkpoint.target_layout import layout_cut
@@ -43,7 +44,7 @@ def _positive(text):
 
 def parser():
     """Build the argparse.ArgumentParser of the command line."""
-    result = argparse.ArgumentParser(
+    result = SuggestingParser(
         prog="python -m mindspeed_ms.tools.checkpoint",
         description="Look at checkpoints, compare and rewrite them; needs no device.",
     )
@@ -136,6 +137,7 @@ def _target_config(arguments, manifest):
         raise CheckpointError("the checkpoint holds no configuration: give one with --config.")
     sizes = {name: getattr(arguments, name) for name in _SIZES if getattr(arguments, name) is not None}
     values = {name: values[name] for name in _MODEL_SECTIONS if values.get(name)}
+    values.setdefault("parallel_config", {})
     if sizes:
         # what cut the layers for the old sizes does not fit the new ones
         kept = {name: value for name, value in values["parallel_config"].items() if name not in _CUTS_OF_LAYERS}

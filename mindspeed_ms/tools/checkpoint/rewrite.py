@@ -91,12 +91,14 @@ def write_checkpoint(reader, folder, cut):
         args=source.args,
         fingerprint=source.fingerprint,
         saved_at=time.time(),
+        foreign=source.foreign,
     )
     temporary = folders.prepare(folder, source.iteration)
     try:
-        for number, parts in enumerate(_with_progress(cut)):
-            if parts:
-                _write_parts(reader, target, temporary, f"state_{number:05d}.safetensors", parts)
+        with progress_bar(_bytes_of(reader, cut)) as bar:
+            for number, parts in enumerate(cut):
+                if parts:
+                    _write_parts(reader, target, temporary, f"state_{number:05d}.safetensors", parts, bar)
         for number, entry in enumerate(source.ranks):
             target.ranks.append(_copy_rank(reader, number, entry, temporary))
         folders.publish(folder, temporary, target)
@@ -131,12 +133,13 @@ def write_weights(reader, folder, most_bytes):
     os.makedirs(temporary)
     names, places, total = [], {}, 0
     try:
-        for number, parts in enumerate(_with_progress(cut)):
-            names.append(f"model-{number + 1:05d}-of-{len(cut):05d}.safetensors")
-            entries = [_entry(reader, key, key, part) for key, part in parts]
-            write_shard(os.path.join(temporary, names[-1]), entries)
-            places.update((key, names[-1]) for key, _ in parts)
-            total += sum(entry.nbytes for entry in entries)
+        with progress_bar(_bytes_of(reader, cut)) as bar:
+            for number, parts in enumerate(cut):
+                names.append(f"model-{number + 1:05d}-of-{len(cut):05d}.safetensors")
+                entries = [_entry(reader, key, key, part, bar) for key, part in parts]
+                write_shard(os.path.join(temporary, names[-1]), entries)
+                places.update((key, names[-1]) for key, _ in parts)
+                total += sum(entry.nbytes for entry in entries)
         metadata = {"format": FORMAT, "total_size": total, "iteration": reader.manifest.iteration}
         index = {"metadata": metadata, "weight_map": places}
         durable.write_file(os.path.join(temporary, INDEX_FILE), json.dumps(index, indent=1).encode())
@@ -148,13 +151,21 @@ def write_weights(reader, folder, most_bytes):
     return names
 
 
-def _with_progress(cut):
-    return tqdm(cut, desc="writing", unit="file", disable=None, leave=False)
+def progress_bar(total):
+    """tqdm bar over the bytes that are written; shows nothing beside a terminal."""
+    return tqdm(total=total, desc="writing", unit="B", unit_scale=True, disable=None, leave=False)
+
+
+def _bytes_of(reader, cut):
+    return sum((part.stop - part.start) * reader.tensor(key).itemsize for parts in cut for key, part in parts)
 
 
 def _check_space(folder, reader, cut):
-    """Raise CheckpointError if the files do not fit on the disk."""
-    needed = sum((part.stop - part.start) * reader.tensor(key).itemsize for parts in cut for key, part in parts)
+    check_space(folder, _bytes_of(reader, cut))
+
+
+def check_space(folder, needed):
+    """Raise CheckpointError if `needed` bytes do not fit on the disk of a folder, which need not exist."""
     place = os.path.abspath(folder)
     while not os.path.isdir(place):
         place = os.path.dirname(place)
@@ -163,11 +174,11 @@ def _check_space(folder, reader, cut):
         raise CheckpointError(f"{folder} needs {needed / GIGABYTE:.2f} GB, but its disk has {free / GIGABYTE:.2f} GB left.")
 
 
-def _write_parts(reader, target, folder, name, parts):
+def _write_parts(reader, target, folder, name, parts, bar):
     names, entries = {}, []
     for key, part in parts:
         count = names[key] = names.get(key, 0) + 1
-        entries.append(_entry(reader, key if count == 1 else f"{key}#{count}", key, part))
+        entries.append(_entry(reader, key if count == 1 else f"{key}#{count}", key, part, bar))
     target.files[name] = write_shard(os.path.join(folder, name), entries)
     for (key, part), entry in zip(parts, entries):
         stored = reader.tensor(key)
@@ -175,8 +186,8 @@ def _write_parts(reader, target, folder, name, parts):
         tensor.pieces.append(entry.piece(part, name))
 
 
-def _entry(reader, name, key, part):
-    """Shard file entry that reads its values when it is written."""
+def _entry(reader, name, key, part, bar):
+    """Shard file entry that reads its values when it is written, and then moves the bar."""
     stored = reader.tensor(key)
     is_flat = (part.start, part.stop) != (0, part.sharding.numel)
     count = part.stop - part.start
@@ -186,6 +197,7 @@ def _entry(reader, name, key, part):
         missing = reader.read(key, part, values)
         if missing:
             raise CheckpointError(f"{reader.folder} stores no elements {missing[0][0]} to {missing[0][1]} of {key}.")
+        bar.update(values.nbytes)
         return values.view(np.uint8)
 
     return Entry(name, stored.dtype, (count,) if is_flat else part.sharding.local_shape, count * stored.itemsize, data)

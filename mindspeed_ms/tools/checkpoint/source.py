@@ -5,6 +5,7 @@ import os
 from mindspeed_ms.config import init_configs_from_yaml
 from mindspeed_ms.core.dist_checkpointing import folders, plain_weights
 from mindspeed_ms.core.dist_checkpointing.errors import CheckpointError, DamagedCheckpointError
+from mindspeed_ms.core.dist_checkpointing.foreign import foreign_format, read_foreign_manifest
 from mindspeed_ms.core.dist_checkpointing.reader import CheckpointReader
 from mindspeed_ms.core.dist_checkpointing.upstream_format import is_upstream_folder, read_upstream_manifest
 from mindspeed_ms.core.logging import logger
@@ -23,6 +24,9 @@ def open_checkpoint(path, iteration=None, config=None):
         DamagedCheckpointError: the one that is named, or all of a run, are not complete.
     """
     path = folder_of(path)
+    foreign = foreign_format(path)
+    if foreign is not None:
+        return CheckpointReader(path, foreign.read_manifest(path, iteration))
     if plain_weights.is_plain(path):
         return CheckpointReader(path, plain_weights.read_manifest(path))
     named = folders.named_checkpoint(path, iteration)
@@ -34,7 +38,7 @@ def open_checkpoint(path, iteration=None, config=None):
     for candidate in folders.candidates(path) if named is None else [named]:
         problem = folders.problem_of(candidate)
         if problem is None:
-            return CheckpointReader(candidate)
+            return CheckpointReader(candidate, read_foreign_manifest(candidate, iteration))
         if named is None:
             logger.warning("passed over a checkpoint: %s", problem)
         problems.append(problem)
@@ -52,7 +56,7 @@ def all_checkpoints(path, iteration=None):
         CheckpointError: none there.
     """
     path = folder_of(path)
-    named = path if plain_weights.is_plain(path) else folders.named_checkpoint(path, iteration)
+    named = path if _is_single(path) else folders.named_checkpoint(path, iteration)
     if named is not None:
         return [named]
     found = [
@@ -89,10 +93,15 @@ def folder_of(path):
     )
 
 
+def _is_single(folder):
+    """Whether a folder is one checkpoint of whole weights or of another program."""
+    return foreign_format(folder) is not None or plain_weights.is_plain(folder)
+
+
 def _is_known(folder):
     return (
         folders.is_checkpoint_folder(folder)
         or os.path.isfile(os.path.join(folder, folders.TRACKER_FILE))
         or is_upstream_folder(folder)
-        or plain_weights.is_plain(folder)
+        or _is_single(folder)
     )

@@ -54,6 +54,8 @@ def coverage_problems(stored):
 
 def header_problems(reader):
     """Problems of file headers, which other programs read, against the manifest: list of texts."""
+    if not reader.manifest.has_keys_in_files:
+        return []
     wanted, problems = {}, []
     for key, stored in reader.manifest.tensors.items():
         for piece in stored.pieces:

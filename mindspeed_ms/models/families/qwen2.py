@@ -1,0 +1,22 @@
+"""Qwen 1.5, 2 and 2.5: Llama's tensors with biases on query, key and value; a window over the last tokens is possible."""
+
+from mindspeed_ms.models.families.family import Family, register_family
+from mindspeed_ms.models.families.llama import COMPUTED, NUMERICS, SETTINGS, SIZES, WEIGHTS, tied
+from mindspeed_ms.models.families.rules import Heads, Rotary
+from mindspeed_ms.models.families.windows import LayerWindows
+
+register_family(
+    Family(
+        name="qwen2",
+        architecture="Qwen2ForCausalLM",
+        weights=WEIGHTS,
+        settings={
+            **SETTINGS,
+            "model_config.qkv_has_bias": True,
+            "model_config.out_proj_has_bias": False,
+            "model_config.mlp_has_bias": False,
+        },
+        rules=(*SIZES, *NUMERICS, Heads(), Rotary(), tied(False), LayerWindows()),
+        computed=COMPUTED,
+    )
+)

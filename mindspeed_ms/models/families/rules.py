@@ -1,0 +1,230 @@
+"""Rules of config.json: how its fields and our settings follow from each other, in both directions.
+
+A rule has
+
+    paths               our settings that it is about (`section.field`)
+    names               {path: field of config.json}, for messages
+    read(config)        {path: value} from the fields of a config.json; raises ValueError with a text about a field
+    write(settings)     {name: value} of config.json from our settings {path: value}; a value of REMOVED takes a field out
+
+`read` of the fields that `write` gives is the identity: a file whose fields say the same already is left as it is.
+"""
+
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+REQUIRED = object()
+REMOVED = object()
+
+
+def m(*names):
+    """Paths of fields of `model_config`."""
+    return tuple(f"model_config.{name}" for name in names)
+
+
+@dataclass(frozen=True)
+class Field:
+    """One field of config.json that is one of our settings, or several with the same value.
+
+    Attributes:
+        name (str): in config.json.
+        paths (tuple[str]): our settings.
+        default: what the field means where it is left out or null; REQUIRED: it must be there.
+        values (dict): their value -> ours, where they differ.
+        keeps_null (bool): null is a value of its own, which None of ours stands for, not the default.
+    """
+
+    name: str
+    paths: tuple
+    default: Any = REQUIRED
+    values: dict = field(default_factory=dict)
+    keeps_null: bool = False
+
+    @property
+    def names(self):
+        return dict.fromkeys(self.paths, self.name)
+
+    def read(self, config):
+        value = config.get(self.name)
+        if value is None and not (self.keeps_null and self.name in config):
+            value = self.default(config) if callable(self.default) else self.default
+        if value is REQUIRED:
+            raise ValueError(f"has no {self.name}")
+        if self.values:
+            if not isinstance(value, (str, bool)) or value not in self.values:
+                raise ValueError(f"{self.name} is {value!r}: expected {' or '.join(repr(one) for one in self.values)}")
+            value = self.values[value]
+        return dict.fromkeys(self.paths, value)
+
+    def write(self, settings):
+        given = {str(settings[path]): settings[path] for path in self.paths}
+        if len(given) > 1:
+            texts = ", ".join(f"{path} = {settings[path]!r}" for path in self.paths)
+            raise ValueError(f"has one field {self.name} for {texts}: they must be equal")
+        (value,) = given.values()
+        if self.values:
+            theirs = [one for one, ours in self.values.items() if ours == value and type(ours) is type(value)]
+            if not theirs:
+                raise ValueError(f"cannot say {self.paths[0]} = {value!r}: it knows {list(self.values.values())}")
+            value = theirs[0]
+        return {self.name: value}
+
+
+@dataclass(frozen=True)
+class Fixed:
+    """Field of config.json that must have one of some values, since our models compute no other.
+
+    Attributes:
+        name (str): in config.json.
+        values (tuple): accepted; the first is what a left out field means.
+    """
+
+    name: str
+    values: tuple
+    paths: tuple = ()
+    names = MappingProxyType({})
+
+    def read(self, config):
+        value = config.get(self.name, self.values[0])
+        if value not in self.values:
+            raise ValueError(f"{self.name} is {value!r}: expected {' or '.join(repr(one) for one in self.values)}")
+        return {}
+
+    def write(self, settings):
+        del settings
+        return {}
+
+
+@dataclass(frozen=True)
+class Heads:
+    """Query heads, key-value heads and the width of a head.
+
+    Attributes:
+        width (Callable): `head_dim` that a config.json without one means, from the config.
+    """
+
+    width: Any = None
+    paths: tuple = m("num_attention_heads", "group_query_attention", "num_query_groups", "kv_channels")
+
+    @property
+    def names(self):
+        return dict(zip(self.paths, ("num_attention_heads", "num_key_value_heads", "num_key_value_heads", "head_dim")))
+
+    def read(self, config):
+        heads = _integer(config, "num_attention_heads")
+        groups = config.get("num_key_value_heads")
+        groups = heads if groups is None else _integer(config, "num_key_value_heads")
+        width = config.get("head_dim")
+        if width is None:
+            width = self.width(config) if self.width else _integer(config, "hidden_size") // heads
+        return dict(zip(self.paths, (heads, groups != heads, groups, width)))
+
+    def write(self, settings):
+        heads, is_grouped, groups, width = (settings[path] for path in self.paths)
+        result = {"num_attention_heads": heads, "num_key_value_heads": groups if is_grouped else heads}
+        usual = settings["model_config.hidden_size"] // heads
+        return result if width == usual and not self.width else {**result, "head_dim": width}
+
+
+@dataclass(frozen=True)
+class Rotary:
+    """Rotary positions: `rope_theta` and `rope_scaling`, or `rope_parameters`, which holds both (transformers 5).
+
+    Attributes:
+        theta (float): base where none is given.
+    """
+
+    theta: float = 10000.0
+    paths: tuple = m("rotary_base", "rope_scaling")
+    names = MappingProxyType(dict(zip(m("rotary_base", "rope_scaling"), ("rope_theta", "rope_scaling"))))
+
+    def read(self, config):
+        given = config.get("rope_parameters") or {}
+        scaling = config.get("rope_scaling") or {}
+        for name, value in (("rope_parameters", given), ("rope_scaling", scaling)):
+            if not isinstance(value, dict):
+                raise ValueError(f"{name} is {value!r}: expected a mapping")
+        values = {**scaling, **given}
+        theta = values.pop("rope_theta", None) or config.get("rope_theta") or self.theta
+        if values.pop("partial_rotary_factor", 1.0) != 1.0:
+            raise ValueError("partial_rotary_factor is not 1.0: this family rotates whole heads")
+        return dict(zip(self.paths, (float(theta), _scaling(values, config))))
+
+    def write(self, settings):
+        theta, scaling = (settings[path] for path in self.paths)
+        theirs = None
+        if scaling is not None:
+            names = [name for name in _SCALING_FIELDS.get(scaling["type"], ()) if name != "mscale" or scaling["mscale_all_dim"]]
+            theirs = {"rope_type": scaling["type"], **{name: scaling[name] for name in names if scaling.get(name) is not None}}
+        return {"rope_theta": theta, "rope_scaling": theirs, "rope_parameters": REMOVED}
+
+
+_SCALING_FIELDS = {
+    "linear": ("factor",),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
+    "yarn": (
+        "factor",
+        "original_max_position_embeddings",
+        "beta_fast",
+        "beta_slow",
+        "mscale",
+        "mscale_all_dim",
+        "attention_factor",
+        "truncate",
+    ),
+}
+
+
+def _scaling(values, config):
+    """Our rope_scaling (dict) of theirs, or None."""
+    values = dict(values)
+    kind = values.pop("rope_type", None) or values.get("type") or "default"
+    values.pop("type", None)
+    if kind == "default":
+        return None
+    if kind not in _SCALING_FIELDS:
+        raise ValueError(f"rope_scaling has the type {kind!r}: expected {', '.join(_SCALING_FIELDS)} or default")
+    unknown = sorted(name for name, value in values.items() if name not in _SCALING_FIELDS[kind] and value is not None)
+    if unknown:
+        raise ValueError(f"rope_scaling of the type {kind} has {', '.join(unknown)}, which is not known here")
+    if values.get("factor") is None:
+        raise ValueError("rope_scaling has no factor")
+    if "original_max_position_embeddings" in _SCALING_FIELDS[kind]:
+        values.setdefault("original_max_position_embeddings", config.get("max_position_embeddings"))
+    if not values.get("mscale_all_dim"):  # without it, mscale has no effect there
+        values.pop("mscale", None)
+        values.pop("mscale_all_dim", None)
+    return {"type": kind, **{name: value for name, value in values.items() if value is not None}}
+
+
+@dataclass(frozen=True)
+class DecoderSparseStep:
+    """Which layers hold experts (Qwen): `decoder_sparse_step` and `mlp_only_layers`."""
+
+    paths: tuple = ("moe_config.moe_layer_freq", "model_config.num_layers")
+    names = MappingProxyType({"moe_config.moe_layer_freq": "decoder_sparse_step"})
+
+    def read(self, config):
+        layers, step = _integer(config, "num_hidden_layers"), config.get("decoder_sparse_step", 1)
+        dense = config.get("mlp_only_layers") or []
+        pattern = [int(layer not in dense and (layer + 1) % step == 0) for layer in range(layers)]
+        return {self.paths[0]: None if all(pattern) else pattern, self.paths[1]: layers}
+
+    def write(self, settings):
+        pattern, layers = (settings[path] for path in self.paths)
+        pattern = pattern or [1]
+        if len(pattern) == 1:  # every n-th layer
+            pattern = [int(layer % pattern[0] == 0) for layer in range(layers)]
+        return {
+            "num_hidden_layers": layers,
+            "decoder_sparse_step": 1,
+            "mlp_only_layers": [layer for layer, is_sparse in enumerate(pattern) if not is_sparse],
+        }
+
+
+def _integer(config, name):
+    value = config.get(name)
+    if type(value) is not int or value < 1:
+        raise ValueError(f"has no {name}" if value is None else f"{name} is {value!r}: expected an integer above 0")
+    return value

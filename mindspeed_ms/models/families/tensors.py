@@ -1,0 +1,127 @@
+"""Tensors of a family's model: each as a slice of one of ours. Reading and writing follow the same list."""
+
+import re
+from dataclasses import dataclass
+from math import prod
+
+from mindspeed_ms.core.dist_checkpointing.errors import CheckpointError
+from mindspeed_ms.layout.parameters import describe_whole_model
+from mindspeed_ms.layout.sharding import ParameterSharding
+
+_LAYER = re.compile(r"(?<=\.layers\.)\d+(?=\.)")
+_EXPERT = re.compile(r"(?<=\.local_experts\.)\d+(?=\.)")
+_GROUPED = {"weight1": "local_experts.{expert}.mapping.weight", "weight2": "local_experts.{expert}.projection.weight"}
+
+
+@dataclass(frozen=True)
+class TensorPart:
+    """Tensor of a family's model.
+
+    Attributes:
+        name (str): theirs.
+        key (str): our tensor, of which it is a part.
+        grouping (Optional[str]): of ours.
+        sharding (ParameterSharding): which part.
+        transposed (bool): stored with the last two axes swapped.
+    """
+
+    name: str
+    key: str
+    grouping: str | None
+    sharding: ParameterSharding
+    transposed: bool
+
+    @property
+    def shape(self):
+        """Their shape."""
+        shape = self.sharding.local_shape
+        if self.sharding.leading is not None or len(shape) == 3:  # one of all experts
+            shape = shape[1:]
+        return shape[::-1] if self.transposed else shape
+
+    @property
+    def numel(self):
+        """Number of elements."""
+        return prod(self.sharding.local_shape)
+
+
+def tensor_parts(family, model):
+    """TensorParts of a model in the order of our parameters: list.
+
+    Args:
+        family (Family): names.
+        model (ModelDescription): the whole model; its parallel layout does not matter.
+
+    Raises:
+        CheckpointError: the family has no tensor for one of our parameters.
+    """
+    weights = {weight.ours: weight for weight in family.weights}
+    parts, unknown = [], []
+    for described in describe_whole_model(model):
+        try:
+            parts += _parts_of(weights, model, described)
+        except KeyError:
+            unknown.append(described.name)
+    if unknown:
+        raise CheckpointError(
+            f"{family.name} models have no {', '.join(unknown[:3])}{' ...' if len(unknown) > 3 else ''}: the model is of "
+            "another family, or has settings that this one does not know."
+        )
+    return parts
+
+
+def _parts_of(weights, model, described):
+    """TensorParts of one of our parameters. KeyError: the family has no such tensor."""
+    indices = {}
+
+    def take(kind, match):
+        indices[kind] = int(match[0])
+        return f"{{{kind}}}"
+
+    key, sharding = described.name, ParameterSharding.replicated(described.sharding.global_shape)
+    pattern = _EXPERT.sub(lambda match: take("expert", match), _LAYER.sub(lambda match: take("layer", match), key))
+    start, _, end = pattern.rpartition(".")
+    if start.endswith(".experts") and end in _GROUPED:
+        weight = weights[f"{start}.{_GROUPED[end]}"]
+        parts = []
+        for expert in range(sharding.global_shape[0]):
+            for name, ranges in zip(weight.theirs, _ranges(weight, model, described, 2)):
+                part = ParameterSharding(sharding.global_shape, 2, ranges, (expert, expert + 1))
+                parts.append(_part(name, {**indices, "expert": expert}, described, part, not weight.transposed))
+        return parts
+    weight = weights[pattern]
+    ranges = _ranges(weight, model, described, 0)
+    whole = ranges == [((0, sharding.global_shape[0]),)]
+    return [
+        _part(
+            name, indices, described, sharding if whole else ParameterSharding(sharding.global_shape, 0, one), weight.transposed
+        )
+        for name, one in zip(weight.theirs, ranges)
+    ]
+
+
+def _part(name, indices, described, sharding, transposed):
+    return TensorPart(name.format(**indices), described.name, described.grouping, sharding, transposed)
+
+
+def _ranges(weight, model, described, axis):
+    """Ranges along `axis` of our tensor, one tuple per tensor of theirs."""
+    size = described.sharding.global_shape[axis]
+    if described.grouping == "qkv":
+        kinds = qkv_ranges(model)
+        return [sum(kinds, ())] if len(weight.theirs) == 1 else list(kinds)
+    if described.grouping == "gate_up" and len(weight.theirs) == 2:
+        return [((0, size // 2),), ((size // 2, size),)]
+    return [((0, size),)]
+
+
+def qkv_ranges(model):
+    """Rows of query, key and value in our qkv weight, `[q heads.., k, v]` per key-value head: three tuples of ranges."""
+    width, heads = model.head_dim, model.num_attention_heads // model.query_groups
+    queries, keys, values = [], [], []
+    for group in range(model.query_groups):
+        first = group * (heads + 2) * width
+        queries.append((first, first + heads * width))
+        keys.append((first + heads * width, first + (heads + 1) * width))
+        values.append((first + (heads + 1) * width, first + (heads + 2) * width))
+    return tuple(queries), tuple(keys), tuple(values)

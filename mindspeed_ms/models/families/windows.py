@@ -1,0 +1,72 @@
+"""Rules of config.json about the window of tokens that attention sees, of all layers or of some."""
+
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+from mindspeed_ms.models.families.rules import m
+
+_NAMES = MappingProxyType(dict(zip(m("sliding_window", "window_attn_skip_freq"), ("sliding_window", "layer_types"))))
+
+
+@dataclass(frozen=True)
+class Window:
+    """`sliding_window` of all layers; null is none.
+
+    Attributes:
+        default (Optional[int]): where it is left out.
+        switch (str): field that switches it on; "" without one.
+    """
+
+    default: Any = None
+    switch: str = ""
+    paths: tuple = m("sliding_window", "window_attn_skip_freq")
+    names = _NAMES
+
+    def read(self, config):
+        window = config.get("sliding_window", self.default)
+        return {self.paths[0]: window if not self.switch or config.get(self.switch, False) else None, self.paths[1]: None}
+
+    def write(self, settings):
+        window, pattern = (settings[path] for path in self.paths)
+        if window is not None and pattern is not None:
+            raise ValueError(f"has one sliding_window for all layers: it cannot say {self.paths[1]} = {pattern!r}")
+        return {"sliding_window": window, **({self.switch: window is not None} if self.switch else {})}
+
+
+@dataclass(frozen=True)
+class LayerWindows:
+    """`sliding_window` of the layers from `max_window_layers` on, or of those that `layer_types` names."""
+
+    paths: tuple = m("sliding_window", "window_attn_skip_freq", "num_layers")
+    names = _NAMES
+
+    def read(self, config):
+        layers, window = config.get("num_hidden_layers"), config.get("sliding_window", 4096)
+        result = {self.paths[0]: None, self.paths[1]: None, self.paths[2]: layers}
+        if not config.get("use_sliding_window", False) or window is None:
+            return result
+        kinds, first = config.get("layer_types"), config.get("max_window_layers", 28)
+        if kinds is None:
+            kinds = ["full_attention" if layer < first else "sliding_attention" for layer in range(layers)]
+        if not isinstance(kinds, list) or {*map(str, kinds)} - {"full_attention", "sliding_attention"} or len(kinds) != layers:
+            raise ValueError(
+                f"layer_types is {kinds!r}: expected full_attention or sliding_attention for each of {layers} layers"
+            )
+        pattern = [int(kind == "sliding_attention") for kind in kinds]
+        if not any(pattern):
+            return result
+        return {**result, self.paths[0]: window, self.paths[1]: None if all(pattern) else pattern}
+
+    def write(self, settings):
+        window, pattern, layers = (settings[path] for path in self.paths)
+        if isinstance(pattern, int):  # every n-th layer sees everything
+            pattern = [int((layer + 1) % pattern != 0) for layer in range(layers)]
+        pattern = [0] * layers if window is None else pattern or [1] * layers
+        return {
+            "num_hidden_layers": layers,
+            "use_sliding_window": any(pattern),
+            "sliding_window": window,
+            "max_window_layers": pattern.index(1) if any(pattern) else layers,
+            "layer_types": ["sliding_attention" if one else "full_attention" for one in pattern],
+        }

@@ -1,0 +1,1 @@
+"""Hugging Face folders: config.json, safetensors or .bin files of weights; read through a Manifest, and written."""

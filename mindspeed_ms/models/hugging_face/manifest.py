@@ -1,0 +1,178 @@
+"""Manifest of a Hugging Face folder: our tensors as pieces that point into its files."""
+
+import os
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from mindspeed_ms.config.model_description import describe_model
+from mindspeed_ms.core.dist_checkpointing.errors import CheckpointError
+from mindspeed_ms.core.dist_checkpointing.manifest import Manifest, StoredPiece, StoredTensor, whole_slice
+from mindspeed_ms.models.families.configuration import model_sections, read_configuration
+from mindspeed_ms.models.families.family import family_of
+from mindspeed_ms.models.families.tensors import tensor_parts
+from mindspeed_ms.models.hugging_face import folder
+
+_BLOCK_BYTES = 16 << 20
+
+
+@dataclass
+class HuggingFaceManifest(Manifest):
+    """Manifest made from a Hugging Face folder. `args` is the configuration of its model.
+
+    Attributes:
+        family (Family): of the model.
+        config (dict): content of config.json.
+        sources (dict[str, tuple[TensorPart, FolderTensor]]): by their names.
+        left_out (dict[str, str]): stored tensors that are not read, with the reason.
+    """
+
+    family: object = None
+    config: dict = field(default_factory=dict)
+    sources: dict = field(default_factory=dict)
+    left_out: dict = field(default_factory=dict)
+    has_only_weights = True
+    has_keys_in_files = False
+
+
+def is_folder(path):
+    """Whether a folder holds a Hugging Face model: config.json and weights."""
+    return os.path.isfile(os.path.join(path, folder.CONFIG_FILE)) and folder.has_weights(path)
+
+
+def read_manifest(path, iteration=None, grouped_experts=False):
+    """Read the HuggingFaceManifest of a folder.
+
+    Args:
+        path (str): the folder.
+        iteration: not used; there is only one.
+        grouped_experts (bool): the experts of a layer as one tensor (`moe_grouped_gemm`).
+
+    Raises:
+        CheckpointError: unknown family; tensors that are missing, unknown, or of another shape than config.json says;
+            files that are missing or damaged. Names file and tensor.
+    """
+    del iteration
+    path = os.fspath(path)
+    place = os.path.join(path, folder.CONFIG_FILE)
+    if not os.path.isfile(place):
+        raise CheckpointError(f"{path} has no {folder.CONFIG_FILE}, which says what model it is: copy that of the model there.")
+    config = folder.read_json(place)
+    family = family_of(config, place)
+    found = folder.read_folder(path)
+    changes = {"moe_config": {"moe_grouped_gemm": True}} if grouped_experts else {}
+    dtype = next(iter(found.values())).dtype if found else "float32"
+    changes["model_config"] = {"params_dtype": dtype} if dtype in ("float32", "bfloat16", "float16") else {}
+    all_config = read_configuration(family, config, place, **changes)
+    parts = {part.name: part for part in tensor_parts(family, describe_model(all_config))}
+    manifest = HuggingFaceManifest(
+        0,
+        states={"train_state": {"iteration": 0}},
+        vocab_size=all_config.model_config.vocab_size,
+        args=model_sections(all_config.to_dict()),
+        saved_at=max(os.path.getmtime(os.path.join(path, one.file)) for one in found.values()) if found else 0.0,
+        family=family,
+        config=config,
+    )
+    _join(path, manifest, parts, found)
+    return manifest
+
+
+def _join(path, manifest, parts, found):
+    """Fill tensors and files of the manifest. Raises CheckpointError: parts and files do not agree."""
+    family, left = manifest.family, dict(found)
+    for name, part in parts.items():
+        stored = left.pop(name, None)
+        if stored is None and family.prefix and name.startswith(family.prefix):
+            stored = left.pop(name.removeprefix(family.prefix), None)
+        if stored is not None:
+            manifest.sources[name] = part, stored
+    missing = [name for name in parts if name not in manifest.sources]
+    manifest.left_out = _known_leftovers(path, manifest, left)
+    unknown = [name for name in left if name not in manifest.left_out]
+    if missing or unknown:
+        raise CheckpointError(
+            f"{path} does not hold the model of its {folder.CONFIG_FILE} ({family.name}). "
+            + " ".join(
+                f"{title}: {names}."
+                for title, names in (
+                    ("Tensors that are missing", _listed(missing)),
+                    ("Tensors that the model does not have", _listed(f"{name} ({left[name].file})" for name in unknown)),
+                )
+                if names
+            )
+        )
+    for name, (part, stored) in manifest.sources.items():
+        _add(path, manifest, name, part, stored)
+
+
+def _listed(names):
+    names = list(names)
+    return ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
+
+
+def _add(path, manifest, name, part, stored):
+    place = os.path.join(path, stored.file)
+    if stored.shape != part.shape:
+        raise CheckpointError(
+            f"{place}: tensor {name} has the shape {list(stored.shape)}, but {folder.CONFIG_FILE} says {list(part.shape)}."
+        )
+    tensor = manifest.tensors.setdefault(part.key, StoredTensor(part.sharding.global_shape, stored.dtype, part.grouping))
+    if tensor.dtype != stored.dtype:
+        other = next(one for one, (held, _) in manifest.sources.items() if held.key == part.key)
+        raise CheckpointError(
+            f"{place}: tensor {name} is {stored.dtype}, but {other} is {tensor.dtype}: they are parts of one tensor "
+            "and must have one dtype."
+        )
+    turned = part.transposed != stored.transposed
+    piece = StoredPiece(whole_slice(part.sharding), stored.file, stored.start, stored.stop, "", "", turned)
+    tensor.pieces.append(piece)
+    manifest.files[stored.file] = os.path.getsize(place)
+
+
+def _known_leftovers(path, manifest, left):
+    """Stored tensors that say nothing new: {name: reason}."""
+    family, reasons = manifest.family, {}
+    layers = range(manifest.args["model_config"]["num_layers"])
+    computed = {name.format(layer=layer) for name in family.computed for layer in layers}
+    computed |= {name.removeprefix(family.prefix) for name in computed}
+    for name in left:
+        if name in computed:
+            reasons[name] = "it follows from the configuration"
+    head = _head_of(family)
+    if head in left and not manifest.args["model_config"]["untie_embeddings_and_output_weights"]:
+        _check_copy(path, manifest, head, left[head])
+        reasons[head] = "it is a copy of the embedding (tie_word_embeddings)"
+    return reasons
+
+
+def _head_of(family):
+    return next(weight.theirs[0] for weight in family.weights if weight.ours == "language_model.output_layer.weight")
+
+
+def _check_copy(path, manifest, head, stored):
+    """Raise CheckpointError if a tied head holds other values than the embedding."""
+    name = next(weight.theirs[0] for weight in manifest.family.weights if "word_embeddings" in weight.ours)
+    if name not in manifest.sources:
+        return  # reported as missing
+    original = manifest.sources[name][1]
+    if (stored.dtype, stored.shape) != (original.dtype, original.shape) or not _same_bytes(path, stored, original):
+        raise CheckpointError(
+            f"{os.path.join(path, stored.file)}: tensor {head} is not {name} of {original.file}, although "
+            f"{folder.CONFIG_FILE} says tie_word_embeddings: set that to false, or delete the tensor."
+        )
+
+
+def _same_bytes(path, one, other):
+    if (one.file, one.start) == (other.file, other.start):
+        return True
+    with open(os.path.join(path, one.file), "rb") as first, open(os.path.join(path, other.file), "rb") as second:
+        first.seek(one.start)
+        second.seek(other.start)
+        left = one.stop - one.start
+        while left:
+            count = min(left, _BLOCK_BYTES)
+            if not np.array_equal(*(np.frombuffer(file.read(count), np.uint8) for file in (first, second))):
+                return False
+            left -= count
+    return True

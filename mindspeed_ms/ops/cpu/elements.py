@@ -1,0 +1,82 @@
+"""CPU forms of casts, sums and joins of tensors: numpy and kernels on the tensors' own memory."""
+
+import mindspore as ms
+import numpy as np
+
+from mindspeed_ms.core import storage
+from mindspeed_ms.core.autograd import Function
+from mindspeed_ms.core.device import to_dtype
+from mindspeed_ms.ops.cpu.arrays import float32_of, tensor_of
+
+_HALVES = (ms.float16, ms.bfloat16)
+
+
+class _Cast(Function):
+    @staticmethod
+    def forward(ctx, x, dtype):
+        ctx.dtype = x.dtype
+        return _converted(x, dtype)
+
+    @staticmethod
+    def backward(ctx, output_grad):
+        return _converted(output_grad, ctx.dtype), None
+
+
+def _converted(x, dtype):
+    """Tensor of another dtype than `x` has; half precisions go through float32."""
+    array = float32_of(x) if x.dtype in _HALVES else storage.read_array(x)
+    if dtype in _HALVES:
+        return tensor_of(np.asarray(array, np.float32, order="C"), dtype)
+    return storage.from_array(np.asarray(array, storage.numpy_dtype(dtype), order="C"))
+
+
+def cast(x, dtype):
+    """See `ops.cast`."""
+    dtype = to_dtype(dtype)
+    return x if x.dtype == dtype else _Cast.apply(x, dtype)
+
+
+class _Total(Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.shape, ctx.dtype = x.shape, x.dtype
+        return tensor_of(np.array(_sum(float32_of(x))), x.dtype)
+
+    @staticmethod
+    def backward(ctx, output_grad):
+        return tensor_of(np.full(ctx.shape, float32_of(output_grad)), ctx.dtype)
+
+
+def _sum(values):
+    """float32 sum of an array, accumulated in float64, but along a column in float32: the numbers of MindSpore's sum, to the
+    bit."""
+    if values.ndim > 1 and values.size == values.shape[0] > 1:
+        return np.add.accumulate(values.reshape(-1))[-1]
+    return np.float32(values.sum(dtype=np.float64))
+
+
+def total(x):
+    """See `ops.total`."""
+    return _Total.apply(x)
+
+
+def is_zero(x):
+    """See `ops.is_zero`."""
+    return storage.from_array(np.asarray(storage.read_array(x) == 0, np.float32))
+
+
+class _Cat(Function):
+    @staticmethod
+    def forward(ctx, dim, *tensors):
+        ctx.dim, ctx.ends = dim, np.cumsum([tensor.shape[dim] for tensor in tensors])
+        return storage.from_array(np.concatenate([storage.read_array(tensor) for tensor in tensors], dim), tensors[0].dtype)
+
+    @staticmethod
+    def backward(ctx, output_grad):
+        parts = np.split(storage.read_array(output_grad), ctx.ends[:-1], ctx.dim)
+        return None, *(storage.from_array(np.ascontiguousarray(part), output_grad.dtype) for part in parts)
+
+
+def cat(tensors, dim=0):
+    """See `ops.cat`."""
+    return _Cat.apply(dim, *tensors)

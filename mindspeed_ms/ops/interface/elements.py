@@ -1,0 +1,34 @@
+"""Casts, sums and joins of tensors: small operators that every training step calls often.
+
+MindSpore's own operators keep a block of host memory for each scalar argument (dtype, axis, flag) of each call on CPU, 680
+bytes in 2.10, so that a training grows by them (`docs/architecture.md`).
+"""
+
+from mindspeed_ms.ops.forms import operator
+
+
+@operator
+def cast(x, dtype):
+    """`x` in `dtype`, differentiable; `x` itself if it has that dtype.
+
+    Args:
+        x (Tensor): floats, integers or booleans.
+        dtype: MindSpore dtype or its name.
+    """
+
+
+@operator
+def total(x):
+    """Sum of all elements, differentiable: [...] -> scalar of the dtype of `x` (float), accumulated in float64 on CPU."""
+
+
+@operator
+def is_zero(x):
+    """1.0 where an element is 0, else 0.0: float32 like `x`; added to a count, it makes a divisor of it. Not
+    differentiable.
+    """
+
+
+@operator
+def cat(tensors, dim=0):
+    """Join tensors of one dtype along `dim`, differentiable."""

@@ -1,0 +1,96 @@
+"""ConvertedReader: a checkpoint with weights of another dtype, a padded vocabulary, or without its optimizer."""
+
+from dataclasses import replace
+from math import prod
+
+import numpy as np
+
+from mindspeed_ms.core.dist_checkpointing.errors import CheckpointError
+from mindspeed_ms.core.dist_checkpointing.manifest import OPTIMIZER_PREFIX, StoredTensor
+from mindspeed_ms.core.dist_checkpointing.reader import CheckpointReader, numpy_dtype
+from mindspeed_ms.core.dist_checkpointing.slices import ordered_ranges
+from mindspeed_ms.layout.sharding import FlatSlice, ParameterSharding
+
+
+class ConvertedReader(CheckpointReader):
+    """Reader of the converted tensors of a checkpoint, from its own files.
+
+    Args:
+        source (CheckpointReader): of the checkpoint; closed together with this one.
+        dtype (Optional[str]): of all weights; None: as they are.
+        vocabulary_rows (Optional[int]): rows of the tensors of the vocabulary; further ones are copies of the last row.
+        with_optimizer (bool): the optimizer's state too.
+        states (Optional[dict]): instead of the checkpoint's.
+        args (dict): configuration instead of the checkpoint's.
+        vocab_size (Optional[int]): rows that are no padding.
+    """
+
+    def __init__(self, source, args, dtype=None, vocabulary_rows=None, with_optimizer=True, vocab_size=None):
+        tensors = {}
+        for key, stored in source.manifest.tensors.items():
+            is_weight = not key.startswith(OPTIMIZER_PREFIX)
+            if not is_weight and not with_optimizer:
+                continue
+            shape = stored.shape
+            if vocabulary_rows is not None and stored.grouping == "vocab":
+                shape = (vocabulary_rows, *shape[1:])
+            kind = dtype if dtype is not None and is_weight else stored.dtype
+            tensors[key] = StoredTensor(shape, kind, stored.grouping, stored.pieces)
+        manifest = replace(source.manifest, tensors=tensors, args=args, vocab_size=vocab_size)
+        if not with_optimizer:
+            manifest.states = {**manifest.states, "optimizer": None, "opt_param_scheduler": None}
+        super().__init__(source.folder, manifest)
+        self.source = source
+
+    def close(self):
+        """Close all files."""
+        super().close()
+        self.source.close()
+
+    def read(self, key, wanted, out, on_part=None):
+        """Read a slice of a converted tensor, see CheckpointReader.
+
+        Raises:
+            CheckpointError: also for values that the new dtype cannot hold.
+        """
+        given, stored = self.source.tensor(key), self.tensor(key)
+        values = out if given.dtype == stored.dtype else np.empty(out.size, numpy_dtype(given.dtype))
+        missing = self.source.read(key, wanted, values, on_part)
+        if missing and stored.shape != given.shape:
+            self._fill(key, given, wanted, values)
+            missing = []
+        if values is not out:
+            cast(values, given.dtype, out, stored.dtype, f"{self.folder}: {key}")
+        return missing
+
+    def _fill(self, key, given, wanted, values):
+        """Fill the rows that are not stored with the last stored one."""
+        rows, width = given.shape[0], prod(given.shape[1:])
+        last = np.empty(width, values.dtype)
+        self.source.read(key, FlatSlice(ParameterSharding(given.shape, 0, ((rows - 1, rows),)), 0, width), last)
+        for start, stop, offset in ordered_ranges(wanted):
+            first = max(start, rows * width)
+            if first < stop:
+                values[offset + first - start : offset + stop - start] = last[np.arange(first, stop) % width]
+
+
+def cast(values, dtype, out, wanted, what):
+    """Convert values (bfloat16: uint16 bits) to another dtype, rounding to the nearest.
+
+    Raises:
+        CheckpointError: a finite value that becomes infinite; `what` names its tensor.
+    """
+    exact = values
+    if dtype == "bfloat16":
+        exact = (values.astype(np.uint32) << 16).view(np.float32)
+    if wanted == "bfloat16":
+        bits = exact.astype(np.float32).view(np.uint32)
+        rounded = (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
+        out[...] = np.where(np.isnan(exact), (bits >> np.uint32(16)) | np.uint32(0x40), rounded).astype(np.uint16)
+        is_finite = (out & np.uint16(0x7F80)) != np.uint16(0x7F80)
+    else:
+        with np.errstate(over="ignore"):
+            out[...] = exact.astype(wanted)
+        is_finite = np.isfinite(out)
+    if not np.all(is_finite | ~np.isfinite(exact)):
+        raise CheckpointError(f"{what} has values that {wanted} cannot hold: choose another --params-dtype.")

@@ -1,0 +1,48 @@
+"""Target of a conversion: a Megatron checkpoint of the format `torch`."""
+
+from mindspeed_ms.core.dist_checkpointing.manifest import OPTIMIZER_PREFIX
+from mindspeed_ms.core.dist_checkpointing.megatron import names
+from mindspeed_ms.core.dist_checkpointing.megatron.writer import MegatronTarget
+from mindspeed_ms.tools.checkpoint.rewrite import progress_bar
+from mindspeed_ms.tools.converter.arguments import MEGATRON
+from mindspeed_ms.tools.converter.model_folder import write_model_folder
+
+
+class MegatronFolder:
+    """A Megatron checkpoint; see `target.NativeTarget`."""
+
+    kind = MEGATRON
+
+    def __init__(self, conversion, source, reader, config):
+        self.conversion, self.source = conversion, source
+        style = names.LEGACY if conversion.legacy_names else None
+        self.target = MegatronTarget(reader, config, style, with_optimizer=conversion.with_optimizer)
+        self.nbytes = self.target.nbytes()
+
+    def places(self):
+        """Where each of our tensors goes: {key: text}."""
+        found = {}
+        for place, _, parameters in self.target.ranks:
+            for one in parameters:
+                found.setdefault(one.key, []).append(f"{one.core} in {self.target.folder_of(place)}")
+        places = {key: "; ".join(dict.fromkeys(texts)) for key, texts in found.items()}
+        for key in self.target.reader.manifest.tensors:
+            if key.startswith(OPTIMIZER_PREFIX):
+                weight = key.removeprefix(OPTIMIZER_PREFIX).partition(".")[2]
+                places[key] = f"optimizer state of {places[weight]}"
+        return places
+
+    def elements(self):
+        """Elements of the weights that are written, padding included, copies once."""
+        parts = {(one.key, one.sharding) for _, _, parameters in self.target.ranks for one in parameters}
+        return sum(sharding.numel for _, sharding in parts)
+
+    def write(self, folder):
+        """Write into a folder."""
+        with progress_bar(self.nbytes) as bar:
+            self.target.write(folder, bar.update)
+        write_model_folder(self.conversion, self.source, folder)
+
+    def opened(self, folder):
+        """Path and settings to read the result again with."""
+        return {"load_dir": folder, "source": MEGATRON}

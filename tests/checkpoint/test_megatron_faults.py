@@ -1,0 +1,198 @@
+"""Megatron checkpoints that are incomplete, damaged, of another model or layout, or say less than usual."""
+
+import os
+import shutil
+
+import pytest
+
+from mindspeed_ms.core.dist_checkpointing.errors import CheckpointError
+from mindspeed_ms.core.dist_checkpointing.megatron.manifest import read_megatron_manifest
+from mindspeed_ms.core.dist_checkpointing.megatron.writer import MegatronTarget
+from mindspeed_ms.core.dist_checkpointing.reader import CheckpointReader
+from mindspeed_ms.core.dist_checkpointing.torch_file import Opaque, TensorReference, read_torch_file, write_torch_file
+from mindspeed_ms.testing.megatron_checkpoints import MadeUpReader
+from mindspeed_ms.tools.checkpoint.__main__ import main
+from tests.checkpoint.test_checkpoint_args import read
+from tests.checkpoint.test_megatron import GPT, LLAMA, TP2, configured, made_up
+
+
+@pytest.fixture
+def saved(tmp_path):
+    """A checkpoint with tied embeddings on two stages and two tensor-parallel ranks."""
+    return made_up("core, tied, uneven stages").write(str(tmp_path))
+
+
+def change(path, alter):
+    """Write a file anew after `alter(tree)`."""
+    tree = read_torch_file(path)
+    alter(tree)
+    write_torch_file(path, tree)
+
+
+def error_of(path):
+    with pytest.raises(CheckpointError) as error:
+        read_megatron_manifest(path)
+    text = str(error.value)
+    assert "\n" not in text
+    return text
+
+
+def file_of(saved, rank):
+    return os.path.join(saved, f"mp_rank_{rank}", "model_optim_rng.pt")
+
+
+def test_a_missing_rank(saved):
+    shutil.rmtree(os.path.join(saved, "mp_rank_01_001"))
+    text = error_of(saved)
+    assert "mp_rank_01_001/model_optim_rng.pt is missing (tensor 2, pipeline 2, expert 1 parallel by its args)" in text
+
+
+def test_a_rank_of_another_layout(saved):
+    shutil.copytree(os.path.join(saved, "mp_rank_00_001"), os.path.join(saved, "mp_rank_00_002"))
+    assert "holds mp_rank_00_002, which no rank of the layout saves" in error_of(saved)
+
+
+def test_a_truncated_file(saved):
+    path = file_of(saved, "01_000")
+    with open(path, "r+b") as file:
+        file.truncate(os.path.getsize(path) // 2)
+    assert path in error_of(saved)
+
+
+def test_ranks_that_disagree(saved, capsys):
+    name, path = "decoder.layers.0.input_layernorm.weight", file_of(saved, "01_000")
+    place = read_torch_file(path)["model"][name].start
+    with open(path, "r+b") as file:
+        file.seek(place)
+        file.write(b"\0\0\0\1")
+    with CheckpointReader(saved, read_megatron_manifest(saved)) as reader:
+        (problem,) = reader.verify()
+    assert "mp_rank_00_000/model_optim_rng.pt and mp_rank_01_000/model_optim_rng.pt hold different values of" in problem
+    assert "layers.0.input_norm.gamma" in problem
+    assert main(["verify", saved]) == 1 and problem in capsys.readouterr().out
+
+
+def test_a_layout_that_is_not_that_of_the_arguments(saved):
+    for rank in ("00_000", "00_001", "01_000", "01_001"):
+        change(file_of(saved, rank), lambda tree: setattr(tree["args"], "tensor_model_parallel_size", 4))
+    assert "mp_rank_02_000/model_optim_rng.pt" in error_of(saved) and "tensor 4" in error_of(saved)
+
+
+def test_shapes_against_arguments(saved):
+    for rank in ("00_000", "00_001", "01_000", "01_001"):
+        change(file_of(saved, rank), lambda tree: setattr(tree["args"], "ffn_hidden_size", 32))
+    text = error_of(saved)
+    assert text.startswith(file_of(saved, "00_000")) and "mlp.linear_fc1.weight has shape [12, 16], expected [16, 16]" in text
+
+
+def test_tensors_missing_and_left_over(saved):
+    def alter(tree):
+        tree["model"]["decoder.layers.0.mlp.what.weight"] = tree["model"].pop("decoder.layers.0.mlp.linear_fc1.weight")
+
+    change(file_of(saved, "00_000"), alter)
+    text = error_of(saved)
+    assert "missing: decoder.layers.0.mlp.linear_fc1.weight" in text
+    assert "left over: decoder.layers.0.mlp.what.weight" in text
+
+
+@pytest.mark.parametrize(
+    "alter, words",
+    [
+        (lambda tree: tree["optimizer"]["state"].pop(3), "optimizer state 3 (decoder.layers.0"),
+        (lambda tree: tree["optimizer"]["state"].update({99: {}}), "optimizer states [99] belong to no parameter"),
+        (
+            lambda tree: tree["optimizer"]["state"][1].update(exp_avg=tree["optimizer"]["state"][0]["exp_avg"]),
+            "exp_avg of optimizer parameter 1 has shape [16, 16], expected [12, 16]",
+        ),
+        (lambda tree: tree["optimizer"]["param_groups"][0]["params"].pop(), "parameter group 0 of the optimizer has"),
+        (lambda tree: tree.update(iteration=8), "is of iteration"),
+        (lambda tree: tree.update(checkpoint_version=1.0), "has checkpoint_version 1.0, whose rows of query, key"),
+    ],
+)
+def test_a_damaged_optimizer(saved, alter, words):
+    change(file_of(saved, "00_000"), alter)
+    text = error_of(saved)
+    assert words in text and "mp_rank_00_00" in text
+
+
+def test_a_flat_buffer_of_another_size(tmp_path):
+    saved = made_up("core, tied, distributed").write(str(tmp_path))
+    path = os.path.join(saved, "mp_rank_00_001", "distrib_optim.pt")
+
+    def alter(tree):
+        ((dtypes, entry),) = tree[0].items()
+        tree[0][dtypes] = {name: shorter(value) for name, value in entry.items()}
+
+    def shorter(value):
+        if not isinstance(value, TensorReference):
+            return value
+        return TensorReference(value.path, value.dtype, (value.numel - 64,), (1,), 0, value.storage)
+
+    change(path, alter)
+    text = error_of(saved)
+    assert path in text and "do not fill by Megatron's rules" in text
+    os.remove(path)
+    assert "mp_rank_00_001/distrib_optim.pt is missing (its args say use_distributed_optimizer)" in error_of(saved)
+
+
+def test_a_pickle_that_runs_something(saved):
+    """The refusal names the file; nothing runs."""
+    path = file_of(saved, "00_000")
+    change(path, lambda tree: tree.update(args=Opaque("os", "system", ("exit 1",))))
+    assert path in error_of(saved) and "os.system" in error_of(saved)
+
+
+KEPT = (
+    *("num_attention_heads", "seq_length", "max_position_embeddings", "norm_epsilon", "params_dtype"),
+    *("tensor_model_parallel_size", "pipeline_model_parallel_size", "consumed_train_samples"),
+)
+
+
+def without_arguments(tree):
+    for name in [name for name in vars(tree["args"]) if name not in KEPT]:
+        delattr(tree["args"], name)
+
+
+def test_arguments_that_lack_what_the_weights_show(tmp_path):
+    """Older and foreign savers keep fewer arguments: sizes, biases, norm, activation and groups follow from the weights."""
+    for case in ("core", "legacy"):
+        saved = made_up(case).write(str(tmp_path / case))
+        wanted = read_megatron_manifest(saved)
+        for name in os.listdir(saved):
+            change(os.path.join(saved, name, "model_optim_rng.pt"), without_arguments)
+        found = read_megatron_manifest(saved)
+        assert set(found.tensors) == set(wanted.tensors)
+        for name in ("hidden_size", "ffn_hidden_size", "num_layers", "vocab_size", "normalization", "kv_channels"):
+            assert found.args["model_config"][name] == wanted.args["model_config"][name], name
+
+
+def test_release(tmp_path):
+    """Weights without a training: folder `release`, which the tracker names."""
+    config = configured(LLAMA, parallel=TP2)
+    path = MegatronTarget(MadeUpReader(config, with_optimizer=False, iteration=0), config).write(str(tmp_path))
+    assert path.endswith("release") and (tmp_path / "latest_checkpointed_iteration.txt").read_text() == "release"
+    manifest = read_megatron_manifest(str(tmp_path))
+    assert manifest.has_only_weights and manifest.not_resumable
+
+
+def test_a_folder_that_exists_is_not_touched(saved):
+    with pytest.raises(CheckpointError, match="exists already"):
+        made_up("core, tied, uneven stages").write(os.path.dirname(saved))
+    assert main(["verify", saved]) == 0
+
+
+def test_the_model_is_the_checkpoints(tmp_path):
+    """use_checkpoint_args: no flag of the model is given; padded rows stay, and so does the form of gelu."""
+    config = configured({**GPT, "bias_gelu_fusion": True, "norm_epsilon": 1e-6}, parallel=TP2)
+    MegatronTarget(MadeUpReader(config), config).write(str(tmp_path))
+    model = read("--load", str(tmp_path)).model_config
+    for name, value in {**GPT, "norm_epsilon": 1e-6, "bias_gelu_fusion": True}.items():
+        if not name.endswith("_has_bias"):
+            assert getattr(model, name) == value, name
+
+
+def test_features_that_do_not_exist_here_are_named(saved):
+    """Arguments of features that change the numbers, not the tensors."""
+    for rank in ("00_000", "00_001", "01_000", "01_001"):
+        change(file_of(saved, rank), lambda tree: vars(tree["args"]).update(geglu=True, hidden_dropout=0.1))
+    assert read_megatron_manifest(saved).refused == ["--geglu"]

@@ -1,0 +1,86 @@
+"""GGUF files to Hugging Face folders: names, rows of query and key, metadata, tokenizer. Needs the extra `[gguf]`."""
+
+import json
+
+import numpy as np
+import pytest
+
+from mindspeed_ms.core.dist_checkpointing.reader import CheckpointReader
+from mindspeed_ms.models.hugging_face.manifest import read_manifest
+from tests.conversion.test_hugging_face import convert, read_tensors
+from tests.conversion.tiny_models import CONFIGS, read_json, tensors_of
+
+gguf = pytest.importorskip("gguf", reason="needs the [gguf] extra")
+CONFIG = {**CONFIGS["llama_linear"], "rope_scaling": None, "rope_theta": 5e5}
+NAMES = {
+    "model.embed_tokens": "token_embd",
+    "model.norm": "output_norm",
+    "lm_head": "output",
+    "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
+TOKENS = ["<|endoftext|>", "a", "b", "1", "2", "ab", "Ġ", "Ġa"]
+
+
+def write_file(path, tensors, without=()):
+    """A GGUF file as llama.cpp's converter makes it: rows of query and key of each head in pairs."""
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_block_count(4)
+    writer.add_embedding_length(32)
+    writer.add_feed_forward_length(48)
+    writer.add_head_count(4)
+    writer.add_head_count_kv(2)
+    writer.add_context_length(64)
+    writer.add_rope_freq_base(5e5)
+    writer.add_layer_norm_rms_eps(1e-6)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("smollm")
+    writer.add_token_list(TOKENS + [f"x{number}" for number in range(64 - len(TOKENS))])
+    writer.add_token_types([3] + [1] * 63)
+    writer.add_token_merges(["a b", "Ġ a"])
+    writer.add_eos_token_id(0)
+    for name, array in tensors.items():
+        if name in without:
+            continue
+        if "q_proj" in name or "k_proj" in name:
+            heads = 4 if "q_proj" in name else 2
+            array = array.reshape(heads, 2, -1, array.shape[1]).swapaxes(1, 2).reshape(array.shape)
+        start, _, end = name.partition(".layers.")[2].partition(".")
+        stem = (end or name).removesuffix(".weight")
+        writer.add_tensor(f"blk.{start}.{NAMES[stem]}.weight" if end else f"{NAMES[stem]}.weight", np.ascontiguousarray(array))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def test_a_file_becomes_a_folder(tmp_path):
+    from tokenizers import Tokenizer
+
+    tensors = tensors_of(CONFIG)
+    write_file(tmp_path / "tiny.gguf", tensors)
+    folder = convert(tmp_path / "tiny.gguf", tmp_path / "hf", "--save-model-type", "hf")
+    found = read_tensors(folder)
+    assert {name: data for name, (_, _, data) in found.items()} == {name: array.tobytes() for name, array in tensors.items()}
+    config = read_json(folder)
+    assert config["rms_norm_eps"] == 1e-6 and config["rope_theta"] == 5e5 and config["tie_word_embeddings"] is False
+    tokenizer = Tokenizer.from_file(str(tmp_path / "hf" / "tokenizer.json"))
+    assert tokenizer.encode("ab a12<|endoftext|>").ids == [5, 7, 3, 4, 0]
+    assert read_json(folder, "tokenizer_config.json")["eos_token"] == "<|endoftext|>"
+    with CheckpointReader(folder, read_manifest(folder)) as reader:
+        assert json.dumps(reader.manifest.args["model_config"]["num_query_groups"]) == "2"
+
+
+def test_a_missing_tensor_is_named(tmp_path, capsys):
+    write_file(tmp_path / "tiny.gguf", tensors_of(CONFIG), without=("model.layers.2.mlp.up_proj.weight",))
+    convert(tmp_path / "tiny.gguf", tmp_path / "hf", "--save-model-type", "hf", code=1)
+    assert "missing: blk.2.ffn_up.weight" in capsys.readouterr().err
+    convert(tmp_path / "tiny.gguf", tmp_path / "native", "--save-model-type", "native", code=1)
+    assert "converted to a Hugging Face folder first" in capsys.readouterr().err

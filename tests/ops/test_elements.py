@@ -1,0 +1,39 @@
+"""Casts, sums and joins: the bits of MindSpore's operators, which they stand for, and their gradients."""
+
+import mindspore as ms
+import numpy as np
+from mindspore import Tensor, mint
+
+from mindspeed_ms import ops
+from mindspeed_ms.core import autograd, storage
+
+
+def _same_bits():
+    values = np.random.default_rng(0).normal(size=(6, 4)).astype(np.float32) * 100
+    values[0] = [np.inf, -np.inf, 1e-42, 65520.0]
+    sources = [Tensor(values), Tensor(values).astype(ms.float16), Tensor(values[1:]).astype(ms.bfloat16), Tensor(values > 0)]
+    for source in [*sources, Tensor(np.arange(6, dtype=np.int32)), Tensor(values)[:, 1:3], Tensor(2.5, ms.float32)]:
+        for dtype in (ms.float32, ms.float16, ms.bfloat16):
+            found, expected = ops.cast(source, dtype), source.astype(dtype)
+            assert found.dtype == dtype and found.shape == expected.shape
+            np.testing.assert_array_equal(storage.read_array(found), storage.read_array(expected))
+            buffer = storage.FlatBuffer(source.size, dtype)
+            if source.dtype in (ms.float32, ms.float16, ms.bfloat16):
+                storage.write(buffer.tensor, source)
+                np.testing.assert_array_equal(storage.read_array(buffer.tensor), storage.read_array(expected).reshape(-1))
+    for shape in ((16, 1), (1, 16), (64, 4), (300,), (5, 3, 7), ()):
+        numbers = Tensor(np.random.default_rng(1).uniform(0, 5, shape).astype(np.float32))
+        assert float(ops.total(numbers).asnumpy()) == float(numbers.sum().asnumpy()) and ops.total(numbers).shape == ()
+    np.testing.assert_array_equal(ops.is_zero(Tensor([0.0, 2.0, -0.0])).asnumpy(), [1, 0, 1])
+    parts = [autograd.set_requires_grad(Tensor(values[:, :2])), autograd.set_requires_grad(Tensor(values[:, 1:]))]
+    joined = ops.cat(parts, 1)
+    np.testing.assert_array_equal(joined.asnumpy(), mint.cat(parts, 1).asnumpy())
+    for part, gradient in zip((slice(0, 2), slice(2, 5)), autograd.grad(joined, parts, joined), strict=True):
+        np.testing.assert_array_equal(gradient.asnumpy(), joined.asnumpy()[:, part])
+    x = autograd.set_requires_grad(Tensor(values[1:]))
+    (gradient,) = autograd.grad(ops.total(ops.cast(ops.cast(x, ms.bfloat16), ms.float32)), x, Tensor(3.0, ms.float32))
+    np.testing.assert_array_equal(gradient.asnumpy(), np.full((5, 4), 3, np.float32))
+
+
+def test_bits_of_mindspores_operators(world):
+    world(1)(_same_bits)

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
@@ -25,7 +26,7 @@ def script(folder, arguments, device="CPU"):
     """(exit code, what was printed to the error stream) of gpt/pretrain_gpt.py, run in this rank as a script."""
     from mindspeed_ms.core import num_microbatches_calculator as calculator
     from mindspeed_ms.core import parallel_state
-    from mindspeed_ms.training import initialize
+    from mindspeed_ms.training import initialize, tensorboard
 
     os.chdir(folder)
     os.environ.pop("MINDSPEED_MS_DEVICE", None)
@@ -34,7 +35,8 @@ def script(folder, arguments, device="CPU"):
     calculator.destroy_num_microbatches_calculator()
     before, sys.argv, code, errors = sys.argv, [str(SCRIPT.with_suffix(".py")), *arguments], 0, io.StringIO()
     try:
-        with contextlib.redirect_stderr(errors):
+        # a machine without TensorBoard
+        with contextlib.redirect_stderr(errors), mock.patch.object(tensorboard, "find_spec", lambda _name: None):
             runpy.run_path(sys.argv[0], run_name="__main__")
     except SystemExit as ended:
         code = ended.code

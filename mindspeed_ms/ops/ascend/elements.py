@@ -1,4 +1,4 @@
-"""Ascend forms of casts, sums and joins of tensors."""
+"""Ascend forms of casts, sums, biases and joins of tensors."""
 
 import mindspore as ms
 from mindspore import mint
@@ -16,6 +16,11 @@ def cast(x, dtype):
 def total(x):
     """See `ops.total`."""
     return mint.sum(x)
+
+
+def add_bias(x, bias):
+    """See `ops.add_bias`."""
+    return mint.add(x, bias)
 
 
 @autograd.no_grad()

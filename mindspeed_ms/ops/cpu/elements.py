@@ -1,4 +1,4 @@
-"""CPU forms of casts, sums and joins of tensors: numpy and kernels on the tensors' own memory."""
+"""CPU forms of casts, sums, biases and joins of tensors: numpy and kernels on the tensors' own memory."""
 
 import mindspore as ms
 import numpy as np
@@ -6,7 +6,7 @@ import numpy as np
 from mindspeed_ms.core import storage
 from mindspeed_ms.core.autograd import Function
 from mindspeed_ms.core.device import to_dtype
-from mindspeed_ms.ops.cpu.arrays import float32_of, tensor_of
+from mindspeed_ms.ops.cpu.arrays import column_sums, float32_of, rows_of, tensor_of
 
 _HALVES = (ms.float16, ms.bfloat16)
 
@@ -58,6 +58,29 @@ def _sum(values):
 def total(x):
     """See `ops.total`."""
     return _Total.apply(x)
+
+
+class _AddBias(Function):
+    @staticmethod
+    def forward(ctx, x, bias):
+        return tensor_of(float32_of(x) + float32_of(bias), x.dtype)
+
+    @staticmethod
+    def backward(ctx, output_grad):
+        needs_bias = ctx.needs_input_grad[1]
+        return output_grad, tensor_of(_row_sum(float32_of(output_grad)), output_grad.dtype) if needs_bias else None
+
+
+def _row_sum(values):
+    """float32 sum over all dimensions but the last, accumulated like `_sum`: in float32 if only the first one is longer
+    than 1."""
+    rows = rows_of(values)
+    return rows.sum(axis=0) if len(rows) == values.shape[0] else column_sums(rows)
+
+
+def add_bias(x, bias):
+    """See `ops.add_bias`."""
+    return _AddBias.apply(x, bias)
 
 
 def is_zero(x):

@@ -1,4 +1,4 @@
-"""Casts, sums and joins of tensors: small operators that every training step calls often.
+"""Casts, sums, biases and joins of tensors: small operators that every training step calls often.
 
 MindSpore's own operators keep a block of host memory for each scalar argument (dtype, axis, flag) of each call on CPU, 680
 bytes in 2.10, so that a training grows by them (`docs/architecture.md`).
@@ -20,6 +20,11 @@ def cast(x, dtype):
 @operator
 def total(x):
     """Sum of all elements, differentiable: [...] -> scalar of the dtype of `x` (float), accumulated in float64 on CPU."""
+
+
+@operator
+def add_bias(x, bias):
+    """`x + bias`, differentiable: [..., n] and [n], of one dtype -> [..., n]."""
 
 
 @operator

@@ -34,7 +34,7 @@ def resident_sizes(layout, steps, folder):
     from mindspeed_ms.training.training import build_trainer, training_run
 
     settings = {"training_iters": steps, "output_dir": folder, "log_level": "error", "eval_interval": 50, "eval_iters": 1}
-    settings = {**settings, "save_interval": 100, "keep_checkpoint_max": 2}
+    settings = {**settings, "save_interval": 50, "keep_checkpoint_max": 2}
     all_config = job.make_config(job.UNTIED, layout, training=settings, dataset={"global_batch_size": 4})
     sizes, data = [], job.batches(1, rows=64)
 

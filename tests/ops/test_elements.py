@@ -38,7 +38,9 @@ def _same_bits():
 
 def _sum_with_a_bias(shape, dtype):
     random = np.random.default_rng(2)
-    x, bias, gradient = (Tensor(random.normal(size=size).astype(np.float32)).astype(dtype) for size in (shape, shape[-1:], shape))
+    x, bias, gradient = (
+        Tensor(random.normal(size=size).astype(np.float32)).astype(dtype) for size in (shape, shape[-1:], shape)
+    )
     x, bias = autograd.set_requires_grad(x), autograd.set_requires_grad(bias)
     found = ops.add_bias(x, bias)
     gradients = autograd.grad(found, (x, bias), gradient)

@@ -22,6 +22,7 @@ _NARROW = 256
 _DEEP = 4096
 """From this inner size on MindSpore's kernel is faster for the input gradient."""
 
+
 def _product(a, b, transpose_a, transpose_b):
     """Product of two float32 matrices, or batches of matrices [n, ., .]: float32 array."""
     left, right = (values.reshape(-1, *values.shape[-2:]) for values in (a, b))

@@ -51,12 +51,14 @@ def _operators():
     weight, bias = (
         autograd.set_requires_grad(Tensor(random.normal(size=size).astype(np.float32))) for size in ((4096, 4), (4,))
     )
+    ids = Tensor(random.integers(0, 4, (2, 8)).astype(np.int32))
     calls = {
         "product": lambda: ops.matmul(a, b),
         "transposed": lambda: ops.matmul(a, b, True, True),
         "deep": lambda: ops.linear_input_grad(deep, weight),
         "bias": lambda: autograd.grad(ops.add_bias(a, bias), bias, b),
         "casts": lambda: ops.cast(ops.cast(a, ms.bfloat16), ms.float32),
+        "documents": lambda: ops.document_mask(ids, 0),
         "joins": lambda: ops.cat((ops.total(a).reshape(1), ops.is_zero(a).reshape(-1))),
     }
     kept = {}

@@ -1,4 +1,4 @@
-"""CPU forms of casts, sums, biases and joins of tensors: numpy and kernels on the tensors' own memory."""
+"""CPU forms of casts, sums, biases, joins and masks of documents: numpy and kernels on the tensors' own memory."""
 
 import mindspore as ms
 import numpy as np
@@ -103,3 +103,12 @@ class _Cat(Function):
 def cat(tensors, dim=0):
     """See `ops.cat`."""
     return _Cat.apply(dim, *tensors)
+
+
+def document_mask(ids, end):
+    """See `ops.document_mask`."""
+    ends = storage.read_array(ids) == end
+    document = ends.cumsum(axis=1) - ends
+    allowed = (document[:, :, None] == document[:, None, :]) & np.tri(ids.shape[1], dtype=bool)
+    positions = allowed.sum(axis=-1, dtype=np.int32) - np.int32(1)  # a query sees its document up to itself
+    return storage.from_array(positions), storage.from_array((~allowed).view(np.uint8))

@@ -3,7 +3,7 @@
     python benchmarks/soak.py                       # 5,000 steps: TP2, PP2 with 2 chunks per stage, ZeRO-3 on 2 ranks
     python benchmarks/soak.py --steps 1000 --layouts tp2 z3
 
-Exits 1 if a rank grows by more than 2 MB between step 200 and the end.
+An evaluation and a checkpoint every 50 steps. Exits 1 if a rank grows by more than 2 MB between step 200 and the end.
 """
 
 import argparse
@@ -34,7 +34,7 @@ def resident_sizes(layout, steps, folder):
     from mindspeed_ms.training.training import build_trainer, training_run
 
     settings = {"training_iters": steps, "output_dir": folder, "log_level": "error", "eval_interval": 50, "eval_iters": 1}
-    settings = {**settings, "save_interval": 100, "keep_checkpoint_max": 2}
+    settings = {**settings, "save_interval": 50, "keep_checkpoint_max": 2}
     all_config = job.make_config(job.UNTIED, layout, training=settings, dataset={"global_batch_size": 4})
     sizes, data = [], job.batches(1, rows=64)
 

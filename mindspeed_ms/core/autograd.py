@@ -103,14 +103,29 @@ def backward(tensors, grads=None, retain_graph=False):
         RuntimeError: the graph was used before, or no tensor requires a gradient.
     """
     tensors, grads = _pair(tensors, grads)
-    _run_backward(tensors, grads, retain_graph, False, (), True, accumulate_grad=True)
+    _run(tensors, grads, retain_graph, (), accumulate_grad=True)
 
 
 def grad(outputs, inputs, grad_outputs=None, retain_graph=False):
     """Return the gradients of `inputs` (a tuple) without touching any leaf's accumulated gradient."""
     inputs = (inputs,) if isinstance(inputs, Tensor) else tuple(inputs)
     outputs, grad_outputs = _pair(outputs, grad_outputs)
-    return tuple(_run_backward(outputs, grad_outputs, retain_graph, False, inputs, True, accumulate_grad=False))
+    return tuple(_run(outputs, grad_outputs, retain_graph, inputs, accumulate_grad=False))
+
+
+def _run(outputs, grads, retain_graph, inputs, accumulate_grad):
+    try:
+        return _run_backward(outputs, grads, retain_graph, False, inputs, True, accumulate_grad=accumulate_grad)
+    finally:
+        if not retain_graph:
+            for handle in _called_hooks:
+                handle.remove()
+        _called_hooks.clear()
+
+
+_called_hooks = []
+"""Handles of gradient hooks that were called: MindSpore keeps 100 bytes of each until it is removed, which a hook cannot do
+itself."""
 
 
 def _pair(tensors, grads):
@@ -203,9 +218,15 @@ def post_accumulate_hook(parameter, hook):
 def gradient_hook(tensor, hook):
     """Call `hook(gradient)` with this tensor's total gradient of a backward, before it is accumulated or passed on.
 
-    A returned tensor replaces the gradient. Returns a handle with `remove()`.
+    A returned tensor replaces the gradient. Returns a handle with `remove()`; the hook is removed with the graph.
     """
-    return tensor.register_hook(hook)
+
+    def call(gradient):
+        _called_hooks.append(handle)
+        return hook(gradient)
+
+    handle = tensor.register_hook(call)
+    return handle
 
 
 def when_backward_ends(function):

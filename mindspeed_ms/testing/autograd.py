@@ -237,6 +237,19 @@ def test_end_of_backward_callback():
         raise AssertionError(f"callbacks ran as {order}")
 
 
+def test_gradient_hooks_run_in_each_backward():
+    x, calls = _leaf(2, 2), []
+    y = x * 2.0
+    autograd.gradient_hook(y, lambda _: calls.append("note"))
+    autograd.gradient_hook(y, lambda grad: grad * 3.0)
+    total = y.sum()
+    autograd.backward(total, retain_graph=True)
+    autograd.backward(total)
+    if calls != ["note", "note"]:
+        raise AssertionError(f"a gradient hook ran {len(calls)} times in 2 backwards")
+    _close(autograd.tensor_grad(x), np.full((2, 2), 12.0))
+
+
 def test_graph_memory_is_released():
     class Marker:
         pass

@@ -3,6 +3,7 @@
 import mindspore as ms
 import numpy as np
 from mindspore import Tensor, mint
+from mindspore import ops as mindspore_ops
 
 from mindspeed_ms import ops
 from mindspeed_ms.core import autograd, storage
@@ -33,6 +34,52 @@ def _same_bits():
     x = autograd.set_requires_grad(Tensor(values[1:]))
     (gradient,) = autograd.grad(ops.total(ops.cast(ops.cast(x, ms.bfloat16), ms.float32)), x, Tensor(3.0, ms.float32))
     np.testing.assert_array_equal(gradient.asnumpy(), np.full((5, 4), 3, np.float32))
+
+
+def _sum_with_a_bias(shape, dtype):
+    random = np.random.default_rng(2)
+    x, bias, gradient = (
+        Tensor(random.normal(size=size).astype(np.float32)).astype(dtype) for size in (shape, shape[-1:], shape)
+    )
+    x, bias = autograd.set_requires_grad(x), autograd.set_requires_grad(bias)
+    found = ops.add_bias(x, bias)
+    gradients = autograd.grad(found, (x, bias), gradient)
+    return [storage.read_array(array) for array in (x, bias, gradient, found, *gradients)]
+
+
+def _biases():
+    for shape in ((16, 2, 8), (300, 1, 8), (1, 16, 8), (16, 8), (8,)):
+        for dtype in (ms.float32, ms.float16):
+            x, bias, gradient, found, x_grad, bias_grad = _sum_with_a_bias(shape, dtype)
+            total = Tensor(x) + autograd.set_requires_grad(Tensor(bias))
+            np.testing.assert_array_equal(found, total.asnumpy())
+            np.testing.assert_array_equal(x_grad, gradient)
+        # MindSpore's sum of float16 is that of float32, and bfloat16 it cannot sum
+        x, bias, gradient, _, _, bias_grad = _sum_with_a_bias(shape, ms.float32)
+        parameter = autograd.set_requires_grad(Tensor(bias))
+        (expected,) = autograd.grad(Tensor(x) * 1.0 + parameter, parameter, Tensor(gradient))
+        np.testing.assert_array_equal(bias_grad, expected.asnumpy())
+    assert _sum_with_a_bias((16, 2, 8), ms.bfloat16)[5].shape == (8,)
+
+
+def test_bias_has_the_bits_of_mindspores_sum(world):
+    world(1)(_biases)
+
+
+def _products():
+    random = np.random.default_rng(3)
+    for batch in ((), (3,)):
+        for transpose_a, transpose_b in ((False, False), (False, True), (True, False), (True, True)):
+            primitive = (mindspore_ops.BatchMatMul if batch else mindspore_ops.MatMul)(transpose_a, transpose_b)
+            a, b = (
+                Tensor(random.normal(size=(*batch, *(shape[::-1] if flipped else shape))).astype(np.float32))
+                for shape, flipped in (((16, 40), transpose_a), ((40, 24), transpose_b))
+            )
+            np.testing.assert_array_equal(ops.matmul(a, b, transpose_a, transpose_b).asnumpy(), primitive(a, b).asnumpy())
+
+
+def test_products_have_the_bits_of_mindspores_primitives(world):
+    world(1)(_products)
 
 
 def test_bits_of_mindspores_operators(world):

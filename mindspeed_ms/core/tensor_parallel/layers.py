@@ -278,7 +278,7 @@ class RowParallelLinear(_ParallelLinear):
         if self.skip_bias_add:
             return output, self.bias
         if self.bias is not None and fused_bias is None:
-            output = output + cast(self.bias, output.dtype)
+            output = ops.add_bias(output, cast(self.bias, output.dtype))
         return output, None
 
 

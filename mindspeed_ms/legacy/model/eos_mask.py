@@ -1,6 +1,8 @@
 """EosMask: position ids and attention mask of packed documents, from the end-of-document tokens."""
 
-from mindspore import Tensor, dtype, nn, ops
+from mindspore import Tensor, dtype, nn
+
+from mindspeed_ms import ops
 
 
 class EosMask(nn.Cell):
@@ -25,30 +27,17 @@ class EosMask(nn.Cell):
         self.batch_size, self.seq_length = batch_size, seq_length
         self.eod_token_id = eod_token_id
         self.reset_position_ids = reset_position_ids
-        self._causal = {}
+        self._tables = {}
 
     def construct(self, input_ids):
         """See the class."""
         if input_ids.ndim != 2:
             raise ValueError(f"EosMask needs ids of shape [b, s], but got {tuple(input_ids.shape)}.")
-        batch, length = input_ids.shape
-        positions, causal = self._tables(length)
-        # float32 counts exactly up to 2^24 documents, and its cumulative sum exists on every device
-        ends = (input_ids == self.eod_token_id).astype(dtype.float32)
-        document = ops.cumsum(ends, 1) - ends
-        same = document.reshape((batch, length, 1)) == document.reshape((batch, 1, length))
-        allowed = ops.logical_and(same, causal)
-        mask = ops.logical_not(allowed).astype(dtype.uint8)
-        if not self.reset_position_ids:
-            return ops.tile(positions, (batch, 1)), mask
-        # a query sees exactly the tokens of its document up to itself
-        within = allowed.astype(dtype.float32).sum(-1) - 1.0
-        return within.astype(dtype.int32), mask
+        in_document, mask = ops.document_mask(input_ids, self.eod_token_id)
+        return (in_document if self.reset_position_ids else self._positions(*input_ids.shape)), mask
 
-    def _tables(self, length):
-        """Tables of positions `[1, s]` and of the lower triangle `[1, s, s]`."""
-        if length not in self._causal:
-            positions = Tensor(list(range(length)), dtype.int32)
-            causal = positions.reshape((1, length, 1)) >= positions.reshape((1, 1, length))
-            self._causal[length] = positions.reshape((1, length)), causal
-        return self._causal[length]
+    def _positions(self, batch, length):
+        """Positions from 0 in each row, `[b, s]`."""
+        if (batch, length) not in self._tables:
+            self._tables[batch, length] = Tensor([list(range(length))] * batch, dtype.int32)
+        return self._tables[batch, length]

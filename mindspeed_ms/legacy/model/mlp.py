@@ -43,7 +43,7 @@ def apply_activation(x, bias, name, fused=True):
     if name != "fast_gelu":
         return ops.bias_activation(x, bias, name, fused)
     # x * sigmoid(1.702 x)
-    x = x if bias is None else x + bias
+    x = x if bias is None else ops.add_bias(x, bias)
     return ops.silu(x * _FAST_GELU) * (1.0 / _FAST_GELU)
 
 
@@ -92,7 +92,7 @@ class ParallelMLP(LayerCell):
     def _activate(self, x, bias):
         if not self.gated or self.activation == "swiglu":
             return apply_activation(x, bias, self.activation, self.fused)
-        x = x if bias is None else x + bias
+        x = x if bias is None else ops.add_bias(x, bias)
         half = x.shape[-1] // 2
         gate, up = mint.narrow(x, -1, 0, half).contiguous(), mint.narrow(x, -1, half, half)
         return apply_activation(gate, None, self.activation) * up

@@ -104,5 +104,5 @@ class ParallelTransformerLayer(Module):
         bias = cast(bias, output.dtype)
         if post_norm is None:
             return ops.bias_dropout_add(output, bias, residual, probability, keep)
-        output = output if bias is None else output + bias
+        output = output if bias is None else ops.add_bias(output, bias)
         return ops.residual_add(post_norm(ops.dropout(output, probability, keep)), residual)

@@ -1,7 +1,9 @@
-"""Ascend forms of casts, sums and joins of tensors."""
+"""Ascend forms of casts, sums, biases, joins and masks of documents."""
+
+import functools
 
 import mindspore as ms
-from mindspore import mint
+from mindspore import Tensor, mint, ops
 
 from mindspeed_ms.core import autograd
 from mindspeed_ms.core.device import to_dtype
@@ -18,6 +20,11 @@ def total(x):
     return mint.sum(x)
 
 
+def add_bias(x, bias):
+    """See `ops.add_bias`."""
+    return mint.add(x, bias)
+
+
 @autograd.no_grad()
 def is_zero(x):
     """See `ops.is_zero`."""
@@ -27,3 +34,22 @@ def is_zero(x):
 def cat(tensors, dim=0):
     """See `ops.cat`."""
     return mint.cat(tuple(tensors), dim=dim)
+
+
+def document_mask(ids, end):
+    """See `ops.document_mask`."""
+    batch, length = ids.shape
+    # float32 counts exactly up to 2^24 documents, and its cumulative sum exists on every device
+    ends = (ids == end).astype(ms.float32)
+    document = ops.cumsum(ends, 1) - ends
+    same = document.reshape((batch, length, 1)) == document.reshape((batch, 1, length))
+    allowed = ops.logical_and(same, _lower_triangle(length))
+    # a query sees exactly the tokens of its document up to itself
+    positions = allowed.astype(ms.float32).sum(-1) - 1.0
+    return positions.astype(ms.int32), ops.logical_not(allowed).astype(ms.uint8)
+
+
+@functools.cache
+def _lower_triangle(length):
+    positions = Tensor(list(range(length)), ms.int32)
+    return positions.reshape((1, length, 1)) >= positions.reshape((1, 1, length))

@@ -1,4 +1,4 @@
-"""CPU forms of casts, sums and joins of tensors: numpy and kernels on the tensors' own memory."""
+"""CPU forms of casts, sums, biases, joins and masks of documents: numpy and kernels on the tensors' own memory."""
 
 import mindspore as ms
 import numpy as np
@@ -6,7 +6,7 @@ import numpy as np
 from mindspeed_ms.core import storage
 from mindspeed_ms.core.autograd import Function
 from mindspeed_ms.core.device import to_dtype
-from mindspeed_ms.ops.cpu.arrays import float32_of, tensor_of
+from mindspeed_ms.ops.cpu.arrays import column_sums, float32_of, rows_of, tensor_of
 
 _HALVES = (ms.float16, ms.bfloat16)
 
@@ -60,6 +60,29 @@ def total(x):
     return _Total.apply(x)
 
 
+class _AddBias(Function):
+    @staticmethod
+    def forward(ctx, x, bias):
+        return tensor_of(float32_of(x) + float32_of(bias), x.dtype)
+
+    @staticmethod
+    def backward(ctx, output_grad):
+        needs_bias = ctx.needs_input_grad[1]
+        return output_grad, tensor_of(_row_sum(float32_of(output_grad)), output_grad.dtype) if needs_bias else None
+
+
+def _row_sum(values):
+    """float32 sum over all dimensions but the last, accumulated like `_sum`: in float32 if only the first one is longer
+    than 1."""
+    rows = rows_of(values)
+    return rows.sum(axis=0) if len(rows) == values.shape[0] else column_sums(rows)
+
+
+def add_bias(x, bias):
+    """See `ops.add_bias`."""
+    return _AddBias.apply(x, bias)
+
+
 def is_zero(x):
     """See `ops.is_zero`."""
     return storage.from_array(np.asarray(storage.read_array(x) == 0, np.float32))
@@ -80,3 +103,12 @@ class _Cat(Function):
 def cat(tensors, dim=0):
     """See `ops.cat`."""
     return _Cat.apply(dim, *tensors)
+
+
+def document_mask(ids, end):
+    """See `ops.document_mask`."""
+    ends = storage.read_array(ids) == end
+    document = ends.cumsum(axis=1) - ends
+    allowed = (document[:, :, None] == document[:, None, :]) & np.tri(ids.shape[1], dtype=bool)
+    positions = allowed.sum(axis=-1, dtype=np.int32) - np.int32(1)  # a query sees its document up to itself
+    return storage.from_array(positions), storage.from_array((~allowed).view(np.uint8))

@@ -1,4 +1,4 @@
-"""Casts, sums and joins of tensors: small operators that every training step calls often.
+"""Casts, sums, biases, joins and masks of documents: small operators that every training step calls often.
 
 MindSpore's own operators keep a block of host memory for each scalar argument (dtype, axis, flag) of each call on CPU, 680
 bytes in 2.10, so that a training grows by them (`docs/architecture.md`).
@@ -23,6 +23,11 @@ def total(x):
 
 
 @operator
+def add_bias(x, bias):
+    """`x + bias`, differentiable: [..., n] and [n], of one dtype -> [..., n]."""
+
+
+@operator
 def is_zero(x):
     """1.0 where an element is 0, else 0.0: float32 like `x`; added to a count, it makes a divisor of it. Not
     differentiable.
@@ -32,3 +37,11 @@ def is_zero(x):
 @operator
 def cat(tensors, dim=0):
     """Join tensors of one dtype along `dim`, differentiable."""
+
+
+@operator
+def document_mask(ids, end):
+    """Positions and attention mask of packed documents, each of which ends with the token `end`: ids [b, s] (int) ->
+    (positions in the document [b, s] int32, mask [b, s, s] uint8: 1 where query i may not look at key j, since j is later or
+    in another document). Not differentiable.
+    """

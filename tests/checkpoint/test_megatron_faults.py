@@ -66,7 +66,7 @@ def test_ranks_that_disagree(saved, capsys):
         file.seek(place)
         file.write(b"\0\0\0\1")
     with CheckpointReader(saved, read_megatron_manifest(saved)) as reader:
-        (problem,) = reader.verify()
+        problem, *_ = reader.verify()
     assert "mp_rank_00_000/model_optim_rng.pt and mp_rank_01_000/model_optim_rng.pt hold different values of" in problem
     assert "layers.0.input_norm.gamma" in problem
     assert main(["verify", saved]) == 1 and problem in capsys.readouterr().out
@@ -196,3 +196,21 @@ def test_features_that_do_not_exist_here_are_named(saved):
     for rank in ("00_000", "00_001", "01_000", "01_001"):
         change(file_of(saved, rank), lambda tree: vars(tree["args"]).update(geglu=True, hidden_dropout=0.1))
     assert read_megatron_manifest(saved).refused == ["--geglu"]
+
+
+def test_a_file_in_place_of_another_ranks(saved):
+    shutil.copy(file_of(saved, "00_000"), file_of(saved, "01_000"))
+    text = error_of(saved)
+    assert f"{file_of(saved, '01_000')} is a copy of {file_of(saved, '00_000')}" in text
+
+
+def test_a_changed_byte(saved, capsys):
+    path = file_of(saved, "01_000")
+    tensor = next(one for one in read_torch_file(path)["model"].values() if isinstance(one, TensorReference))
+    with open(path, "r+b") as file:
+        file.seek(tensor.storage.start)
+        byte = file.read(1)[0]
+        file.seek(tensor.storage.start)
+        file.write(bytes([byte ^ 8]))
+    assert main(["verify", saved]) == 1
+    assert "mp_rank_01_000/model_optim_rng.pt: the check sum of its record" in capsys.readouterr().out

@@ -2,9 +2,11 @@
 
 import os
 import shutil
+from types import SimpleNamespace
 
 import pytest
 
+from mindspeed_ms.core.dist_checkpointing import load
 from mindspeed_ms.core.dist_checkpointing.errors import CheckpointError
 from mindspeed_ms.core.dist_checkpointing.megatron.manifest import read_megatron_manifest
 from mindspeed_ms.core.dist_checkpointing.megatron.writer import MegatronTarget
@@ -204,7 +206,7 @@ def test_a_file_in_place_of_another_ranks(saved):
     assert f"{file_of(saved, '01_000')} is a copy of {file_of(saved, '00_000')}" in text
 
 
-def test_a_changed_byte(saved, capsys):
+def test_a_changed_byte(saved, capsys, monkeypatch):
     path = file_of(saved, "01_000")
     tensor = next(one for one in read_torch_file(path)["model"].values() if isinstance(one, TensorReference))
     with open(path, "r+b") as file:
@@ -213,4 +215,11 @@ def test_a_changed_byte(saved, capsys):
         file.seek(tensor.storage.start)
         file.write(bytes([byte ^ 8]))
     assert main(["verify", saved]) == 1
-    assert "mp_rank_01_000/model_optim_rng.pt: the check sum of its record" in capsys.readouterr().out
+    words = "mp_rank_01_000/model_optim_rng.pt: the check sum of its record"
+    assert words in capsys.readouterr().out
+    monkeypatch.setattr(load, "on_rank_zero", lambda doing, call, *arguments: call(*arguments))
+    monkeypatch.setattr(load, "on_all_ranks", lambda doing, call, *arguments: [call(*arguments)])
+    monkeypatch.setattr(load, "comm", SimpleNamespace(get_rank=lambda: 0, get_world_size=lambda: 1))
+    assert load.find_checkpoint(saved) == saved
+    with pytest.raises(CheckpointError, match=words):
+        load.find_checkpoint(saved, crc_check=True)

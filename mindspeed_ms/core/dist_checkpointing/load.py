@@ -76,7 +76,7 @@ def _problem(path, crc_check):
     problem = on_rank_zero(_DOING, folders.problem_of, path)
     has_sums = not (is_upstream_folder(path) or plain_weights.is_own(path))
     if problem is None and crc_check and has_sums:
-        reader = CheckpointReader(path)
+        reader = CheckpointReader(path, read_foreign_manifest(path))
         parts = on_all_ranks(_DOING, reader.verify, comm.get_rank(), comm.get_world_size())
         damaged = [text for part in parts for text in part]
         if damaged:

@@ -88,9 +88,23 @@ def _write(path, text):
     if path is None:
         sys.stdout.write(text)
     else:
-        os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
-        with open(path, "w", encoding="utf-8") as file:
-            file.write(text)
+        if _differs(path, text):
+            raise ConfigError([_problem(f"{path} exists already and holds something else: give a new name, or remove it")])
+        try:
+            os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
+            with open(path, "w", encoding="utf-8") as file:
+                file.write(text)
+        except OSError as error:
+            raise ConfigError([_problem(f"{path} cannot be written: {error.strerror}")]) from error
+
+
+def _differs(path, text):
+    """Whether a file is there that writing `text` would destroy."""
+    try:
+        with open(path, "rb") as file:
+            return file.read() != text.encode()
+    except OSError:
+        return os.path.lexists(path) and not os.path.isdir(path)
 
 
 COMMANDS = {"check": check, "explain": explain, "schema": schema, "convert": convert, "docs": docs}

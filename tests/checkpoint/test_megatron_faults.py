@@ -2,9 +2,11 @@
 
 import os
 import shutil
+from types import SimpleNamespace
 
 import pytest
 
+from mindspeed_ms.core.dist_checkpointing import load
 from mindspeed_ms.core.dist_checkpointing.errors import CheckpointError
 from mindspeed_ms.core.dist_checkpointing.megatron.manifest import read_megatron_manifest
 from mindspeed_ms.core.dist_checkpointing.megatron.writer import MegatronTarget
@@ -66,7 +68,7 @@ def test_ranks_that_disagree(saved, capsys):
         file.seek(place)
         file.write(b"\0\0\0\1")
     with CheckpointReader(saved, read_megatron_manifest(saved)) as reader:
-        (problem,) = reader.verify()
+        problem, *_ = reader.verify()
     assert "mp_rank_00_000/model_optim_rng.pt and mp_rank_01_000/model_optim_rng.pt hold different values of" in problem
     assert "layers.0.input_norm.gamma" in problem
     assert main(["verify", saved]) == 1 and problem in capsys.readouterr().out
@@ -196,3 +198,28 @@ def test_features_that_do_not_exist_here_are_named(saved):
     for rank in ("00_000", "00_001", "01_000", "01_001"):
         change(file_of(saved, rank), lambda tree: vars(tree["args"]).update(geglu=True, hidden_dropout=0.1))
     assert read_megatron_manifest(saved).refused == ["--geglu"]
+
+
+def test_a_file_in_place_of_another_ranks(saved):
+    shutil.copy(file_of(saved, "00_000"), file_of(saved, "01_000"))
+    text = error_of(saved)
+    assert f"{file_of(saved, '01_000')} is a copy of {file_of(saved, '00_000')}" in text
+
+
+def test_a_changed_byte(saved, capsys, monkeypatch):
+    path = file_of(saved, "01_000")
+    tensor = next(one for one in read_torch_file(path)["model"].values() if isinstance(one, TensorReference))
+    with open(path, "r+b") as file:
+        file.seek(tensor.storage.start)
+        byte = file.read(1)[0]
+        file.seek(tensor.storage.start)
+        file.write(bytes([byte ^ 8]))
+    assert main(["verify", saved]) == 1
+    words = "mp_rank_01_000/model_optim_rng.pt: the check sum of its record"
+    assert words in capsys.readouterr().out
+    monkeypatch.setattr(load, "on_rank_zero", lambda doing, call, *arguments: call(*arguments))
+    monkeypatch.setattr(load, "on_all_ranks", lambda doing, call, *arguments: [call(*arguments)])
+    monkeypatch.setattr(load, "comm", SimpleNamespace(get_rank=lambda: 0, get_world_size=lambda: 1))
+    assert load.find_checkpoint(saved) == saved
+    with pytest.raises(CheckpointError, match=words):
+        load.find_checkpoint(saved, crc_check=True)

@@ -142,6 +142,13 @@ def test_faults(tmp_path):
     path = tmp_path / "iter_0000007"
     save(path, configured(LLAMA, parallel={}), False)
     size = os.path.getsize(path / FILE)
+    manifest = read_megatron_manifest(str(path))
+    piece = next(iter(manifest.tensors.values())).pieces[0]
+    with open(path / piece.file, "r+b") as file:
+        file.seek(piece.start)
+        file.write(b"\0\0\0\1")
+    with CheckpointReader(str(path), manifest) as reader:
+        assert f"{piece.file}: the check sum of its record" in reader.verify()[0]
     with open(path / FILE, "r+b") as file:
         file.truncate(size - 100)
     with pytest.raises(CheckpointError, match=r"__0_0\.distcp"):

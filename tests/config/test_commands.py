@@ -171,3 +171,17 @@ def test_scripts_without_a_call_are_refused(tmp_path):
 def test_shell_words():
     words, unknown = launch_words('A=2\nB=$((A*3))\nX="--seed $B"\ntorchrun t.py $X --lr ${LR} --save "a b" | tee x\n', {})
     assert words == ["--seed", "6", "--lr", "${LR}", "--save", "a b"] and unknown == ["LR"]
+
+
+def test_a_file_of_the_user_is_not_replaced(tmp_path, capsys):
+    """Neither another file nor the script itself; the same content again is fine."""
+    script, target = tmp_path / "a.sh", tmp_path / "a.yaml"
+    script.write_text("torchrun pretrain_gpt.py --num-layers 2\n")
+    assert main(["convert", str(script), str(target)]) == main(["convert", str(script), str(target)]) == 0
+    target.write_text("mine")
+    for path in (target, script):
+        before = path.read_text()
+        assert main(["convert", str(script), str(path)]) == 1 and path.read_text() == before
+        assert f"{path} exists already and holds something else" in capsys.readouterr().err
+    assert main(["convert", str(script), str(tmp_path)]) == main(["schema", f"{script}/x"]) == 1
+    assert capsys.readouterr().err.count("cannot be written") == 2

@@ -180,7 +180,8 @@ def test_a_damaged_result_is_deleted(qwen, tmp_path, capsys, monkeypatch):
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interruption_leaves_nothing(qwen, tmp_path, number):
     code = (
-        "import sys, time\n"
+        "import signal, sys, time\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job starts with SIGINT ignored\n"
         "from mindspeed_ms.core.dist_checkpointing import shard_file\n"
         "from mindspeed_ms.tools.converter.__main__ import main\n"
         "def slowly(file, data):\n"

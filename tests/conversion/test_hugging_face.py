@@ -199,6 +199,8 @@ def _broken(folder, case):
         del config["model_type"]
     elif case == "unknown rope":
         config["rope_scaling"] = {"type": "dynamic", "factor": 2.0}
+    elif case == "partial rotary":
+        config["partial_rotary_factor"] = 0.5
     elif case == "missing field":
         del config["hidden_size"]
     elif case == "impossible field":
@@ -259,6 +261,7 @@ def _break_header(path, case):
         "unknown family": ("config.json: model_type 'lama'", "Did you mean 'llama'?"),
         "no family": ("config.json has no model_type",),
         "unknown rope": ("config.json: rope_scaling has the type 'dynamic'",),
+        "partial rotary": ("config.json: partial_rotary_factor is not 1.0",),
         "missing field": ("config.json: has no hidden_size",),
         "impossible field": ("config.json: num_attention_heads is 'four'",),
         "activation": ("config.json: hidden_act is 'gelu': expected 'silu'",),

@@ -216,6 +216,19 @@ def test_verify(capsys, tmp_path, change, words):
         assert code == 1 and words in error and not (tmp_path / "new").exists()
 
 
+def test_reshard_into_a_folder_with_other_files(capsys, saved, tmp_path):
+    """Refused; what a killed call leaves there does not count."""
+    target = tmp_path / "target"
+    target.mkdir()
+    (target / "mine.txt").write_text("")
+    flags = ("--tensor-model-parallel-size", 2)
+    code, _, error = run(capsys, "reshard", saved, target, *flags)
+    assert code == 2 and "holds other files" in error and os.listdir(target) == ["mine.txt"]
+    os.remove(target / "mine.txt")
+    (target / "iter_0000007.ab.incomplete").mkdir()
+    assert run(capsys, "reshard", saved, target, *flags)[0] == 0
+
+
 def test_overlapping_parts_and_wrong_headers(capsys, saved):
     path = os.path.join(saved, "iter_0000007")
     rows = whole_slice(ParameterSharding((24, 16), 0, ((4, 8),)))

@@ -35,6 +35,7 @@ class ForeignFormat:
 
 _HUGGING_FACE = "mindspeed_ms.models.hugging_face.manifest"
 _MEGATRON = "mindspeed_ms.core.dist_checkpointing.megatron"
+_CHECK_SUMS = "mindspeed_ms.core.dist_checkpointing.torch_file.check_sums"
 FORMATS = (
     ForeignFormat("Hugging Face", f"{_HUGGING_FACE}:is_folder", f"{_HUGGING_FACE}:read_manifest"),
     ForeignFormat("Megatron", f"{_MEGATRON}.files:is_megatron_folder", f"{_MEGATRON}.manifest:read_megatron_manifest"),
@@ -66,3 +67,13 @@ def read_foreign_manifest(path, iteration=None):
     """
     found = foreign_format(path)
     return None if found is None else found.read_manifest(path, iteration)
+
+
+def archives_of(path, names):
+    """Files of torch.save in a foreign folder, list of (name, first byte, end): see `torch_file.check_sums`."""
+    return _function(f"{_CHECK_SUMS}:archives_of")(path, names) if is_foreign_folder(path) else []
+
+
+def wrong_records(path, start, stop):
+    """Records of a torch.save file whose check sum is wrong: see `torch_file.check_sums`."""
+    return _function(f"{_CHECK_SUMS}:wrong_records")(path, start, stop)

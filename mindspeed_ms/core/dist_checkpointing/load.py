@@ -12,7 +12,7 @@ from mindspeed_ms.core import comm, storage
 from mindspeed_ms.core.dist_checkpointing import folders, plain_weights
 from mindspeed_ms.core.dist_checkpointing.agreement import on_all_ranks, on_rank_zero
 from mindspeed_ms.core.dist_checkpointing.errors import CheckpointError
-from mindspeed_ms.core.dist_checkpointing.foreign import is_foreign_folder, read_foreign_manifest
+from mindspeed_ms.core.dist_checkpointing.foreign import read_foreign_manifest
 from mindspeed_ms.core.dist_checkpointing.manifest import OPTIMIZER_PREFIX, optimizer_key
 from mindspeed_ms.core.dist_checkpointing.partial_reads import PartialReads
 from mindspeed_ms.core.dist_checkpointing.reader import CheckpointReader, numpy_dtype
@@ -74,9 +74,9 @@ def _tell_left_aside(folder, path):
 
 def _problem(path, crc_check):
     problem = on_rank_zero(_DOING, folders.problem_of, path)
-    has_sums = not (is_upstream_folder(path) or is_foreign_folder(path) or plain_weights.is_own(path))
+    has_sums = not (is_upstream_folder(path) or plain_weights.is_own(path))
     if problem is None and crc_check and has_sums:
-        reader = CheckpointReader(path)
+        reader = CheckpointReader(path, read_foreign_manifest(path))
         parts = on_all_ranks(_DOING, reader.verify, comm.get_rank(), comm.get_world_size())
         damaged = [text for part in parts for text in part]
         if damaged:

@@ -5,6 +5,7 @@ for key, tensor in reader.manifest.tensors.items():
     array = reader.read_whole(key)  # numpy; bfloat16 as uint16 bits
 """
 
+import functools
 import json
 import os
 
@@ -12,6 +13,7 @@ import numpy as np
 import xxhash
 
 from mindspeed_ms.core.dist_checkpointing.errors import CheckpointError
+from mindspeed_ms.core.dist_checkpointing.foreign import archives_of, wrong_records
 from mindspeed_ms.core.dist_checkpointing.manifest import Manifest, digest, whole_slice
 from mindspeed_ms.core.dist_checkpointing.multilinear import sum_of_runs
 from mindspeed_ms.core.dist_checkpointing.shard_file import hash_of_range
@@ -232,6 +234,11 @@ class CheckpointReader:
                     break
         return problems
 
+    @functools.cached_property
+    def _archives(self):
+        """(file, first byte, end) of what torch.save wrote, in another program's folder."""
+        return archives_of(self.folder, self.manifest.files)
+
     def verify(self, part=0, parts=1):
         """Compare every check sum, reading everything once, and replicas.
 
@@ -248,6 +255,9 @@ class CheckpointReader:
                 path = os.path.join(self.folder, piece.file)
                 if number % parts == part and piece.xxhash and hash_of_range(path, piece.start, piece.stop) != piece.xxhash:
                     problems.append(f"{piece.file}: the check sum of tensor {key} is wrong")
+        for name, start, stop in self._archives[part::parts]:
+            wrong = wrong_records(os.path.join(self.folder, name), start, stop)
+            problems += [f"{name}: the check sum of its record {record} is wrong" for record in wrong]
         for number in range(part, len(self.manifest.ranks), parts):
             try:
                 self.rank_states(number)

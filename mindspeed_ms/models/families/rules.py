@@ -147,7 +147,7 @@ class Rotary:
                 raise ValueError(f"{name} is {value!r}: expected a mapping")
         values = {**scaling, **given}
         theta = values.pop("rope_theta", None) or config.get("rope_theta") or self.theta
-        if values.pop("partial_rotary_factor", 1.0) != 1.0:
+        if (values.pop("partial_rotary_factor", None) or config.get("partial_rotary_factor") or 1.0) != 1.0:
             raise ValueError("partial_rotary_factor is not 1.0: this family rotates whole heads")
         return dict(zip(self.paths, (float(theta), _scaling(values, config))))
 

@@ -59,6 +59,11 @@ def whole_cut(manifest, most_bytes, weights_only=False):
     return files
 
 
+def _is_left_behind(name):
+    """Whether a file is what a killed save, or a file system, leaves in a folder that counts as empty."""
+    return name.endswith(".incomplete") or name.startswith((job_lock.LOCK_FILE, ".")) or name == "lost+found"
+
+
 def write_checkpoint(reader, folder, cut):
     """Write `iter_...` into a folder with one file per list of `cut`; holds one part of a tensor at a time.
 
@@ -73,7 +78,7 @@ def write_checkpoint(reader, folder, cut):
         str: the checkpoint's folder.
 
     Raises:
-        CheckpointError: the folder holds checkpoints, the disk is too small, or the source is damaged.
+        CheckpointError: the folder is not empty, the disk is too small, or the source is damaged.
     """
     source = reader.manifest
     if folders.is_checkpoint_folder(folder):
@@ -82,6 +87,8 @@ def write_checkpoint(reader, folder, cut):
         raise CheckpointError(f"{folder} is a file: give a folder that is new or empty.")
     if folders.has_checkpoints(folder):
         raise CheckpointError(f"{folder} holds checkpoints already: choose a folder that is new or empty.")
+    if os.path.isdir(folder) and not all(map(_is_left_behind, os.listdir(folder))):
+        raise CheckpointError(f"{folder} holds other files: choose a folder that is new or empty.")
     _check_space(folder, reader, cut)
     target = Manifest(
         source.iteration,

@@ -5,6 +5,7 @@ iter_0000010/mp_rank_TT[_PPP][_EEE]/distrib_optim.pt      EEE only with expert p
 iter_0000010/.metadata, common.pt, *.distcp               torch_dist
 """
 
+import filecmp
 import os
 import re
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from mindspeed_ms.layout.ranks import WorldLayout, world_unit
 MODEL_FILE, OPTIMIZER_FILE = "model_optim_rng.pt", "distrib_optim.pt"
 METADATA_FILE, COMMON_FILE = ".metadata", "common.pt"
 TRACKER_FILE, RELEASE = "latest_checkpointed_iteration.txt", "release"
+_FIRST_BYTES = 4096  # of a file: what most others differ in
 _FOLDER = re.compile(r"mp_rank_(\d{2,})(?:_(\d{3,}))?(?:_(\d{3,}))?$")
 
 
@@ -138,7 +140,23 @@ def read_rank_files(folder):
                 f"{os.path.join(folder, name, MODEL_FILE)} holds a list: expected a dict that Megatron saved."
             )
         result.append(RankFile(f"{name}/{MODEL_FILE}", tensor, pipeline, expert, tree))
+    _check_no_copies(folder, list(wanted))
     return sorted(result, key=lambda file: (file.pipeline, file.expert, file.tensor))
+
+
+def _check_no_copies(folder, names):
+    """CheckpointError if two ranks have the same file, byte by byte: one was copied in place of another."""
+    for file in (MODEL_FILE, OPTIMIZER_FILE):
+        seen = {}
+        for name in names:
+            path = os.path.join(folder, name, file)
+            if not os.path.isfile(path):
+                continue
+            with open(path, "rb") as opened:
+                start = opened.read(_FIRST_BYTES)
+            other = seen.setdefault((os.path.getsize(path), start), path)
+            if other != path and filecmp.cmp(other, path, shallow=False):
+                raise CheckpointError(f"{path} is a copy of {other}: each rank has values of its own, copy its own file there.")
 
 
 def _namespace(folder, name, tree):

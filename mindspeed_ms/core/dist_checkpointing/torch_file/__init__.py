@@ -6,7 +6,7 @@
 
 `objects` (what such trees consist of), `zip_records` (table of a zip file), `pickle_machine` (the opcodes of a pickle),
 `unpickler` (what names and calls mean: `allowed` names, inert `constructors`), `reader`; `pickler` and `writer`; `distributed`
-(folders of torch.distributed.checkpoint). Without MindSpore.
+(folders of torch.distributed.checkpoint), `check_sums`. Without MindSpore.
 """
 
 from mindspeed_ms.core.dist_checkpointing.torch_file.distributed import read_distributed

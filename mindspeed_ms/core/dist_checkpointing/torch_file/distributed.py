@@ -63,11 +63,13 @@ class SavedObject:
 
 @dataclass
 class DistributedCheckpoint:
-    """Content of a folder: `tensors` (DistributedTensor) and `objects` (SavedObject) by name, `files` (bytes by name)."""
+    """Content of a folder: `tensors` (DistributedTensor) and `objects` (SavedObject) by name, `files` (bytes by name);
+    `archives`: (file, first byte, end) of each torch.save file in them."""
 
     tensors: dict
     objects: dict
     files: dict
+    archives: list
 
 
 def read_distributed(folder):
@@ -83,7 +85,7 @@ def read_distributed(folder):
     state = _state(path, read_pickle_file(path), "Metadata", "MCoreMetadata")
     entries, extra = _get(path, state, "state_dict_metadata", dict), state.get("mcore_data") or {}
     places = _places(path, folder, _get(path, state, "storage_data", dict))
-    result = DistributedCheckpoint({}, {}, {})
+    result = DistributedCheckpoint({}, {}, {}, sorted(set(places.values())))
     for file in sorted({place[0] for place in places.values()}):
         try:
             result.files[file] = os.stat(os.path.join(folder, file)).st_size

@@ -15,19 +15,21 @@ _LARGE16, _LARGE32 = 0xFFFF, 0xFFFFFFFF
 _MOST_TABLE_BYTES = 256 << 20
 
 
-def read_records(descriptor, path, start, stop):
+def read_records(descriptor, path, start, stop, sums=None):
     """Records of the zip file in bytes `start` to `stop` of an open file: {name: (first byte, end)}, absolute.
+
+    `sums`, a dict, gets the check sum (CRC-32) that the table says of each.
 
     Raises:
         CheckpointError: truncated, damaged, compressed, or with names or places outside of it.
     """
     try:
-        return _read_records(descriptor, start, stop)
+        return _read_records(descriptor, start, stop, {} if sums is None else sums)
     except (ValueError, struct.error) as error:
         raise CheckpointError(f"{path} cannot be read as a file of torch.save: {error}.") from error
 
 
-def _read_records(descriptor, start, stop):
+def _read_records(descriptor, start, stop, sums):
     tail_start = max(start, stop - _END.size - _LARGE16)
     tail = os.pread(descriptor, stop - tail_start, tail_start)
     place = tail.rfind(b"PK\5\6")
@@ -50,9 +52,10 @@ def _read_records(descriptor, start, stop):
     table = _part(descriptor, table_start, table_start + size, start, end)
     records, position = {}, 0
     for _ in range(count):
-        name, nbytes, offset, position = _entry(table, position)
+        name, nbytes, offset, position, checksum = _entry(table, position)
         if name in records:
             raise ValueError(f"it has two records {shown(name)}")
+        sums[name] = checksum
         records[name] = _place(descriptor, name, nbytes, start, start + offset, table_start)
     _check_apart(records)
     return records
@@ -69,8 +72,8 @@ def _part(descriptor, first, last, start, stop):
 
 
 def _entry(table, position):
-    """Name, bytes and offset of the record described at `position` of the table, and the position of the next one."""
-    signature, _, _, flags, method, _, _, _, stored, size, name_bytes, extra_bytes, comment_bytes, _, _, _, offset = (
+    """Name, bytes and offset of the record described at `position` of the table, the position of the next one, its CRC-32."""
+    signature, _, _, flags, method, _, _, checksum, stored, size, name_bytes, extra_bytes, comment_bytes, _, _, _, offset = (
         _ENTRY.unpack_from(table, position)
     )
     if signature != b"PK\1\2":
@@ -89,7 +92,7 @@ def _entry(table, position):
         raise ValueError(
             f"its record {shown(name)} is {'encrypted' if flags & 1 else 'compressed'}: torch.save stores it plain"
         )
-    return name, size, offset, after
+    return name, size, offset, after, checksum
 
 
 def _large(extra, *values):

@@ -1,0 +1,48 @@
+"""Check sums that torch.save files carry: the CRC-32 of each record of their zip tables."""
+
+import os
+import zlib
+
+from mindspeed_ms.core.dist_checkpointing.errors import CheckpointError
+from mindspeed_ms.core.dist_checkpointing.torch_file.distributed import METADATA_FILE, read_distributed
+from mindspeed_ms.core.dist_checkpointing.torch_file.zip_records import read_records
+
+_BLOCK_BYTES = 4 << 20
+
+
+def archives_of(folder, names):
+    """Zip files in a folder: list of (name, first byte, end); the parts of a `torch_dist` file are one each."""
+    parts = read_distributed(folder).archives if os.path.isfile(os.path.join(folder, METADATA_FILE)) else []
+    known = {name for name, _, _ in parts}
+    paths = {name: os.path.join(folder, name) for name in names if name not in known}
+    return [*parts, *((name, 0, os.path.getsize(path)) for name, path in paths.items() if _begins_as_zip(path))]
+
+
+def _begins_as_zip(path):
+    with open(path, "rb") as file:
+        return file.read(4) == b"PK\3\4"
+
+
+def wrong_records(path, start, stop):
+    """Names of the records whose bytes are not those of their check sum: list of texts.
+
+    Files saved under `torch.serialization.set_crc32_options(False)` have no check sums: where none fits, none is meant.
+    """
+    sums = {}
+    with open(path, "rb", buffering=0) as file:
+        try:
+            records = read_records(file.fileno(), path, start, stop, sums)
+        except CheckpointError as error:
+            return [str(error)]
+        wrong = [name for name, place in records.items() if _sum(file.fileno(), *place) != sums[name]]
+    return wrong if len(wrong) < len(records) else []
+
+
+def _sum(descriptor, first, last):
+    value = 0
+    while first < last:
+        block = os.pread(descriptor, min(_BLOCK_BYTES, last - first), first)
+        if not block:
+            break
+        value, first = zlib.crc32(block, value), first + len(block)
+    return value

@@ -60,7 +60,7 @@ def whole_cut(manifest, most_bytes, weights_only=False):
 
 
 def write_checkpoint(reader, folder, cut):
-    """Write `iter_...` into a folder with one file per list of `cut`; holds one part of a tensor at a time.
+    """Write `iter_...` into a folder with one file per list of `cut`; holds two parts of tensors at a time.
 
     Random states and the layout that they belong to stay those of the run that saved.
 
@@ -179,7 +179,7 @@ def _write_parts(reader, target, folder, name, parts, bar):
     for key, part in parts:
         count = names[key] = names.get(key, 0) + 1
         entries.append(_entry(reader, key if count == 1 else f"{key}#{count}", key, part, bar))
-    target.files[name] = write_shard(os.path.join(folder, name), entries)
+    target.files[name] = write_shard(os.path.join(folder, name), entries, ahead=True)
     for (key, part), entry in zip(parts, entries):
         stored = reader.tensor(key)
         tensor = target.tensors.setdefault(key, StoredTensor(stored.shape, stored.dtype, stored.grouping))

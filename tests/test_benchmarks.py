@@ -2,6 +2,8 @@
 
 import ast
 import importlib
+import importlib.util
+import math
 import subprocess
 import sys
 from pathlib import Path
@@ -40,3 +42,29 @@ def test_benchmark_starts_without_the_tests(name, tmp_path):
     command = [sys.executable, str(script), "--help"]
     ended = subprocess.run(command, cwd=tmp_path, env={"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=60)
     assert ended.returncode == 0 and "usage: " + name in ended.stdout, ended.stderr
+
+
+def load(name):
+    """Module of a benchmark."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / "benchmarks" / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_differences_of_smollm2_are_joined_over_ranks():
+    prompts = [{"mean_nll": 2.0, "last_top5_logits": [5.0, 4.0]}]
+    ranks = [[[{"mean_nll": 2.0, "last_top5_logits": {1: 4.5}}]], [[{"mean_nll": 2.25, "last_top5_logits": {0: 5.0}}]]]
+    found = load("smollm2").largest_differences(prompts, [[[]], *ranks])  # an earlier stage has nothing
+    assert found == {"mean_nll": 0.25, "last_top5_logits": 0.5}
+    missing = load("smollm2").largest_differences(prompts, [[[]], ranks[0]])
+    assert math.isnan(missing["last_top5_logits"])
+    assert all(math.isnan(value) for value in load("smollm2").largest_differences(prompts, [[[]]]).values())
+
+
+def test_limits_of_conversion():
+    convert = load("convert")
+    assert abs(convert.size_of(convert.config_of(2)) / 2e9 - 1) < 0.05
+    rows = {"plain copy": (9.0, 900), "a -> b": (1.0, 24), "torch.load + torch.save": (2.0, 900)}
+    assert convert.missed(rows, 100) == []
+    assert len(convert.missed(rows | {"a -> b": (1.1, 25)}, 100)) == 2

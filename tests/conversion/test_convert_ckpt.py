@@ -187,7 +187,7 @@ def test_an_interruption_leaves_nothing(qwen, tmp_path, number):
         "def slowly(file, data):\n"
         "    print('writing', flush=True)\n"
         "    time.sleep(60)\n"
-        "shard_file._write_entry = lambda file, entry, writer: slowly(file, entry)\n"
+        "shard_file._write_entry = lambda file, entry, *_: slowly(file, entry)\n"
         f"sys.exit(main(['--load-dir', {qwen!r}, '--save-dir', {str(tmp_path / 'result')!r}, '--save-model-type', 'hf']))\n"
     )
     process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)

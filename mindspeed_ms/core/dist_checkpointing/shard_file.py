@@ -66,12 +66,13 @@ class Entry:
         return StoredPiece(part, file, self.start, self.stop, self.xxhash, self.multilinear)
 
 
-def write_shard(path, entries, verify=False, made_by="mindspeed_ms"):
+def write_shard(path, entries, verify=False, made_by="mindspeed_ms", ahead=False):
     """Write entries and sync them to the disk; fills in their positions and check sums.
 
     Args:
         verify (bool): read the file again and compare check sums.
         made_by (str): "format" in the metadata of a safetensors file.
+        ahead (bool): get the data of the next entry while one is written, which holds two in memory.
 
     Returns:
         int: bytes of the file.
@@ -82,12 +83,16 @@ def write_shard(path, entries, verify=False, made_by="mindspeed_ms"):
     """
     prefixes = ckpt_file.prefixes(entries) if os.fspath(path).endswith(".ckpt") else _safetensors_prefixes(entries, made_by)
     position = 0
-    with open(path, "wb", buffering=0) as file, ThreadPoolExecutor(1) as writer:
-        for prefix, entry in zip(prefixes, entries):
+    with open(path, "wb", buffering=0) as file, ThreadPoolExecutor(1) as writer, ThreadPoolExecutor(1) as reader:
+        following = None
+        for number, (prefix, entry) in enumerate(zip(prefixes, entries)):
+            data = _data_of(entry) if following is None else following.result()
+            following = reader.submit(_data_of, entries[number + 1]) if ahead and number + 1 < len(entries) else None
             _write_all(file, prefix)
             entry.start = position + len(prefix)
             entry.stop = position = entry.start + entry.nbytes
-            _write_entry(file, entry, writer)
+            _write_entry(file, entry, data, writer)
+            del data  # before the next one comes
         os.fsync(file.fileno())
         if verify:
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
@@ -190,8 +195,11 @@ def inside(folder, name):
     return os.path.join(folder, name)
 
 
-def _write_entry(file, entry, writer):
-    data = memoryview(entry.data() if callable(entry.data) else entry.data)
+def _data_of(entry):
+    return memoryview(entry.data() if callable(entry.data) else entry.data)
+
+
+def _write_entry(file, entry, data, writer):
     if data.nbytes != entry.nbytes:
         raise CheckpointError(f"{entry.name} has {data.nbytes} bytes: expected {entry.nbytes}.")
     hashed, total, itemsize = xxhash.xxh3_64(), 0, DTYPE_BYTES[entry.dtype]

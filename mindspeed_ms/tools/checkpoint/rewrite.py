@@ -64,7 +64,7 @@ def _is_left_behind(name):
     return name.endswith(".incomplete") or name.startswith((job_lock.LOCK_FILE, ".")) or name == "lost+found"
 
 
-def write_checkpoint(reader, folder, cut):
+def write_checkpoint(reader, folder, cut, ahead=False):
     """Write `iter_...` into a folder with one file per list of `cut`; holds one part of a tensor at a time.
 
     Random states and the layout that they belong to stay those of the run that saved.
@@ -73,6 +73,7 @@ def write_checkpoint(reader, folder, cut):
         reader (CheckpointReader): what to write.
         folder (str): gets the checkpoint and a tracker; appears complete or not at all.
         cut (list[list[(key, FlatSlice)]]): parts of each file; a list may be empty.
+        ahead (bool): read the next part while one is written, which holds two.
 
     Returns:
         str: the checkpoint's folder.
@@ -105,7 +106,7 @@ def write_checkpoint(reader, folder, cut):
         with progress_bar(_bytes_of(reader, cut)) as bar:
             for number, parts in enumerate(cut):
                 if parts:
-                    _write_parts(reader, target, temporary, f"state_{number:05d}.safetensors", parts, bar)
+                    _write_parts(reader, target, temporary, f"state_{number:05d}.safetensors", parts, bar, ahead)
         for number, entry in enumerate(source.ranks):
             target.ranks.append(_copy_rank(reader, number, entry, temporary))
         folders.publish(folder, temporary, target)
@@ -181,12 +182,12 @@ def check_space(folder, needed):
         raise CheckpointError(f"{folder} needs {needed / GIGABYTE:.2f} GB, but its disk has {free / GIGABYTE:.2f} GB left.")
 
 
-def _write_parts(reader, target, folder, name, parts, bar):
+def _write_parts(reader, target, folder, name, parts, bar, ahead):
     names, entries = {}, []
     for key, part in parts:
         count = names[key] = names.get(key, 0) + 1
         entries.append(_entry(reader, key if count == 1 else f"{key}#{count}", key, part, bar))
-    target.files[name] = write_shard(os.path.join(folder, name), entries)
+    target.files[name] = write_shard(os.path.join(folder, name), entries, ahead=ahead)
     for (key, part), entry in zip(parts, entries):
         stored = reader.tensor(key)
         tensor = target.tensors.setdefault(key, StoredTensor(stored.shape, stored.dtype, stored.grouping))

@@ -54,7 +54,7 @@ class NativeTarget:
 
     def write(self, folder):
         """Write into a folder."""
-        write_checkpoint(self.reader, folder, self.cut)
+        write_checkpoint(self.reader, folder, self.cut, ahead=True)
         write_model_folder(self.conversion, self.source, folder)
 
     def opened(self, folder):

@@ -32,7 +32,7 @@ def saves(folder, loaded_from, monkeypatch):
         [],
         None,
         None,
-        SimpleNamespace(positions=dict),
+        SimpleNamespace(positions=dict, start_anew=lambda consumed: None),
     )
     manager._savers[False] = SimpleNamespace(wait=lambda: calls.append("wait"))
     manager._resume(SimpleNamespace(manifest=SimpleNamespace(states={"train_state": {"iteration": 4}})))

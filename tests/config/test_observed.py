@@ -92,7 +92,8 @@ def test_every_row_about_parameters_or_layout_changes_the_description():
 def test_no_row_that_works_is_unread():
     words = set()
     for path in glob.glob(os.path.join(PACKAGE, "**", "*.py"), recursive=True):
-        if os.sep + "config" + os.sep not in path[len(PACKAGE) :]:
+        parts = path[len(PACKAGE) :].split(os.sep)
+        if not {"config", "megatron"} & {*parts}:  # Megatron's checkpoints name settings that nothing here reads
             with open(path, encoding="utf-8") as file:
                 words |= set(re.findall(r"[A-Za-z_][A-Za-z_0-9]*", file.read()))
     unread = {

@@ -28,7 +28,7 @@ def imports_of(path):
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
 def test_imports_of_a_benchmark_exist(path):
     if path.name == "peer_megatron.py":
-        pytest.importorskip("torch")
+        pytest.importorskip("torch", reason="needs the [peer] extra")
     found = list(imports_of(path))
     assert [module for module, _ in found if module.partition(".")[0] == "tests"] == []
     for module, name in found:

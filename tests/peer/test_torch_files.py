@@ -102,7 +102,7 @@ def test_torch_loads_what_is_written(saved, monkeypatch):
 
 
 @pytest.mark.skipif(
-    importlib.util.find_spec("megatron") is None or not GOLDEN.is_dir(), reason="needs megatron-core, recordings"
+    importlib.util.find_spec("megatron") is None or not GOLDEN.is_dir(), reason="needs the [peer] extra and the recordings"
 )
 def test_megatrons_files_that_we_write_load_as_the_originals(tmp_path):
     files = sorted(GOLDEN.rglob("*.pt"))

@@ -1,4 +1,4 @@
-"""Yaml files beneath the command line: those of `--config`, or a script's own unless a flag of the model is given."""
+"""Default yaml files of a command line: those of `--config`, or a script's own defaults unless a flag of the model is given."""
 
 from mindspeed_ms.config.argument_table import TABLE, row_of_name
 from mindspeed_ms.config.sections.field import option_of

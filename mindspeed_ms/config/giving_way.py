@@ -1,4 +1,4 @@
-"""Settings of files that give way to flags typed over them, which could not stand beside them; notices name each."""
+"""Precedence of flags over settings of yaml files that exclude them, such as precision or warm-up; notices name each."""
 
 from mindspeed_ms.config.beneath import DEFAULT_CONFIGURATION
 from mindspeed_ms.config.settings import ARGUMENTS, COMMAND_LINE, MEGATRON_DEFAULT

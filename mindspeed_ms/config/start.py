@@ -1,4 +1,4 @@
-"""What a training needs beyond a valid configuration: its length, and what Megatron has no default for."""
+"""Required settings of a training: its length, and those that Megatron has no default for."""
 
 from mindspeed_ms.config.availability import require_available
 from mindspeed_ms.config.errors import ConfigError, Problem

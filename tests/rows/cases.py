@@ -15,14 +15,14 @@ RESUMED = {
 VPP = {**_PP2, f"{M}.num_layers": 4, f"{P}.num_layers_per_virtual_pipeline_stage": 1, f"{D}.micro_batch_num": 4}
 OVERLAP = {f"{T}.wrap_with_ddp": True, f"{T}.overlap_grad_reduce": True}
 BUCKETS = {**OVERLAP, f"{T}.bucket_size": 4000}
-TINY_SCALE = {
+OVERFLOWING = {
     **_FP16,
-    f"{T}.loss_scale_value": 2.0**40,
-    f"{T}.loss_scale_factor": 2.0,
+    f"{T}.loss_scale_value": 2.0**20,
+    f"{T}.loss_scale_factor": 16.0,
     f"{T}.loss_scale_window": 2,
     f"{T}.training_iters": 5,
 }
-GROWING = {**TINY_SCALE, f"{T}.loss_scale_value": 4.0}
+GROWING = {**OVERFLOWING, f"{T}.loss_scale_value": 4.0}
 SAMPLES = {f"{T}.training_iters": 0, f"{D}.train_samples": 12}
 RAMP = {**SAMPLES, f"{D}.micro_batch_num": None, f"{D}.global_batch_size": 6, f"{D}.rampup_batch_size": [2, 2, 6]}
 FLASH = {f"{M}.use_flash_attention": True}
@@ -117,12 +117,12 @@ CASES = {
     f"{T}.exit_duration_in_mins": (1, {}, {"minutes": 2}),
     f"{T}.exit_signal_handler": (False, SAVED, {"terminate": True}),
     f"{T}.skip_train": (True, EVALUATED),
-    f"{T}.loss_scale": (8.0, TINY_SCALE),
-    f"{T}.loss_scale_value": (2.0**30, TINY_SCALE),
-    f"{T}.loss_scale_factor": (4.0, TINY_SCALE),
+    f"{T}.loss_scale": (8.0, OVERFLOWING),
+    f"{T}.loss_scale_value": (2.0**21, OVERFLOWING),
+    f"{T}.loss_scale_factor": (4.0, OVERFLOWING),
     f"{T}.loss_scale_window": (1, GROWING),
-    f"{T}.min_loss_scale": (2.0**39, TINY_SCALE),
-    f"{T}.hysteresis": (1, TINY_SCALE),
+    f"{T}.min_loss_scale": (2.0**18, OVERFLOWING),
+    f"{T}.hysteresis": (1, OVERFLOWING),
     f"{D}.rampup_batch_size": ([2, 2, 6], {**SAMPLES, f"{D}.micro_batch_num": None, f"{D}.global_batch_size": 6}),
     f"{D}.decrease_batch_size_if_needed": (True, {**RAMP, f"{D}.rampup_batch_size": [3, 3, 6]}, {"world": 2, "facet": "error"}),
     f"{D}.train_samples": (8, SAMPLES),

@@ -165,10 +165,7 @@ def test_row_shows_its_effect(runs, row):
     changed = runs((beside, {row.path: value}), options)
     assert [rank[facet] for rank in plain] != [rank[facet] for rank in changed]
     if facet != "error":
-        errors = [rank["error"] for rank in (*plain, *changed)]
-        if "training_config.loss_scale_value" in beside:  # every step may overflow, which the end says
-            errors = [None if error and error.startswith("NothingLearntError") else error for error in errors]
-        assert errors == [None] * 2 * len(plain)
+        assert [rank["error"] for rank in (*plain, *changed)] == [None] * 2 * len(plain)
 
 
 @pytest.mark.parametrize("path", REFUSALS)

@@ -74,6 +74,6 @@ def archives_of(path, names):
     return _function(f"{_CHECK_SUMS}:archives_of")(path, names) if is_foreign_folder(path) else []
 
 
-def wrong_records(path, start, stop):
+def wrong_records(path, start, stop, known):
     """Records of a torch.save file whose check sum is wrong: see `torch_file.check_sums`."""
-    return _function(f"{_CHECK_SUMS}:wrong_records")(path, start, stop)
+    return _function(f"{_CHECK_SUMS}:wrong_records")(path, start, stop, known)

@@ -51,6 +51,18 @@ def _sum_of_runs(words, runs, table):
     return total
 
 
+@_compiled
+def copy_runs(source, target, runs, first):
+    """Copy runs of bytes between 1-D uint8 arrays.
+
+    Args:
+        runs (numpy.ndarray): int64 [n, 3]: (position in the source plus `first`, position in the target, bytes).
+    """
+    for run in range(runs.shape[0]):
+        position, offset, count = runs[run, 0] - first, runs[run, 1], runs[run, 2]
+        target[offset : offset + count] = source[position : position + count]
+
+
 @functools.cache
 def _weights():
     return _table()
@@ -62,7 +74,7 @@ def sum_of_runs(data, itemsize, runs):
     Args:
         data (bytes-like): contiguous, aligned to its words.
         itemsize (int): bytes of an element: 1, 2, 4 or 8.
-        runs (list[(int, int, int)]): (position in the tensor, position in `data`, elements).
+        runs (list or array of (int, int, int)): (position in the tensor, position in `data`, elements).
 
     Returns:
         int: 0 <= sum < 2**64.

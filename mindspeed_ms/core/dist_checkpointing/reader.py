@@ -6,16 +6,19 @@ for key, tensor in reader.manifest.tensors.items():
 """
 
 import functools
+import itertools
 import json
 import os
+import threading
 
 import numpy as np
 import xxhash
 
+from mindspeed_ms.core.dist_checkpointing.crc32 import Crc32
 from mindspeed_ms.core.dist_checkpointing.errors import CheckpointError
 from mindspeed_ms.core.dist_checkpointing.foreign import archives_of, wrong_records
 from mindspeed_ms.core.dist_checkpointing.manifest import Manifest, digest, whole_slice
-from mindspeed_ms.core.dist_checkpointing.multilinear import sum_of_runs
+from mindspeed_ms.core.dist_checkpointing.multilinear import copy_runs, sum_of_runs
 from mindspeed_ms.core.dist_checkpointing.shard_file import hash_of_range
 from mindspeed_ms.core.dist_checkpointing.slices import copy_plan
 from mindspeed_ms.layout.sharding import ParameterSharding
@@ -23,6 +26,8 @@ from mindspeed_ms.layout.sharding import ParameterSharding
 _MOST_BUFFERS = os.sysconf("SC_IOV_MAX") if "SC_IOV_MAX" in os.sysconf_names else 16
 _BLOCK_ELEMENTS = 1 << 20
 _BLOCK_BYTES = 8 << 20
+_SCRATCH_BYTES = 1 << 20  # stays in the processor's cache
+_MOST_VIEWS = 64  # of one call: more are cut out of a block with compiled code
 NUMPY_DTYPES = {"bfloat16": np.dtype(np.uint16), "bool": np.dtype(np.bool_)}
 
 
@@ -38,6 +43,12 @@ class CheckpointReader:
         folder (str): of one checkpoint.
         manifest (Optional[Manifest]): if it was read already.
 
+    Several threads may read at the same time.
+
+    Attributes:
+        passed (Optional[dict]): if set, check sums of whole pieces that `read` has read, by file, start and stop: `verify`
+            then compares these, and reads only the others; `read` itself compares none.
+
     Raises:
         CheckpointError: no manifest, or a damaged one.
     """
@@ -45,7 +56,8 @@ class CheckpointReader:
     def __init__(self, folder, manifest=None):
         self.folder = os.fspath(folder)
         self.manifest = manifest if manifest is not None else Manifest.read(self.folder)
-        self._files = {}
+        self.passed = None
+        self._files, self._lock = {}, threading.Lock()
 
     def __enter__(self):
         return self
@@ -69,7 +81,7 @@ class CheckpointReader:
         out = np.empty(stored.shape, numpy_dtype(stored.dtype))
         missing = self.read(key, whole_slice(ParameterSharding.replicated(stored.shape)), out.reshape(-1))
         if missing:
-            raise CheckpointError(f"{self.folder} stores no elements {missing[0]} of {key}.")
+            raise CheckpointError(f"{self.folder} stores no elements {missing[0][0]} to {missing[0][1]} of {key}.")
         return out
 
     def tensor(self, key):
@@ -102,37 +114,39 @@ class CheckpointReader:
         memory, size = memoryview(out.view(np.uint8)), stored.itemsize
         runs, missing = copy_plan(wanted, [piece.slice for piece in stored.pieces])
         for number, (piece, parts) in enumerate(zip(stored.pieces, runs)):
-            in_bytes = [(source * size, target * size, count * size) for source, target, count in parts]
-            if piece.transposed:
-                self._read_transposed(key, piece, in_bytes, memory)
-                continue
-            self._read_runs(key, piece, in_bytes, memory)
-            count = sum(count for _, _, count in parts)
-            if count == piece.slice.stop - piece.slice.start:
-                self._check(key, number, in_bytes, memory)
+            count = int(parts[:, 2].sum())
+            hashed = self._sum_of(piece) if count == piece.slice.stop - piece.slice.start else None
+            (self._read_transposed if piece.transposed else self._read_runs)(key, piece, parts * size, memory, hashed)
+            if hashed is not None:
+                self._check(key, number, hashed.hexdigest())
             elif count and piece.multilinear and on_part is not None:
                 on_part(number, count, sum_of_runs(memory, size, parts))
         return missing
 
-    def _check(self, key, number, parts, memory):
-        """Compare a whole piece, read as `parts`, with its check sum. Raises CheckpointError if it is another."""
-        wanted, hashed = self.tensor(key).pieces[number].xxhash, xxhash.xxh3_64()
-        if wanted:
-            for _, target, nbytes in parts:
-                hashed.update(memory[target : target + nbytes])
-            if hashed.hexdigest() != wanted:
-                raise CheckpointError(self.damaged(key, number))
+    def _sum_of(self, piece):
+        """Empty check sum of the kind that the bytes of a whole piece have; None if they have none that is asked for."""
+        if piece.xxhash:
+            return xxhash.xxh3_64()
+        return Crc32() if self.passed is not None and piece.file in self._zip_files else None
 
-    def _read_transposed(self, key, piece, parts, memory):
+    def _check(self, key, number, digest):
+        """Keep the check sum of a whole piece for `verify`, or raise CheckpointError if it is another than the saved one."""
+        piece = self.tensor(key).pieces[number]
+        if self.passed is not None:
+            self.passed[piece.file, piece.start, piece.stop] = digest
+        elif digest != piece.xxhash:
+            raise CheckpointError(self.damaged(key, number))
+
+    def _read_transposed(self, key, piece, parts, memory, hashed):
         """Read runs of a piece whose last two axes are swapped in the file: reads all of the piece."""
-        if not parts:
+        if not len(parts):
             return
         *outer, rows, columns = piece.slice.sharding.local_shape
         whole = np.empty((*outer, columns, rows), f"u{self.tensor(key).itemsize}")
-        self._read_exactly(key, piece.file, piece.start, [memoryview(whole.reshape(-1).view(np.uint8))])
-        values = memoryview(np.ascontiguousarray(whole.swapaxes(-1, -2)).reshape(-1).view(np.uint8))
-        for source, target, nbytes in parts:
-            memory[target : target + nbytes] = values[source : source + nbytes]
+        everything = np.array([(0, 0, whole.nbytes)])
+        self._read_runs(key, piece, everything, memoryview(whole.reshape(-1).view(np.uint8)), hashed)
+        values = np.ascontiguousarray(whole.swapaxes(-1, -2)).reshape(-1).view(np.uint8)
+        _copy_runs(values, memory, parts, 0)
 
     def sum_of_runs(self, key, number, runs):
         """Check sum contribution of runs (offset, elements) of piece `number`, which it reads block by block."""
@@ -142,40 +156,51 @@ class CheckpointReader:
         for start, left in runs:
             while left:
                 count = min(left, _BLOCK_ELEMENTS)
-                self._read_runs(key, stored.pieces[number], [(start * size, 0, count * size)], memoryview(block))
+                self._read_runs(key, stored.pieces[number], np.array([(start, 0, count)]) * size, memoryview(block))
                 total += sum_of_runs(block, size, [(start, 0, count)])
                 start, left = start + count, left - count
         return total
 
-    def _read_runs(self, key, piece, parts, memory):
-        """Read runs (offset in the piece, offset in memory, bytes); runs that touch in the file share one call."""
-        position = 0
-        while position < len(parts):
-            start, end, views = parts[position][0], parts[position][0], []
-            while position < len(parts) and parts[position][0] == end and len(views) < _MOST_BUFFERS:
-                _, target, count = parts[position]
-                views.append(memory[target : target + count])
-                end, position = end + count, position + 1
-            self._read_exactly(key, piece.file, piece.start + start, views)
+    def _read_runs(self, key, piece, runs, memory, hashed=None):
+        """Read runs (offset in the piece, offset in memory, bytes); those that touch in the file share one call.
 
-    def _read_exactly(self, key, name, offset, views):
-        while views:
-            count = os.preadv(self._open(name), views, offset)
-            if count == 0:
-                raise CheckpointError(f"{os.path.join(self.folder, name)} is damaged: it ends within tensor {key}.")
-            offset += count
-            while views and count >= views[0].nbytes:
-                count -= views.pop(0).nbytes
-            if views and count:
-                views[0] = views[0][count:]
+        `hashed` is the check sum that their bytes are added to.
+        """
+        few = min(_MOST_BUFFERS, _MOST_VIEWS)
+        for first, last in _stretches(runs):
+            start, stop = int(runs[first, 0]), int(runs[last - 1, 0] + runs[last - 1, 2])
+            if last - first <= few:
+                views = [memory[target : target + count] for _, target, count in runs[first:last].tolist()]
+                self._read_exactly(key, piece.file, piece.start + start, views, hashed)
+            else:
+                block = np.empty(stop - start, np.uint8)
+                self._read_exactly(key, piece.file, piece.start + start, [memoryview(block)], hashed)
+                _copy_runs(block, memory, runs[first:last], start)
+
+    def _read_exactly(self, key, name, offset, views, hashed=None):
+        for view in _blocks_of(views) if hashed is not None else (views,):
+            left = list(view)
+            while left:
+                count = os.preadv(self._open(name), left, offset)
+                if count == 0:
+                    raise CheckpointError(f"{os.path.join(self.folder, name)} is damaged: it ends within tensor {key}.")
+                offset += count
+                while left and count >= left[0].nbytes:
+                    count -= left.pop(0).nbytes
+                if left and count:
+                    left[0] = left[0][count:]
+            if hashed is not None:
+                for part in view:
+                    hashed.update(part)
 
     def _open(self, name):
-        if name not in self._files:
-            try:
-                self._files[name] = os.open(os.path.join(self.folder, name), os.O_RDONLY)
-            except OSError as error:
-                raise CheckpointError(f"{os.path.join(self.folder, name)} cannot be read: {error.strerror}.") from error
-        return self._files[name]
+        with self._lock:
+            if name not in self._files:
+                try:
+                    self._files[name] = os.open(os.path.join(self.folder, name), os.O_RDONLY)
+                except OSError as error:
+                    raise CheckpointError(f"{os.path.join(self.folder, name)} cannot be read: {error.strerror}.") from error
+            return self._files[name]
 
     def damaged(self, key, number):
         """Error text: the check sum of piece `number` of a tensor is wrong."""
@@ -235,6 +260,11 @@ class CheckpointReader:
         return problems
 
     @functools.cached_property
+    def _zip_files(self):
+        """Names of the files with archives."""
+        return {name for name, _, _ in self._archives}
+
+    @functools.cached_property
     def _archives(self):
         """(file, first byte, end) of what torch.save wrote, in another program's folder."""
         return archives_of(self.folder, self.manifest.files)
@@ -248,15 +278,20 @@ class CheckpointReader:
         Returns:
             list[str]: texts about damaged files and tensors.
         """
-        problems, number = self.check_replicas(part, parts), 0
+        problems, number, passed = self.check_replicas(part, parts), 0, self.passed or {}
         for key, stored in self.manifest.tensors.items():
             for piece in stored.pieces:
                 number += 1
-                path = os.path.join(self.folder, piece.file)
-                if number % parts == part and piece.xxhash and hash_of_range(path, piece.start, piece.stop) != piece.xxhash:
+                if number % parts != part or not piece.xxhash:
+                    continue
+                found = passed.get((piece.file, piece.start, piece.stop))
+                if found is None:
+                    found = hash_of_range(os.path.join(self.folder, piece.file), piece.start, piece.stop)
+                if found != piece.xxhash:
                     problems.append(f"{piece.file}: the check sum of tensor {key} is wrong")
         for name, start, stop in self._archives[part::parts]:
-            wrong = wrong_records(os.path.join(self.folder, name), start, stop)
+            known = {place[1:]: found for place, found in passed.items() if place[0] == name}
+            wrong = wrong_records(os.path.join(self.folder, name), start, stop, known)
             problems += [f"{name}: the check sum of its record {record} is wrong" for record in wrong]
         for number in range(part, len(self.manifest.ranks), parts):
             try:
@@ -264,3 +299,36 @@ class CheckpointReader:
             except CheckpointError:
                 problems.append(f"{self.manifest.ranks[number]['file']} is damaged or missing")
         return problems
+
+
+def _stretches(runs):
+    """Bounds of stretches of runs that touch in the file: of a block's size, or of a few runs."""
+    if not len(runs):
+        return
+    ends = runs[:, 0] + runs[:, 2]
+    breaks = np.flatnonzero(runs[1:, 0] != ends[:-1]) + 1
+    for first, stop in itertools.pairwise([0, *breaks.tolist(), len(runs)]):
+        while first < stop:
+            fitting = np.searchsorted(ends[first:stop], runs[first, 0] + _SCRATCH_BYTES, "right")
+            last = first + max(1, int(fitting))
+            yield first, last
+            first = last
+
+
+def _blocks_of(views):
+    """Lists of views, each of a block's size at most, so that a block is in the cache when its check sum is counted."""
+    if len(views) > 1:
+        yield views
+        return
+    for start in range(0, views[0].nbytes, _SCRATCH_BYTES):
+        yield [views[0][start : start + _SCRATCH_BYTES]]
+
+
+def _copy_runs(source, memory, runs, first):
+    """Copy runs (offset in the source plus `first`, offset in memory, bytes)."""
+    if len(runs) > _MOST_VIEWS:
+        copy_runs(source, np.frombuffer(memory, np.uint8), np.ascontiguousarray(runs), first)
+        return
+    values = memoryview(source)
+    for start, target, nbytes in runs.tolist():
+        memory[target : target + nbytes] = values[start - first : start - first + nbytes]

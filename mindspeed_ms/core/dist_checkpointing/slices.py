@@ -1,14 +1,31 @@
-"""Copy plans between slices of a tensor: intersections of flat element ranges."""
+"""Copy plans between slices of a tensor: intersections of flat element ranges, as arrays of int64."""
+
+from math import prod
+
+import numpy as np
+
+_NONE = np.empty((0, 3), np.int64)
 
 
 def ordered_ranges(piece):
-    """Ranges (start, stop, offset) of a FlatSlice by start: global flat elements, and the place of `start` in the slice."""
-    ranges, offset = [], 0
-    for start, stop in piece.flat_ranges():
-        ranges.append((start, stop, offset))
-        offset += stop - start
-    ranges.sort()
-    return ranges
+    """Ranges of a FlatSlice by start, array [n, 3]: start and stop in the flattened global tensor, place in the slice."""
+    sharding, start, stop = piece.sharding, piece.start, piece.stop
+    if start == stop:
+        return _NONE
+    if sharding.is_whole:
+        return np.array([(start, stop, 0)], np.int64)
+    axis, first_row = sharding.axis, sharding.leading[0] if sharding.leading else 0
+    inner = prod(sharding.global_shape[axis + 1 :])
+    held = np.array(sharding.ranges, np.int64) * inner
+    lengths = held[:, 1] - held[:, 0]
+    local_block, global_block = int(lengths.sum()), sharding.global_shape[axis] * inner
+    outer = np.arange(start // local_block, (stop - 1) // local_block + 1)[:, None]
+    low = (outer * local_block + (np.cumsum(lengths) - lengths)).reshape(-1)  # of whole ranges, in the local tensor
+    shift = (outer * global_block + held[:, 0]).reshape(-1) - low + first_row * prod(sharding.global_shape[1:])
+    high = np.minimum(low + np.tile(lengths, len(outer)), stop)
+    low = np.maximum(low, start)
+    ranges = np.stack((low + shift, high + shift, low - start), 1)[low < high]
+    return ranges[np.argsort(ranges[:, 0])]
 
 
 def copy_plan(wanted, pieces):
@@ -20,25 +37,25 @@ def copy_plan(wanted, pieces):
             several pieces hold are taken from the first.
 
     Returns:
-        (runs, missing): `runs[i]` is the list of (offset in piece i, offset in wanted, elements) by offset in the piece;
-        `missing` lists (start, stop) of the flattened global tensor that no piece holds.
+        (runs, missing): `runs[i]` is the array [n, 3] of (offset in piece i, offset in wanted, elements) by offset in the
+        piece; `missing` lists (start, stop) of the flattened global tensor that no piece holds.
     """
     left, runs = ordered_ranges(wanted), []
     for piece in pieces:
-        found = []
-        if left and _may_overlap(left, piece):
+        found = _NONE
+        if len(left) and _may_overlap(left, piece):
             found, left = _take(left, ordered_ranges(piece))
-        runs.append(_joined(sorted(found)))
-    return runs, [(start, stop) for start, stop, _ in left]
+        runs.append(_joined(found))
+    return runs, [(start, stop) for start, stop, _ in left.tolist()]
 
 
 def remainder(wanted, pieces):
     """Part of a slice that no piece holds: list of (offset in wanted, elements)."""
     left = ordered_ranges(wanted)
     for piece in pieces:
-        if left and _may_overlap(left, piece):
+        if len(left) and _may_overlap(left, piece):
             _, left = _take(left, ordered_ranges(piece))
-    return [(offset, stop - start) for start, stop, offset in left]
+    return [(offset, stop - start) for start, stop, offset in left.tolist()]
 
 
 def _may_overlap(left, piece):
@@ -46,44 +63,37 @@ def _may_overlap(left, piece):
     sharding = piece.sharding
     if sharding.axis not in (None, 0) and sharding.leading is None:
         return True
-    inner = 1
-    for size in sharding.global_shape[1:]:
-        inner *= size
+    inner = prod(sharding.global_shape[1:])
     if sharding.leading is not None:
         ranges = (sharding.leading,)
     else:
         ranges = sharding.ranges if sharding.axis == 0 else ((0, sharding.numel // inner if inner else 0),)
     first, last = min(start for start, _ in ranges) * inner, max(stop for _, stop in ranges) * inner
-    return left[0][0] < last and first < max(stop for _, stop, _ in left)
+    return left[0, 0] < last and first < left[-1, 1]
 
 
 def _take(left, held):
-    """(runs found, ranges left) of two ordered lists of ranges."""
-    found, rest, position = [], [], 0
-    for start, stop, offset in left:
-        while position < len(held) and held[position][1] <= start:
-            position += 1
-        at = position
-        while start < stop and at < len(held) and held[at][0] < stop:
-            first, last, where = held[at]
-            if first > start:
-                rest.append((start, first, offset))
-                start, offset = first, offset + first - start
-            end = min(stop, last)
-            found.append((where + start - first, offset, end - start))
-            start, offset = end, offset + end - start
-            at += 1
-        if start < stop:
-            rest.append((start, stop, offset))
-    return found, rest
+    """(runs found, ranges left) of two arrays of ranges, each ordered and without overlaps."""
+    low = np.searchsorted(held[:, 1], left[:, 0], "right")
+    counts = np.maximum(np.searchsorted(held[:, 0], left[:, 1], "left") - low, 0)
+    of_left = np.repeat(np.arange(len(left)), counts)
+    of_held = np.arange(len(of_left)) + np.repeat(low - (np.cumsum(counts) - counts), counts)
+    mine, theirs = left[of_left], held[of_held]
+    start, stop = np.maximum(mine[:, 0], theirs[:, 0]), np.minimum(mine[:, 1], theirs[:, 1])
+    found = np.stack((theirs[:, 2] + start - theirs[:, 0], mine[:, 2] + start - mine[:, 0], stop - start), 1)
+    # each gap begins where a range or a run before it ends
+    begins, ends = np.sort(np.append(left[:, 0], stop)), np.sort(np.append(left[:, 1], start))
+    is_gap = begins < ends
+    begins, ends = begins[is_gap], ends[is_gap]
+    owners = left[np.searchsorted(left[:, 0], begins, "right") - 1]
+    return found, np.stack((begins, ends, owners[:, 2] + begins - owners[:, 0]), 1)
 
 
 def _joined(runs):
-    """Runs with those joined that follow each other on both sides."""
-    result = []
-    for source, target, count in runs:
-        if result and result[-1][0] + result[-1][2] == source and result[-1][1] + result[-1][2] == target:
-            result[-1] = (result[-1][0], result[-1][1], result[-1][2] + count)
-        else:
-            result.append((source, target, count))
-    return result
+    """Runs by offset in the piece, with those joined that follow each other on both sides."""
+    if len(runs) < 2:
+        return runs
+    runs = runs[np.argsort(runs[:, 0])]
+    follows = ((runs[:-1, :2] + runs[:-1, 2:]) == runs[1:, :2]).all(1)
+    firsts = np.flatnonzero(np.append(True, ~follows))
+    return np.stack((runs[firsts, 0], runs[firsts, 1], np.add.reduceat(runs[:, 2], firsts)), 1)

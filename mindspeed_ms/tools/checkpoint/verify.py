@@ -1,8 +1,9 @@
 """Verification of a checkpoint: files, check sums, and exact coverage of each tensor by its parts."""
 
-import itertools
 import os
+from math import prod
 
+import numpy as np
 from tqdm import tqdm
 
 from mindspeed_ms.core.dist_checkpointing.errors import CheckpointError
@@ -40,15 +41,17 @@ def coverage_problems(stored):
             problems.append(f"a part in {piece.file} has {piece.stop - piece.start} bytes instead of {expected}")
         if by_slice.setdefault(piece.slice, piece).xxhash != piece.xxhash:
             problems.append(f"{piece.file} and {by_slice[piece.slice].file} hold different values of the same elements")
-    ranges = sorted(part[:2] for piece in by_slice.values() for part in ordered_ranges(piece.slice))
-    numel = 1
-    for size in stored.shape:
-        numel *= size
-    for (_, before), (start, stop) in itertools.pairwise([(0, 0), *ranges, (numel, numel)]):
+    numel = prod(stored.shape)
+    ranges = np.concatenate([*(ordered_ranges(piece.slice)[:, :2] for piece in by_slice.values()), [[numel, numel]]])
+    ranges = ranges[np.lexsort((ranges[:, 1], ranges[:, 0]))]
+    ends = np.append(0, ranges[:-1, 1])  # of the range before
+    wrong = np.flatnonzero(ranges[:, 0] != ends)
+    if len(wrong):
+        (start, stop), before = ranges[wrong[0]], ends[wrong[0]]
         if start > before:
-            return [*problems, f"elements {before} to {start} are stored nowhere"]
-        if start < before:
-            return [*problems, f"elements {start} to {min(before, stop)} are stored twice"]
+            problems.append(f"elements {before} to {start} are stored nowhere")
+        else:
+            problems.append(f"elements {start} to {min(before, stop)} are stored twice")
     return problems
 
 

@@ -68,7 +68,7 @@ class ConvertedReader(CheckpointReader):
         rows, width = given.shape[0], prod(given.shape[1:])
         last = np.empty(width, values.dtype)
         self.source.read(key, FlatSlice(ParameterSharding(given.shape, 0, ((rows - 1, rows),)), 0, width), last)
-        for start, stop, offset in ordered_ranges(wanted):
+        for start, stop, offset in ordered_ranges(wanted).tolist():
             first = max(start, rows * width)
             if first < stop:
                 values[offset + first - start : offset + stop - start] = last[np.arange(first, stop) % width]

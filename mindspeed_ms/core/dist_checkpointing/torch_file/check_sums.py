@@ -1,13 +1,13 @@
 """Check sums that torch.save files carry: the CRC-32 of each record of their zip tables."""
 
 import os
-import zlib
 
+from mindspeed_ms.core.dist_checkpointing.crc32 import Crc32
 from mindspeed_ms.core.dist_checkpointing.errors import CheckpointError
 from mindspeed_ms.core.dist_checkpointing.torch_file.distributed import METADATA_FILE, read_distributed
 from mindspeed_ms.core.dist_checkpointing.torch_file.zip_records import read_records
 
-_BLOCK_BYTES = 4 << 20
+_BLOCK_BYTES = 1 << 20
 
 
 def archives_of(folder, names):
@@ -23,8 +23,10 @@ def _begins_as_zip(path):
         return file.read(4) == b"PK\3\4"
 
 
-def wrong_records(path, start, stop):
+def wrong_records(path, start, stop, known):
     """Names of the records whose bytes are not those of their check sum: list of texts.
+
+    `known` has the check sums, as `Crc32.hexdigest` gives them, of bytes (first, end) that need not be read again.
 
     Files saved under `torch.serialization.set_crc32_options(False)` have no check sums: where none fits, none is meant.
     """
@@ -34,15 +36,20 @@ def wrong_records(path, start, stop):
             records = read_records(file.fileno(), path, start, stop, sums)
         except CheckpointError as error:
             return [str(error)]
-        wrong = [name for name, place in records.items() if _sum(file.fileno(), *place) != sums[name]]
+        wrong = [
+            name
+            for name, place in records.items()
+            if (known.get(place) or _sum(file.fileno(), *place)) != f"{sums[name]:08x}"
+        ]
     return wrong if len(wrong) < len(records) else []
 
 
 def _sum(descriptor, first, last):
-    value = 0
+    found = Crc32()
     while first < last:
         block = os.pread(descriptor, min(_BLOCK_BYTES, last - first), first)
         if not block:
             break
-        value, first = zlib.crc32(block, value), first + len(block)
-    return value
+        found.update(block)
+        first += len(block)
+    return found.hexdigest()

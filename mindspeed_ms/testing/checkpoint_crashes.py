@@ -20,7 +20,7 @@ MOMENTS = {
     "file": ("durable", "write_file", 6),
     "rename": ("folders.os", "rename", 4),
     "tracker": ("durable", "replace_file", 3),
-    "flush": ("durable", "sync_folder", 6),
+    "flush": ("durable", "sync", 6),
 }
 
 

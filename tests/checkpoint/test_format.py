@@ -1,20 +1,18 @@
 """The format alone, without MindSpore: any layout to any other, check sums, the newest good checkpoint."""
 
 import collections
-import functools
 import itertools
 import json
 import os
 import subprocess
 import sys
-import threading
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mindspeed_ms.core.dist_checkpointing import durable, folders, shard_file
+from mindspeed_ms.core.dist_checkpointing import durable, folders
 from mindspeed_ms.core.dist_checkpointing.errors import CheckpointError
 from mindspeed_ms.core.dist_checkpointing.manifest import MANIFEST_FILE, Manifest, StoredTensor
 from mindspeed_ms.core.dist_checkpointing.multilinear import to_text
@@ -279,36 +277,3 @@ def test_a_spare_checkpoint_goes_first_if_it_is_newer(tmp_path, saved_at, first)
     one_tensor(paths["spare"], iteration=4, saved_at=saved_at)
     order = [str(paths[name]) for name in (["spare", "lasting"] if first == "spare" else ["lasting", "spare"])]
     assert folders.candidates(str(tmp_path)) == order
-
-
-def test_the_next_tensor_is_read_while_one_is_written(tmp_path, monkeypatch):
-    second_is_read, write_entry = threading.Event(), shard_file._write_entry
-
-    def data(number):
-        if number == 1:
-            second_is_read.set()
-        return np.full(8, number, np.uint8)
-
-    def write_with(ahead):
-        entries = [Entry(str(number), "uint8", (8,), 8, functools.partial(data, number)) for number in range(3)]
-        write_shard(tmp_path / "x.safetensors", entries, ahead=ahead)
-        sums = [(one.start, one.stop, one.xxhash, one.multilinear) for one in entries]
-        return (tmp_path / "x.safetensors").read_bytes(), sums
-
-    def write_late(*arguments):
-        assert second_is_read.wait(5)
-        write_entry(*arguments)
-
-    plain = write_with(ahead=False)
-    second_is_read.clear()
-    monkeypatch.setattr(shard_file, "_write_entry", write_late)
-    assert write_with(ahead=True) == plain
-
-
-def test_an_error_of_a_tensor_read_ahead_is_raised(tmp_path):
-    def damaged():
-        raise CheckpointError("damaged")
-
-    entries = [Entry("a", "uint8", (8,), 8, np.zeros(8, np.uint8)), Entry("b", "uint8", (8,), 8, damaged)]
-    with pytest.raises(CheckpointError, match="damaged"):
-        write_shard(tmp_path / "x.safetensors", entries, ahead=True)

@@ -159,7 +159,7 @@ def test_nothing_is_overwritten(qwen, tmp_path, capsys):
 def test_a_full_disk_leaves_nothing(qwen, tmp_path, capsys, monkeypatch):
     from mindspeed_ms.core.dist_checkpointing import shard_file
 
-    def full(file, data):
+    def full(*arguments):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(shard_file, "_write_all", full)
@@ -180,14 +180,16 @@ def test_a_damaged_result_is_deleted(qwen, tmp_path, capsys, monkeypatch):
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interruption_leaves_nothing(qwen, tmp_path, number):
     code = (
-        "import signal, sys, time\n"
+        "import os, signal, sys, time\n"
         "signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job starts with SIGINT ignored\n"
-        "from mindspeed_ms.core.dist_checkpointing import shard_file\n"
+        "from mindspeed_ms.core.dist_checkpointing import by_tensor\n"
         "from mindspeed_ms.tools.converter.__main__ import main\n"
-        "def slowly(file, data):\n"
-        "    print('writing', flush=True)\n"
-        "    time.sleep(60)\n"
-        "shard_file._write_entry = lambda file, entry, *_: slowly(file, entry)\n"
+        "def slowly(path, entry, data, with_sums, progress):\n"
+        "    os.write(1, b'writing\\n')\n"
+        "    while True:\n"
+        "        time.sleep(0.1)\n"
+        "        progress(0)  # other threads see the interruption here\n"
+        "by_tensor.write_values = slowly\n"
         f"sys.exit(main(['--load-dir', {qwen!r}, '--save-dir', {str(tmp_path / 'result')!r}, '--save-model-type', 'hf']))\n"
     )
     process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)

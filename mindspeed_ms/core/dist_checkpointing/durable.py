@@ -15,11 +15,11 @@ def replace_file(path, data):
     """Replace a small file in one step: readers see the old or the new content."""
     write_file(f"{path}.tmp", data)
     os.replace(f"{path}.tmp", path)
-    sync_folder(os.path.dirname(path) or ".")
+    sync(os.path.dirname(path) or ".")
 
 
-def sync_folder(path):
-    """Wait until new names in a folder are on the disk."""
+def sync(path):
+    """Wait until the bytes of a file, or the new names in a folder, are on the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -126,7 +126,7 @@ def publish(folder, temporary, manifest, keep_checkpoint_max=None):
     """
     job_lock.check(folder)
     durable.write_file(os.path.join(temporary, MANIFEST_FILE), manifest.to_bytes())
-    durable.sync_folder(temporary)
+    durable.sync(temporary)
     target = checkpoint_folder(folder, manifest.iteration)
     if is_foreign_folder(target):
         raise CheckpointError(

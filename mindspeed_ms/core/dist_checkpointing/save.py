@@ -219,7 +219,7 @@ class _UpstreamWrite(_Write):
         os.makedirs(folder)
         result = super()._write()
         durable.write_file(os.path.join(folder, "meta.json"), upstream_format.meta_of(self._path, *self._moment))
-        durable.sync_folder(folder)
+        durable.sync(folder)
         return result
 
 

@@ -37,6 +37,7 @@ _FILE_DTYPES = {
 }
 _MOST_HEADER_BYTES = 100_000_000  # the format's own limit
 _BLOCK_BYTES = 8 << 20
+_CACHED_BYTES = 1 << 20  # stays in the processor's cache
 
 
 @dataclass
@@ -66,13 +67,12 @@ class Entry:
         return StoredPiece(part, file, self.start, self.stop, self.xxhash, self.multilinear)
 
 
-def write_shard(path, entries, verify=False, made_by="mindspeed_ms", ahead=False):
+def write_shard(path, entries, verify=False, made_by="mindspeed_ms"):
     """Write entries and sync them to the disk; fills in their positions and check sums.
 
     Args:
         verify (bool): read the file again and compare check sums.
         made_by (str): "format" in the metadata of a safetensors file.
-        ahead (bool): get the data of the next entry while one is written, which holds two in memory.
 
     Returns:
         int: bytes of the file.
@@ -81,16 +81,10 @@ def write_shard(path, entries, verify=False, made_by="mindspeed_ms", ahead=False
         OSError: no space, no such folder, ...
         CheckpointError: `verify` found other bytes.
     """
-    prefixes = ckpt_file.prefixes(entries) if os.fspath(path).endswith(".ckpt") else _safetensors_prefixes(entries, made_by)
-    position = 0
-    with open(path, "wb", buffering=0) as file, ThreadPoolExecutor(1) as writer, ThreadPoolExecutor(1) as reader:
-        following = None
-        for number, (prefix, entry) in enumerate(zip(prefixes, entries)):
-            data = _data_of(entry) if following is None else following.result()
-            following = reader.submit(_data_of, entries[number + 1]) if ahead and number + 1 < len(entries) else None
-            _write_all(file, prefix)
-            entry.start = position + len(prefix)
-            entry.stop = position = entry.start + entry.nbytes
+    size = begin_shard(path, entries, made_by)
+    with open(path, "r+b", buffering=0) as file, ThreadPoolExecutor(1) as writer:
+        for entry in entries:
+            data = _data_of(entry)
             _write_entry(file, entry, data, writer)
             del data  # before the next one comes
         os.fsync(file.fileno())
@@ -100,6 +94,18 @@ def write_shard(path, entries, verify=False, made_by="mindspeed_ms", ahead=False
         for entry in entries:
             if hash_of_range(path, entry.start, entry.stop) != entry.xxhash:
                 raise CheckpointError(f"{path} holds other bytes than were written (tensor {entry.name}).")
+    return size
+
+
+def begin_shard(path, entries, made_by="mindspeed_ms"):
+    """Write all but the values, and fill in where these will be; see `write_shard`."""
+    prefixes = ckpt_file.prefixes(entries) if os.fspath(path).endswith(".ckpt") else _safetensors_prefixes(entries, made_by)
+    position = 0
+    with open(path, "wb", buffering=0) as file:
+        for prefix, entry in zip(prefixes, entries):
+            _write_all(file.fileno(), prefix, position)
+            entry.start = position + len(prefix)
+            entry.stop = position = entry.start + entry.nbytes
     return position
 
 
@@ -200,22 +206,53 @@ def _data_of(entry):
 
 
 def _write_entry(file, entry, data, writer):
-    if data.nbytes != entry.nbytes:
-        raise CheckpointError(f"{entry.name} has {data.nbytes} bytes: expected {entry.nbytes}.")
+    _check_size(entry, data)
     hashed, total, itemsize = xxhash.xxh3_64(), 0, DTYPE_BYTES[entry.dtype]
     for start in range(0, entry.nbytes, _BLOCK_BYTES):
         block = data[start : start + _BLOCK_BYTES]
-        written = writer.submit(_write_all, file, block)  # while its check sums are counted
+        written = writer.submit(_write_all, file.fileno(), block, entry.start + start)  # while its check sums are counted
         hashed.update(block)
         total += sum_of_runs(block, itemsize, [(start // itemsize, 0, block.nbytes // itemsize)])
         written.result()
     entry.xxhash, entry.multilinear = hashed.hexdigest(), to_text(total)
 
 
-def _write_all(file, data):
+def write_values(path, entry, data, with_sums, progress):
+    """Write the values of one entry into a file that `begin_shard` began; several threads may write one file.
+
+    Args:
+        data (bytes-like): contiguous.
+        with_sums (bool): fill in the entry's check sums.
+        progress (Callable): called with the bytes of each block.
+    """
+    data = memoryview(data)
+    _check_size(entry, data)
+    hashed, total, itemsize = xxhash.xxh3_64(), 0, DTYPE_BYTES[entry.dtype]
+    descriptor = os.open(path, os.O_WRONLY)
+    try:
+        for start in range(0, entry.nbytes, _CACHED_BYTES):
+            block = data[start : start + _CACHED_BYTES]
+            _write_all(descriptor, block, entry.start + start)
+            if with_sums:
+                hashed.update(block)
+                total += sum_of_runs(block, itemsize, [(start // itemsize, 0, block.nbytes // itemsize)])
+            progress(block.nbytes)
+    finally:
+        os.close(descriptor)
+    if with_sums:
+        entry.xxhash, entry.multilinear = hashed.hexdigest(), to_text(total)
+
+
+def _check_size(entry, data):
+    if data.nbytes != entry.nbytes:
+        raise CheckpointError(f"{entry.name} has {data.nbytes} bytes: expected {entry.nbytes}.")
+
+
+def _write_all(descriptor, data, position):
     view = memoryview(data)
     while view.nbytes:
-        view = view[file.write(view) :]
+        count = os.pwrite(descriptor, view, position)
+        view, position = view[count:], position + count
 
 
 def hash_of_range(path, start, stop):

@@ -5,14 +5,12 @@ import os
 import shutil
 from dataclasses import replace
 
-import numpy as np
-
 from mindspeed_ms.config.model_description import describe_model
 from mindspeed_ms.core.dist_checkpointing import durable
+from mindspeed_ms.core.dist_checkpointing.by_tensor import Part, write_shards
 from mindspeed_ms.core.dist_checkpointing.errors import CheckpointError
 from mindspeed_ms.core.dist_checkpointing.manifest import DTYPE_BYTES, OPTIMIZER_PREFIX, whole_slice
-from mindspeed_ms.core.dist_checkpointing.reader import numpy_dtype
-from mindspeed_ms.core.dist_checkpointing.shard_file import Entry, write_shard
+from mindspeed_ms.core.dist_checkpointing.shard_file import Entry
 from mindspeed_ms.layout.sharding import ParameterSharding
 from mindspeed_ms.models.families.configuration import check_same_sizes, write_configuration
 from mindspeed_ms.models.families.tensors import tensor_parts
@@ -119,23 +117,24 @@ class HuggingFaceTarget:
         """Name of file `number`."""
         return SINGLE_FILE if len(self.files) == 1 else f"model-{number + 1:05d}-of-{len(self.files):05d}.safetensors"
 
-    def write(self, folder, progress=None):
-        """Write the folder, which exists and is empty; holds one tensor at a time.
+    def write(self, folder, progress=None, workers=1):
+        """Write the folder, which exists and is empty; holds one tensor for each worker.
 
         Args:
             folder (str): where to.
             progress (Optional[callable]): called with the bytes of each tensor.
+            workers (int): threads.
 
         Raises:
             CheckpointError: the source is damaged.
             OSError: no space, ...
         """
-        places = {}
+        places, shards = {}, {}
         for number, parts in enumerate(self.files):
             name = self.file_name(number)
-            entries = [self._entry(part, progress) for part in parts]
-            write_shard(os.path.join(folder, name), entries, made_by="pt")  # what transformers asks for
+            shards[os.path.join(folder, name)] = [self._part(part) for part in parts]
             places.update(dict.fromkeys((part.name for part in parts), name))
+        write_shards(self.reader, shards, workers, progress, made_by="pt")  # as transformers asks for
         if len(self.files) > 1:
             total = sum(self.nbytes(part) for part in self.parts)
             index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(places.items()))}
@@ -144,23 +143,9 @@ class HuggingFaceTarget:
         if self.model_folder is not None:
             copy_side_files(self.model_folder, folder)
 
-    def _entry(self, part, progress):
-        stored = self.reader.tensor(part.key)
-
-        def data():
-            values = np.empty(part.sharding.local_shape, numpy_dtype(stored.dtype))
-            missing = self.reader.read(part.key, whole_slice(part.sharding), values.reshape(-1))
-            if missing:
-                raise CheckpointError(
-                    f"{self.reader.folder} stores no elements {missing[0][0]} to {missing[0][1]} of {part.key}."
-                )
-            if part.transposed:
-                values = np.ascontiguousarray(values.swapaxes(-1, -2))
-            if progress is not None:
-                progress(values.nbytes)
-            return values.reshape(-1).view(np.uint8)
-
-        return Entry(part.name, stored.dtype, part.shape, self.nbytes(part), data)
+    def _part(self, part):
+        entry = Entry(part.name, self.reader.tensor(part.key).dtype, part.shape, self.nbytes(part))
+        return Part(entry, part.key, whole_slice(part.sharding), part.transposed)
 
 
 def copy_side_files(source, folder):

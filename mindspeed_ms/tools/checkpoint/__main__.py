@@ -10,6 +10,7 @@ import signal
 import sys
 
 from mindspeed_ms.config import ConfigError, init_configs_from_dict, init_configs_from_yaml
+from mindspeed_ms.core.dist_checkpointing.by_tensor import default_workers
 from mindspeed_ms.core.dist_checkpointing.errors import CheckpointError, DamagedCheckpointError
 from mindspeed_ms.layout.errors import LayoutError
 from mindspeed_ms.spelling import SuggestingParser
@@ -122,8 +123,9 @@ def _diff(arguments):
 def _reshard(arguments):
     with open_checkpoint(arguments.path, arguments.iteration, arguments.config) as reader:
         cut = layout_cut(reader.manifest, _target_config(arguments, reader.manifest), arguments.data_parallel_size)
-        rewrite.check_source(reader)
-        print(f"wrote {rewrite.write_checkpoint(reader, arguments.output, cut)} for {len(cut)} ranks")
+        with rewrite.CheckedSource(reader) as check:
+            path = rewrite.write_checkpoint(reader, arguments.output, cut, default_workers(), check)
+        print(f"wrote {path} for {len(cut)} ranks")
     return 0
 
 
@@ -151,13 +153,15 @@ def _target_config(arguments, manifest):
 def _merge(arguments):
     most_bytes = int(arguments.max_file_size * rewrite.GIGABYTE)
     with open_checkpoint(arguments.path, arguments.iteration, arguments.config) as reader:
-        rewrite.check_source(reader)
-        if arguments.weights_only:
-            names = rewrite.write_weights(reader, arguments.output, most_bytes)
-            print(f"wrote the weights of {reader.folder} to {arguments.output}: {len(names)} files")
-        else:
-            cut = rewrite.whole_cut(reader.manifest, most_bytes)
-            print(f"wrote {rewrite.write_checkpoint(reader, arguments.output, cut)} in {len(cut)} files")
+        with rewrite.CheckedSource(reader) as check:
+            if arguments.weights_only:
+                names = rewrite.write_weights(reader, arguments.output, most_bytes, default_workers(), check)
+                text = f"wrote the weights of {reader.folder} to {arguments.output}: {len(names)} files"
+            else:
+                cut = rewrite.whole_cut(reader.manifest, most_bytes)
+                path = rewrite.write_checkpoint(reader, arguments.output, cut, default_workers(), check)
+                text = f"wrote {path} in {len(cut)} files"
+        print(text)
     return 0
 
 

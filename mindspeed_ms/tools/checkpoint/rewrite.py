@@ -11,31 +11,55 @@ import shutil
 import time
 from math import prod
 
-import numpy as np
 from tqdm import tqdm
 
 from mindspeed_ms.core.dist_checkpointing import durable, folders, job_lock
+from mindspeed_ms.core.dist_checkpointing.by_tensor import Part, write_shards
 from mindspeed_ms.core.dist_checkpointing.errors import CheckpointError, DamagedCheckpointError
 from mindspeed_ms.core.dist_checkpointing.manifest import FORMAT, OPTIMIZER_PREFIX, Manifest, StoredTensor, digest, whole_slice
 from mindspeed_ms.core.dist_checkpointing.plain_weights import INDEX_FILE
-from mindspeed_ms.core.dist_checkpointing.reader import numpy_dtype
-from mindspeed_ms.core.dist_checkpointing.shard_file import Entry, write_shard
+from mindspeed_ms.core.dist_checkpointing.shard_file import Entry
 from mindspeed_ms.layout.sharding import ParameterSharding
-from mindspeed_ms.tools.checkpoint.verify import problems_of
+from mindspeed_ms.tools.checkpoint.verify import check_sums, problems_of_structure
 
 GIGABYTE = 10**9
 
 
-def check_source(reader):
-    """Verify a checkpoint before its copy gets new check sums.
+class CheckedSource:
+    """Context manager: a checkpoint is verified while its copy, which gets new check sums, is written.
+
+    Called after all is written and before the copy is published, it compares the check sums of what was read, and reads the
+    rest. An error of the block is replaced by one about the damage that led to it.
+
+    Args:
+        reader (CheckpointReader): of the checkpoint.
 
     Raises:
         DamagedCheckpointError: something is damaged.
     """
-    problems = problems_of(reader)
-    if problems:
-        shown = "; ".join(problems[:5]) + (" ..." if len(problems) > 5 else "")
-        raise DamagedCheckpointError(f"{reader.folder} is damaged: {shown}.")
+
+    def __init__(self, reader):
+        self.reader = reader
+
+    def __enter__(self):
+        self._raise(problems_of_structure(self.reader))
+        self.reader.passed = {}
+        return self
+
+    def __call__(self):
+        self._raise(check_sums(self.reader))
+
+    def __exit__(self, kind, error, trace):
+        try:
+            if isinstance(error, CheckpointError) and not isinstance(error, DamagedCheckpointError):
+                self()
+        finally:
+            self.reader.passed = None
+
+    def _raise(self, problems):
+        if problems:
+            shown = "; ".join(problems[:5]) + (" ..." if len(problems) > 5 else "")
+            raise DamagedCheckpointError(f"{self.reader.folder} is damaged: {shown}.")
 
 
 def whole_cut(manifest, most_bytes, weights_only=False):
@@ -64,8 +88,8 @@ def _is_left_behind(name):
     return name.endswith(".incomplete") or name.startswith((job_lock.LOCK_FILE, ".")) or name == "lost+found"
 
 
-def write_checkpoint(reader, folder, cut, ahead=False):
-    """Write `iter_...` into a folder with one file per list of `cut`; holds one part of a tensor at a time.
+def write_checkpoint(reader, folder, cut, workers=1, check=None):
+    """Write `iter_...` into a folder with one file per list of `cut`; holds one tensor for each worker.
 
     Random states and the layout that they belong to stay those of the run that saved.
 
@@ -73,7 +97,8 @@ def write_checkpoint(reader, folder, cut, ahead=False):
         reader (CheckpointReader): what to write.
         folder (str): gets the checkpoint and a tracker; appears complete or not at all.
         cut (list[list[(key, FlatSlice)]]): parts of each file; a list may be empty.
-        ahead (bool): read the next part while one is written, which holds two.
+        workers (int): threads.
+        check (Optional[CheckedSource]): called before the checkpoint appears.
 
     Returns:
         str: the checkpoint's folder.
@@ -101,30 +126,32 @@ def write_checkpoint(reader, folder, cut, ahead=False):
         saved_at=time.time(),
         foreign=source.foreign,
     )
+    is_new = not os.path.lexists(folder)
     temporary = folders.prepare(folder, source.iteration)
     try:
         with progress_bar(_bytes_of(reader, cut)) as bar:
-            for number, parts in enumerate(cut):
-                if parts:
-                    _write_parts(reader, target, temporary, f"state_{number:05d}.safetensors", parts, bar, ahead)
+            _write_cut(reader, target, temporary, cut, workers, bar)
         for number, entry in enumerate(source.ranks):
             target.ranks.append(_copy_rank(reader, number, entry, temporary))
+        if check is not None:
+            check()
         folders.publish(folder, temporary, target)
     except BaseException:
-        shutil.rmtree(temporary, ignore_errors=True)
+        shutil.rmtree(folder if is_new else temporary, ignore_errors=True)
         raise
     finally:
         job_lock.release(folder)
     return folders.checkpoint_folder(folder, source.iteration)
 
 
-def write_weights(reader, folder, most_bytes):
+def write_weights(reader, folder, most_bytes, workers=1, check=None):
     """Write whole weights for other programs: `model-0000i-of-0000n.safetensors` and `model.safetensors.index.json`.
 
     Args:
         reader (CheckpointReader): what to write.
         folder (str): must not exist; appears complete or not at all.
         most_bytes (int): of a file.
+        workers, check: see `write_checkpoint`.
 
     Returns:
         list[str]: names of the files.
@@ -139,19 +166,18 @@ def write_weights(reader, folder, most_bytes):
     temporary = f"{os.path.normpath(folder)}.incomplete"
     shutil.rmtree(temporary, ignore_errors=True)
     os.makedirs(temporary)
-    names, places, total = [], {}, 0
+    names = [f"model-{number + 1:05d}-of-{len(cut):05d}.safetensors" for number in range(len(cut))]
+    places = {key: name for name, parts in zip(names, cut) for key, _ in parts}
     try:
+        shards = {os.path.join(temporary, name): _parts(reader, parts) for name, parts in zip(names, cut)}
         with progress_bar(_bytes_of(reader, cut)) as bar:
-            for number, parts in enumerate(cut):
-                names.append(f"model-{number + 1:05d}-of-{len(cut):05d}.safetensors")
-                entries = [_entry(reader, key, key, part, bar) for key, part in parts]
-                write_shard(os.path.join(temporary, names[-1]), entries)
-                places.update((key, names[-1]) for key, _ in parts)
-                total += sum(entry.nbytes for entry in entries)
-        metadata = {"format": FORMAT, "total_size": total, "iteration": reader.manifest.iteration}
+            write_shards(reader, shards, workers, bar.update)
+        if check is not None:
+            check()
+        metadata = {"format": FORMAT, "total_size": _bytes_of(reader, cut), "iteration": reader.manifest.iteration}
         index = {"metadata": metadata, "weight_map": places}
         durable.write_file(os.path.join(temporary, INDEX_FILE), json.dumps(index, indent=1).encode())
-        durable.sync_folder(temporary)
+        durable.sync(temporary)
         os.rename(temporary, folder)
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
@@ -182,33 +208,28 @@ def check_space(folder, needed):
         raise CheckpointError(f"{folder} needs {needed / GIGABYTE:.2f} GB, but its disk has {free / GIGABYTE:.2f} GB left.")
 
 
-def _write_parts(reader, target, folder, name, parts, bar, ahead):
-    names, entries = {}, []
+def _write_cut(reader, target, folder, cut, workers, bar):
+    """Write a file for each list of `cut` that is not empty, and enter it into the manifest `target`."""
+    files = {f"state_{number:05d}.safetensors": _parts(reader, parts) for number, parts in enumerate(cut) if parts}
+    shards = {os.path.join(folder, name): parts for name, parts in files.items()}
+    sizes = write_shards(reader, shards, workers, bar.update, with_sums=True)
+    for (name, parts), target.files[name] in zip(files.items(), sizes):
+        for part in parts:
+            stored = reader.tensor(part.key)
+            tensor = target.tensors.setdefault(part.key, StoredTensor(stored.shape, stored.dtype, stored.grouping))
+            tensor.pieces.append(part.entry.piece(part.slice, name))
+
+
+def _parts(reader, parts):
+    """Part of each (key, FlatSlice) of a file."""
+    names, result = {}, []
     for key, part in parts:
+        stored, numel = reader.tensor(key), part.stop - part.start
         count = names[key] = names.get(key, 0) + 1
-        entries.append(_entry(reader, key if count == 1 else f"{key}#{count}", key, part, bar))
-    target.files[name] = write_shard(os.path.join(folder, name), entries, ahead=ahead)
-    for (key, part), entry in zip(parts, entries):
-        stored = reader.tensor(key)
-        tensor = target.tensors.setdefault(key, StoredTensor(stored.shape, stored.dtype, stored.grouping))
-        tensor.pieces.append(entry.piece(part, name))
-
-
-def _entry(reader, name, key, part, bar):
-    """Shard file entry that reads its values when it is written, and then moves the bar."""
-    stored = reader.tensor(key)
-    is_flat = (part.start, part.stop) != (0, part.sharding.numel)
-    count = part.stop - part.start
-
-    def data():
-        values = np.empty(count, numpy_dtype(stored.dtype))
-        missing = reader.read(key, part, values)
-        if missing:
-            raise CheckpointError(f"{reader.folder} stores no elements {missing[0][0]} to {missing[0][1]} of {key}.")
-        bar.update(values.nbytes)
-        return values.view(np.uint8)
-
-    return Entry(name, stored.dtype, (count,) if is_flat else part.sharding.local_shape, count * stored.itemsize, data)
+        shape = part.sharding.local_shape if numel == part.sharding.numel else (numel,)
+        entry = Entry(key if count == 1 else f"{key}#{count}", stored.dtype, shape, numel * stored.itemsize)
+        result.append(Part(entry, key, part))
+    return result
 
 
 def _copy_rank(reader, number, entry, folder):

@@ -1,11 +1,14 @@
 """Verification of a checkpoint: files, check sums, and exact coverage of each tensor by its parts."""
 
+import itertools
 import os
+from concurrent.futures import ThreadPoolExecutor
 from math import prod
 
 import numpy as np
 from tqdm import tqdm
 
+from mindspeed_ms.core.dist_checkpointing.by_tensor import default_workers
 from mindspeed_ms.core.dist_checkpointing.errors import CheckpointError
 from mindspeed_ms.core.dist_checkpointing.slices import ordered_ranges
 from mindspeed_ms.core.dist_checkpointing.upstream_format import names_in_files, tensors_in_file
@@ -15,8 +18,13 @@ _STEPS = 100  # of the progress bar
 
 def problems_of(reader):
     """Problems of a checkpoint: list of texts, empty if it is good. Reads all of it once."""
-    missing = reader.incomplete()
-    problems = missing or check_sums(reader)
+    sums = [] if reader.incomplete() else check_sums(reader)
+    return sums + problems_of_structure(reader)
+
+
+def problems_of_structure(reader):
+    """Problems that show without reading the values: list of texts."""
+    problems = reader.incomplete()
     for key, stored in reader.manifest.tensors.items():
         problems += [f"{key}: {text}" for text in coverage_problems(stored)]
     return problems + header_problems(reader)
@@ -26,10 +34,10 @@ def check_sums(reader):
     """Problems by the check sums of all tensors and rank files: list of texts; shows a progress bar on a terminal."""
     pieces = sum(len(stored.pieces) for stored in reader.manifest.tensors.values())
     steps = max(1, min(_STEPS, max(pieces, len(reader.manifest.ranks))))
-    problems = []
-    for step in tqdm(range(steps), desc=f"check sums of {os.path.basename(reader.folder)}", disable=None, leave=False):
-        problems += reader.verify(step, steps)
-    return problems
+    title = f"check sums of {os.path.basename(reader.folder)}"
+    with ThreadPoolExecutor(default_workers()) as pool:
+        found = pool.map(reader.verify, range(steps), itertools.repeat(steps))
+        return [text for texts in tqdm(found, desc=title, total=steps, disable=None, leave=False) for text in texts]
 
 
 def coverage_problems(stored):

@@ -4,6 +4,7 @@ import argparse
 import os
 from dataclasses import dataclass, field
 
+from mindspeed_ms.core.dist_checkpointing.by_tensor import default_workers
 from mindspeed_ms.models.families import families
 from mindspeed_ms.spelling import did_you_mean
 from mindspeed_ms.tools.converter.errors import ConversionError
@@ -49,6 +50,7 @@ class Conversion:
         upstream_format (str): "ckpt" or "safetensors".
         upstream_prefix (str): of the files' names.
         most_bytes (int): of a file for Hugging Face.
+        workers (int): threads; memory holds a tensor for each.
         verify, dry_run (bool): see the flags.
         flags (dict): setting -> flag as typed, for messages.
         notes (tuple[str]): about flags without effect.
@@ -75,6 +77,7 @@ class Conversion:
     upstream_format: str = "ckpt"
     upstream_prefix: str = "network"
     most_bytes: int = 5 * 10**9
+    workers: int = field(default_factory=default_workers)
     verify: bool = False
     dry_run: bool = False
     flags: dict = field(default_factory=dict)
@@ -134,6 +137,13 @@ def argument_parser(form=""):
         _add_model(parser.add_argument_group("model"))
     group = parser.add_argument_group("how")
     group.add_argument("--dry-run", action="store_true", help="print the plan as a table and write nothing")
+    group.add_argument(
+        "--workers",
+        type=_positive,
+        default=default_workers(),
+        metavar="N",
+        help="threads; memory holds a tensor for each (default: the cores, at most 4)",
+    )
     group.add_argument("--verify", action="store_true", help="read the result again and compare it with the source")
     for name in IGNORED:
         how = {"action": "store_true"} if name in IGNORED_WITHOUT_VALUE else {"nargs": "+"}
@@ -300,6 +310,7 @@ def _of_mindspeed(arguments, notes):
         legacy_names=arguments.save_to_legacy,
         upstream_format="safetensors" if arguments.save_model_type == "safetensors" else "ckpt",
         most_bytes=int(arguments.max_file_size * 10**9),
+        workers=arguments.workers,
         verify=arguments.verify,
         dry_run=arguments.dry_run,
         flags={
@@ -357,6 +368,7 @@ def _of_upstream(arguments, form, notes):
         config=arguments.config,
         upstream_format=arguments.format,
         upstream_prefix=arguments.file_prefix,
+        workers=arguments.workers,
         verify=arguments.verify,
         dry_run=arguments.dry_run,
         flags={

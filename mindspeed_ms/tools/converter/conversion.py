@@ -21,7 +21,7 @@ from mindspeed_ms.models.hugging_face.folder import CONFIG_FILE
 from mindspeed_ms.models.hugging_face.gguf_file import GgufModel
 from mindspeed_ms.models.hugging_face.manifest import read_manifest
 from mindspeed_ms.tools.checkpoint.diff import differences
-from mindspeed_ms.tools.checkpoint.rewrite import check_source, check_space, progress_bar
+from mindspeed_ms.tools.checkpoint.rewrite import CheckedSource, check_space, progress_bar
 from mindspeed_ms.tools.converter.arguments import GGUF, HUGGING_FACE, UPSTREAM
 from mindspeed_ms.tools.converter.converted import ConvertedReader
 from mindspeed_ms.tools.converter.errors import ConversionError
@@ -57,13 +57,13 @@ def convert(conversion):
             target = _in_words(conversion, lambda: TARGETS[conversion.target](conversion, source, reader, config))
             if conversion.dry_run:
                 return plan_lines(source, reader, target)
-            check_source(source.reader)
             check_space(save_dir, target.nbytes)
-            folder = _write(target, save_dir)
+            with CheckedSource(source.reader) as check:
+                folder = _write(target, save_dir, check)
             try:
                 found = _verify(conversion, reader, target, folder) if conversion.verify else None
                 os.rename(folder, save_dir)
-                durable.sync_folder(os.path.dirname(os.path.abspath(save_dir)))
+                durable.sync(os.path.dirname(os.path.abspath(save_dir)))
             except BaseException:
                 shutil.rmtree(folder, ignore_errors=True)
                 raise
@@ -201,15 +201,16 @@ def _check_coverage(source, reader):
         raise CheckpointError(f"{reader.folder} does not hold the model of its configuration. {' '.join(lists)}")
 
 
-def _write(target, save_dir):
-    """Write the target under a temporary name beside its own; returns the path."""
+def _write(target, save_dir, check=lambda: None):
+    """Write the target under a temporary name beside its own, and call `check`; returns the path."""
     parent = os.path.dirname(os.path.abspath(save_dir))
     os.makedirs(parent, exist_ok=True)
     folder = os.path.join(parent, f"{os.path.basename(save_dir)}.{secrets.token_hex(4)}.incomplete")
     os.makedirs(folder)
     try:
         target.write(folder)
-        durable.sync_folder(folder)
+        check()
+        durable.sync(folder)
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise

@@ -11,6 +11,8 @@ from mindspeed_ms.core.dist_checkpointing.reader import CheckpointReader, numpy_
 from mindspeed_ms.core.dist_checkpointing.slices import ordered_ranges
 from mindspeed_ms.layout.sharding import FlatSlice, ParameterSharding
 
+_BLOCK_ELEMENTS = 1 << 18
+
 
 class ConvertedReader(CheckpointReader):
     """Reader of the converted tensors of a checkpoint, from its own files.
@@ -75,11 +77,19 @@ class ConvertedReader(CheckpointReader):
 
 
 def cast(values, dtype, out, wanted, what):
-    """Convert values (bfloat16: uint16 bits) to another dtype, rounding to the nearest.
+    """Convert values (1-D; bfloat16: uint16 bits) to another dtype block by block, rounding to the nearest.
 
     Raises:
         CheckpointError: a finite value that becomes infinite; `what` names its tensor.
     """
+    for start in range(0, values.size, _BLOCK_ELEMENTS):
+        block = slice(start, start + _BLOCK_ELEMENTS)
+        if not _cast(values[block], dtype, out[block], wanted):
+            raise CheckpointError(f"{what} has values that {wanted} cannot hold: choose another --params-dtype.")
+
+
+def _cast(values, dtype, out, wanted):
+    """Whether `out` holds the values now: False if a finite one became infinite."""
     exact = values
     if dtype == "bfloat16":
         exact = (values.astype(np.uint32) << 16).view(np.float32)
@@ -92,5 +102,4 @@ def cast(values, dtype, out, wanted, what):
         with np.errstate(over="ignore"):
             out[...] = exact.astype(wanted)
         is_finite = np.isfinite(out)
-    if not np.all(is_finite | ~np.isfinite(exact)):
-        raise CheckpointError(f"{what} has values that {wanted} cannot hold: choose another --params-dtype.")
+    return np.all(is_finite | ~np.isfinite(exact))

@@ -40,7 +40,7 @@ class MegatronFolder:
     def write(self, folder):
         """Write into a folder."""
         with progress_bar(self.nbytes) as bar:
-            self.target.write(folder, bar.update)
+            self.target.write(folder, bar.update, self.conversion.workers)
         write_model_folder(self.conversion, self.source, folder)
 
     def opened(self, folder):

@@ -6,10 +6,10 @@ from math import prod
 import numpy as np
 
 from mindspeed_ms.config.model_description import describe_model, describe_parallel
+from mindspeed_ms.core.dist_checkpointing.by_tensor import Part, write_shards
 from mindspeed_ms.core.dist_checkpointing.errors import CheckpointError
 from mindspeed_ms.core.dist_checkpointing.manifest import DTYPE_BYTES, OPTIMIZER_PREFIX, whole_slice
-from mindspeed_ms.core.dist_checkpointing.reader import numpy_dtype
-from mindspeed_ms.core.dist_checkpointing.shard_file import Entry, write_shard
+from mindspeed_ms.core.dist_checkpointing.shard_file import Entry
 from mindspeed_ms.core.dist_checkpointing.upstream_optimizer import scalars_of
 from mindspeed_ms.layout.parameters import WORD_EMBEDDINGS, describe_parameters
 from mindspeed_ms.layout.ranks import WorldLayout, model_parallel_size, world_unit_of
@@ -54,7 +54,7 @@ class NativeTarget:
 
     def write(self, folder):
         """Write into a folder."""
-        write_checkpoint(self.reader, folder, self.cut, ahead=True)
+        write_checkpoint(self.reader, folder, self.cut, self.conversion.workers)
         write_model_folder(self.conversion, self.source, folder)
 
     def opened(self, folder):
@@ -122,35 +122,27 @@ class UpstreamTarget:
 
     def write(self, folder):
         """See NativeTarget."""
+        name, shards = f"{self.conversion.upstream_prefix}.{self.conversion.upstream_format}", {}
+        for rank, parts in enumerate(self.ranks):
+            path = os.path.join(folder, f"rank_{rank}", name)
+            os.makedirs(os.path.dirname(path))
+            shards[path] = [*self._scalars(), *(self._part(*one) for one in parts)]
         with progress_bar(self.nbytes) as bar:
-            for rank, parts in enumerate(self.ranks):
-                name = f"{self.conversion.upstream_prefix}.{self.conversion.upstream_format}"
-                path = os.path.join(folder, f"rank_{rank}", name)
-                os.makedirs(os.path.dirname(path))
-                write_shard(path, [*self._scalars(), *(self._entry(name, key, part, bar) for name, key, part in parts)])
+            write_shards(self.reader, shards, self.conversion.workers, bar.update)
         write_model_folder(self.conversion, self.source, folder)
 
     def _scalars(self):
-        """Entries of the optimizer's step and the schedule, if the moments are there."""
+        """Parts with the optimizer's step and the schedule, if the moments are there."""
         if not any(key.startswith(OPTIMIZER_PREFIX) for key in self.reader.manifest.tensors):
             return []
         found = scalars_of(self.reader.manifest.states).items()
         arrays = [(name, np.array([value], np.int64 if isinstance(value, int) else np.float64)) for name, value in found]
-        return [Entry(name, array.dtype.name, (1,), array.nbytes, array.view(np.uint8)) for name, array in arrays]
+        entries = [Entry(name, array.dtype.name, (1,), array.nbytes, array.view(np.uint8)) for name, array in arrays]
+        return [Part(entry, entry.name, None) for entry in entries]
 
-    def _entry(self, name, key, part, bar):
-        stored = self.reader.tensor(key)
-
-        def data():
-            values = np.empty(part.local_shape, numpy_dtype(stored.dtype))
-            missing = self.reader.read(key, part, values)
-            if missing:
-                raise CheckpointError(f"{self.reader.folder} stores no elements {missing[0][0]} to {missing[0][1]} of {key}.")
-            bar.update(values.nbytes)
-            return values.view(np.uint8)
-
-        nbytes = prod(part.local_shape) * DTYPE_BYTES[stored.dtype]
-        return Entry(name, stored.dtype, part.sharding.local_shape, nbytes, data)
+    def _part(self, name, key, part):
+        dtype, numel = self.reader.tensor(key).dtype, part.stop - part.start
+        return Part(Entry(name, dtype, part.sharding.local_shape, numel * DTYPE_BYTES[dtype]), key, part)
 
     def opened(self, folder):
         """See NativeTarget."""
@@ -200,7 +192,7 @@ class HuggingFaceFolder:
     def write(self, folder):
         """See NativeTarget."""
         with progress_bar(self.nbytes) as bar:
-            self.target.write(folder, bar.update)
+            self.target.write(folder, bar.update, self.conversion.workers)
         copy_tokenizer(self.conversion, folder)
 
     def opened(self, folder):

@@ -11,12 +11,12 @@ import collections
 import os
 import secrets
 import shutil
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
 from mindspeed_ms.config.model_description import describe_model
 from mindspeed_ms.core.dist_checkpointing import durable
+from mindspeed_ms.core.dist_checkpointing.by_tensor import Workers
 from mindspeed_ms.core.dist_checkpointing.errors import CheckpointError
 from mindspeed_ms.core.dist_checkpointing.manifest import OPTIMIZER_PREFIX, whole_slice
 from mindspeed_ms.core.dist_checkpointing.megatron import files, kept, names, written_arguments
@@ -26,7 +26,6 @@ from mindspeed_ms.core.dist_checkpointing.reader import numpy_dtype
 from mindspeed_ms.core.dist_checkpointing.torch_file import TensorToWrite, write_torch_file
 
 CHECKPOINT_VERSION = 3.0
-_WORKERS = 2
 
 
 class MegatronTarget:
@@ -123,11 +122,12 @@ class MegatronTarget:
                     total += 4 * one.sharding.numel * (2 if self.reader.tensor(one.key).dtype == "float32" else 3)
         return total
 
-    def write(self, folder, progress=None):
+    def write(self, folder, progress=None, workers=1):
         """Write the checkpoint into a folder; it appears complete or not at all.
 
         Args:
             progress (Optional[Callable]): called with the number of bytes that were read.
+            workers (int): threads, each of which writes a rank's file.
 
         Returns:
             str: the checkpoint's folder.
@@ -140,12 +140,11 @@ class MegatronTarget:
             raise CheckpointError(f"{target} exists already: choose a new folder.")
         temporary = f"{target}.{secrets.token_hex(4)}.incomplete"
         os.makedirs(temporary)
-        self._progress = progress or self._progress
+        threads = Workers(workers, progress)
+        self._progress = threads.advance
         try:
-            with ThreadPoolExecutor(_WORKERS) as workers:
-                for result in [workers.submit(self._write_rank, temporary, *rank) for rank in self.ranks]:
-                    result.result()
-            durable.sync_folder(temporary)
+            threads.run(lambda rank: self._write_rank(temporary, *rank), self.ranks)
+            durable.sync(temporary)
             os.rename(temporary, target)
         except BaseException:
             shutil.rmtree(temporary, ignore_errors=True)

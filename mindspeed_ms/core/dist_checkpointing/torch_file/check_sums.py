@@ -37,9 +37,7 @@ def wrong_records(path, start, stop, known):
         except CheckpointError as error:
             return [str(error)]
         wrong = [
-            name
-            for name, place in records.items()
-            if (known.get(place) or _sum(file.fileno(), *place)) != f"{sums[name]:08x}"
+            name for name, place in records.items() if (known.get(place) or _sum(file.fileno(), *place)) != f"{sums[name]:08x}"
         ]
     return wrong if len(wrong) < len(records) else []
 

@@ -5,7 +5,7 @@ import struct
 import zlib
 from concurrent.futures import ThreadPoolExecutor
 
-from mindspeed_ms.core.dist_checkpointing.durable import sync_folder
+from mindspeed_ms.core.dist_checkpointing.durable import sync
 from mindspeed_ms.core.dist_checkpointing.errors import CheckpointError
 from mindspeed_ms.core.dist_checkpointing.torch_file.objects import TensorReference, shown
 from mindspeed_ms.core.dist_checkpointing.torch_file.pickler import Pickler
@@ -51,7 +51,7 @@ def write_torch_file(path, tree):
         if os.path.exists(temporary):
             os.remove(temporary)
         raise
-    sync_folder(os.path.dirname(path) or ".")
+    sync(os.path.dirname(path) or ".")
     return size
 
 

@@ -16,6 +16,7 @@ from mindspeed_ms.core.dist_checkpointing.reader import CheckpointReader
 from mindspeed_ms.core.dist_checkpointing.torch_file import TensorReference, read_torch_file, write_torch_file
 from mindspeed_ms.testing.megatron_checkpoints import MadeUpReader
 from mindspeed_ms.tools.checkpoint.__main__ import main
+from mindspeed_ms.tools.converter.__main__ import main as convert_ckpt
 from tests.checkpoint.test_checkpoint_args import read
 from tests.checkpoint.test_megatron import GPT, LLAMA, TP2, configured, made_up
 
@@ -226,6 +227,10 @@ def test_a_changed_byte(saved, capsys, monkeypatch):
     assert main(["verify", saved]) == 1
     words = "mp_rank_01_000/model_optim_rng.pt: the check sum of its record"
     assert words in capsys.readouterr().out
+    result = os.path.join(os.path.dirname(saved), "result")
+    assert convert_ckpt(["--load-dir", saved, "--save-dir", result, "--save-model-type", "native"]) == 1
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert f"{saved} is damaged: " in error and words in error and not os.path.exists(result)
     monkeypatch.setattr(load, "on_rank_zero", lambda doing, call, *arguments: call(*arguments))
     monkeypatch.setattr(load, "on_all_ranks", lambda doing, call, *arguments: [call(*arguments)])
     monkeypatch.setattr(load, "comm", SimpleNamespace(get_rank=lambda: 0, get_world_size=lambda: 1))

@@ -85,6 +85,13 @@ def test_flags_of_other_converters():
         parse([*FOLDERS, "--model-type", "BERT"])
 
 
+def test_workers(capsys):
+    assert parse([*FOLDERS, "--workers", "3"]).workers == 3
+    assert parse(FOLDERS).workers == min(4, len(os.sched_getaffinity(0)))
+    assert main([*FOLDERS, "--workers", "0"]) == 1
+    assert "--workers: 0: expected an integer above 0" in capsys.readouterr().err
+
+
 def test_upstreams_flags():
     asked = parse(
         ["--megatron-path", "a", "--ms-path", "b", "--tp-size", "2", "--stage-list", "3", "5", "--pp-size", "2"], "pt2ckpt"

@@ -57,8 +57,8 @@ class Workers:
     def run(self, work, items):
         """Call `work` for each item; raises its first error."""
         with ThreadPoolExecutor(self._count) as pool:
-            results = [pool.submit(work, item) for item in items]
             try:
+                results = [pool.submit(work, item) for item in items]
                 for result in wait(results, return_when=FIRST_EXCEPTION).done:
                     result.result()
             except BaseException:

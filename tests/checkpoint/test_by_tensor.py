@@ -124,4 +124,4 @@ def test_a_terminal_shows_the_speed(monkeypatch):
             bar.update(10**9)
             bar.refresh()
         texts.append(stream.getvalue())
-    assert re.search(r"writing: *25%.*1\.00G/4\.00G.*GB/s", texts[0]) and texts[1] == ""
+    assert re.search(r"writing: *25%.*1\.00G/4\.00G.*[GT]B/s", texts[0]) and texts[1] == ""

@@ -200,9 +200,12 @@ def test_an_interruption_leaves_nothing(qwen, tmp_path, number):
         f"sys.exit(main(['--load-dir', {qwen!r}, '--save-dir', {str(tmp_path / 'result')!r}, '--save-model-type', 'hf']))\n"
     )
     process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    assert process.stdout.readline() == "writing\n"
-    process.send_signal(number)
-    assert process.wait(20) == 130
+    try:
+        assert process.stdout.readline() == "writing\n"
+        process.send_signal(number)
+        assert process.wait(20) == 130
+    finally:
+        process.kill()
     assert process.stderr.read().splitlines()[-1] == "convert_ckpt.py: interrupted. Nothing was written."
     assert os.listdir(tmp_path) == ["Qwen2.5"]
 

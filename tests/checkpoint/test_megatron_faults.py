@@ -10,6 +10,7 @@ import pytest
 
 from mindspeed_ms.core.dist_checkpointing import load
 from mindspeed_ms.core.dist_checkpointing.errors import CheckpointError
+from mindspeed_ms.core.dist_checkpointing.megatron.arguments import true_vocabulary
 from mindspeed_ms.core.dist_checkpointing.megatron.manifest import read_megatron_manifest
 from mindspeed_ms.core.dist_checkpointing.megatron.writer import MegatronTarget
 from mindspeed_ms.core.dist_checkpointing.reader import CheckpointReader
@@ -157,24 +158,42 @@ KEPT = (
     *("num_attention_heads", "seq_length", "max_position_embeddings", "norm_epsilon", "params_dtype"),
     *("tensor_model_parallel_size", "pipeline_model_parallel_size", "consumed_train_samples"),
 )
+SHOWN = (
+    *("hidden_size", "ffn_hidden_size", "num_layers", "vocab_size", "normalization", "kv_channels", "num_query_groups"),
+    *("hidden_act", "position_embedding_type", "qk_layernorm", "add_bias_linear", "qkv_has_bias"),
+    "untie_embeddings_and_output_weights",
+)
 
 
-def without_arguments(tree):
-    for name in [name for name in vars(tree["args"]) if name not in KEPT]:
-        delattr(tree["args"], name)
+@pytest.mark.parametrize("case", ["core", "core, qk norm, distributed", "legacy"])
+def test_arguments_that_lack_what_the_weights_show(tmp_path, case):
+    """Older and foreign savers keep fewer arguments: sizes, biases, norms, activation and groups follow from the weights."""
+
+    def alter(tree):
+        for name in [name for name in vars(tree["args"]) if name not in KEPT]:
+            delattr(tree["args"], name)
+        vars(tree["args"]).update(kv_channels=None, ffn_hidden_size=None, padded_vocab_size=None)
+
+    saved = made_up(case).write(str(tmp_path / case))
+    wanted = read_megatron_manifest(saved)
+    for name in os.listdir(saved):
+        change(os.path.join(saved, name, "model_optim_rng.pt"), alter)
+    found = read_megatron_manifest(saved)
+    assert set(found.tensors) == set(wanted.tensors)
+    for name in SHOWN:
+        assert found.args["model_config"][name] == wanted.args["model_config"][name], name
 
 
-def test_arguments_that_lack_what_the_weights_show(tmp_path):
-    """Older and foreign savers keep fewer arguments: sizes, biases, norm, activation and groups follow from the weights."""
-    for case in ("core", "legacy"):
-        saved = made_up(case).write(str(tmp_path / case))
-        wanted = read_megatron_manifest(saved)
-        for name in os.listdir(saved):
-            change(os.path.join(saved, name, "model_optim_rng.pt"), without_arguments)
-        found = read_megatron_manifest(saved)
-        assert set(found.tensors) == set(wanted.tensors)
-        for name in ("hidden_size", "ffn_hidden_size", "num_layers", "vocab_size", "normalization", "kv_channels"):
-            assert found.args["model_config"][name] == wanted.args["model_config"][name], name
+def test_true_vocabulary():
+    """Rows of extra ids and of the NullTokenizer's end-of-document token are no padding; never more than there are."""
+    for arguments, rows in (
+        ({"vocab_size": 100, "padded_vocab_size": 128}, 100),
+        ({"vocab_size": 100, "padded_vocab_size": 128, "vocab_extra_ids": 3, "tokenizer_type": "NullTokenizer"}, 104),
+        ({"vocab_size": 200, "padded_vocab_size": 128}, 128),
+        ({"vocab_size": None, "padded_vocab_size": 128}, 128),
+        ({}, None),
+    ):
+        assert true_vocabulary(arguments) == rows
 
 
 def test_release(tmp_path):

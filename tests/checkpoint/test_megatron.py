@@ -16,7 +16,14 @@ from mindspeed_ms.core.dist_checkpointing.megatron import buffers, kept, names
 from mindspeed_ms.core.dist_checkpointing.megatron.manifest import read_megatron_manifest
 from mindspeed_ms.core.dist_checkpointing.megatron.writer import MegatronTarget
 from mindspeed_ms.core.dist_checkpointing.reader import CheckpointReader
-from mindspeed_ms.core.dist_checkpointing.torch_file import Global, Opaque, TensorReference, TensorToWrite, read_torch_file, write_torch_file
+from mindspeed_ms.core.dist_checkpointing.torch_file import (
+    Global,
+    Opaque,
+    TensorReference,
+    TensorToWrite,
+    read_torch_file,
+    write_torch_file,
+)
 from mindspeed_ms.layout.parameters import describe_whole_model
 from mindspeed_ms.testing import checkpoint_runs as runs
 from mindspeed_ms.testing.megatron_checkpoints import MadeUpReader, flat, same
@@ -369,7 +376,9 @@ def test_what_is_kept_beside_tensors(tmp_path):
     found = kept.restored(json.loads(json.dumps(kept.plain(tree))))
     enum, wanted = found.pop("enum"), tree.pop("enum")
     assert found == tree and vars(enum) == vars(wanted)
-    write_torch_file(tmp_path / "scale.pt", [TensorToWrite("float32", (size,), np.full(size, 4.0, np.float32)) for size in (1, 2)])
+    write_torch_file(
+        tmp_path / "scale.pt", [TensorToWrite("float32", (size,), np.full(size, 4.0, np.float32)) for size in (1, 2)]
+    )
     assert kept.plain(read_torch_file(tmp_path / "scale.pt")) == [4.0, None]
 
 

@@ -162,11 +162,7 @@ def turned(tree):
 @pytest.mark.parametrize(
     "ranks, alter, words",
     [
-        (
-            ["01_000"],
-            lambda tree: half(tree, NORM),
-            "post_attention_norm.gamma is float16 [16], but float32 [16] in mp_rank_00_000",
-        ),
+        (["01_000"], lambda tree: half(tree, NORM), "gamma is float16 [16], but float32 [16] in mp_rank_00_000"),
         (["01_000"], twice, "holds decoder.layers.0.pre_mlp_layernorm.weight twice, as decoder.layers.0.pre_mlp_layernorm"),
         (
             ["01_001"],

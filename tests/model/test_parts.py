@@ -73,7 +73,7 @@ def test_rotary_embedding(world):
     np.testing.assert_allclose(rotated, expected, atol=1e-6)
 
 
-# type of rope_scaling, its numbers, frequencies of a head of 16 elements with base 500, factor of cos and sin: transformers 5.24
+# rope_scaling, its frequencies for a head of 16 elements with base 500, its factor of cos and sin: those of transformers 5.24
 _YARN = {"factor": 4.0, "original_max_position_embeddings": 64}
 _ALL_SCALED = [0.25, 0.1149658, 0.05286856, 0.02431231, 0.01118034, 0.005141428, 0.002364354, 0.00108728]
 SCALED = [

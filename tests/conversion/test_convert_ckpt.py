@@ -44,6 +44,7 @@ def test_mg2hf_is_beside_the_model(qwen, tmp_path):
 def test_what_the_user_says_is_compared(qwen, tmp_path, capsys):
     for words, text in (
         (("--add-dense-bias",), "--add-dense-bias does not fit: the model has model_config.out_proj_has_bias False"),
+        (("--iteration", "3"), "--iteration 3: "),
         (("--num-layers", "5"), "--num-layers 5 does not fit: the model has model_config.num_layers 4"),
         (("--model-type-hf", "mixtral"), "config.json says qwen2"),
         (("--load-model-type", "mg"), "is a Hugging Face checkpoint, not a Megatron one"),

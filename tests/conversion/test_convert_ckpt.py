@@ -16,13 +16,14 @@ from mindspeed_ms.tools.checkpoint.diff import differences
 from mindspeed_ms.tools.checkpoint.source import open_checkpoint
 from mindspeed_ms.tools.converter import flags
 from mindspeed_ms.tools.converter.__main__ import main
-from mindspeed_ms.tools.converter.arguments import parse
+from mindspeed_ms.tools.converter.arguments import accepts_family, parse
 from mindspeed_ms.tools.converter.errors import ConversionError
 from tests.conversion.test_hugging_face import convert, read_tensors
 from tests.conversion.tiny_models import CONFIGS, read_json, write_folder, write_json
 
 ROOT = Path(__file__).resolve().parents[2]
 WORDS = "language_model.embedding.word_embeddings.weight"
+TWO_STAGES = ("--target-pipeline-parallel-size", "2")
 FOLDERS = ["--load-dir", "model", "--save-dir", "result"]
 
 
@@ -45,6 +46,12 @@ def test_what_the_user_says_is_compared(qwen, tmp_path, capsys):
     for words, text in (
         (("--add-dense-bias",), "--add-dense-bias does not fit: the model has model_config.out_proj_has_bias False"),
         (("--iteration", "3"), "--iteration 3: "),
+        (("--num-layers", "0"), "0: expected an integer above 0"),
+        (("--max-file-size", "0"), "0: expected a number above 0"),
+        (("--expert-tensor-parallel-size", "3"), "--expert-tensor-parallel-size: expected 1 or the tensor parallel size"),
+        ((*TWO_STAGES, "--num-layer-list", "1,3", "--num-layers-per-virtual-pipeline-stage", "1"), "exclude each other"),
+        (("--first-k-dense-replace", "2"), "--first-k-dense-replace 2 does not fit"),
+        (("--moe-grouped-gemm", "--load-model-type", "native"), "is a Hugging Face checkpoint, not a native one"),
         (("--num-layers", "5"), "--num-layers 5 does not fit: the model has model_config.num_layers 4"),
         (("--model-type-hf", "mixtral"), "config.json says qwen2"),
         (("--load-model-type", "mg"), "is a Hugging Face checkpoint, not a Megatron one"),
@@ -84,6 +91,24 @@ def test_flags_of_other_converters():
     assert not parse([*FOLDERS, "--mtp-num-layers", "0"]).notes
     with pytest.raises(ConversionError, match="BERT"):
         parse([*FOLDERS, "--model-type", "BERT"])
+
+
+def test_flags_become_a_conversion(tmp_path):
+    (tmp_path / "vocab.json").touch()
+    for words, wanted in (
+        (["--no-save-optim", "--iteration", "4"], {"with_optimizer": False, "iteration": 4}),
+        (["--target-data-parallel-size", "4", "--true-vocab-size", "9"], {"data_parallel_size": 4, "true_vocab_size": 9}),
+        (["--vocab-file", str(tmp_path / "vocab.json")], {"tokenizer": str(tmp_path / "vocab.json")}),
+        (["--noop-layers", "0,3", "--max-file-size", "0.5"], {"most_bytes": 5 * 10**8}),
+        (["--save-to-legacy", "--moe-grouped-gemm"], {"legacy_names": True, "grouped_experts": True}),
+    ):
+        asked = parse([*FOLDERS, *words])
+        assert {name: getattr(asked, name) for name in wanted} == wanted
+        assert asked.parallel.get("noop_layers") == ([0, 3] if "--noop-layers" in words else None)
+    words = ["--megatron-path", "a", "--ms-path", "b", "--noop", "1", "--convert-param-only"]
+    asked = parse(words, "ckpt2pt")
+    assert (asked.parallel["noop_layers"], asked.with_optimizer) == ([1], False)
+    assert accepts_family("qwen2-moe", "qwen2_moe") and not accepts_family("qwen2", "qwen2_moe")
 
 
 def test_upstreams_flags():

@@ -205,6 +205,46 @@ def test_attention_masks(world, flash, scaling):
         np.testing.assert_allclose(outputs[name], _expected_attention(kind, mask), atol=2e-6, err_msg=name)
 
 
+def normed_attention():
+    """Queries and keys `[s, b, heads, 16]` before norms, weights of both norms, and what the core attention gets."""
+    from mindspeed_ms.legacy.model.attention import ParallelAttention
+    from mindspeed_ms.legacy.model.enums import AttnMaskType
+    from mindspeed_ms.legacy.model.rotary_pos_embedding import RotaryEmbedding
+
+    config = builders.make_config({**builders.LLAMA, "qk_layernorm": True})
+    builders.start(config)
+    layer = ParallelAttention(config, 1, attn_mask_type=AttnMaskType.causal)
+    random, mixed = np.random.RandomState(0), np.random.RandomState(1).randn(LENGTH, BATCH, 2, 4, 16).astype(np.float32)
+    weights = random.randn(2, 16).astype(np.float32)
+    for norm, weight in zip((layer.q_layernorm, layer.k_layernorm), weights):
+        norm.weight.set_data(_tensor(weight))
+    found = []
+
+    def core(query, key, value, mask):
+        found.extend(one.asnumpy() for one in (query, key, value))
+        return query.reshape((LENGTH, BATCH, -1))
+
+    del layer.qkv_proj, layer.core_attention
+    layer.qkv_proj = lambda hidden: (_tensor(mixed.reshape(LENGTH, BATCH, -1)), None)
+    layer.core_attention = core
+    layer(_tensor(mixed[..., 0, :].reshape(LENGTH, BATCH, -1)), rotary_pos_emb=RotaryEmbedding(16)(LENGTH))
+    return mixed, weights, found
+
+
+def test_norms_of_queries_and_keys(world):
+    """Each with its own weight, over a head, before the rotation; values stay."""
+    from tests.ops import references
+
+    mixed, weights, found = world(1)(normed_attention)[0]
+    angles = np.outer(np.arange(LENGTH), 10000.0 ** (-np.arange(0, 16, 2) / 16))
+    table = [function(np.concatenate([angles, angles], 1))[:, None, None] for function in (np.cos, np.sin)]
+    parts = [mixed[..., :2, :].reshape(LENGTH, BATCH, 4, 16), mixed[..., 2, :], mixed[..., 3, :]]
+    for part, weight, result in zip(parts, weights, found):
+        expected = references.rotary(references.rms_norm(part.astype(np.float64), weight), *table)
+        np.testing.assert_allclose(result, expected, atol=1e-5)
+    np.testing.assert_array_equal(found[2], parts[2])
+
+
 @pytest.mark.parametrize("flash", [False, True])
 def test_attention_band(world, flash):
     """A band that the user wrote binds both forms."""

@@ -281,11 +281,13 @@ def _differs(value, row):
 
 
 def _plain(value):
-    # torch.float32 and fp32, AttnBackend.auto and auto are the same
-    try:
-        return read_dtype(value)
-    except ValueError:
-        return str(value).rsplit(".", 1)[-1].lower()
+    # torch.float32 and fp32, AttnBackend.auto and auto are the same; 4.0 and 8.0 are not
+    for read in (float, read_dtype):
+        try:
+            return read(value)
+        except (TypeError, ValueError):
+            continue
+    return str(value).rsplit(".", 1)[-1].lower()
 
 
 def _add_defaults(settings, view):

@@ -1,6 +1,8 @@
 """Megatron checkpoints: read where they are, and written, in every style of names and layout."""
 
+import argparse
 import copy
+import json
 import os
 
 import numpy as np
@@ -10,11 +12,18 @@ from mindspeed_ms.config import init_configs_from_dict
 from mindspeed_ms.config.model_description import describe_model
 from mindspeed_ms.core.dist_checkpointing.errors import CheckpointError
 from mindspeed_ms.core.dist_checkpointing.manifest import optimizer_key
-from mindspeed_ms.core.dist_checkpointing.megatron import buffers, names
+from mindspeed_ms.core.dist_checkpointing.megatron import buffers, kept, names
 from mindspeed_ms.core.dist_checkpointing.megatron.manifest import read_megatron_manifest
 from mindspeed_ms.core.dist_checkpointing.megatron.writer import MegatronTarget
 from mindspeed_ms.core.dist_checkpointing.reader import CheckpointReader
-from mindspeed_ms.core.dist_checkpointing.torch_file import TensorReference, read_torch_file
+from mindspeed_ms.core.dist_checkpointing.torch_file import (
+    Global,
+    Opaque,
+    TensorReference,
+    TensorToWrite,
+    read_torch_file,
+    write_torch_file,
+)
 from mindspeed_ms.layout.parameters import describe_whole_model
 from mindspeed_ms.testing import checkpoint_runs as runs
 from mindspeed_ms.testing.megatron_checkpoints import MadeUpReader, flat, same
@@ -58,6 +67,9 @@ GPT = {
     "out_proj_has_bias": True,
     "mlp_has_bias": True,
 }
+NORMED = {**LLAMA, "qk_layernorm": True, "qkv_has_bias": True}
+SCALING = {"type": "llama3", "factor": 4.0, "low_freq_factor": 2.0, "high_freq_factor": 3.0}
+WINDOWS = {**LLAMA, "sliding_window": 4, "window_attn_skip_freq": [0, 1, 1, 0], "rope_scaling": SCALING}
 EXPERTS = {"num_experts": 4, "moe_ffn_hidden_size": 12}
 TP2, PP2, EP2 = ({f"{name}_model_parallel_size": 2} for name in ("tensor", "pipeline", "expert"))
 VPP2 = {**PP2, "virtual_pipeline_model_parallel_size": 2}
@@ -65,7 +77,7 @@ SP = {"sequence_parallel": True}
 # style, model, experts, layout, distributed, dtype
 CASES = {
     "core": (names.CORE, LLAMA, {}, {**TP2, **VPP2}, False, "float32"),
-    "core, qk norm, distributed": (names.CORE, {**LLAMA, "qk_layernorm": True}, {}, {**TP2, **PP2}, True, "float32"),
+    "core, qk norm, distributed": (names.CORE, NORMED, {}, {**TP2, **PP2}, True, "float32"),
     "core, tied, uneven stages": (names.CORE, GPT, {}, {**TP2, **PP2, "num_layer_list": [1, 4]}, False, "float32"),
     "core, tied, distributed": (names.CORE, GPT, {}, {**PP2, "num_layer_list": [1, 4]}, True, "bfloat16"),
     "core, a stage for the embedding": (
@@ -77,7 +89,14 @@ CASES = {
         "float32",
     ),
     "core, bfloat16": (names.CORE, LLAMA, {}, {**TP2}, False, "bfloat16"),
-    "core, float16, chunks, distributed": (names.CORE, LLAMA, {}, VPP2, True, "float16"),
+    "core, float16, chunks, distributed": (
+        names.CORE,
+        {**LLAMA, "num_layers": 8},
+        {},
+        {**VPP2, "noop_layers": [0, 7]},
+        True,
+        "float16",
+    ),
     "core, experts on stages": (names.CORE, LLAMA, EXPERTS, {**TP2, **SP, **VPP2, **EP2}, False, "float32"),
     "core, experts whole in each rank": (
         names.CORE,
@@ -85,6 +104,22 @@ CASES = {
         EXPERTS,
         {**TP2, **SP, **EP2, "expert_tensor_parallel_size": 1},
         False,
+        "float32",
+    ),
+    "core, experts whole, without expert parallelism": (
+        names.CORE,
+        LLAMA,
+        EXPERTS,
+        {**TP2, **SP, "expert_tensor_parallel_size": 1},
+        False,
+        "float32",
+    ),
+    "core, experts whole, more tensor ranks than expert ranks": (
+        names.CORE,
+        {**LLAMA, "num_query_groups": 4, "group_query_attention": False},
+        EXPERTS,
+        {"tensor_model_parallel_size": 4, **SP, **EP2, "expert_tensor_parallel_size": 1},
+        True,
         "float32",
     ),
     "core, experts, distributed": (names.CORE, LLAMA, EXPERTS, {**EP2}, True, "bfloat16"),
@@ -96,7 +131,7 @@ CASES = {
         False,
         "float32",
     ),
-    "engine": (names.TRANSFORMER_ENGINE, LLAMA, {}, {**TP2}, False, "float32"),
+    "engine": (names.TRANSFORMER_ENGINE, WINDOWS, {}, {**TP2}, False, "float32"),
     "engine, biases, distributed": (names.TRANSFORMER_ENGINE, GPT, {}, {}, True, "bfloat16"),
     "engine, experts": (
         names.TRANSFORMER_ENGINE,
@@ -146,7 +181,9 @@ def test_written_and_read_again(tmp_path, case):
     for section, wanted in (("model_config", model), ("moe_config", experts), ("parallel_config", parallel)):
         found = manifest.args[section]
         for name, value in wanted.items():
-            if name not in ("qkv_has_bias", "out_proj_has_bias", "mlp_has_bias", "sequence_parallel"):
+            if isinstance(value, dict):
+                assert value.items() <= found[name].items(), name
+            elif not name.endswith("_has_bias") or not model["add_bias_linear"]:
                 assert found[name] == value, name
     assert manifest.args["model_config"]["params_dtype"] == dtype
     assert manifest.foreign["megatron"]["style"] == style
@@ -297,7 +334,52 @@ def test_places_in_flat_buffers():
     assert buffers.places_in_buckets([70, 10, 10], [74, 60]) is None
     arguments = {"overlap_grad_reduce": True, "data_parallel_size": 64}
     assert buffers.bucket_size_of(arguments, 0, 0) == 64_000_000
-    assert buffers.bucket_size_of(arguments, 1, 0) is buffers.bucket_size_of({}, 0, 0) is None
+    assert buffers.bucket_size_of({**arguments, "data_parallel_size": 2}, 0, 0) == 40_000_000
+    assert buffers.bucket_size_of({**arguments, "ddp_bucket_size": 5}, 0, 0) == 5
+    early = {**arguments, "overlap_param_gather_with_optimizer_step": True}
+    for others in ((arguments, 1, 0), (arguments, 0, 1), ({}, 0, 0), (early, 0, 0)):
+        assert buffers.bucket_size_of(*others) is None
+
+
+def test_names_and_order_of_megatrons_modules():
+    """Names that Megatron gives, not only those that we read again; parameters in the order of its modules."""
+    norm, head = "decoder.layers.3.pre_mlp_layernorm.weight", "output_layer.weight"
+    for name, style, rest, expected in (
+        (norm, names.TRANSFORMER_ENGINE, (), "decoder.layers.3.mlp.linear_fc1.layer_norm_weight"),
+        (norm, names.TRANSFORMER_ENGINE, (True,), norm),  # experts have no norm of their own
+        (norm, names.LEGACY, (), "language_model.encoder.layers.3.post_attention_norm.weight"),
+        (norm, names.OLD_LEGACY, (), "language_model.encoder.layers.3.post_attention_layernorm.weight"),
+        (head, names.LEGACY, (), "language_model.output_layer.weight"),
+        (head, names.LEGACY, (False, True), "word_embeddings_for_head.weight"),
+    ):
+        assert names.name_in_style(name, style, *rest) == expected
+        assert names.core_name(expected)[0] == name
+    assert names.is_linear(head) and not names.is_linear(norm)
+    layer, experts = "decoder.layers.0", "decoder.layers.0.mlp.experts.local_experts"
+    attention = [f"{layer}.self_attention.linear_{name}.weight" for name in ("proj", "qkv")]
+    experts = [f"{experts}.{expert}.linear_{name}.weight" for expert in (0, 1) for name in ("fc1", "fc2")]
+    front = f"{layer}.input_layernorm.weight"
+    for style, expected in (
+        (names.CORE, [front, *attention, *experts]),
+        (names.TRANSFORMER_ENGINE, [attention[0], front, attention[1], *experts[::2], *experts[1::2]]),
+        (names.LEGACY, [front, *attention[::-1], *experts]),
+    ):
+        assert sorted(dict.fromkeys(sorted(expected)), key=lambda name: names.module_order(name, style)) == expected
+
+
+def test_what_is_kept_beside_tensors(tmp_path):
+    """Plain form and back, through JSON; of tensors only numbers."""
+    tree = {
+        ("a", 1): [Global("torch", "float32"), argparse.Namespace(x={1, 2}), (None, 2.5)],
+        "enum": Opaque("megatron.core.enums", "ModelType", (1,), {"state": [1]}, "new"),
+    }
+    found = kept.restored(json.loads(json.dumps(kept.plain(tree))))
+    enum, wanted = found.pop("enum"), tree.pop("enum")
+    assert found == tree and vars(enum) == vars(wanted)
+    write_torch_file(
+        tmp_path / "scale.pt", [TensorToWrite("float32", (size,), np.full(size, 4.0, np.float32)) for size in (1, 2)]
+    )
+    assert kept.plain(read_torch_file(tmp_path / "scale.pt")) == [4.0, None]
 
 
 # ---- trainings -------------------------------------------------------------------------------------------------------

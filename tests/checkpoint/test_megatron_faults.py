@@ -10,10 +10,12 @@ import pytest
 
 from mindspeed_ms.core.dist_checkpointing import load
 from mindspeed_ms.core.dist_checkpointing.errors import CheckpointError
+from mindspeed_ms.core.dist_checkpointing.megatron.arguments import true_vocabulary
+from mindspeed_ms.core.dist_checkpointing.megatron.files import is_megatron_folder, parallel_sizes
 from mindspeed_ms.core.dist_checkpointing.megatron.manifest import read_megatron_manifest
 from mindspeed_ms.core.dist_checkpointing.megatron.writer import MegatronTarget
 from mindspeed_ms.core.dist_checkpointing.reader import CheckpointReader
-from mindspeed_ms.core.dist_checkpointing.torch_file import TensorReference, read_torch_file, write_torch_file
+from mindspeed_ms.core.dist_checkpointing.torch_file import TensorReference, TensorToWrite, read_torch_file, write_torch_file
 from mindspeed_ms.testing.megatron_checkpoints import MadeUpReader
 from mindspeed_ms.tools.checkpoint.__main__ import main
 from mindspeed_ms.tools.converter.__main__ import main as convert_ckpt
@@ -140,6 +142,49 @@ def test_a_flat_buffer_of_another_size(tmp_path):
     assert "mp_rank_00_001/distrib_optim.pt is missing (its args say use_distributed_optimizer)" in error_of(saved)
 
 
+LINEAR = "decoder.layers.0.mlp.linear_fc2.weight"
+NORM = "decoder.layers.0.pre_mlp_layernorm.weight"
+
+
+def half(tree, name):
+    tree["model"][name] = TensorToWrite("float16", tree["model"][name].shape, bytes(2 * tree["model"][name].numel))
+
+
+def twice(tree):
+    tree["model"]["decoder.layers.0.mlp.linear_fc1.layer_norm_weight"] = tree["model"][NORM]
+
+
+def turned(tree):
+    """A matrix as the transposed view that it may be saved as."""
+    one = tree["model"][LINEAR]
+    tree["model"][LINEAR] = TensorReference(one.path, one.dtype, one.shape, (1, one.shape[0]), 0, one.storage)
+
+
+@pytest.mark.parametrize(
+    "ranks, alter, words",
+    [
+        (["01_000"], lambda tree: half(tree, NORM), "gamma is float16 [16], but float32 [16] in mp_rank_00_000"),
+        (["01_000"], twice, "holds decoder.layers.0.pre_mlp_layernorm.weight twice, as decoder.layers.0.pre_mlp_layernorm"),
+        (
+            ["01_001"],
+            lambda tree: [tree["model"].pop(name) for name in list(tree["model"]) if ".layers.3." in name],
+            "holds [3] layers in its chunks, other ranks of the stage [4]",
+        ),
+        (
+            ["00_001", "01_001"],
+            lambda tree: tree.update(model0=tree.pop("model"), model1={}),
+            "the stages hold [1, 2] chunks: expected as many in each",
+        ),
+        (["00_000", "01_000"], lambda tree: setattr(tree["args"], "num_layers", 6), "holds 5 layers, but its args say"),
+        (["01_000"], turned, f"{LINEAR} is not stored row by row"),
+    ],
+)
+def test_files_that_do_not_fit_each_other(saved, ranks, alter, words):
+    for rank in ranks:
+        change(file_of(saved, rank), alter)
+    assert words in error_of(saved)
+
+
 class RunsSomething:
     def __reduce__(self):
         return os.system, ("exit 1",)
@@ -158,24 +203,42 @@ KEPT = (
     *("num_attention_heads", "seq_length", "max_position_embeddings", "norm_epsilon", "params_dtype"),
     *("tensor_model_parallel_size", "pipeline_model_parallel_size", "consumed_train_samples"),
 )
+SHOWN = (
+    *("hidden_size", "ffn_hidden_size", "num_layers", "vocab_size", "normalization", "kv_channels", "num_query_groups"),
+    *("hidden_act", "position_embedding_type", "qk_layernorm", "add_bias_linear", "qkv_has_bias"),
+    "untie_embeddings_and_output_weights",
+)
 
 
-def without_arguments(tree):
-    for name in [name for name in vars(tree["args"]) if name not in KEPT]:
-        delattr(tree["args"], name)
+@pytest.mark.parametrize("case", ["core", "core, qk norm, distributed", "legacy"])
+def test_arguments_that_lack_what_the_weights_show(tmp_path, case):
+    """Older and foreign savers keep fewer arguments: sizes, biases, norms, activation and groups follow from the weights."""
+
+    def alter(tree):
+        for name in [name for name in vars(tree["args"]) if name not in KEPT]:
+            delattr(tree["args"], name)
+        vars(tree["args"]).update(kv_channels=None, ffn_hidden_size=None, padded_vocab_size=None)
+
+    saved = made_up(case).write(str(tmp_path / case))
+    wanted = read_megatron_manifest(saved)
+    for name in os.listdir(saved):
+        change(os.path.join(saved, name, "model_optim_rng.pt"), alter)
+    found = read_megatron_manifest(saved)
+    assert set(found.tensors) == set(wanted.tensors)
+    for name in SHOWN:
+        assert found.args["model_config"][name] == wanted.args["model_config"][name], name
 
 
-def test_arguments_that_lack_what_the_weights_show(tmp_path):
-    """Older and foreign savers keep fewer arguments: sizes, biases, norm, activation and groups follow from the weights."""
-    for case in ("core", "legacy"):
-        saved = made_up(case).write(str(tmp_path / case))
-        wanted = read_megatron_manifest(saved)
-        for name in os.listdir(saved):
-            change(os.path.join(saved, name, "model_optim_rng.pt"), without_arguments)
-        found = read_megatron_manifest(saved)
-        assert set(found.tensors) == set(wanted.tensors)
-        for name in ("hidden_size", "ffn_hidden_size", "num_layers", "vocab_size", "normalization", "kv_channels"):
-            assert found.args["model_config"][name] == wanted.args["model_config"][name], name
+def test_true_vocabulary():
+    """Rows of extra ids and of the NullTokenizer's end-of-document token are no padding; never more than there are."""
+    for arguments, rows in (
+        ({"vocab_size": 100, "padded_vocab_size": 128}, 100),
+        ({"vocab_size": 100, "padded_vocab_size": 128, "vocab_extra_ids": 3, "tokenizer_type": "NullTokenizer"}, 104),
+        ({"vocab_size": 200, "padded_vocab_size": 128}, 128),
+        ({"vocab_size": None, "padded_vocab_size": 128}, 128),
+        ({}, None),
+    ):
+        assert true_vocabulary(arguments) == rows
 
 
 def test_release(tmp_path):
@@ -214,6 +277,54 @@ def test_a_file_in_place_of_another_ranks(saved):
     shutil.copy(file_of(saved, "00_000"), file_of(saved, "01_000"))
     text = error_of(saved)
     assert f"{file_of(saved, '01_000')} is a copy of {file_of(saved, '00_000')}" in text
+
+
+def test_a_flat_buffer_in_place_of_another_ranks(tmp_path):
+    saved = made_up("core, tied, distributed").write(str(tmp_path))
+    paths = [os.path.join(saved, f"mp_rank_00_00{stage}", "distrib_optim.pt") for stage in range(2)]
+    shutil.copy(*paths)
+    assert f"{paths[1]} is a copy of {paths[0]}" in error_of(saved)
+
+
+def test_the_iteration_that_is_asked_for(saved):
+    with pytest.raises(CheckpointError, match="iter_0000005 is no checkpoint of Megatron"):
+        read_megatron_manifest(os.path.dirname(saved), 5)
+    assert read_megatron_manifest(os.path.dirname(saved), 7).iteration == 7
+
+
+def test_sizes_from_folders_and_older_arguments():
+    """Sizes {tp, pp, ep, expert_tp} by the arguments, as far as they say them."""
+    for arguments, names, sizes in (
+        ({"model_parallel_size": 2}, ["mp_rank_00"], (2, 1, 1, 2)),
+        ({}, ["mp_rank_00_000", "mp_rank_01_001"], (2, 2, 1, 2)),
+        ({"num_experts": 4}, ["mp_rank_00_001_003"], (1, 2, 4, 1)),
+        ({"num_experts": 4, "expert_model_parallel_size": 4}, ["mp_rank_00_003"], (1, 1, 4, 1)),
+        ({"expert_tensor_parallel_size": 1, "tensor_model_parallel_size": 2}, ["mp_rank_00"], (2, 1, 1, 2)),
+    ):
+        found = parallel_sizes(arguments, names)
+        assert tuple(found[name] for name in ("tp", "pp", "ep", "expert_tp")) == sizes
+
+
+def test_ours_is_not_taken_for_megatrons(tmp_path):
+    (tmp_path / "mp_rank_00").mkdir()
+    assert is_megatron_folder(tmp_path)
+    (tmp_path / "manifest.json").touch()
+    assert not is_megatron_folder(tmp_path)
+
+
+def test_an_untied_head_with_the_embeddings_values(tmp_path):
+    """Both in one file: arguments that do not say it are of an untied model."""
+    config = configured(LLAMA)
+    target = MegatronTarget(MadeUpReader(config), config)
+    arrays = target.reader.arrays
+    arrays["language_model.output_layer.weight"] = arrays["language_model.embedding.word_embeddings.weight"]
+    saved = target.write(str(tmp_path))
+    change(os.path.join(saved, "mp_rank_00", "model_optim_rng.pt"), without_tying)
+    assert read_megatron_manifest(saved).args["model_config"]["untie_embeddings_and_output_weights"]
+
+
+def without_tying(tree):
+    del tree["args"].untie_embeddings_and_output_weights
 
 
 def test_a_changed_byte(saved, capsys, monkeypatch):

@@ -120,6 +120,8 @@ def place(number=1, **changes):
         (entry(chunks={}), "its chunks is a dict"),
         (entry(chunks=[1]), "it has a int where a ChunkStorageMetadata is expected"),
         (entry(properties=None), "w has dtype None"),
+        (entry(properties=Opaque(METADATA, "TensorProperties", (), (Global("torch", "int32"),), "new")),
+         "w at [0, 0] is float32 [2, 3]: expected int32 [2, 3]"),
         (chunk(sizes=Size((1, 3))), "w at [2, 0] is float32 [2, 3]: expected float32 [1, 3]"),
         (chunk(offsets=Size((1, 0))), "it has no place of w at [1, 0]"),
         (chunk(offsets=Size((-1, 0))), "w has sizes (-1, 0)"),

@@ -157,6 +157,14 @@ def test_nothing_half_is_left(tmp_path):
         write_torch_file(tmp_path / "a.pt", {"w": TensorToWrite("int8", (3,), interrupted)})
     with pytest.raises(CheckpointError, match=r"int8 \[3\], has 4 bytes: expected 3"):
         write_torch_file(tmp_path / "a.pt", {"w": TensorToWrite("int8", (3,), b"1234")})
+    with pytest.raises(CheckpointError, match=r"int8 \[3\], has blocks of another size together"):
+        write_torch_file(tmp_path / "a.pt", {"w": TensorToWrite("int8", (3,), lambda: iter([b"1", b"2"]))})
+    write_torch_file(tmp_path / "b.pt", {"w": TensorToWrite("int8", (3,), b"123")})
+    tree = read_torch_file(tmp_path / "b.pt")
+    os.truncate(tmp_path / "b.pt", tree["w"].stop - 1)
+    with pytest.raises(CheckpointError, match=r"b\.pt is damaged: it ends within tensor w"):
+        write_torch_file(tmp_path / "a.pt", tree)
+    os.remove(tmp_path / "b.pt")
     with pytest.raises(CheckpointError, match=r"model\.0 is of type object, which cannot be written"):
         write_torch_file(tmp_path / "a.pt", {"model": [object()]})
     with pytest.raises(CheckpointError, match="x has dtype complex64"):

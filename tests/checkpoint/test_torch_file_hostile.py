@@ -314,6 +314,7 @@ def test_old_files(tmp_path):
         (old_file(keys=("0", "1")), "its storages are not those"),
         (old_file(keys=()), "its storages are not those"),
         (old_file(system={"little_endian": False}), "is refused: it has protocol 1001 of system"),
+        (old_file().replace(b"K\x04NtQ", b"K\x04K\x01tQ"), "storage 0 is a view of another one"),
         (old_file(protocol=7), "is refused: it has protocol 7"),
         (pickle.dumps({"a": 1}, 2), "is no file of torch.save"),
         (b"", "ends at byte 0, where a pickle is expected"),
@@ -365,6 +366,14 @@ def test_a_sparse_file_of_a_terabyte_allocates_nothing(tmp_path):
     (tmp_path / "a.safetensors").write_bytes(struct.pack("<Q", 1 << 38) + b"{")
     os.truncate(tmp_path / "a.safetensors", 1 << 40)
     refused(tmp_path / "a.safetensors", "says that 274877906944 of them are its header", read_safetensors)
+
+
+def test_arrays_of_columns(tmp_path):
+    """numpy pickles an array of columns in its own order, in every protocol."""
+    array = np.arange(6).reshape(2, 3, order="F")
+    for protocol in (2, 5):
+        save(tmp_path / "a.pt", pickle.dumps({"a": array}, protocol))
+        assert read_torch_file(tmp_path / "a.pt")["a"].tolist() == array.tolist()
 
 
 def test_missing_file(tmp_path):

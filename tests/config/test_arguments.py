@@ -9,6 +9,7 @@ import yaml
 
 from mindspeed_ms.config import ConfigError, argument_parser, init_configs_from_args, init_configs_from_dict
 from mindspeed_ms.config.argument_table import RUNTIME_NAMES, row_of_name
+from mindspeed_ms.config.arguments import settings_of_arguments
 from tests.config.samples import BASE, with_settings
 
 MODEL = [
@@ -95,6 +96,15 @@ def test_window_of_a_namespace():
     del args.typed_options
     args.window_size = (7, 0)
     assert init_configs_from_args(args).model_config.sliding_window == 8
+
+
+def test_numbers_of_a_namespace():
+    """Numbers with the same decimals are different: 4.0 is not Megatron's default, 8.0."""
+    args = argument_parser().parse_args([*MODEL, "--position-embedding-type", "rope"])
+    del args.typed_options
+    args.use_rope_scaling, args.rope_scaling_factor = True, 4.0
+    assert init_configs_from_args(args).model_config.rope_scaling.factor == 4.0
+    assert settings_of_arguments(argparse.Namespace(clip_grad=2.0)).by_path["optimizer_config.clip_grad"].place == "arguments"
 
 
 @pytest.mark.parametrize("value", ["7", "7,1", "-2,0", "a,b"])

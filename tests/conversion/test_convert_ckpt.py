@@ -10,19 +10,24 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from mindspeed_ms.core.dist_checkpointing.errors import CheckpointError
+from mindspeed_ms.core.dist_checkpointing.manifest import optimizer_key
 from mindspeed_ms.core.dist_checkpointing.reader import CheckpointReader
 from mindspeed_ms.models.hugging_face.manifest import read_manifest
 from mindspeed_ms.tools.checkpoint.diff import differences
 from mindspeed_ms.tools.checkpoint.source import open_checkpoint
-from mindspeed_ms.tools.converter import flags
+from mindspeed_ms.tools.converter import conversion, flags
 from mindspeed_ms.tools.converter.__main__ import main
-from mindspeed_ms.tools.converter.arguments import parse
+from mindspeed_ms.tools.converter.arguments import accepts_family, parse
+from mindspeed_ms.tools.converter.converted import cast
 from mindspeed_ms.tools.converter.errors import ConversionError
+from tests.checkpoint.test_megatron import made_up
 from tests.conversion.test_hugging_face import convert, read_tensors
 from tests.conversion.tiny_models import CONFIGS, read_json, write_folder, write_json
 
 ROOT = Path(__file__).resolve().parents[2]
 WORDS = "language_model.embedding.word_embeddings.weight"
+TWO_STAGES = ("--target-pipeline-parallel-size", "2")
 FOLDERS = ["--load-dir", "model", "--save-dir", "result"]
 
 
@@ -44,6 +49,13 @@ def test_mg2hf_is_beside_the_model(qwen, tmp_path):
 def test_what_the_user_says_is_compared(qwen, tmp_path, capsys):
     for words, text in (
         (("--add-dense-bias",), "--add-dense-bias does not fit: the model has model_config.out_proj_has_bias False"),
+        (("--iteration", "3"), "--iteration 3: "),
+        (("--num-layers", "0"), "0: expected an integer above 0"),
+        (("--max-file-size", "0"), "0: expected a number above 0"),
+        (("--expert-tensor-parallel-size", "3"), "--expert-tensor-parallel-size: expected 1 or the tensor parallel size"),
+        ((*TWO_STAGES, "--num-layer-list", "1,3", "--num-layers-per-virtual-pipeline-stage", "1"), "exclude each other"),
+        (("--first-k-dense-replace", "2"), "--first-k-dense-replace 2 does not fit"),
+        (("--moe-grouped-gemm", "--load-model-type", "native"), "is a Hugging Face checkpoint, not a native one"),
         (("--num-layers", "5"), "--num-layers 5 does not fit: the model has model_config.num_layers 4"),
         (("--model-type-hf", "mixtral"), "config.json says qwen2"),
         (("--load-model-type", "mg"), "is a Hugging Face checkpoint, not a Megatron one"),
@@ -90,6 +102,24 @@ def test_workers(capsys):
     assert parse(FOLDERS).workers == min(4, len(os.sched_getaffinity(0)))
     assert main([*FOLDERS, "--workers", "0"]) == 1
     assert "--workers: 0: expected an integer above 0" in capsys.readouterr().err
+
+
+def test_flags_become_a_conversion(tmp_path):
+    (tmp_path / "vocab.json").touch()
+    for words, wanted in (
+        (["--no-save-optim", "--iteration", "4"], {"with_optimizer": False, "iteration": 4}),
+        (["--target-data-parallel-size", "4", "--true-vocab-size", "9"], {"data_parallel_size": 4, "true_vocab_size": 9}),
+        (["--vocab-file", str(tmp_path / "vocab.json")], {"tokenizer": str(tmp_path / "vocab.json")}),
+        (["--noop-layers", "0,3", "--max-file-size", "0.5"], {"most_bytes": 5 * 10**8}),
+        (["--save-to-legacy", "--moe-grouped-gemm"], {"legacy_names": True, "grouped_experts": True}),
+    ):
+        asked = parse([*FOLDERS, *words])
+        assert {name: getattr(asked, name) for name in wanted} == wanted
+        assert asked.parallel.get("noop_layers") == ([0, 3] if "--noop-layers" in words else None)
+    words = ["--megatron-path", "a", "--ms-path", "b", "--noop", "1", "--convert-param-only"]
+    asked = parse(words, "ckpt2pt")
+    assert (asked.parallel["noop_layers"], asked.with_optimizer) == ([1], False)
+    assert accepts_family("qwen2-moe", "qwen2_moe") and not accepts_family("qwen2", "qwen2_moe")
 
 
 def test_upstreams_flags():
@@ -140,10 +170,76 @@ def test_vocabulary_padding_copies_the_last_row(tmp_path, caplog):
         back = convert(native, tmp_path / f"back{rows}", "--save-model-type", "hf")
         assert read_tensors(back) == read_tensors(folder)
 
+    less = convert(native, tmp_path / "less", "--save-model-type", "native", "--make-vocab-size-divisible-by", "1")
+    told = convert(native, tmp_path / "told", "--save-model-type", "native", "--true-vocab-size", "60")
+    for path, rows, true_rows in ((less, 61, 61), (told, 64, 60)):
+        with open_checkpoint(path) as reader:
+            assert (reader.tensor(WORDS).shape[0], reader.manifest.vocab_size) == (rows, true_rows)
+
+
+def test_optimizer_of_a_megatron_checkpoint(tmp_path, capsys):
+    """It goes with the weights in its own dtype, unless it is left out; it cannot be padded."""
+    source = made_up("core").write(str(tmp_path / "source"))
+    to_megatron = ("--save-model-type", "mg", "--save-to-legacy")
+    convert(source, tmp_path / "half", *to_megatron, "--params-dtype", "bf16", "--dry-run")
+    assert optimizer_key("fp32_param", WORDS) in capsys.readouterr().out
+    half = open_checkpoint(convert(source, tmp_path / "half", *to_megatron, "--params-dtype", "bf16", "--verify"))
+    without = open_checkpoint(convert(source, tmp_path / "without", *to_megatron, "--no-save-optim"))
+    with half, without:
+        assert half.manifest.style == without.manifest.style == "legacy"
+        assert half.tensor(WORDS).dtype == "bfloat16" and half.tensor(optimizer_key("exp_avg", WORDS)).dtype == "float32"
+        masters = half.read_whole(optimizer_key("fp32_param", WORDS))
+        np.testing.assert_array_equal(masters, without.read_whole(WORDS))
+        assert not any("exp_avg" in key for key in without.manifest.tensors) and without.manifest.not_resumable
+    native = open_checkpoint(convert(source, tmp_path / "native", "--save-model-type", "native", "--no-save-optim"))
+    with native:
+        assert native.manifest.states["optimizer"] is None and native.manifest.states["opt_param_scheduler"] is None
+    convert(source, tmp_path / "no", "--save-model-type", "native", "--make-vocab-size-divisible-by", "64", code=1)
+    assert "the optimizer's state has 32 rows of the vocabulary, the target 64" in capsys.readouterr().err
+
+
+def test_rounding_of_dtypes():
+    """To the nearest, ties to even; what is not finite stays, and nothing else becomes so."""
+
+    def bits_of(values, wanted="bfloat16"):
+        out = np.empty(len(values), {"bfloat16": np.uint16, "float16": np.float16}[wanted])
+        cast(np.array(values, np.float32), "float32", out, wanted, "w")
+        return out
+
+    ties = np.array([0x3F808000, 0x3F818000, 0x3F808001, 0xBF807FFF], np.uint32).view(np.float32)
+    assert bits_of(ties).tolist() == [0x3F80, 0x3F82, 0x3F81, 0xBF80]
+    special = bits_of([np.inf, -np.inf])
+    assert special.tolist() == [0x7F80, 0xFF80]
+    odd_nan = np.array([0x7FFFFFFF, 0x7F800001], np.uint32).view(np.float32)  # neither wraps nor becomes infinite
+    assert np.isnan((bits_of(odd_nan).astype(np.uint32) << 16).view(np.float32)).all()
+    assert np.isinf(bits_of([np.inf], "float16")).all()
+    for value, wanted in ((3.4e38, "bfloat16"), (1e5, "float16")):
+        with pytest.raises(CheckpointError, match=f"w has values that {wanted} cannot hold"):
+            bits_of([value], wanted)
+
+
+@pytest.mark.parametrize("check", ["check_source", "check_space"])
+def test_nothing_is_written_before_the_checks(qwen, tmp_path, capsys, monkeypatch, check):
+    def refuse(*arguments):
+        raise CheckpointError("it cannot be done")
+
+    monkeypatch.setattr(conversion, check, refuse)
+    convert(qwen, tmp_path / "native", "--save-model-type", "native", code=1)
+    assert "it cannot be done" in capsys.readouterr().err and os.listdir(tmp_path) == ["Qwen2.5"]
+
+
+def test_biases_of_all_linears_are_biases_of_query_key_and_value(tmp_path):
+    """A tokenizer's file goes along under its own name."""
+    folder, _ = write_folder(tmp_path / "model", CONFIGS["gpt2"])
+    (tmp_path / "mine.model").write_text("x")
+    words = ("--add-qkv-bias", "--add-dense-bias", "--tokenizer-model", str(tmp_path / "mine.model"))
+    convert(folder, tmp_path / "again", "--save-model-type", "hf", *words)
+    assert (tmp_path / "again" / "mine.model").read_text() == "x"
+
 
 @pytest.mark.parametrize("kind", ["ckpt", "safetensors"])
 def test_upstreams_files(qwen, tmp_path, kind):
-    words = ("--target-tensor-parallel-size", "2", "--target-pipeline-parallel-size", "2")
+    words = ("--target-tensor-parallel-size", "2", "--target-data-parallel-size", "2")
     target = convert(qwen, tmp_path / "ms", "--save-model-type", kind, *words)
     assert sorted(os.listdir(target)) == ["hugging_face", *(f"rank_{rank}" for rank in range(4))]
     native = convert(qwen, tmp_path / "native", "--save-model-type", "native")
@@ -248,6 +344,7 @@ def test_the_guides_command_runs_as_printed(qwen):
     done = subprocess.run(["bash", "-c", seed_lines(qwen, 2)], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     result = os.path.join(qwen, "mcore_tp2_pp1")
+    assert read_json(os.path.join(result, "hugging_face"))["model_type"] == "qwen2"
     assert os.path.isfile(os.path.join(result, "release", "mp_rank_01", "model_optim_rng.pt"))
     with CheckpointReader(qwen, read_manifest(qwen)) as first, open_checkpoint(result) as second:
         assert not list(differences(first, second, weights_only=True))

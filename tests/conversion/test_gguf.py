@@ -29,8 +29,8 @@ NAMES = {
 TOKENS = ["<|endoftext|>", "a", "b", "1", "2", "ab", "Ġ", "Ġa"]
 
 
-def write_file(path, tensors, without=()):
-    """A GGUF file as llama.cpp's converter makes it: rows of query and key of each head in pairs."""
+def write_file(path, tensors, without=(), split="smollm", tokens=TOKENS, more=lambda writer: None):
+    """A GGUF file as llama.cpp's converter makes it: rows of query and key of each head in pairs. `more` adds metadata."""
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_block_count(4)
     writer.add_embedding_length(32)
@@ -41,8 +41,9 @@ def write_file(path, tensors, without=()):
     writer.add_rope_freq_base(5e5)
     writer.add_layer_norm_rms_eps(1e-6)
     writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("smollm")
-    writer.add_token_list(TOKENS + [f"x{number}" for number in range(64 - len(TOKENS))])
+    writer.add_tokenizer_pre(split)
+    more(writer)
+    writer.add_token_list(tokens + [f"x{number}" for number in range(64 - len(tokens))])
     writer.add_token_types([3] + [1] * 63)
     writer.add_token_merges(["a b", "Ġ a"])
     writer.add_eos_token_id(0)
@@ -84,3 +85,31 @@ def test_a_missing_tensor_is_named(tmp_path, capsys):
     assert "missing: blk.2.ffn_up.weight" in capsys.readouterr().err
     convert(tmp_path / "tiny.gguf", tmp_path / "native", "--save-model-type", "native", code=1)
     assert "converted to a Hugging Face folder first" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "changes, text",
+    [
+        ({"more": lambda writer: writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)}, "has rope.scaling.type 'yarn'"),
+        ({"tokens": ["a", "a"]}, "has 64 tokens, some of them twice"),
+    ],
+)
+def test_metadata_that_is_refused(tmp_path, capsys, changes, text):
+    write_file(tmp_path / "tiny.gguf", tensors_of(CONFIG), **changes)
+    convert(tmp_path / "tiny.gguf", tmp_path / "hf", "--save-model-type", "hf", code=1)
+    assert text in capsys.readouterr().err
+
+
+def test_tensors_of_another_shape_are_refused(tmp_path, capsys):
+    tensors = tensors_of(CONFIG)
+    tensors["model.norm.weight"] = tensors["model.norm.weight"][:16].copy()
+    write_file(tmp_path / "tiny.gguf", tensors)
+    convert(tmp_path / "tiny.gguf", tmp_path / "hf", "--save-model-type", "hf", code=1)
+    assert "tensor output_norm.weight has the shape [16], expected [32]" in capsys.readouterr().err
+
+
+def test_tied_embeddings_and_an_unknown_tokenizer(tmp_path, capsys):
+    write_file(tmp_path / "tiny.gguf", tensors_of(CONFIG), without=("lm_head.weight",), split="viking")
+    folder = convert(tmp_path / "tiny.gguf", tmp_path / "hf", "--save-model-type", "hf")
+    assert "the tokenizer was left out" in capsys.readouterr().out
+    assert read_json(folder)["tie_word_embeddings"] is True and not (tmp_path / "hf" / "tokenizer.json").exists()

@@ -3,14 +3,16 @@
 import json
 import os
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from mindspeed_ms.core.dist_checkpointing.errors import CheckpointError
 from mindspeed_ms.core.dist_checkpointing.reader import CheckpointReader
-from mindspeed_ms.core.dist_checkpointing.torch_file import TensorToWrite, write_torch_file
+from mindspeed_ms.core.dist_checkpointing.torch_file import TensorToWrite, read_torch_file, write_torch_file
 from mindspeed_ms.models.families import Family, families, register_family
+from mindspeed_ms.models.hugging_face import manifest as hugging_face_manifest
 from mindspeed_ms.models.hugging_face.folder import read_folder
 from mindspeed_ms.models.hugging_face.manifest import read_manifest
 from mindspeed_ms.tools.checkpoint.__main__ import main as checkpoint_command
@@ -18,6 +20,7 @@ from mindspeed_ms.tools.converter.__main__ import main
 from tests.conversion.tiny_models import CONFIGS, SIZES, read_json, tensors_of, write_folder, write_json
 
 TP2PP2 = ("--target-tensor-parallel-size", "2", "--target-pipeline-parallel-size", "2")
+ROTARY = ("model.rotary_emb", "model.layers.3.self_attn.rotary_emb")
 GATE = "model.layers.1.mlp.gate_proj.weight"
 QUERY, KEY = (f"model.layers.1.self_attn.{name}_proj.weight" for name in "qk")
 
@@ -95,8 +98,10 @@ def test_another_dtype(tmp_path, dtype):
     source, tensors = write_folder(tmp_path / "model", config)
     native = convert(source, tmp_path / "n", "--save-model-type", "native", "--params-dtype", dtype, "--verify")
     back = convert(native, tmp_path / "back", "--save-model-type", "hf")
+    direct = read_json(convert(source, tmp_path / "hf", "--save-model-type", "hf", "--params-dtype", dtype))
+    assert direct == read_json(back)
     name, bits = {"bf16": ("bfloat16", np.uint16), "fp16": ("float16", np.float16)}[dtype]
-    assert read_json(back)["torch_dtype"] == name
+    assert read_json(back)["torch_dtype"] == read_manifest(back).args["model_config"]["params_dtype"] == name
     for key, (found, _, data) in read_tensors(back).items():
         values = np.frombuffer(data, bits)
         exact = (values.astype(np.uint32) << 16).view(np.float32) if dtype == "bf16" else values.astype(np.float32)
@@ -123,22 +128,58 @@ def test_bin_files(tmp_path):
         name: TensorToWrite("float32", array.shape, lambda array=array: np.ascontiguousarray(array).reshape(-1).view(np.uint8))
         for name, array in tensors.items()
     }
-    write_torch_file(str(source / "pytorch_model.bin"), tree)
+    path = str(source / "pytorch_model.bin")
+    name = "transformer.h.1.mlp.c_fc.weight"
+    tree[name] = replace(tree[name], shape=tree[name].shape[::-1], data=np.ascontiguousarray(tensors[name].T))
+    write_torch_file(path, tree)
+    tree = read_torch_file(path)
+    view = tree[name]
+    tree[name] = replace(view, shape=view.shape[::-1], stride=(1, view.shape[1]), name="")  # a transposed view
+    write_torch_file(path, tree)
     assert read_tensors(convert(source, tmp_path / "again", "--save-model-type", "hf")) == read_tensors(expected)
+    tree[name] = replace(view, shape=(4, 4), stride=(8, 1), name="")
+    write_torch_file(path, tree)
+    with pytest.raises(CheckpointError, match=rf"pytorch_model.bin: tensor {name} has the strides \[8, 1\]: save it contig"):
+        read_folder(source)
+    # safetensors beside it are taken
+    shutil.copy(os.path.join(expected, "model.safetensors"), source)
+    assert {place.file for place in read_folder(source).values()} == {"model.safetensors"}
 
 
-def test_tied_heads_buffers_and_missing_prefixes(tmp_path):
+def test_tied_heads_buffers_and_missing_prefixes(tmp_path, monkeypatch):
+    monkeypatch.setattr(hugging_face_manifest, "_BLOCK_BYTES", 64)
     tensors = tensors_of(CONFIGS["gpt2"])
     tensors = {name.removeprefix("transformer."): array for name, array in tensors.items()}
     tensors["h.2.attn.bias"] = np.ones((1, 1, 64, 64), np.float32)
+    tensors["h.2.attn.masked_bias"] = np.ones((), np.float32)
     tensors["lm_head.weight"] = tensors["wte.weight"].copy()
     source, _ = write_folder(tmp_path / "model", CONFIGS["gpt2"], tensors)
     manifest = read_manifest(source)
-    assert set(manifest.left_out) == {"h.2.attn.bias", "lm_head.weight"}
+    assert set(manifest.left_out) == {"h.2.attn.bias", "h.2.attn.masked_bias", "lm_head.weight"}
+    frequencies = {f"{name}.inv_freq": np.ones(4, np.float32) for name in ROTARY}
+    source, _ = write_folder(tmp_path / "llama", CONFIGS["llama"], {**tensors_of(CONFIGS["llama"]), **frequencies})
+    assert set(read_manifest(source).left_out) == set(frequencies)
     tensors["lm_head.weight"][3, 3] += 1
-    source, _ = write_folder(tmp_path / "other", CONFIGS["gpt2"], tensors)
-    with pytest.raises(CheckpointError, match=r"model.safetensors: tensor lm_head.weight is not transformer.wte.weight"):
-        read_manifest(source)
+    for head in (tensors["lm_head.weight"], tensors["wte.weight"][:63]):
+        source, _ = write_folder(tmp_path / "other", CONFIGS["gpt2"], {**tensors, "lm_head.weight": head})
+        with pytest.raises(CheckpointError, match=r"model.safetensors: tensor lm_head.weight is not transformer.wte.weight"):
+            read_manifest(source)
+
+
+def test_rows_of_the_vocabulary_are_those_of_config_json(tmp_path, capsys):
+    """Fewer than the checkpoint has: the rest is padding; without a config.json those that the checkpoint says."""
+    source, _ = write_folder(tmp_path / "model", {**CONFIGS["llama_linear"], "vocab_size": 61})
+    padding = ("--target-tensor-parallel-size", "2")
+    native = convert(source, tmp_path / "native", "--save-model-type", "native", *padding)
+    for rows, code in ((59, 0), (63, 1)):
+        base, _ = write_folder(tmp_path / str(rows), {**CONFIGS["llama_linear"], "vocab_size": rows})
+        convert(native, tmp_path / f"to {rows}", "--save-model-type", "hf", "--hf-cfg-dir", base, code=code)
+    assert "62 rows, but the vocabulary of the model has 63: give the folder of this model" in capsys.readouterr().err
+    assert read_tensors(str(tmp_path / "to 59"))["lm_head.weight"][1] == (59, 32)
+    shutil.rmtree(os.path.join(native, "hugging_face"))
+    back = convert(native, tmp_path / "back", "--save-model-type", "hf", "--model-type-hf", "llama")
+    assert read_tensors(back) == read_tensors(source)
+    assert read_json(back)["vocab_size"] == 61 and read_json(back)["torch_dtype"] == "float32"
 
 
 def test_a_new_config_json(tmp_path):
@@ -225,6 +266,10 @@ def _broken(folder, case):
         content = read_json(path, "model.safetensors.index.json")
         content["weight_map"][GATE] = next(name for name in set(content["weight_map"].values()) - {content["weight_map"][GATE]})
         write_json(path, os.path.basename(index), content)
+    elif case == "index of a tensor that no file has":
+        content = read_json(path, "model.safetensors.index.json")
+        content["weight_map"]["model.more.weight"] = "model-00002-of-00002.safetensors"
+        write_json(path, os.path.basename(index), content)
     elif case == "truncated file":
         os.truncate(second, os.path.getsize(second) - 1000)
     elif case.startswith("header"):
@@ -270,6 +315,7 @@ def _break_header(path, case):
         "missing file": ("model-00002-of-00002.safetensors is missing",),
         "index outside": (f"index.json places tensor {GATE} in '../../etc/passwd'",),
         "index of another file": (f"holds tensor {GATE}, which model.safetensors.index.json places in",),
+        "index of a tensor that no file has": ("model-00002-of-00002.safetensors does not hold tensor model.more.weight",),
         "truncated file": ("model-00002-of-00002.safetensors", "it ends within tensor"),
         "header of an absurd length": ("model.safetensors", "of them are its header"),
         "header with an absurd shape": ("model.safetensors", f"tensor '{GATE}', F32 [1099511627776, 1099511627776], has"),

@@ -27,6 +27,7 @@ MODELS_UNDER_TEST = {
         "rotary_interleaved": True,
         "rotary_seq_len_interpolation_factor": 2.0,
         "hidden_act": "squared_relu",
+        "qk_layernorm": True,
     },
     "flash": {**builders.LLAMA, **WIDE, **STRONG, "use_flash_attention": True, "sliding_window": 9},
     "cut_positions": {**builders.GPT2, **STRONG, "parallel_position_embedding": True, "hidden_act": "fast_gelu"},

@@ -73,6 +73,60 @@ def test_rotary_embedding(world):
     np.testing.assert_allclose(rotated, expected, atol=1e-6)
 
 
+# rope_scaling, its frequencies for a head of 16 elements with base 500, its factor of cos and sin: those of transformers 5.24
+_YARN = {"factor": 4.0, "original_max_position_embeddings": 64}
+_ALL_SCALED = [0.25, 0.1149658, 0.05286856, 0.02431231, 0.01118034, 0.005141428, 0.002364354, 0.00108728]
+SCALED = [
+    ("linear", {"factor": 4.0}, _ALL_SCALED, 1.0),
+    (
+        "llama3",
+        {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 64},
+        [1.0, 0.4598633, 0.09761663, 0.01215616, 0.00559017, 0.002570714, 0.001182177, 0.0005436398],
+        1.0,
+    ),
+    ("yarn", {**_YARN, "beta_fast": 8.0, "beta_slow": 1.0}, [1.0, 0.3448974, 0.1057371, *_ALL_SCALED[3:]], 1.1386294),
+    (
+        "yarn",
+        {**_YARN, "beta_fast": 8.0, "beta_slow": 1.0, "truncate": False, "mscale": 0.7, "mscale_all_dim": 1.4},
+        [1.0, 0.3710845, 0.1113971, *_ALL_SCALED[3:]],
+        0.918732,
+    ),
+    (
+        "yarn",
+        {**_YARN, "beta_fast": 0.2, "beta_slow": 0.02, "attention_factor": 1.3},
+        [1.0, 0.4598633, 0.2114742, 0.09724925, 0.04472136, 0.02056571, 0.00768415, 0.002718199],
+        1.3,
+    ),
+    # both ends of the ramp are the first frequency
+    ("yarn", {**_YARN, "beta_fast": 32.0, "beta_slow": 20.0}, [1.0, *_ALL_SCALED[1:]], 1.1386294),
+]
+
+
+def scaled_rotary():
+    """cos and sin `[2, 16]` of each case; angles alone cannot express a factor."""
+    from mindspeed_ms.config import RopeScalingConfig
+    from mindspeed_ms.legacy.model.rotary_pos_embedding import RotaryEmbedding
+
+    tables = []
+    for kind, numbers, _, factor in SCALED:
+        scaling = RopeScalingConfig(type=kind, **numbers)
+        embedding = RotaryEmbedding(16, rotary_base=500.0, rope_scaling=scaling)
+        if factor == 1.0:
+            embedding(2)
+        else:
+            with pytest.raises(ValueError, match="angles cannot express the attention factor"):
+                embedding(2)
+        tables.append([part.asnumpy()[:, 0, 0] for part in embedding.table(2)[:2]])
+    return tables
+
+
+def test_scaled_frequencies(world):
+    for (cos, sin), (kind, _, frequencies, factor) in zip(world(1)(scaled_rotary)[0], SCALED):
+        angles = np.outer(np.arange(2), [*frequencies, *frequencies])
+        np.testing.assert_allclose(cos, np.cos(angles) * factor, rtol=1e-6, err_msg=kind)
+        np.testing.assert_allclose(sin, np.sin(angles) * factor, rtol=1e-6, err_msg=kind)
+
+
 class ForeignMaskType(enum.Enum):
     """A user's own enum; only its names count."""
 
@@ -149,6 +203,46 @@ def test_attention_masks(world, flash, scaling):
     outputs = world(1)(attention, flash, scaling)[0]
     for name, (kind, mask) in CASES.items():
         np.testing.assert_allclose(outputs[name], _expected_attention(kind, mask), atol=2e-6, err_msg=name)
+
+
+def normed_attention():
+    """Queries and keys `[s, b, heads, 16]` before norms, weights of both norms, and what the core attention gets."""
+    from mindspeed_ms.legacy.model.attention import ParallelAttention
+    from mindspeed_ms.legacy.model.enums import AttnMaskType
+    from mindspeed_ms.legacy.model.rotary_pos_embedding import RotaryEmbedding
+
+    config = builders.make_config({**builders.LLAMA, "qk_layernorm": True})
+    builders.start(config)
+    layer = ParallelAttention(config, 1, attn_mask_type=AttnMaskType.causal)
+    random, mixed = np.random.RandomState(0), np.random.RandomState(1).randn(LENGTH, BATCH, 2, 4, 16).astype(np.float32)
+    weights = random.randn(2, 16).astype(np.float32)
+    for norm, weight in zip((layer.q_layernorm, layer.k_layernorm), weights):
+        norm.weight.set_data(_tensor(weight))
+    found = []
+
+    def core(query, key, value, mask):
+        found.extend(one.asnumpy() for one in (query, key, value))
+        return query.reshape((LENGTH, BATCH, -1))
+
+    del layer.qkv_proj, layer.core_attention
+    layer.qkv_proj = lambda hidden: (_tensor(mixed.reshape(LENGTH, BATCH, -1)), None)
+    layer.core_attention = core
+    layer(_tensor(mixed[..., 0, :].reshape(LENGTH, BATCH, -1)), rotary_pos_emb=RotaryEmbedding(16)(LENGTH))
+    return mixed, weights, found
+
+
+def test_norms_of_queries_and_keys(world):
+    """Each with its own weight, over a head, before the rotation; values stay."""
+    from tests.ops import references
+
+    mixed, weights, found = world(1)(normed_attention)[0]
+    angles = np.outer(np.arange(LENGTH), 10000.0 ** (-np.arange(0, 16, 2) / 16))
+    table = [function(np.concatenate([angles, angles], 1))[:, None, None] for function in (np.cos, np.sin)]
+    parts = [mixed[..., :2, :].reshape(LENGTH, BATCH, 4, 16), mixed[..., 2, :], mixed[..., 3, :]]
+    for part, weight, result in zip(parts, weights, found):
+        expected = references.rotary(references.rms_norm(part.astype(np.float64), weight), *table)
+        np.testing.assert_allclose(result, expected, atol=1e-5)
+    np.testing.assert_array_equal(found[2], parts[2])
 
 
 @pytest.mark.parametrize("flash", [False, True])

@@ -279,7 +279,7 @@ def newest_manifest(folder, iteration=None):
         if problem is None and plain_weights.is_own(path):
             problem = f"{path} holds weights alone."
         if problem is None:
-            return path, read_foreign_manifest(path, iteration) or Manifest.read(path)
+            return path, read_foreign_manifest(path) or Manifest.read(path)
         problems.append(problem)
     if problems:
         raise CheckpointError(" ".join(problems))

@@ -5,7 +5,6 @@ looked at.
 """
 
 import importlib
-import os
 from dataclasses import dataclass
 
 
@@ -16,7 +15,7 @@ class ForeignFormat:
     Attributes:
         title (str): the program.
         recognizes (str): `module:function` of `(path) -> bool`: whether a folder holds one checkpoint; reads no tensor.
-        reads (str): `module:function` of `(path, iteration=None) -> Manifest`, with our names; its `args` are the
+        reads (str): `module:function` of `(path) -> Manifest`, with our names; its `args` are the
             configuration of the model.
     """
 
@@ -28,9 +27,9 @@ class ForeignFormat:
         """Whether a folder holds one checkpoint of the format."""
         return _function(self.recognizes)(path)
 
-    def read_manifest(self, path, iteration=None):
+    def read_manifest(self, path):
         """Manifest of the checkpoint in a folder. CheckpointError: it cannot be read; names file and tensor."""
-        return _function(self.reads)(path, iteration)
+        return _function(self.reads)(path)
 
 
 _HUGGING_FACE = "mindspeed_ms.models.hugging_face.manifest"
@@ -49,8 +48,6 @@ def _function(name):
 
 def foreign_format(path):
     """ForeignFormat of the checkpoint that a folder holds; None if it is of none of them."""
-    if not os.path.isdir(path):
-        return None
     return next((one for one in FORMATS if one.is_folder(path)), None)
 
 
@@ -59,14 +56,14 @@ def is_foreign_folder(path):
     return foreign_format(path) is not None
 
 
-def read_foreign_manifest(path, iteration=None):
+def read_foreign_manifest(path):
     """Manifest of the checkpoint in a foreign folder; None if it is no such folder.
 
     Raises:
         CheckpointError: it cannot be read; names file and tensor.
     """
     found = foreign_format(path)
-    return None if found is None else found.read_manifest(path, iteration)
+    return None if found is None else found.read_manifest(path)
 
 
 def archives_of(path, names):

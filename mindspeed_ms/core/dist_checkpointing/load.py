@@ -103,7 +103,7 @@ def open_checkpoint(path, all_config=None, step=None):
         elif plain_weights.is_own(path):
             manifest = plain_weights.read_manifest(path)
         else:
-            manifest = read_foreign_manifest(path, step)
+            manifest = read_foreign_manifest(path)
         readers.append(CheckpointReader(path, manifest))
 
     on_all_ranks(_DOING, open_it)

@@ -1,5 +1,7 @@
 """config.json of a family's model <-> our configuration."""
 
+import numpy as np
+
 from mindspeed_ms.config import ConfigError, RopeScalingConfig, init_configs_from_dict
 from mindspeed_ms.config.same_model import is_same, model_paths
 from mindspeed_ms.config.schema import SECTIONS, field_info
@@ -26,6 +28,15 @@ _FREE = (
     "model_config.use_rotary_position_embeddings",
     "model_config.max_position_embeddings",
 )
+# what a setting means that is left out, from the others
+_DERIVED = {
+    "model_config.kv_channels": lambda settings: (
+        settings["model_config.hidden_size"] // settings["model_config.num_attention_heads"]
+    ),
+    "moe_config.moe_ffn_hidden_size": lambda settings: (
+        settings["moe_config.moe_ffn_hidden_size"] and settings["model_config.ffn_hidden_size"]
+    ),
+}
 
 
 def read_configuration(family, config, path, **changes):
@@ -158,14 +169,11 @@ def check_expressible(family, settings):
         section = path.split(".")[0]
         if section == "moe_config" and settings["moe_config.num_experts"] == 1:
             continue
-        if path.endswith("_has_bias") and settings["model_config.add_bias_linear"]:
-            continue
-        default = default_of(field_info(path))
-        if path == "model_config.kv_channels":
-            default = settings["model_config.hidden_size"] // settings["model_config.num_attention_heads"]
-        expected = family.settings.get(path, default)
-        derived = path not in family.settings and default is None
-        if not is_same(settings[path], expected) and not derived:
+        expected = family.settings.get(path, default_of(field_info(path)))
+        if expected is None and path in _DERIVED:
+            expected = _DERIVED[path](settings)
+        is_neutral = section == "moe_config" and expected is None and not set(np.atleast_1d(settings[path])) - {None, 0, 1}
+        if not is_same(settings[path], expected) and not is_neutral:
             raise CheckpointError(
                 f"{family.name} models have {path} = {expected!r}, but the checkpoint's has {settings[path]!r}: choose "
                 "another family (--model-type-hf)."

@@ -5,10 +5,10 @@ from mindspeed_ms.models.families.llama import (
     ATTENTION_WEIGHTS,
     COMPUTED,
     NORM_WEIGHTS,
-    NUMERICS,
     OUTER_WEIGHTS,
     SETTINGS,
     SIZES,
+    numerics,
     tied,
 )
 from mindspeed_ms.models.families.rules import Field, Heads, Rotary
@@ -40,8 +40,8 @@ register_family(
         },
         rules=(
             *SIZES,
-            *NUMERICS,
-            Heads(),
+            *numerics(1e-5),
+            Heads(groups=8),
             Rotary(theta=1e6),
             tied(False),
             Window(default=None),

@@ -1,7 +1,7 @@
 """Qwen 1.5, 2 and 2.5: Llama's tensors with biases on query, key and value; a window over the last tokens is possible."""
 
 from mindspeed_ms.models.families.family import Family, register_family
-from mindspeed_ms.models.families.llama import COMPUTED, NUMERICS, SETTINGS, SIZES, WEIGHTS, tied
+from mindspeed_ms.models.families.llama import COMPUTED, SETTINGS, SIZES, WEIGHTS, numerics, tied
 from mindspeed_ms.models.families.rules import Heads, Rotary
 from mindspeed_ms.models.families.windows import LayerWindows
 
@@ -16,7 +16,7 @@ register_family(
             "model_config.out_proj_has_bias": False,
             "model_config.mlp_has_bias": False,
         },
-        rules=(*SIZES, *NUMERICS, Heads(), Rotary(), tied(False), LayerWindows()),
+        rules=(*SIZES, *numerics(), Heads(groups=32), Rotary(), tied(False), LayerWindows()),
         computed=COMPUTED,
     )
 )

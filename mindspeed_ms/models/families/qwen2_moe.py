@@ -1,7 +1,7 @@
 """Qwen 1.5 and 2 with experts: some layers hold experts beside one that all tokens share, with a gate of its own."""
 
 from mindspeed_ms.models.families.family import Family, Weight, register_family
-from mindspeed_ms.models.families.llama import COMPUTED, NUMERICS, SETTINGS, SIZES, WEIGHTS, tied
+from mindspeed_ms.models.families.llama import COMPUTED, SETTINGS, SIZES, WEIGHTS, numerics, tied
 from mindspeed_ms.models.families.rules import DecoderSparseStep, Field, Heads, Rotary, m
 from mindspeed_ms.models.families.windows import LayerWindows
 
@@ -46,8 +46,8 @@ register_family(
         },
         rules=(
             *SIZES,
-            *NUMERICS,
-            Heads(),
+            *numerics(),
+            Heads(groups=16),
             Rotary(),
             tied(False),
             LayerWindows(),

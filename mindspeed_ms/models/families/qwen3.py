@@ -1,7 +1,7 @@
 """Qwen 3: Llama's tensors with norms of queries and keys, and a width of heads of its own."""
 
 from mindspeed_ms.models.families.family import Family, Weight, register_family
-from mindspeed_ms.models.families.llama import COMPUTED, NUMERICS, SETTINGS, SIZES, WEIGHTS, tied
+from mindspeed_ms.models.families.llama import COMPUTED, SETTINGS, SIZES, WEIGHTS, numerics, tied
 from mindspeed_ms.models.families.rules import Field, Heads, Rotary, m
 from mindspeed_ms.models.families.windows import LayerWindows
 
@@ -22,8 +22,8 @@ register_family(
         settings={**SETTINGS, **QK_NORM, "model_config.mlp_has_bias": False},
         rules=(
             *SIZES,
-            *NUMERICS,
-            Heads(width=lambda config: 128),
+            *numerics(),
+            Heads(width=lambda config: 128, groups=32),
             Rotary(),
             tied(False),
             Field("attention_bias", m("qkv_has_bias", "out_proj_has_bias"), False),

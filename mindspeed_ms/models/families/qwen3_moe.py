@@ -1,7 +1,7 @@
 """Qwen 3 with experts: its attention, layers of experts without a shared one."""
 
 from mindspeed_ms.models.families.family import Family, register_family
-from mindspeed_ms.models.families.llama import COMPUTED, NUMERICS, SETTINGS, SIZES, WEIGHTS, tied
+from mindspeed_ms.models.families.llama import COMPUTED, SETTINGS, SIZES, WEIGHTS, numerics, tied
 from mindspeed_ms.models.families.qwen2_moe import EXPERT_RULES, EXPERT_SETTINGS, EXPERT_WEIGHTS
 from mindspeed_ms.models.families.qwen3 import QK_NORM, QK_NORM_WEIGHTS
 from mindspeed_ms.models.families.rules import Field, Heads, Rotary, m
@@ -15,8 +15,8 @@ register_family(
         settings={**SETTINGS, **EXPERT_SETTINGS, **QK_NORM, "model_config.mlp_has_bias": False},
         rules=(
             *SIZES,
-            *NUMERICS,
-            Heads(),
+            *numerics(),
+            Heads(groups=4),
             Rotary(),
             tied(False),
             Window(switch="use_sliding_window", default=4096),

@@ -102,9 +102,11 @@ class Heads:
 
     Attributes:
         width (Callable): `head_dim` that a config.json without one means, from the config.
+        groups (Optional[int]): `num_key_value_heads` that is left out; None, and null in the file: one per query head.
     """
 
     width: Any = None
+    groups: Any = None
     paths: tuple = m("num_attention_heads", "group_query_attention", "num_query_groups", "kv_channels")
 
     @property
@@ -113,8 +115,8 @@ class Heads:
 
     def read(self, config):
         heads = _integer(config, "num_attention_heads")
-        groups = config.get("num_key_value_heads")
-        groups = heads if groups is None else _integer(config, "num_key_value_heads")
+        groups = config.get("num_key_value_heads", self.groups)
+        groups = heads if groups is None else _integer({"num_key_value_heads": groups}, "num_key_value_heads")
         width = config.get("head_dim")
         if width is None:
             width = self.width(config) if self.width else _integer(config, "hidden_size") // heads
@@ -214,7 +216,7 @@ class DecoderSparseStep:
     def write(self, settings):
         pattern, layers = (settings[path] for path in self.paths)
         pattern = pattern or [1]
-        if len(pattern) == 1:  # every n-th layer
+        if len(pattern) == 1 and layers > 1:  # every n-th layer
             pattern = [int(layer % pattern[0] == 0) for layer in range(layers)]
         return {
             "num_hidden_layers": layers,

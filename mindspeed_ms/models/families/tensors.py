@@ -35,7 +35,7 @@ class TensorPart:
     def shape(self):
         """Their shape."""
         shape = self.sharding.local_shape
-        if self.sharding.leading is not None or len(shape) == 3:  # one of all experts
+        if self.sharding.leading is not None:  # one of all experts
             shape = shape[1:]
         return shape[::-1] if self.transposed else shape
 

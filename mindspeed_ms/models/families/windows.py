@@ -60,8 +60,8 @@ class LayerWindows:
 
     def write(self, settings):
         window, pattern, layers = (settings[path] for path in self.paths)
-        if isinstance(pattern, int):  # every n-th layer sees everything
-            pattern = [int((layer + 1) % pattern != 0) for layer in range(layers)]
+        if pattern and len(pattern) == 1 and layers > 1:  # every n-th layer sees everything
+            pattern = [int((layer + 1) % pattern[0] != 0) for layer in range(layers)]
         pattern = [0] * layers if window is None else pattern or [1] * layers
         return {
             "num_hidden_layers": layers,

@@ -26,7 +26,7 @@ def open_checkpoint(path, iteration=None, config=None):
     path = folder_of(path)
     foreign = foreign_format(path)
     if foreign is not None:
-        return CheckpointReader(path, foreign.read_manifest(path, iteration))
+        return CheckpointReader(path, foreign.read_manifest(path))
     if plain_weights.is_plain(path):
         return CheckpointReader(path, plain_weights.read_manifest(path))
     named = folders.named_checkpoint(path, iteration)
@@ -38,7 +38,7 @@ def open_checkpoint(path, iteration=None, config=None):
     for candidate in folders.candidates(path) if named is None else [named]:
         problem = folders.problem_of(candidate)
         if problem is None:
-            return CheckpointReader(candidate, read_foreign_manifest(candidate, iteration))
+            return CheckpointReader(candidate, read_foreign_manifest(candidate))
         if named is None:
             logger.warning("passed over a checkpoint: %s", problem)
         problems.append(problem)

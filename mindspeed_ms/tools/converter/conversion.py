@@ -173,8 +173,6 @@ def _converted(conversion, source, config):
             found,
             "--make-vocab-size-divisible-by" if conversion.vocab_multiple else conversion.flags["tensor_model_parallel_size"],
         )
-        if wanted < (manifest.vocab_size or 0):
-            raise ConversionError(f"--make-vocab-size-divisible-by leaves {wanted} rows of {manifest.vocab_size} ids.")
         if with_optimizer and any(key.startswith(OPTIMIZER_PREFIX) for key in manifest.tensors):
             raise ConversionError(
                 f"the optimizer's state has {found} rows of the vocabulary, the target {wanted}: leave "

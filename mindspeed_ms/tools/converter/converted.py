@@ -6,7 +6,7 @@ from math import prod
 import numpy as np
 
 from mindspeed_ms.core.dist_checkpointing.errors import CheckpointError
-from mindspeed_ms.core.dist_checkpointing.manifest import OPTIMIZER_PREFIX, StoredTensor
+from mindspeed_ms.core.dist_checkpointing.manifest import OPTIMIZER_PREFIX, StoredTensor, optimizer_key
 from mindspeed_ms.core.dist_checkpointing.reader import CheckpointReader, numpy_dtype
 from mindspeed_ms.core.dist_checkpointing.slices import ordered_ranges
 from mindspeed_ms.layout.sharding import FlatSlice, ParameterSharding
@@ -38,6 +38,13 @@ class ConvertedReader(CheckpointReader):
                 shape = (vocabulary_rows, *shape[1:])
             kind = dtype if dtype is not None and is_weight else stored.dtype
             tensors[key] = StoredTensor(shape, kind, stored.grouping, stored.pieces)
+        self._masters = {}
+        if dtype in ("bfloat16", "float16"):  # float32 weights become the optimizer's
+            for key in [key for key in tensors if optimizer_key("exp_avg", key) in tensors]:
+                master, stored = optimizer_key("fp32_param", key), source.manifest.tensors[key]
+                if master not in tensors and stored.dtype == "float32":
+                    tensors[master] = StoredTensor(stored.shape, stored.dtype, stored.grouping, stored.pieces)
+                    self._masters[master] = key
         manifest = replace(source.manifest, tensors=tensors, args=args, vocab_size=vocab_size)
         if not with_optimizer:
             manifest.states = {**manifest.states, "optimizer": None, "opt_param_scheduler": None}
@@ -55,7 +62,8 @@ class ConvertedReader(CheckpointReader):
         Raises:
             CheckpointError: also for values that the new dtype cannot hold.
         """
-        given, stored = self.source.tensor(key), self.tensor(key)
+        stored, key = self.tensor(key), self._masters.get(key, key)
+        given = self.source.tensor(key)
         values = out if given.dtype == stored.dtype else np.empty(out.size, numpy_dtype(given.dtype))
         missing = self.source.read(key, wanted, values, on_part)
         if missing and stored.shape != given.shape:

@@ -20,7 +20,7 @@ def plan_lines(source, reader, target):
         names.setdefault(part.key, []).append(f"{name} in {stored.file}")
     rows = [("from", "tensor", "dtype", "shape", "to")]
     for key, stored in manifest.tensors.items():
-        given = source.reader.manifest.tensors[key]
+        given = source.reader.manifest.tensors.get(key, stored)
         origin = "; ".join(names.get(key, ())) or ", ".join(dict.fromkeys(piece.file for piece in given.pieces))
         dtype = stored.dtype if stored.dtype == given.dtype else f"{given.dtype} -> {stored.dtype}"
         shape = "[" + ", ".join(map(str, stored.shape)) + "]"

@@ -124,7 +124,10 @@ def _open(conversion, path, kind):
 
 
 def _check_expected(conversion, source):
-    """Compare what the user says about the model with its configuration."""
+    """Compare what the user says about the checkpoint with it."""
+    found = source.reader.manifest.iteration
+    if conversion.iteration not in (None, found):
+        raise ConversionError(f"--iteration {conversion.iteration}: {source.reader.folder} is of iteration {found}.")
     values = source.config.to_dict()
     for flag, (path, expected) in conversion.expected.items():
         section, name = path.split(".")

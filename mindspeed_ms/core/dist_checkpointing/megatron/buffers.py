@@ -28,15 +28,15 @@ def places(sizes, shared=(), bucket_size=None):
     Returns:
         (list[int], int): starts in module order, length.
     """
-    starts, bucket, position, filled = [0] * len(sizes), 0, 0, False
+    starts, bucket, position = [0] * len(sizes), 0, 0
     for index in reversed(range(len(sizes))):
         position = -(-position // _START) * _START
-        if index in shared and filled:
-            bucket, position, filled = bucket + position, 0, False
+        if index in shared:
+            bucket, position = bucket + position, 0
         starts[index] = bucket + position
-        position, filled = position + sizes[index], True
+        position += sizes[index]
         if index in shared or (bucket_size is not None and position >= bucket_size):
-            bucket, position, filled = bucket + position, 0, False
+            bucket, position = bucket + position, 0
     return starts, bucket + position
 
 

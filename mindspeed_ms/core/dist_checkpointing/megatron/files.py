@@ -107,7 +107,7 @@ def read_tree(path):
 
 
 def read_rank_files(folder):
-    """All ranks' files of a checkpoint: list[RankFile], ordered by (pipeline, expert, tensor).
+    """All ranks' files of a checkpoint: list[RankFile], stage by stage.
 
     Raises:
         CheckpointError: none there, a rank's file is missing, or the names are those of another layout than the arguments'.
@@ -117,15 +117,17 @@ def read_rank_files(folder):
         raise CheckpointError(f"{folder} holds no checkpoint of Megatron: no mp_rank_* folder and no {METADATA_FILE}.")
     first = read_tree(os.path.join(folder, names[0], MODEL_FILE))
     sizes = parallel_sizes(_namespace(folder, names[0], first), names)
-    wanted = {rank_folder(*place, sizes["pp"] > 1, sizes["ep"] > 1): place for place in _places(sizes)}
-    missing = [name for name in wanted if not os.path.isfile(os.path.join(folder, name, MODEL_FILE))]
+    needed, possible = (
+        {rank_folder(*place, sizes["pp"] > 1, sizes["ep"] > 1): place for place in places} for places in _places(sizes)
+    )
+    missing = [name for name in needed if not os.path.isfile(os.path.join(folder, name, MODEL_FILE))]
     layout = f"tensor {sizes['tp']}, pipeline {sizes['pp']}, expert {sizes['ep']} parallel by its args"
     if missing:
         raise DamagedCheckpointError(
             f"{folder} is incomplete: {', '.join(f'{name}/{MODEL_FILE}' for name in missing[:4])}"
             f"{' ...' if len(missing) > 4 else ''} is missing ({layout})."
         )
-    others = [name for name in names if name not in wanted]
+    others = [name for name in names if name not in possible]
     if others:
         raise CheckpointError(
             f"{folder} holds {', '.join(others[:4])}{' ...' if len(others) > 4 else ''}, which no rank of the layout saves "
@@ -133,6 +135,7 @@ def read_rank_files(folder):
         )
     trees = {names[0]: first}
     result = []
+    wanted = {name: place for name, place in possible.items() if name in needed or name in names}
     for name, (tensor, pipeline, expert) in wanted.items():
         tree = trees.get(name) or read_tree(os.path.join(folder, name, MODEL_FILE))
         if not isinstance(tree, dict):
@@ -141,7 +144,7 @@ def read_rank_files(folder):
             )
         result.append(RankFile(f"{name}/{MODEL_FILE}", tensor, pipeline, expert, tree))
     _check_no_copies(folder, list(wanted))
-    return sorted(result, key=lambda file: (file.pipeline, file.expert, file.tensor))
+    return result
 
 
 def _check_no_copies(folder, names):
@@ -171,22 +174,29 @@ def parallel_sizes(arguments, names):
     tensor = arguments.get("tensor_model_parallel_size") or arguments.get("model_parallel_size") or found[0]
     expert = arguments.get("expert_model_parallel_size")
     if expert is None:
-        # three parts name both; of two parts the second is a stage where the arguments know of no experts
-        expert = found[2] if found[2] > 1 or not arguments.get("num_experts") else 1
+        expert = found[2]
     pipeline = arguments.get("pipeline_model_parallel_size") or (found[1] if expert == 1 or found[2] > 1 else 1)
     return {
         "tp": tensor,
         "pp": pipeline,
         "cp": arguments.get("context_parallel_size") or 1,
         "ep": expert,
-        "expert_tp": (arguments.get("expert_tensor_parallel_size") or tensor) if expert > 1 else tensor,
+        "expert_tp": (arguments.get("expert_tensor_parallel_size") if arguments.get("num_experts") else None) or tensor,
     }
 
 
 def _places(sizes):
-    """(tensor, pipeline, expert) of each file: those of the first ranks of the expert-data-parallel groups."""
+    """(tensor, pipeline, expert) of the files that Megatron saves, and of those that its ranks load.
+
+    It saves those of the first ranks of the expert-data-parallel groups, which leaves tensor ranks out where there are more of
+    them than expert ranks; our writer leaves none out.
+    """
     if sizes["ep"] == 1:
-        return [(tensor, stage, 0) for stage in range(sizes["pp"]) for tensor in range(sizes["tp"])]
+        saved = [(tensor, stage, 0) for stage in range(sizes["pp"]) for tensor in range(sizes["tp"])]
+        return saved, saved
     world = WorldLayout(world_unit(**sizes), **sizes)
     places = [world.coordinates(rank) for rank in range(world.world_size)]
-    return list(dict.fromkeys((at.tp, at.pp, at.ep) for at in places if at.expert_dp == 0))
+    return tuple(
+        list(dict.fromkeys((at.tp, at.pp, at.ep) for at in some))
+        for some in ([at for at in places if at.expert_dp == 0], places)
+    )

@@ -54,15 +54,13 @@ class FileParameter:
 
 
 def file_places(model):
-    """{(tensor, pipeline, expert): Coordinates} of the ranks that write a file."""
+    """{(tensor, pipeline, expert): Coordinates} of the ranks that write a file: the first one with each place."""
     parallel = model.parallel
     world = WorldLayout.from_description(parallel, world_unit_of(parallel))
     places = {}
     for rank in range(world.world_size):
         at = world.coordinates(rank)
-        is_writer = at.expert_dp == 0 if parallel.expert_model_parallel_size > 1 else at.dp == 0 and at.cp == 0
-        if is_writer:
-            places.setdefault((at.tp, at.pp, at.ep if parallel.expert_model_parallel_size > 1 else 0), at)
+        places.setdefault((at.tp, at.pp, at.ep if parallel.expert_model_parallel_size > 1 else 0), at)
     return places
 
 

@@ -8,6 +8,7 @@ from mindspeed_ms.core.dist_checkpointing.megatron import kept, names
 from mindspeed_ms.core.dist_checkpointing.torch_file import Global
 from mindspeed_ms.core.logging import logger
 from mindspeed_ms.layout.parameters import WORD_EMBEDDINGS
+from mindspeed_ms.layout.ranks import world_unit
 
 _SECTIONS = ("model_config", "moe_config", "parallel_config", "training_config", "dataset_config", "optimizer_config")
 # sizes of the layout, by Megatron's names: equal ones leave the arguments as they were
@@ -58,7 +59,7 @@ def _layout(config):
     parallel = config.parallel_config
     tensor, pipeline = parallel.tensor_model_parallel_size, parallel.pipeline_model_parallel_size
     expert, expert_tensor = parallel.expert_model_parallel_size, parallel.expert_tensor_parallel_size or tensor
-    world = max(tensor * pipeline, expert_tensor * expert * pipeline)
+    world = world_unit(tensor, pipeline, 1, expert, expert_tensor)
     chunks = parallel.virtual_pipeline_model_parallel_size or 1
     return {
         "tensor_model_parallel_size": tensor,

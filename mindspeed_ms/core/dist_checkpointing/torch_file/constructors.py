@@ -54,8 +54,6 @@ def _rebuild_tensor(objects, storage, offset, shape, stride, requires_grad=False
     shape, stride = _sizes(shape), _sizes(stride)
     if len(shape) != len(stride):
         raise Refused(f"a tensor of shape {list(shape)} with strides {list(stride)}")
-    if dtype is None and storage.dtype is None:
-        raise Refused("a tensor without a dtype")
     return TensorReference(
         objects.path, dtype or storage.dtype, shape, stride, _size(offset), storage, requires_grad=_typed(requires_grad, bool)
     )

@@ -12,6 +12,7 @@ from unittest import mock
 
 import pytest
 
+from mindspeed_ms.tools.checkpoint.__main__ import main as merge
 from tests.app.job import CPU_DEFAULT, SCRIPT, environment
 
 SIZES = (
@@ -55,11 +56,12 @@ def users_folder(world, tmp_path_factory):
     ((code, errors),) = world(1)(script, folder, SAVED)
     assert code == 0, errors
     for name in ("megatron/iter_0000005/mp_rank_00/model_optim_rng.pt", "distributed/iter_0000005/__0_0.distcp",
-                 "hf/model.safetensors", "hf/config.json"):  # fmt: skip
+                 "hf/model.safetensors", "hf/config.json", "wrong/pytorch_model.bin", "wrong/more/notes"):  # fmt: skip
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text("{}")
     for name in ("megatron", "distributed"):
         (folder / name / "latest_checkpointed_iteration.txt").write_text("5")
+    assert merge(["merge", str(folder / "saved"), str(folder / "weights"), "--weights-only"]) == 0
     (folder / "bad.yaml").write_text("train_conf: {ms_training_config: {training_iters: 3}}\n")
     (folder / "lora.yaml").write_text("lora_config: {lora_rank: 4}\n")
     return folder
@@ -113,6 +115,12 @@ CARELESS = [
     ([*SAVED, "--ckpt-step", "7"], ["no checkpoint of iteration 7"]),
     ([*MODEL, "--load", "megatron"], ["megatron/iter_0000005/mp_rank_00/model_optim_rng.pt", "damaged"]),
     ([*MODEL, "--load", "distributed"], ["distributed/iter_0000005/common.pt is missing"]),
+    ([*MODEL, "--load", "weights", "--finetune", "--ffn-hidden-size", "96"],
+     ["weights holds another model: language_model.encoder.layers.0.mlp.mapping.weight is [96, 32] here and [64, 32] there"]),
+    ([*MODEL, "--load", "weights", "--num-layers", "2"], ["it does not have language_model.encoder.layers.1."]),
+    ([*MODEL, "--load", "weights", "--swiglu"], ["weights holds another model"]),
+    ([*MODEL, "--load", "wrong"],
+     ["wrong holds no checkpoint: there is more/, pytorch_model.bin in it", "Hugging Face (config.json"]),
     ([*MODEL, "--load", "hf"], ["hf/config.json has no model_type", "qwen2"]),
 ]  # fmt: skip
 

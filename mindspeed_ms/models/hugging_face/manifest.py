@@ -35,24 +35,17 @@ class HuggingFaceManifest(Manifest):
     has_keys_in_files = False
 
 
-def is_folder(path):
-    """Whether a folder holds a Hugging Face model: config.json and weights."""
-    return os.path.isfile(os.path.join(path, folder.CONFIG_FILE)) and folder.has_weights(path)
-
-
-def read_manifest(path, iteration=None, grouped_experts=False):
+def read_manifest(path, grouped_experts=False):
     """Read the HuggingFaceManifest of a folder.
 
     Args:
         path (str): the folder.
-        iteration: not used; there is only one.
         grouped_experts (bool): the experts of a layer as one tensor (`moe_grouped_gemm`).
 
     Raises:
         CheckpointError: unknown family; tensors that are missing, unknown, or of another shape than config.json says;
             files that are missing or damaged. Names file and tensor.
     """
-    del iteration
     path = os.fspath(path)
     place = os.path.join(path, folder.CONFIG_FILE)
     if not os.path.isfile(place):

@@ -11,7 +11,7 @@ from mindspeed_ms.config.same_model import differences
 from mindspeed_ms.config.sections.field import option_of
 from mindspeed_ms.core import comm
 from mindspeed_ms.core.device import cards_to_use, request_device
-from mindspeed_ms.core.dist_checkpointing import folders
+from mindspeed_ms.core.dist_checkpointing import folders, job_lock
 from mindspeed_ms.core.dist_checkpointing.errors import CheckpointError
 from mindspeed_ms.core.dist_checkpointing.manifest import OPTIMIZER_PREFIX
 from mindspeed_ms.core.logging import logger
@@ -96,6 +96,8 @@ def _check_folders(training):
         raise OSError(f"output_dir (--save) is {training.output_dir}: the folder cannot be made ({error.strerror}).") from error
     if not os.access(training.output_dir, os.W_OK):
         raise PermissionError(f"output_dir (--save) is {training.output_dir}: the folder cannot be written.")
+    if training.save_enabled and not training.skip_train:
+        job_lock.check_free(training.output_dir)
 
 
 def _check_checkpoint(all_config):

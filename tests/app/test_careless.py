@@ -12,6 +12,7 @@ from unittest import mock
 
 import pytest
 
+from mindspeed_ms.core.dist_checkpointing import job_lock
 from mindspeed_ms.tools.checkpoint.__main__ import main as merge
 from tests.app.job import CPU_DEFAULT, SCRIPT, environment
 
@@ -27,8 +28,10 @@ def script(folder, arguments, device="CPU"):
     """(exit code, what was printed to the error stream) of gpt/pretrain_gpt.py, run in this rank as a script."""
     from mindspeed_ms.core import num_microbatches_calculator as calculator
     from mindspeed_ms.core import parallel_state
+    from mindspeed_ms.core.dist_checkpointing import job_lock
     from mindspeed_ms.training import initialize, tensorboard
 
+    job_lock.LINGER_SECONDS = 0.0
     os.chdir(folder)
     os.environ.pop("MINDSPEED_MS_DEVICE", None)
     os.environ.update({"MINDSPEED_MS_DEVICE": device} if device else {})
@@ -64,7 +67,10 @@ def users_folder(world, tmp_path_factory):
     assert merge(["merge", str(folder / "saved"), str(folder / "weights"), "--weights-only"]) == 0
     (folder / "bad.yaml").write_text("train_conf: {ms_training_config: {training_iters: 3}}\n")
     (folder / "lora.yaml").write_text("lora_config: {lora_rank: 4}\n")
-    return folder
+    (folder / "locked").mkdir()
+    job_lock.hold(folder / "locked")
+    yield folder
+    job_lock.release(folder / "locked")
 
 
 def contents(folder):
@@ -112,6 +118,7 @@ CARELESS = [
     ([*SAVED, "--min-lr", "1e-5"], ["--min-lr is 1e-05 here and 0.0 there"]),
     ([*SAVED, "--lr-decay-iters", "9"], ["--lr-decay-iters is 9 here and None there"]),
     ([*SAVED, "--lr-warmup-iters", "1"], ["--lr-warmup-iters is 1 here and 0 there"]),
+    ([*MODEL, "--save", "locked"], ["another job saves into locked: process"]),
     ([*SAVED, "--ckpt-step", "7"], ["no checkpoint of iteration 7"]),
     ([*MODEL, "--load", "megatron"], ["megatron/iter_0000005/mp_rank_00/model_optim_rng.pt", "damaged"]),
     ([*MODEL, "--load", "distributed"], ["distributed/iter_0000005/common.pt is missing"]),

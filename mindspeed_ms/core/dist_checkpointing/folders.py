@@ -284,8 +284,8 @@ def newest_manifest(folder, iteration=None, config=None, grouped_experts=False, 
     named = named_checkpoint(folder, iteration)
     if named is not None:
         return named, _complete_manifest(named, iteration, config, grouped_experts)
-    problems = []
-    for path in candidates(folder):
+    problems, found = [], candidates(folder)
+    for path in found:
         try:
             manifest = _complete_manifest(path, iteration, config, grouped_experts)
         except CheckpointError as error:
@@ -294,6 +294,8 @@ def newest_manifest(folder, iteration=None, config=None, grouped_experts=False, 
         for text in problems if passed_over is not None else ():
             passed_over(text)
         return path, manifest
+    if candidates(folder) != found:  # a training has saved, and deleted old ones, meanwhile
+        return newest_manifest(folder, iteration, config, grouped_experts, passed_over)
     raise none_left(folder, problems)
 
 

@@ -17,6 +17,7 @@ from tqdm import tqdm
 from mindspeed_ms.core.dist_checkpointing import durable, folders, job_lock
 from mindspeed_ms.core.dist_checkpointing.errors import CheckpointError, DamagedCheckpointError
 from mindspeed_ms.core.dist_checkpointing.manifest import FORMAT, OPTIMIZER_PREFIX, Manifest, StoredTensor, digest, whole_slice
+from mindspeed_ms.core.dist_checkpointing.new_folder import new_folder
 from mindspeed_ms.core.dist_checkpointing.plain_weights import INDEX_FILE
 from mindspeed_ms.core.dist_checkpointing.reader import numpy_dtype
 from mindspeed_ms.core.dist_checkpointing.shard_file import Entry, write_shard
@@ -103,6 +104,8 @@ def write_checkpoint(reader, folder, cut, ahead=False):
     )
     temporary = folders.prepare(folder, source.iteration)
     try:
+        if folders.has_checkpoints(folder):  # another job's, written since the first look
+            raise CheckpointError(f"{folder} holds checkpoints already: choose a folder that is new or empty.")
         with progress_bar(_bytes_of(reader, cut)) as bar:
             for number, parts in enumerate(cut):
                 if parts:
@@ -136,26 +139,17 @@ def write_weights(reader, folder, most_bytes):
         raise CheckpointError(f"{folder} exists already: choose a new folder.")
     cut = whole_cut(reader.manifest, most_bytes, weights_only=True)
     _check_space(folder, reader, cut)
-    temporary = f"{os.path.normpath(folder)}.incomplete"
-    shutil.rmtree(temporary, ignore_errors=True)
-    os.makedirs(temporary)
     names, places, total = [], {}, 0
-    try:
-        with progress_bar(_bytes_of(reader, cut)) as bar:
-            for number, parts in enumerate(cut):
-                names.append(f"model-{number + 1:05d}-of-{len(cut):05d}.safetensors")
-                entries = [_entry(reader, key, key, part, bar) for key, part in parts]
-                write_shard(os.path.join(temporary, names[-1]), entries)
-                places.update((key, names[-1]) for key, _ in parts)
-                total += sum(entry.nbytes for entry in entries)
+    with new_folder(folder) as temporary, progress_bar(_bytes_of(reader, cut)) as bar:
+        for number, parts in enumerate(cut):
+            names.append(f"model-{number + 1:05d}-of-{len(cut):05d}.safetensors")
+            entries = [_entry(reader, key, key, part, bar) for key, part in parts]
+            write_shard(os.path.join(temporary, names[-1]), entries)
+            places.update((key, names[-1]) for key, _ in parts)
+            total += sum(entry.nbytes for entry in entries)
         metadata = {"format": FORMAT, "total_size": total, "iteration": reader.manifest.iteration}
         index = {"metadata": metadata, "weight_map": places}
         durable.write_file(os.path.join(temporary, INDEX_FILE), json.dumps(index, indent=1).encode())
-        durable.sync_folder(temporary)
-        os.rename(temporary, folder)
-    except BaseException:
-        shutil.rmtree(temporary, ignore_errors=True)
-        raise
     return names
 
 

@@ -87,32 +87,35 @@ def continued(folder, load, **settings):
     return runs.train(folder, training=training, **settings)
 
 
-@pytest.mark.parametrize("ckpt_format", ["ckpt", "safetensors"])
-def test_upstreams_files_load_in_any_layout(world, tmp_path, ckpt_format):
-    (whole,) = world(1)(runs.train, tmp_path / "whole")
-    world(4)(
-        saved, tmp_path / "four", parallel=TP2PP2, training={"ckpt_format": ckpt_format, "prefix": "net", "crc_check": True}
-    )
-    folder = tmp_path / "four" / "iter_0000002"
-    for rank in range(4):
-        name = f"net_rank_{rank}-0_2.{ckpt_format}"
+def check_names(folder, ckpt_format, ranks, step):
+    for rank in range(ranks):
+        name = f"net_rank_{rank}-0_{step}.{ckpt_format}"
         assert (folder / f"rank_{rank}" / name).is_file()
-        assert json.loads((folder / f"rank_{rank}" / "meta.json").read_text()) == {
-            "last_epoch": 0,
-            "last_step": 2,
-            "last_ckpt_file": name,
-        }
-    other = {**runs.DIST, "async_save": True, "ckpt_format": ckpt_format}
+        meta = json.loads((folder / f"rank_{rank}" / "meta.json").read_text())
+        assert meta == {"last_epoch": 0, "last_step": step, "last_ckpt_file": name}
+
+
+def test_upstreams_files_load_in_any_layout(world, tmp_path):
+    """One format after the other, each written in one layout and read in another."""
+    (whole,) = world(1)(runs.train, tmp_path / "whole")
+    training = {"prefix": "net", "crc_check": True}
+    world(4)(saved, tmp_path / "four", parallel=TP2PP2, training={"ckpt_format": "ckpt", **training})
+    folder, second = tmp_path / "four" / "iter_0000002", tmp_path / "two" / "iter_0000004"
+    check_names(folder, "ckpt", 4, 2)
+    other = {**runs.DIST, "async_save": True, "ckpt_format": "safetensors", **training}
     for result in world(2)(continued, tmp_path / "two", folder, training=other):
         for step in (3, 4):
             np.testing.assert_allclose(result["losses"][step], whole["losses"][step], rtol=1e-5)
-    (result,) = world(1)(continued, tmp_path / "one", tmp_path / "two" / "iter_0000004", training={"training_iters": 5})
+    check_names(second, "safetensors", 2, 4)
+    (result,) = world(1)(continued, tmp_path / "one", second, training={"training_iters": 5})
     assert list(result["losses"]) == [5]
     # a damaged one is passed over, the manifest alone makes it complete
-    damage(tmp_path / "four" / "iter_0000002" / f"rank_1/net_rank_1-0_2.{ckpt_format}", "flip")
-    assert CheckpointReader(folder).verify() != []
-    damage(folder / "manifest.json", "remove")
-    assert not is_upstream_folder(folder) and "has no manifest.json" in folders.problem_of(str(folder))
+    damage(folder / "rank_1" / "net_rank_1-0_2.ckpt", "flip")
+    damage(second / "rank_1" / "net_rank_1-0_4.safetensors", "flip")
+    for one in (folder, second):
+        assert CheckpointReader(one).verify() != []
+        damage(one / "manifest.json", "remove")
+        assert not is_upstream_folder(one) and "has no manifest.json" in folders.problem_of(str(one))
 
 
 def as_upstream(folder):

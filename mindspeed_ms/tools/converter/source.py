@@ -68,8 +68,8 @@ def _source(conversion, path, reader):
     kind, family = NATIVE if found is None else found.name, getattr(reader.manifest, "family", None)
     if conversion.source not in (None, kind):
         raise ConversionError(
-            f"--load-model-type: {path} is a {TITLES[kind]} checkpoint, not a {_described(conversion.source)} one: leave the "
-            "flag out, or give another folder."
+            f"--load-model-type: {path} is a {TITLES[kind]} checkpoint, not {_described(conversion.source)}: leave the flag "
+            "out, or give another folder."
         )
     if family is not None:
         if not accepts_family(conversion.family, family.name):
@@ -97,7 +97,7 @@ def _source(conversion, path, reader):
 def _described(kind):
     """A kind with what its folders hold."""
     one = foreign_formats().get(kind)
-    return TITLES.get(kind) if one is None else f"{one.title} ({one.holds})"
+    return f"a {TITLES.get(kind)} one" + (f" ({one.holds})" if one is not None else "")
 
 
 def _check_expected(conversion, source):

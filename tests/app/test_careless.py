@@ -67,6 +67,7 @@ def users_folder(world, tmp_path_factory):
     assert merge(["merge", str(folder / "saved"), str(folder / "weights"), "--weights-only"]) == 0
     (folder / "bad.yaml").write_text("train_conf: {ms_training_config: {training_iters: 3}}\n")
     (folder / "lora.yaml").write_text("lora_config: {lora_rank: 4}\n")
+    (folder / "empty.txt").touch()
     (folder / "locked").mkdir()
     job_lock.hold(folder / "locked")
     yield folder
@@ -81,7 +82,13 @@ LATER = "is not available yet"
 CARELESS = [
     # over the default configuration
     (["--data-path", "nowhere"], ["nowhere does not exist"]),
-    (["--load", "nowhere"], ["--load", "nowhere", "no such folder"]),
+    (["--data-path", "empty.txt"], ["there is no text in empty.txt"]),
+    (["--data-path", "0.5", "text.txt"], ["text must be preprocessed first, and only indexed files take weights"]),
+    (["--data-path", "chat", "--is-instruction-dataset"], ["there is no chat_packed_input_ids_document.bin"]),
+    (["--data-path", "text.txt", "--seq-length", "1048576", "--max-position-embeddings", "1048576"],
+     ["fewer than one micro-batch"]),
+    (["--config", *CPU_DEFAULT, "--num-attention-heads", "3"], ["--num-attention-heads = 3"]),
+    (["--load", "nowhere"], ["load_checkpoint (--load) is nowhere: there is no such folder"]),
     (["--save", "text.txt/folder"], ["--save", "text.txt/folder"]),
     (["--lora-r", "8"], ["--lora-r = 8", LATER]),
     (["--lora-fusion"], ["--lora-fusion", LATER]),

@@ -4,8 +4,9 @@ import os
 from dataclasses import dataclass
 
 from mindspeed_ms.config import ConfigError, init_configs_from_yaml
+from mindspeed_ms.core.dist_checkpointing import folders
 from mindspeed_ms.core.dist_checkpointing.errors import CheckpointError
-from mindspeed_ms.core.dist_checkpointing.foreign import foreign_format, foreign_formats
+from mindspeed_ms.core.dist_checkpointing.foreign import foreign_format, foreign_formats, is_foreign_folder, what_was_found
 from mindspeed_ms.core.dist_checkpointing.manifest import OPTIMIZER_PREFIX
 from mindspeed_ms.core.dist_checkpointing.reader import CheckpointReader
 from mindspeed_ms.models.families.configuration import config_of_model, model_sections
@@ -52,6 +53,10 @@ def open_source(conversion):
     path = conversion.load_dir
     if not os.path.exists(path):
         raise ConversionError(f"--load-dir {path} does not exist.")
+    if not (is_foreign_folder(path) or folders.is_checkpoint_folder(path) or folders.has_checkpoints(path)):
+        names = sorted(name for name in os.listdir(path) if name.endswith(".gguf")) if os.path.isdir(path) else []
+        hint = f" A GGUF file is named itself: --load-dir {os.path.join(path, names[0])}." if names else ""
+        raise ConversionError(f"--load-dir {what_was_found(path)}{hint}")
     reader = open_checkpoint(path, conversion.iteration, conversion.config, conversion.grouped_experts)
     try:
         source = _source(conversion, path, reader)

@@ -1,12 +1,13 @@
 """Largest difference from recorded figures of SmolLM2-135M-Instruct, per checkpoint and layout.
 
     bash examples/smollm2/convert.sh FOLDER
-    python benchmarks/smollm2.py FOLDER [--checkpoints native hf] [--layouts tp1 tp3 pp2 pp3vpp2]
+    python benchmarks/smollm2.py FOLDER [--prompts FILE] [--checkpoints native hf] [--layouts tp1 tp3 pp2 pp3vpp2]
 
-The recording is smollm2.json of the folder MINDSPEED_MS_GOLDEN: a list of prompts with `text` or `chat`, `ids`, `mean_nll`,
-`last_top5_ids` and `last_top5_logits`. Each prompt goes alone through the pipeline schedule of the layout; an interleaved
-schedule takes no fewer micro-batches than stages, so there it goes in as many copies. Nothing is gathered on one rank: the loss
-is that of the cross entropy over the cut vocabulary, each logit is taken from the tensor-parallel rank that holds its row.
+The recording (default: smollm2.json of the folder MINDSPEED_MS_GOLDEN) is a list of prompts with `text` or `chat`, `ids`,
+`mean_nll`, `last_top5_ids` and `last_top5_logits`; other keys are not read. Each prompt goes alone through the pipeline
+schedule of the layout. The interleaved schedule takes only multiples of pp micro-batches, so a prompt goes into pp3vpp2 as 3
+copies, each of which is compared. Nothing is gathered on one rank: the loss is that of the cross entropy over the cut
+vocabulary, each logit is taken from the tensor-parallel rank that holds its row.
 Prints one table and whether the tokenizer gives the recorded ids; exits 1 above 1e-4 (mean_nll) or 1e-3 (logits), or for
 other ids.
 """
@@ -149,21 +150,43 @@ def other_ids(folder, prompts):
     return wrong
 
 
-def main():
+def prompts_of(path):
+    """The prompts of a recording: list[dict]; `text` is None where there is only `chat`.
+
+    Raises:
+        ValueError: it is no JSON, not a list, empty, or a prompt lacks a key.
+    """
+    prompts = json.loads(path.read_text(encoding="utf-8"))
+    if not isinstance(prompts, list) or not prompts:
+        raise ValueError("expected a list of prompts that is not empty")
+    for number, prompt in enumerate(prompts):
+        lost = [key for key in ("ids", "mean_nll", "last_top5_ids", "last_top5_logits") if key not in prompt]
+        lost += [] if prompt.get("text") is not None or prompt.get("chat") else ["text or chat"]
+        if lost:
+            raise ValueError(f"prompt {number} lacks {', '.join(lost)}")
+    return [{"text": None, **prompt} for prompt in prompts]
+
+
+def main(arguments=None):
     """Print the table; exit code 1 if a limit is missed."""
     parser = SuggestingParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", type=Path, help="what examples/smollm2/convert.sh made")
     parser.add_argument("--checkpoints", nargs="+", default=["native", "hf"], choices=["native", "hf"], help="default: both")
     parser.add_argument("--layouts", nargs="+", default=list(LAYOUTS), choices=list(LAYOUTS), help="default: all")
-    options = parser.parse_args()
-    recording = Path(os.environ.get("MINDSPEED_MS_GOLDEN", "."), "smollm2.json")
+    recorded = Path(os.environ.get("MINDSPEED_MS_GOLDEN", "."), "smollm2.json")
+    parser.add_argument("--prompts", type=Path, default=recorded, metavar="FILE", help="the recording; default: %(default)s")
+    options = parser.parse_args(arguments)
+    recording = options.prompts
     for path in (recording, *(options.folder / name for name in ("hf", *options.checkpoints))):
         if not path.exists():
             parser.error(
-                f"{path} does not exist: make FOLDER with examples/smollm2/convert.sh, and name the folder of smollm2.json in "
-                "MINDSPEED_MS_GOLDEN."
+                f"{path} does not exist: make FOLDER with examples/smollm2/convert.sh, and name the recording with --prompts, "
+                "or the folder of smollm2.json in MINDSPEED_MS_GOLDEN."
             )
-    prompts = json.loads(recording.read_text(encoding="utf-8"))
+    try:
+        prompts = prompts_of(recording)
+    except ValueError as error:
+        parser.error(f"{recording}: {error}")
     missed = False
     sys.stdout.write(f"| checkpoint | layout | {' | '.join(LIMITS)} |\n|---|---|---|---|\n")
     for name in options.checkpoints:

@@ -3,6 +3,7 @@
 import ast
 import importlib
 import importlib.util
+import json
 import math
 import subprocess
 import sys
@@ -60,6 +61,26 @@ def test_differences_of_smollm2_are_joined_over_ranks():
     missing = load("smollm2").largest_differences(prompts, [[[]], ranks[0]])
     assert math.isnan(missing["last_top5_logits"])
     assert all(math.isnan(value) for value in load("smollm2").largest_differences(prompts, [[[]]]).values())
+
+
+def test_prompts_of_smollm2_are_looked_at(tmp_path, capsys):
+    for name in ("hf", "native"):
+        (tmp_path / name).mkdir()
+    smollm2, file = load("smollm2"), tmp_path / "prompts.json"
+    figures = {"ids": [1, 2], "mean_nll": 1.0, "last_top5_ids": [3], "last_top5_logits": [4.0]}
+    for content, said in (
+        ("[]", "not empty"),
+        ("{", "JSON"),
+        ([{**figures}], "prompt 0 lacks text or chat"),
+        ([{"text": "a"}], "ids"),
+    ):
+        file.write_text(content if isinstance(content, str) else json.dumps(content))
+        with pytest.raises(SystemExit):
+            smollm2.main([str(tmp_path), "--prompts", str(file)])
+        error = capsys.readouterr().err.splitlines()[-1]
+        assert str(file) in error and (said in error or "Expecting" in error)
+    file.write_text(json.dumps([{**figures, "chat": [{"role": "user", "content": "a"}]}]))
+    assert smollm2.prompts_of(file)[0]["text"] is None
 
 
 def test_limits_of_conversion():

@@ -112,8 +112,6 @@ def _configuration(settings):
                 else "none is named: set load_checkpoint (--load), pretrained_checkpoint or resume_training"
             )
         place, manifest = newest_manifest(folder, step)
-        if manifest is None:
-            raise CheckpointError(f"{folder} holds none")
         if not manifest.args.get(_M):
             raise CheckpointError(f"{place} holds no configuration of its model: give the model's settings instead")
     except CheckpointError as error:

@@ -7,13 +7,12 @@ from typing import Any
 from mindspeed_ms.config.same_model import differences
 from mindspeed_ms.core import comm
 from mindspeed_ms.core.datasets.errors import DatasetError
-from mindspeed_ms.core.dist_checkpointing import folders, plain_weights
+from mindspeed_ms.core.dist_checkpointing import folders
 from mindspeed_ms.core.dist_checkpointing.agreement import on_rank_zero
 from mindspeed_ms.core.dist_checkpointing.errors import CheckpointError
-from mindspeed_ms.core.dist_checkpointing.foreign import is_foreign_folder
+from mindspeed_ms.core.dist_checkpointing.foreign import foreign_format
 from mindspeed_ms.core.dist_checkpointing.load import find_checkpoint, open_checkpoint
 from mindspeed_ms.core.dist_checkpointing.save import CheckpointSaver
-from mindspeed_ms.core.dist_checkpointing.upstream_format import is_upstream_folder
 from mindspeed_ms.core.logging import logger
 from mindspeed_ms.training import checkpointing, same_data
 from mindspeed_ms.training.checkpointing import vocab_size_of
@@ -55,15 +54,11 @@ def find_starting_point(all_config, describe_data=None):
     checkpointing.check_output_folder(settings.output_dir, saves, makes=False)
     path, resumes = _folder_to_load(settings)
     if path:
-        path = find_checkpoint(path, settings.ckpt_step, settings.crc_check)
-        if resumes and plain_weights.is_own(path):
-            raise CheckpointError(
-                f"{path} holds weights alone (merge --weights-only), no training that could go on: start a new one from them, "
-                "with --finetune or without resume_training."
-            )
-        if resumes and (is_upstream_folder(path) or is_foreign_folder(path)):
-            resumes = _can_resume(path, all_config)
-        check_resumed(path, all_config, resumes)
+        path = find_checkpoint(path, settings.ckpt_step, settings.crc_check, all_config)
+        with open_checkpoint(path, all_config, settings.ckpt_step) as reader:
+            manifest = reader.manifest
+        resumes = resumes and _can_resume(path, manifest, settings)
+        check_resumed(path, manifest, all_config, resumes)
     fingerprint = on_rank_zero("the training was not started", _fingerprint, path, all_config, resumes, describe_data)
     if saves:
         on_rank_zero("nothing can be saved", _check_foreign_iterations, settings.output_dir, path if resumes else None)
@@ -225,23 +220,20 @@ def _check_foreign_iterations(folder, path):
         )
 
 
-def _can_resume(path, all_config):
-    """Whether a training goes on from a checkpoint of another program; False for weights alone, which are then taken.
+def _can_resume(path, manifest, settings):
+    """Whether a training goes on from a checkpoint; False for weights alone, which are then taken.
 
     Raises:
         CheckpointError: its optimizer's state cannot be continued, and is wanted.
     """
-    settings = all_config.training_config
-    with open_checkpoint(path, all_config, settings.ckpt_step) as reader:
-        manifest = reader.manifest
     if manifest.has_only_weights:
         if comm.get_rank() == 0:
             logger.info("%s holds weights only: the training starts from them at its beginning", path)
         return False
     if manifest.not_resumable and not settings.no_load_optim:
         raise CheckpointError(
-            f"{path} was written by {'upstream' if is_upstream_folder(path) else 'Megatron'}, and its optimizer's state cannot "
-            f"be continued: {manifest.not_resumable}. Load its weights, without resume_training (--finetune), or start the "
+            f"the optimizer's state in {path} ({foreign_format(path).title} format) cannot be continued: "
+            f"{manifest.not_resumable}. Load its weights, without resume_training (--finetune), or start the "
             "optimizer afresh (--no-load-optim)."
         )
     return True

@@ -24,8 +24,14 @@ def evaluate(forward_step_func, data_iterator, model, eval_iters, process_non_lo
 
     Returns:
         (losses, non_loss_data): dict[str, float], equal on all ranks; list of what the loss function returned for
-            non-loss data, one entry per micro-batch, or None.
+            non-loss data, one entry per micro-batch, or None. The main loss is NaN without a token.
     """
+    losses, non_loss_data = step_losses(forward_step_func, data_iterator, model, eval_iters, process_non_loss_data_func)
+    return losses.values, non_loss_data
+
+
+def step_losses(forward_step_func, data_iterator, model, eval_iters, process_non_loss_data_func=None):
+    """`evaluate` with the StepLosses, which know of samples without a token."""
     forward = partial(
         get_forward_backward_func(),
         forward_step_func=forward_step_func,
@@ -47,7 +53,7 @@ def evaluate(forward_step_func, data_iterator, model, eval_iters, process_non_lo
     finally:
         for chunk, mode in zip(model, modes):
             chunk.set_train(mode)
-    return LossReducer().reduce(reported).values, non_loss_data
+    return LossReducer().reduce(reported), non_loss_data
 
 
 @dataclass
@@ -102,7 +108,7 @@ class Evaluation:
         if not iterations:
             return
         try:
-            losses, non_loss_data = evaluate(
+            losses, non_loss_data = step_losses(
                 self.forward_step_func, data, self.model, iterations, self.process_non_loss_data_func
             )
         except StopIteration as error:
@@ -112,4 +118,6 @@ class Evaluation:
             ) from error
         if non_loss_data is not None and is_last_rank():
             self.process_non_loss_data_func(non_loss_data, state.iteration, get_tensorboard_writer())
-        self.metrics.log_evaluation(name, losses, state)
+        with calculator.full_batch_size():
+            samples = iterations * calculator.get_current_global_batch_size()
+        self.metrics.log_evaluation(name, losses, samples, state)

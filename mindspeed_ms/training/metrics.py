@@ -211,12 +211,32 @@ class MetricsLogger:
             }
         )
 
-    def log_evaluation(self, name, losses, train_state):
-        """Report an evaluation: `losses` (dict[str, float]) on the data called `name` ("valid" or "test")."""
-        loss = next(iter(losses.values()), math.nan)
-        values = {f"{name}_loss": loss, f"{name}_perplexity": math.exp(min(20.0, loss)) if math.isfinite(loss) else loss}
-        values.update({f"{name}_{key}": value for key, value in list(losses.items())[1:]})
-        if self.speaks:
+    def log_evaluation(self, name, losses, samples, train_state):
+        """Report an evaluation of `samples` samples of the data called `name` ("valid" or "test").
+
+        Args:
+            losses (StepLosses): without a token the main loss is left out, which a warning says.
+        """
+        main, *others = losses.values or {"loss": math.nan}
+        loss, values = losses.values.get(main, math.nan), {}
+        if losses.has_tokens:
+            perplexity = math.exp(min(20.0, loss)) if math.isfinite(loss) else loss
+            values = {f"{name}_loss": loss, f"{name}_perplexity": perplexity}
+        values.update({f"{name}_{key}": losses.values[key] for key in others})
+        without = losses.samples_without_tokens
+        if without:
+            values[f"{name}_samples_without_tokens"] = without
+        if without and self.is_main:
+            logger.warning(
+                "%s at iteration %d: %d of %d samples have no token (all labels are masked): %s. Look at the loss mask, and at "
+                "samples that are cut before their answer (seq_length)",
+                name,
+                train_state.iteration,
+                without,
+                samples,
+                "they are left out of the mean loss" if losses.has_tokens else "there is no loss",
+            )
+        if self.speaks and values:
             logger.info(
                 "%s at iteration %d: %s",
                 name,

@@ -13,10 +13,9 @@ from mindspeed_ms.config import spelled
 from mindspeed_ms.core.datasets import fingerprint as fingerprints
 from mindspeed_ms.core.datasets.splits import normalize, parse_and_normalize_split
 from mindspeed_ms.core.datasets.tokenizer import TokenizerSettings, build_tokenizer
-from mindspeed_ms.core.dist_checkpointing import folders, plain_weights
+from mindspeed_ms.core.dist_checkpointing import folders
 from mindspeed_ms.core.dist_checkpointing.errors import CheckpointError
 from mindspeed_ms.core.dist_checkpointing.manifest import MANIFEST_FILE, Manifest
-from mindspeed_ms.core.dist_checkpointing.upstream_format import is_upstream_folder
 from mindspeed_ms.core.logging import logger
 
 _D = "dataset_config"
@@ -77,12 +76,11 @@ def check_before_start(all_config, own):
     wanted = settings.resume_training and not settings.finetune
     places = settings.load_checkpoint, settings.output_dir, settings.pretrained_checkpoint
     folder, resumes = folders.checkpoint_to_start_from(*places, wanted)
-    if folder is None or is_upstream_folder(folder) or plain_weights.is_own(folder):
+    if folder is None:
         return
     folders.restore_replaced(folder)
-    place, manifest = folders.newest_manifest(folder, settings.ckpt_step)
-    if manifest is not None:
-        check(place, manifest, own, all_config, resumes)
+    place, manifest = folders.newest_manifest(folder, settings.ckpt_step, all_config)
+    check(place, manifest, own, all_config, resumes)
 
 
 def check_at_start(path, own, all_config, resumes):
@@ -92,7 +90,7 @@ def check_at_start(path, own, all_config, resumes):
         dict: fingerprint for the checkpoints of this run: a tokenizer that it does not name stays the one of `path`.
     """
     if not os.path.isfile(os.path.join(path, MANIFEST_FILE)):
-        return own  # upstream's files
+        return own  # files of another program
     manifest = Manifest.read(path)
     check(path, manifest, own, all_config, resumes)
     _warn_of_padding(path, manifest, all_config)

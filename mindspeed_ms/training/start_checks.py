@@ -11,19 +11,19 @@ from mindspeed_ms.config.same_model import differences
 from mindspeed_ms.config.sections.field import option_of
 from mindspeed_ms.core import comm
 from mindspeed_ms.core.device import cards_to_use, request_device
-from mindspeed_ms.core.dist_checkpointing import folders, plain_weights
+from mindspeed_ms.core.dist_checkpointing import folders, job_lock
 from mindspeed_ms.core.dist_checkpointing.errors import CheckpointError
-from mindspeed_ms.core.dist_checkpointing.foreign import read_foreign_manifest
-from mindspeed_ms.core.dist_checkpointing.manifest import Manifest
-from mindspeed_ms.core.dist_checkpointing.upstream_format import is_upstream_folder
+from mindspeed_ms.core.dist_checkpointing.manifest import OPTIMIZER_PREFIX
 from mindspeed_ms.core.logging import logger
 from mindspeed_ms.core.optimizer.optimizer_param_scheduler import OptimizerParamScheduler
 from mindspeed_ms.layout.errors import LayoutError
 from mindspeed_ms.layout.parameters import describe_whole_model
 from mindspeed_ms.layout.ranks import world_unit_of
+from mindspeed_ms.training.checkpointing import vocab_size_of
 from mindspeed_ms.training.tensorboard import require_tensorboard
 
 _T, _D, _O = "training_config", "dataset_config", "optimizer_config"
+_SHOWN = 3  # tensors
 _LENGTH = (f"{_T}.training_iters", f"{_D}.train_samples", f"{_D}.global_batch_size")
 _DECAY = (f"{_O}.lr_decay_iters", f"{_O}.lr_decay_samples", *_LENGTH)
 # settings that a value of the schedule follows from
@@ -96,55 +96,56 @@ def _check_folders(training):
         raise OSError(f"output_dir (--save) is {training.output_dir}: the folder cannot be made ({error.strerror}).") from error
     if not os.access(training.output_dir, os.W_OK):
         raise PermissionError(f"output_dir (--save) is {training.output_dir}: the folder cannot be written.")
+    if training.save_enabled and not training.skip_train:
+        job_lock.check_free(training.output_dir)
 
 
 def _check_checkpoint(all_config):
-    """Check the checkpoint that the run would start from, unless upstream wrote it."""
+    """Check the checkpoint that the run would start from."""
     training = all_config.training_config
     wanted = training.resume_training and not training.finetune
     folder, resumes = folders.checkpoint_to_start_from(
         training.load_checkpoint, training.output_dir, training.pretrained_checkpoint, wanted
     )
     schedule_of(all_config)
-    if folder is None or is_upstream_folder(folder) or plain_weights.is_own(folder):
+    if folder is None:
         return
-    named = folders.named_checkpoint(folder, training.ckpt_step)
-    for path in [named] if named is not None else folders.candidates(folder):
-        if folders.problem_of(path) is None:
-            check_resumed(path, all_config, resumes)
-            return
+    folders.restore_replaced(folder)
+    check_resumed(*folders.newest_manifest(folder, training.ckpt_step, all_config), all_config, resumes, True)
 
 
-def check_resumed(path, all_config, resumes):
+def check_resumed(path, manifest, all_config, resumes, is_gpt=False):
     """Compare the checkpoint that a run starts from with its configuration, before anything is built.
 
     Args:
         path (str): folder of one complete checkpoint.
+        manifest (Manifest): its manifest.
         all_config (AllConfig): of this run, fitted to its world.
         resumes (bool): the training goes on; else it takes the weights only.
+        is_gpt (bool): the model is the configuration's GPTModel, whose tensors the checkpoint must have.
 
     Raises:
         CheckpointError: it is of another model; or its schedule is another one and nothing says which of the two to take.
     """
-    if is_upstream_folder(path) or plain_weights.is_own(path):
-        return
-    manifest, training = read_foreign_manifest(path) or Manifest.read(path), all_config.training_config
+    training = all_config.training_config
     resumes = resumes and not manifest.has_only_weights
     if training.load_strict:
-        _check_model(path, manifest, all_config, resumes)
+        _check_model(path, manifest, all_config, resumes, is_gpt)
     if resumes and not training.no_load_optim and manifest.states.get("opt_param_scheduler"):
         _check_schedule(path, manifest, all_config)
 
 
-def _check_model(path, manifest, all_config, resumes):
+def _check_model(path, manifest, all_config, resumes, is_gpt):
     own = all_config.to_dict()
     found = differences(manifest.args, own) if resumes else []
-    if not _has_its_tensors(manifest, all_config):
+    tensors = _other_tensors(manifest, all_config)
+    if tensors:
         found = [*found, *(item for item in differences(manifest.args, own, with_shapes=True) if item not in found)]
     found = [item for item in found if not _follows_from_others(all_config, item[0])] or found
-    if not found:
+    if not found and not (tensors and is_gpt):
         return
     listed = "; ".join(f"{_written(all_config, name)} is {now!r} here and {before!r} there" for name, before, now in found)
+    listed = listed or tensors
     instead = "load its weights alone (--finetune), " if resumes else ""
     raise CheckpointError(
         f"{path} holds another model: {listed}. Save elsewhere (--save), take the checkpoint's values, {instead}or set "
@@ -152,18 +153,30 @@ def _check_model(path, manifest, all_config, resumes):
     )
 
 
-def _has_its_tensors(manifest, all_config):
-    """Whether the checkpoint's weights have the names and shapes of the model, vocabulary rows aside."""
+def _other_tensors(manifest, all_config):
+    """How the checkpoint's weights differ from the model's in names and shapes, rows of padding aside (str); "" if they fit."""
     try:
-        own = {entry.name: tuple(entry.sharding.global_shape) for entry in describe_whole_model(describe_model(all_config))}
+        own = {entry.name: entry for entry in describe_whole_model(describe_model(all_config)) if entry.shared_with is None}
     except LayoutError:
-        return True  # the layout reports it
-    for name, shape in own.items():
-        stored = manifest.tensors.get(name)
-        rows = 1 if stored is not None and stored.grouping == "vocab" else 0
-        if stored is None or tuple(stored.shape)[rows:] != shape[rows:]:
-            return False
-    return True
+        return ""  # the layout reports it
+    stored = {key: one for key, one in manifest.tensors.items() if not key.startswith(OPTIMIZER_PREFIX)}
+    shapes = {name: (tuple(own[name].sharding.global_shape), tuple(stored[name].shape)) for name in own if name in stored}
+    rows = max(vocab_size_of(all_config), manifest.vocab_size or 0)
+    other = [
+        f"{name} is {list(now)} here and {list(before)} there"
+        for name, (now, before) in shapes.items()
+        if now != before and not (own[name].grouping == "vocab" and now[1:] == before[1:] and rows <= min(now[0], before[0]))
+    ]
+    parts = (
+        ("", other),
+        ("it does not have ", [name for name in own if name not in stored]),
+        ("it also has ", [name for name in stored if name not in own]),
+    )
+    return "; ".join(f"{title}{_some(names)}" for title, names in parts if names)
+
+
+def _some(names):
+    return ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
 
 
 def schedule_of(all_config):

@@ -12,6 +12,8 @@ from unittest import mock
 
 import pytest
 
+from mindspeed_ms.core.dist_checkpointing import job_lock
+from mindspeed_ms.tools.checkpoint.__main__ import main as merge
 from tests.app.job import CPU_DEFAULT, SCRIPT, environment
 
 SIZES = (
@@ -26,8 +28,10 @@ def script(folder, arguments, device="CPU"):
     """(exit code, what was printed to the error stream) of gpt/pretrain_gpt.py, run in this rank as a script."""
     from mindspeed_ms.core import num_microbatches_calculator as calculator
     from mindspeed_ms.core import parallel_state
+    from mindspeed_ms.core.dist_checkpointing import job_lock
     from mindspeed_ms.training import initialize, tensorboard
 
+    job_lock.LINGER_SECONDS = 0.0
     os.chdir(folder)
     os.environ.pop("MINDSPEED_MS_DEVICE", None)
     os.environ.update({"MINDSPEED_MS_DEVICE": device} if device else {})
@@ -55,14 +59,19 @@ def users_folder(world, tmp_path_factory):
     ((code, errors),) = world(1)(script, folder, SAVED)
     assert code == 0, errors
     for name in ("megatron/iter_0000005/mp_rank_00/model_optim_rng.pt", "distributed/iter_0000005/__0_0.distcp",
-                 "hf/model.safetensors", "hf/config.json"):  # fmt: skip
+                 "hf/model.safetensors", "hf/config.json", "wrong/pytorch_model.bin", "wrong/more/notes"):  # fmt: skip
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text("{}")
     for name in ("megatron", "distributed"):
         (folder / name / "latest_checkpointed_iteration.txt").write_text("5")
+    assert merge(["merge", str(folder / "saved"), str(folder / "weights"), "--weights-only"]) == 0
     (folder / "bad.yaml").write_text("train_conf: {ms_training_config: {training_iters: 3}}\n")
     (folder / "lora.yaml").write_text("lora_config: {lora_rank: 4}\n")
-    return folder
+    (folder / "empty.txt").touch()
+    (folder / "locked").mkdir()
+    job_lock.hold(folder / "locked")
+    yield folder
+    job_lock.release(folder / "locked")
 
 
 def contents(folder):
@@ -73,7 +82,13 @@ LATER = "is not available yet"
 CARELESS = [
     # over the default configuration
     (["--data-path", "nowhere"], ["nowhere does not exist"]),
-    (["--load", "nowhere"], ["--load", "nowhere", "no such folder"]),
+    (["--data-path", "empty.txt"], ["there is no text in empty.txt"]),
+    (["--data-path", "0.5", "text.txt"], ["text must be preprocessed first, and only indexed files take weights"]),
+    (["--data-path", "chat", "--is-instruction-dataset"], ["there is no chat_packed_input_ids_document.bin"]),
+    ([*MODEL, "--seq-length", "1048576", "--max-position-embeddings", "1048576"],
+     ["fewer than one micro-batch"]),
+    ([*MODEL, "--num-attention-heads", "3"], ["--num-attention-heads = 3"]),
+    (["--load", "nowhere"], ["load_checkpoint (--load) is nowhere: there is no such folder"]),
     (["--save", "text.txt/folder"], ["--save", "text.txt/folder"]),
     (["--lora-r", "8"], ["--lora-r = 8", LATER]),
     (["--lora-fusion"], ["--lora-fusion", LATER]),
@@ -110,9 +125,16 @@ CARELESS = [
     ([*SAVED, "--min-lr", "1e-5"], ["--min-lr is 1e-05 here and 0.0 there"]),
     ([*SAVED, "--lr-decay-iters", "9"], ["--lr-decay-iters is 9 here and None there"]),
     ([*SAVED, "--lr-warmup-iters", "1"], ["--lr-warmup-iters is 1 here and 0 there"]),
+    ([*MODEL, "--save", "locked"], ["another job saves into locked: process"]),
     ([*SAVED, "--ckpt-step", "7"], ["no checkpoint of iteration 7"]),
     ([*MODEL, "--load", "megatron"], ["megatron/iter_0000005/mp_rank_00/model_optim_rng.pt", "damaged"]),
     ([*MODEL, "--load", "distributed"], ["distributed/iter_0000005/common.pt is missing"]),
+    ([*MODEL, "--load", "weights", "--finetune", "--ffn-hidden-size", "96"],
+     ["weights holds another model: language_model.encoder.layers.0.mlp.mapping.weight is [96, 32] here and [64, 32] there"]),
+    ([*MODEL, "--load", "weights", "--num-layers", "2"], ["it does not have language_model.encoder.layers.1."]),
+    ([*MODEL, "--load", "weights", "--swiglu"], ["weights holds another model"]),
+    ([*MODEL, "--load", "wrong"],
+     ["wrong holds no checkpoint: there is more/, pytorch_model.bin in it", "Hugging Face (config.json"]),
     ([*MODEL, "--load", "hf"], ["hf/config.json has no model_type", "qwen2"]),
 ]  # fmt: skip
 

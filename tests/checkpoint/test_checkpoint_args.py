@@ -88,7 +88,7 @@ def test_check_accepts_it(capsys, saved):
 def test_without_a_checkpoint(tmp_path, saved):
     with pytest.raises(ConfigError, match="none is named: set load_checkpoint"):
         read()
-    with pytest.raises(ConfigError, match=f"{tmp_path}/nowhere holds none"):
+    with pytest.raises(ConfigError, match=f"{tmp_path}/nowhere holds no checkpoint: it does not exist"):
         read("--load", str(tmp_path / "nowhere"))
     with pytest.raises(ConfigError, match="no checkpoint of iteration 3"):
         read("--load", saved, "--ckpt-step", "3")

@@ -86,7 +86,7 @@ def test_no_good_checkpoint_left(world, tmp_path, two_checkpoints):
     for number in (3, 4):
         (folder / f"iter_000000{number}" / "manifest.json").unlink()
     for text in world(2)(error_of, folder):
-        assert "holds no checkpoint that can be loaded" in text and text.count("has no manifest.json") == 2
+        assert "holds no checkpoint that can be read" in text and text.count("has no manifest.json") == 2
 
 
 @pytest.mark.parametrize("async_save", [False, True], ids=["sync", "async"])

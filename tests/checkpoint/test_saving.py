@@ -1,9 +1,10 @@
-"""Saves: asynchronous ones take the values of their moment, one at a time; replicas share the work."""
+"""Saves: asynchronous ones take the values of their moment, one at a time; replicas share the work; none is repeated."""
 
 import threading
 import time
+from types import SimpleNamespace
 
-from mindspeed_ms.testing import checkpoint_runs as runs
+import pytest
 
 
 def saved_beside_a_change(folder):
@@ -34,10 +35,14 @@ def test_an_asynchronous_save_stores_the_values_of_its_moment(world, tmp_path):
 
 
 def writers_at_once(folder):
-    """Numbers of writers at the start of each write, where every save is slower than the steps between them."""
+    """Numbers of writers at the start of each write of two asynchronous saves, where the first one is slow."""
     from unittest import mock
 
+    from mindspeed_ms.core import storage
     from mindspeed_ms.core.dist_checkpointing import save
+    from mindspeed_ms.core.dist_checkpointing.manifest import Manifest, whole_slice
+    from mindspeed_ms.core.dist_checkpointing.state import ShardedTensor
+    from mindspeed_ms.layout.sharding import ParameterSharding
 
     running, counts, write = [], [], save.write_shard
 
@@ -49,20 +54,23 @@ def writers_at_once(folder):
         running.pop()
         return result
 
+    tensor = storage.FlatBuffer(8, "float32").tensor
+    tensors = [ShardedTensor("weight", whole_slice(ParameterSharding.replicated((8,))), tensor)]
+    saver = save.CheckpointSaver(folder, async_save=True)
     with mock.patch.object(save, "write_shard", slowly):
-        runs.train(folder, training={"async_save": True, "non_persistent_save_interval": 1})
+        for iteration in (1, 2):
+            saver.save(Manifest(iteration), tensors, {})
+        saver.wait()
     return counts
 
 
 def test_one_checkpoint_is_written_at_a_time(world, tmp_path):
-    """Spare and lasting ones: the copies of two would be in memory, and they would be published in any order."""
-    assert world(1)(writers_at_once, tmp_path) == [[1, 1, 1, 1]]
+    """The copies of two would be in memory, and they would be published in any order; of spare ones see below."""
+    assert world(1)(writers_at_once, tmp_path) == [[1, 1]]
 
 
 def shares():
     """Keys of the tensors that each rank writes where both hold all."""
-    from types import SimpleNamespace
-
     from mindspeed_ms.core.dist_checkpointing.manifest import whole_slice
     from mindspeed_ms.core.dist_checkpointing.save import share_of_this_rank
     from mindspeed_ms.layout.sharding import ParameterSharding
@@ -77,3 +85,53 @@ def shares():
 
 def test_shares_of_replicas_are_equal(world):
     assert world(2)(shares) == [["a", "b"], ["c", "d"]]
+
+
+def saves(folder, loaded_from, monkeypatch):
+    """(manager at iteration 4 that resumed from `loaded_from`, list that takes its calls)."""
+    from mindspeed_ms.training import checkpoint_manager, checkpointing
+    from mindspeed_ms.training.trainer import TrainState
+
+    settings = SimpleNamespace(
+        save_enabled=True,
+        output_dir=str(folder),
+        keep_checkpoint_max=5,
+        async_save=True,
+        crc_check=False,
+        ckpt_format=None,
+        prefix="network",
+        no_save_optim=False,
+        no_save_rng=False,
+        no_load_rng=True,
+        new_dataset=True,
+    )
+    calls = []
+    monkeypatch.setattr(checkpointing, "save_checkpoint", lambda *arguments: calls.append("save"))
+    manager = checkpoint_manager.CheckpointManager(
+        SimpleNamespace(training_config=settings),
+        checkpoint_manager.StartingPoint(str(loaded_from / "iter_0000004"), True),
+        TrainState(),
+        [],
+        None,
+        None,
+        SimpleNamespace(positions=dict, start_anew=lambda consumed: None),
+    )
+    manager._savers[False] = SimpleNamespace(wait=lambda: calls.append("wait"))
+    manager._resume(SimpleNamespace(manifest=SimpleNamespace(states={"train_state": {"iteration": 4}})))
+    return manager, calls
+
+
+def test_a_save_waits_for_the_spare_one_before(tmp_path, monkeypatch):
+    manager, calls = saves(tmp_path, tmp_path, monkeypatch)
+    manager.state.iteration = 5
+    manager.save()
+    assert calls == ["wait", "save"]
+    manager.save()  # exists now
+    assert calls == ["wait", "save"]
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_what_was_loaded_is_saved_into_another_folder_alone(tmp_path, monkeypatch, same):
+    manager, calls = saves(tmp_path, tmp_path if same else tmp_path / "other", monkeypatch)
+    manager.save()
+    assert calls == ([] if same else ["wait", "save"])

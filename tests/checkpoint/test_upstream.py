@@ -18,6 +18,7 @@ from mindspeed_ms.tools.checkpoint.__main__ import main
 from tests.checkpoint.test_format import damage
 
 TP2PP2 = {"tensor_model_parallel_size": 2, "pipeline_model_parallel_size": 2}
+SWIGLU, NET = {"hidden_act": "swiglu"}, {"prefix": "net", "crc_check": True}
 EMBEDDING = "language_model.embedding.word_embeddings.weight"
 
 
@@ -87,32 +88,51 @@ def continued(folder, load, **settings):
     return runs.train(folder, training=training, **settings)
 
 
-@pytest.mark.parametrize("ckpt_format", ["ckpt", "safetensors"])
-def test_upstreams_files_load_in_any_layout(world, tmp_path, ckpt_format):
-    (whole,) = world(1)(runs.train, tmp_path / "whole")
-    world(4)(
-        saved, tmp_path / "four", parallel=TP2PP2, training={"ckpt_format": ckpt_format, "prefix": "net", "crc_check": True}
-    )
-    folder = tmp_path / "four" / "iter_0000002"
-    for rank in range(4):
-        name = f"net_rank_{rank}-0_2.{ckpt_format}"
+@pytest.fixture(scope="module")
+def whole(world, tmp_path_factory):
+    """Run of one rank that was not ended."""
+    return world(1)(runs.train, tmp_path_factory.mktemp("whole"), sizes=SWIGLU)[0]
+
+
+@pytest.fixture(scope="module")
+def _four(world, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("four")
+    world(4)(saved, folder, parallel=TP2PP2, sizes=SWIGLU, training={"ckpt_format": "ckpt", **NET})
+    return folder
+
+
+@pytest.fixture
+def four(_four, tmp_path):
+    """Folder of a run of four ranks that saved upstream's files at its second step; a copy that may be changed."""
+    return shutil.copytree(_four, tmp_path / "four")
+
+
+def check_names(folder, ckpt_format, ranks, step):
+    for rank in range(ranks):
+        name = f"net_rank_{rank}-0_{step}.{ckpt_format}"
         assert (folder / f"rank_{rank}" / name).is_file()
-        assert json.loads((folder / f"rank_{rank}" / "meta.json").read_text()) == {
-            "last_epoch": 0,
-            "last_step": 2,
-            "last_ckpt_file": name,
-        }
-    other = {**runs.DIST, "async_save": True, "ckpt_format": ckpt_format}
-    for result in world(2)(continued, tmp_path / "two", folder, training=other):
+        meta = json.loads((folder / f"rank_{rank}" / "meta.json").read_text())
+        assert meta == {"last_epoch": 0, "last_step": step, "last_ckpt_file": name}
+
+
+def test_upstreams_files_load_in_any_layout(world, tmp_path, whole, four):
+    """One format after the other, each written in one layout and read in another."""
+    folder, second = four / "iter_0000002", tmp_path / "two" / "iter_0000004"
+    check_names(folder, "ckpt", 4, 2)
+    other = {**runs.DIST, "async_save": True, "ckpt_format": "safetensors", **NET}
+    for result in world(2)(continued, tmp_path / "two", folder, training=other, sizes=SWIGLU):
         for step in (3, 4):
             np.testing.assert_allclose(result["losses"][step], whole["losses"][step], rtol=1e-5)
-    (result,) = world(1)(continued, tmp_path / "one", tmp_path / "two" / "iter_0000004", training={"training_iters": 5})
+    check_names(second, "safetensors", 2, 4)
+    (result,) = world(1)(continued, tmp_path / "one", second, training={"training_iters": 5}, sizes=SWIGLU)
     assert list(result["losses"]) == [5]
     # a damaged one is passed over, the manifest alone makes it complete
-    damage(tmp_path / "four" / "iter_0000002" / f"rank_1/net_rank_1-0_2.{ckpt_format}", "flip")
-    assert CheckpointReader(folder).verify() != []
-    damage(folder / "manifest.json", "remove")
-    assert not is_upstream_folder(folder) and "has no manifest.json" in folders.problem_of(str(folder))
+    damage(folder / "rank_1" / "net_rank_1-0_2.ckpt", "flip")
+    damage(second / "rank_1" / "net_rank_1-0_4.safetensors", "flip")
+    for one in (folder, second):
+        assert CheckpointReader(one).verify() != []
+        damage(one / "manifest.json", "remove")
+        assert not is_upstream_folder(one) and "has no manifest.json" in folders.problem_of(str(one))
 
 
 def as_upstream(folder):
@@ -124,31 +144,29 @@ def as_upstream(folder):
     return folder / "upstream"
 
 
-def test_what_upstream_wrote_is_read(world, tmp_path):
-    swiglu = {"hidden_act": "swiglu"}
-    (reference,) = world(1)(runs.train, tmp_path / "whole", training={"exit_interval": 2}, sizes=swiglu)
-    world(4)(saved, tmp_path / "four", parallel=TP2PP2, sizes=swiglu, training={"ckpt_format": "ckpt"})
-    path = as_upstream(tmp_path / "four")
+def test_what_upstream_wrote_is_read(world, tmp_path, four):
+    path = as_upstream(four)
     config = tmp_path / "config.yaml"
-    config.write_text(yaml.safe_dump({"model_config": {**runs.MODELS["tied"], **swiglu}}))
+    config.write_text(yaml.safe_dump({"model_config": {**runs.MODELS["tied"], **SWIGLU}}))
     assert main(["merge", str(path), str(tmp_path / "ours")]) == 2  # it needs the configuration
     assert main(["merge", str(path), str(tmp_path / "ours"), "--config", str(config)]) == 0
-    assert main(["diff", str(tmp_path / "four" / "iter_0000002"), str(tmp_path / "ours"), "--weights-only"]) == 0
+    assert main(["diff", str(four / "iter_0000002"), str(tmp_path / "ours"), "--weights-only"]) == 0
     weights = world(2)(
         continued,
         tmp_path / "two",
         path,
-        sizes=swiglu,
+        sizes=SWIGLU,
         parallel={"pipeline_model_parallel_size": 2},
         optimizer={"learning_rate": 1e-12, "weight_decay": 0.0},
         training={"resume_training": False, "training_iters": 1},
     )
-    for result in weights:
-        for key, (_, values) in result["weights"].items():
-            if key in reference["weights"]:
-                np.testing.assert_allclose(values, reference["weights"][key][1], rtol=1e-4, atol=1e-6)
-    for message in world(2)(error_of, tmp_path / "three", path, sizes=swiglu):
-        assert "state cannot be continued: state_step, lr_warmup_steps, num_steps ... is not stored. Load" in message
+    with CheckpointReader(four / "iter_0000002") as reader:
+        for result in weights:
+            for key, (_, values) in result["weights"].items():
+                if key in reader.manifest.tensors:
+                    np.testing.assert_allclose(values, reader.read_whole(key), rtol=1e-4, atol=1e-6)
+    for message in world(2)(error_of, tmp_path / "three", path, sizes=SWIGLU):
+        assert "cannot be continued: state_step, lr_warmup_steps, num_steps ... is not stored. Load" in message
 
 
 SCHEDULE = {
@@ -189,24 +207,22 @@ def with_more(path, change=lambda tensors: tensors, numbers=SCHEDULE):
         )
 
 
-def test_upstreams_optimizer_goes_on(world, tmp_path):
-    (whole,) = world(1)(runs.train, tmp_path / "whole")
-    world(4)(saved, tmp_path / "four", parallel=TP2PP2, training={"ckpt_format": "ckpt"})
-    path = as_upstream(tmp_path / "four")
+def test_upstreams_optimizer_goes_on(world, tmp_path, whole, four):
+    path = as_upstream(four)
     with_more(path)
     for size, settings in ((4, {"parallel": TP2PP2}), (2, {"training": runs.DIST})):
-        for result in world(size)(continued, tmp_path / str(size), path, **settings):
+        for result in world(size)(continued, tmp_path / str(size), path, sizes=SWIGLU, **settings):
             assert sorted(result["losses"]) == [3, 4] and result["lr"] == {step: whole["lr"][step] for step in (3, 4)}
             for step in (3, 4):
                 np.testing.assert_allclose(result["losses"][step], whole["losses"][step], rtol=1e-5)
     buffers = "exp_avg.buffer_0_bucket_0"
     with_more(path, lambda tensors: {buffers: tensors.pop(f"exp_avg.{EMBEDDING}", None) or tensors["step_num"], **tensors})
-    (message,) = world(1)(error_of, tmp_path / "buffers", path)
+    (message,) = world(1)(error_of, tmp_path / "buffers", path, sizes=SWIGLU)
     assert "it stands in the buffers of a distributed optimizer" in message
     with_more(path, lambda tensors: {key: tensor for key, tensor in tensors.items() if key != buffers})
-    (message,) = world(1)(error_of, tmp_path / "parts", path)
+    (message,) = world(1)(error_of, tmp_path / "parts", path, sizes=SWIGLU)
     assert f"exp_avg.{EMBEDDING} is missing" in message
-    (result,) = world(1)(continued, tmp_path / "afresh", path, training={"no_load_optim": True})
+    (result,) = world(1)(continued, tmp_path / "afresh", path, training={"no_load_optim": True}, sizes=SWIGLU)
     assert sorted(result["losses"]) == [3, 4]
 
 

@@ -280,6 +280,17 @@ def test_a_damaged_result_is_deleted(qwen, tmp_path, capsys, monkeypatch):
     assert "config.json" in capsys.readouterr().err and os.listdir(tmp_path) == ["Qwen2.5"]
 
 
+def test_a_folder_of_no_format_is_named_with_what_was_looked_for(tmp_path, capsys):
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "tiny.gguf").touch()
+    convert(tmp_path / "model", tmp_path / "result", "--save-model-type", "hf", code=1)
+    (error,) = capsys.readouterr().err.splitlines()
+    assert error.startswith("convert_ckpt.py: --load-dir ") and "there is tiny.gguf in it. Looked for: " in error
+    assert all(
+        title in error for title in ("Hugging Face (", "Megatron (", "plain weights (", "upstream's (", "model/tiny.gguf.")
+    )
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interruption_leaves_nothing(qwen, tmp_path, number):
     code = (

@@ -12,7 +12,9 @@ import pytest
 from mindspeed_ms.config import init_configs_from_dict
 from mindspeed_ms.config.model_description import describe_model
 from mindspeed_ms.core.dist_checkpointing import durable, folders
+from mindspeed_ms.core.dist_checkpointing.errors import CheckpointError
 from mindspeed_ms.core.dist_checkpointing.manifest import MANIFEST_FILE, Manifest, optimizer_key, whole_slice
+from mindspeed_ms.core.dist_checkpointing.new_folder import new_folder
 from mindspeed_ms.core.dist_checkpointing.reader import CheckpointReader, numpy_dtype
 from mindspeed_ms.layout.parameters import describe_parameters, describe_whole_model
 from mindspeed_ms.layout.ranks import WorldLayout
@@ -381,3 +383,63 @@ def test_nothing_is_written_into_a_checkpoint(capsys, saved, tmp_path):
     (tmp_path / "file").write_text("")
     code, _, error = run(capsys, "merge", saved, tmp_path / "file")
     assert code == 2 and "is a file" in error
+
+
+def test_two_jobs_write_one_new_folder(capsys, saved, tmp_path):
+    """A living job keeps others out, the later one's result is dropped, what a dead one left is deleted."""
+    target = tmp_path / "weights"
+    dead = subprocess.run([sys.executable, "-c", LEFT_BEHIND, str(target)], check=False)
+    assert dead.returncode == 7 and sorted(os.listdir(tmp_path))[1].startswith("weights.")
+    with pytest.raises(CheckpointError, match="was written by another job meanwhile"), new_folder(target) as one:
+        assert sorted(os.listdir(tmp_path)) == ["run", os.path.basename(one)]
+        code, _, error = run(capsys, "merge", saved, target, "--weights-only")
+        assert code == 2 and f"another job writes {target}: process {os.getpid()}" in error and error.count("\n") == 1
+        target.mkdir()
+        (target / "other").write_text("kept")
+    assert sorted(os.listdir(tmp_path)) == ["run", "weights"] and os.listdir(target) == ["other"]
+
+
+LEFT_BEHIND = """
+import os, sys
+from mindspeed_ms.core.dist_checkpointing.new_folder import new_folder
+with new_folder(sys.argv[1]):
+    os._exit(7)
+"""
+
+
+def test_two_jobs_reshard_into_one_folder(capsys, saved, tmp_path, monkeypatch):
+    """One that passed the first look while the other one was writing finds the result when it has the lock."""
+    target = tmp_path / "target"
+    assert run(capsys, "merge", saved, target)[0] == 0
+    before = (target / "iter_0000007" / MANIFEST_FILE).read_bytes()
+    has = iter((False, True))
+    monkeypatch.setattr(folders, "has_checkpoints", lambda _folder: next(has))
+    monkeypatch.setattr("mindspeed_ms.tools.checkpoint.rewrite._is_left_behind", lambda _name: True)
+    code, _, error = run(capsys, "merge", saved, target)
+    assert code == 2 and "holds checkpoints already" in error
+    assert (target / "iter_0000007" / MANIFEST_FILE).read_bytes() == before and len(os.listdir(target)) == 2
+
+
+@pytest.mark.parametrize("command", ["merge", "verify"])
+def test_a_source_that_a_training_deletes_meanwhile(capsys, saved, tmp_path, monkeypatch, command):
+    """It is not called damaged."""
+    find = CheckpointReader.incomplete
+
+    def replaced(reader):
+        os.rename(reader.folder, tmp_path / "old")
+        (tmp_path / "old" / "state_00000.safetensors").unlink()
+        os.mkdir(reader.folder)
+        return find(reader)
+
+    reader, manifest = CheckpointReader(os.path.join(saved, "iter_0000007")), folders.newest_manifest
+    monkeypatch.setattr(folders, "newest_manifest", lambda *arguments: (reader.folder, manifest(*arguments)[1]))
+    monkeypatch.setattr("mindspeed_ms.tools.checkpoint.verify.check_sums", replaced)
+    target = [tmp_path / "new"] if command == "merge" else []
+    code, text, error = run(capsys, command, saved, *target)
+    assert code and "was deleted or replaced while it was read" in text + error and not (tmp_path / "new").exists()
+
+
+def test_a_run_that_moves_on_is_looked_at_again(saved, tmp_path, monkeypatch):
+    lists = iter(([os.path.join(saved, "iter_0000005")], *[[os.path.join(saved, "iter_0000007")]] * 2))
+    monkeypatch.setattr(folders, "candidates", lambda _folder: next(lists))
+    assert folders.newest_manifest(saved)[0].endswith("iter_0000007")

@@ -149,6 +149,26 @@ def test_evaluation_reports_the_loss_over_all_tokens(world, tmp_path):
     assert seen == [(2, 3, None), (2, 6, None), (2, 6, None)]
 
 
+def evaluated_without_tokens(folder):
+    from mindspeed_ms.training import metrics
+
+    none, some = tiny.samples(4, 50), tiny.samples(4, 50)
+    none["loss_mask"][:], some["loss_mask"][1:] = 0.0, 0.0
+    config = {"training": {"training_iters": 1, "eval_interval": 1, "eval_iters": 1}}
+    with mock.patch.object(metrics.logger, "warning") as warn:
+        run_pretrain(folder, BATCHES, config, valid_data_loader=[none], test_data_loader=[some])
+    lines = [call.args[0] % call.args[1:] for call in warn.call_args_list]
+    return read_metrics(folder)[1:], [line for line in lines if "have no token" in line]
+
+
+def test_an_evaluation_without_a_token_says_so(world, tmp_path):
+    (((valid, test), warned),) = world(1)(evaluated_without_tokens, tmp_path)
+    assert valid == {"iteration": 1, "valid_samples_without_tokens": 4}
+    assert test["test_samples_without_tokens"] == 3 and test["test_loss"] > 0
+    assert "valid at iteration 1: 4 of 4 samples have no token (all labels are masked): there is no loss" in warned[0]
+    assert "test at iteration 1: 3 of 4 samples have no token" in warned[1] and "left out of the mean loss" in warned[1]
+
+
 def epochs(folder):
     dataset = tiny.Samples(13)
     config = {"training": {"training_iters": 0, "epochs": 2}}

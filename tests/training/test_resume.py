@@ -231,7 +231,7 @@ def test_missing_and_damaged_checkpoints_are_named(world, tmp_path):
         "iteration 7",
         "rank_00000.json is missing",
         "the check sum of tensor",
-        "holds no checkpoint that can be loaded",
+        "holds no checkpoint that can be read",
         "'release it'",
     )
     for message, words in zip(messages, expected):

@@ -6,12 +6,11 @@ import secrets
 import shutil
 import tempfile
 
-from mindspeed_ms.core.dist_checkpointing import durable, job_lock, plain_weights
-from mindspeed_ms.core.dist_checkpointing.errors import CheckpointError
-from mindspeed_ms.core.dist_checkpointing.foreign import is_foreign_folder, read_foreign_manifest
+from mindspeed_ms.core.dist_checkpointing import durable, job_lock
+from mindspeed_ms.core.dist_checkpointing.errors import CheckpointError, DamagedCheckpointError
+from mindspeed_ms.core.dist_checkpointing.foreign import is_foreign_folder, read_manifest, what_was_found
 from mindspeed_ms.core.dist_checkpointing.manifest import MANIFEST_FILE, Manifest
 from mindspeed_ms.core.dist_checkpointing.reader import CheckpointReader
-from mindspeed_ms.core.dist_checkpointing.upstream_format import is_upstream_folder
 
 TRACKER_FILE = "latest_checkpointed_iteration.txt"
 RELEASE = "release"
@@ -181,20 +180,29 @@ def foreign_iterations(folder, after):
 # ---- finding ---------------------------------------------------------------------------------------------------------
 
 
-def problem_of(path):
-    """Reason (str) why a folder is no complete checkpoint, by manifest and file sizes; None if it is one."""
-    if not os.path.isdir(path):
-        return f"{path}, which {TRACKER_FILE} names, does not exist."
-    if is_upstream_folder(path):
-        return None  # it has no manifest to compare with
+def problem_of(path, iteration=None, config=None):
+    """Reason (str) why a folder is no complete checkpoint, by manifest and file sizes; None if it is one.
+
+    Args:
+        path (str): of one checkpoint.
+        iteration, config: see `foreign.read_manifest`.
+    """
     try:
-        if plain_weights.is_own(path):
-            plain_weights.read_manifest(path)
-            return None
-        missing = CheckpointReader(path, read_foreign_manifest(path)).incomplete()
+        _complete_manifest(path, iteration, config)
     except CheckpointError as error:
         return str(error)
-    return f"{path} is incomplete: {', '.join(missing)}." if missing else None
+    return None
+
+
+def _complete_manifest(path, iteration, config, grouped_experts=False):
+    """Manifest of a complete checkpoint; CheckpointError if it is none. See `problem_of`."""
+    if not os.path.isdir(path):
+        raise DamagedCheckpointError(f"{path}, which {TRACKER_FILE} names, does not exist.")
+    manifest = read_manifest(path, iteration, config, grouped_experts)
+    missing = CheckpointReader(path, manifest).incomplete()
+    if missing:
+        raise DamagedCheckpointError(f"{path} is incomplete: {', '.join(missing)}.")
+    return manifest
 
 
 def candidates(folder):
@@ -260,30 +268,42 @@ def checkpoint_to_start_from(load, own, pretrained=None, resumes=False):
     return pretrained, False
 
 
-def newest_manifest(folder, iteration=None):
-    """(folder, Manifest) of the checkpoint that a run would start from; (None, None) without one. Reads no tensor.
+def newest_manifest(folder, iteration=None, config=None, grouped_experts=False, passed_over=None):
+    """(folder, Manifest) of the checkpoint that a run would start from. Reads no tensor.
 
     Args:
-        folder (str): of one checkpoint, or of a run; need not exist.
+        folder (str): of one checkpoint, or of a run.
         iteration (Optional[int]): which; None: the newest complete one.
+        config (Optional[AllConfig]), grouped_experts (bool): see `foreign.read_manifest`.
+        passed_over (Optional[Callable]): called with the reason for each damaged checkpoint before the one that is found.
 
     Raises:
-        CheckpointError: the named one does not exist or is damaged, or no complete one is left.
+        CheckpointError: there is none, or it cannot be read.
+        DamagedCheckpointError: the named one, or all of a run, are damaged.
     """
-    if not os.path.isdir(folder):
-        return None, None
     named = named_checkpoint(folder, iteration)
-    problems = []
-    for path in [named] if named is not None else candidates(folder):
-        problem = f"{path} was written by upstream." if is_upstream_folder(path) else problem_of(path)
-        if problem is None and plain_weights.is_own(path):
-            problem = f"{path} holds weights alone."
-        if problem is None:
-            return path, read_foreign_manifest(path) or Manifest.read(path)
-        problems.append(problem)
-    if problems:
-        raise CheckpointError(" ".join(problems))
-    return None, None
+    if named is not None:
+        return named, _complete_manifest(named, iteration, config, grouped_experts)
+    problems, found = [], candidates(folder)
+    for path in found:
+        try:
+            manifest = _complete_manifest(path, iteration, config, grouped_experts)
+        except CheckpointError as error:
+            problems.append(str(error))
+            continue
+        for text in problems if passed_over is not None else ():
+            passed_over(text)
+        return path, manifest
+    if candidates(folder) != found:  # a training has saved, and deleted old ones, meanwhile
+        return newest_manifest(folder, iteration, config, grouped_experts, passed_over)
+    raise none_left(folder, problems)
+
+
+def none_left(folder, problems):
+    """The error (CheckpointError) of a folder without a complete checkpoint; `problems`: of those that it has (list[str])."""
+    if not problems:
+        return CheckpointError(what_was_found(folder))
+    return DamagedCheckpointError(f"{folder} holds no checkpoint that can be read: {' '.join(problems)}")
 
 
 def named_checkpoint(folder, iteration=None):
@@ -293,9 +313,8 @@ def named_checkpoint(folder, iteration=None):
         CheckpointError: it does not exist.
     """
     if not os.path.isdir(folder):
-        what = "it is a file, not a folder" if os.path.exists(folder) else "it does not exist"
-        raise CheckpointError(f"{folder} holds no checkpoint: {what}.")
-    if any(known(folder) for known in (is_checkpoint_folder, is_upstream_folder, plain_weights.is_own, is_foreign_folder)):
+        raise CheckpointError(what_was_found(folder))
+    if is_checkpoint_folder(folder) or is_foreign_folder(folder):
         return os.fspath(folder)
     if iteration is None:
         return None

@@ -112,6 +112,27 @@ def is_free(folder):
     return job is None or (holding is not None and holding.job == job) or _is_alive(job) is False
 
 
+def holder(folder):
+    """(Job that holds a folder's lock, whether it lives: True, False, or None if that cannot be seen); (None, None) without."""
+    job = _read(os.path.join(folder, LOCK_FILE))[0]
+    return job, None if job is None else _is_alive(job)
+
+
+def check_free(folder):
+    """Check, without locking it, that no living job on this machine saves into a folder; waits a moment for one that ends.
+
+    Raises:
+        CheckpointError: one does.
+    """
+    began = time.monotonic()
+    job, is_alive = holder(folder)
+    while is_alive:
+        if time.monotonic() - began >= LINGER_SECONDS:
+            raise _refusal(folder, job)
+        time.sleep(0.2)
+        job, is_alive = holder(folder)
+
+
 def release(folder=None):
     """Unlock a folder; None: all folders of this process."""
     for path in list(_held) if folder is None else [os.path.realpath(folder)]:

@@ -9,26 +9,26 @@ import math
 import numpy as np
 
 from mindspeed_ms.core import comm, storage
-from mindspeed_ms.core.dist_checkpointing import folders, plain_weights
+from mindspeed_ms.core.dist_checkpointing import folders
 from mindspeed_ms.core.dist_checkpointing.agreement import on_all_ranks, on_rank_zero
 from mindspeed_ms.core.dist_checkpointing.errors import CheckpointError
-from mindspeed_ms.core.dist_checkpointing.foreign import read_foreign_manifest
+from mindspeed_ms.core.dist_checkpointing.foreign import read_manifest
 from mindspeed_ms.core.dist_checkpointing.manifest import OPTIMIZER_PREFIX, optimizer_key
 from mindspeed_ms.core.dist_checkpointing.partial_reads import PartialReads
 from mindspeed_ms.core.dist_checkpointing.reader import CheckpointReader, numpy_dtype
-from mindspeed_ms.core.dist_checkpointing.upstream_format import is_upstream_folder, read_upstream_manifest
 from mindspeed_ms.core.logging import logger
 
 _DOING = "the checkpoint was not loaded"
 
 
-def find_checkpoint(folder, iteration=None, crc_check=False):
+def find_checkpoint(folder, iteration=None, crc_check=False, config=None):
     """Find the checkpoint to load: `folder` itself, an iteration in it, or the newest complete one of a run.
 
     Args:
         folder (str): of one checkpoint, or of a run.
         iteration (Optional[int]): which; None: the newest; damaged ones are named in a warning and skipped.
         crc_check (bool): read everything and compare the check sums.
+        config (Optional[AllConfig]): the model, see `foreign.read_manifest`.
 
     Returns:
         str: its folder.
@@ -39,13 +39,13 @@ def find_checkpoint(folder, iteration=None, crc_check=False):
     on_rank_zero(_DOING, folders.restore_replaced, folder)
     named = on_rank_zero(_DOING, folders.named_checkpoint, folder, iteration)
     if named is not None:
-        problem = _problem(named, crc_check)
+        problem = _problem(named, iteration, crc_check, config)
         if problem:
             raise CheckpointError(problem)
         return named
     problems = []
     for path in on_rank_zero(_DOING, folders.candidates, folder):
-        problem = _problem(path, crc_check)
+        problem = _problem(path, iteration, crc_check, config)
         if problem is None:
             if comm.get_rank() == 0 and not problems:
                 _tell_left_aside(folder, path)
@@ -53,8 +53,7 @@ def find_checkpoint(folder, iteration=None, crc_check=False):
         problems.append(problem)
         if comm.get_rank() == 0:
             logger.warning("passed over a checkpoint: %s", problem)
-    found = " ".join(problems) or f"no {folders.TRACKER_FILE} and no iter_* folder."
-    raise CheckpointError(f"{folder} holds no checkpoint that can be loaded: {found}")
+    raise folders.none_left(folder, problems)
 
 
 def _tell_left_aside(folder, path):
@@ -72,11 +71,10 @@ def _tell_left_aside(folder, path):
         )
 
 
-def _problem(path, crc_check):
-    problem = on_rank_zero(_DOING, folders.problem_of, path)
-    has_sums = not (is_upstream_folder(path) or plain_weights.is_own(path))
-    if problem is None and crc_check and has_sums:
-        reader = CheckpointReader(path, read_foreign_manifest(path))
+def _problem(path, iteration, crc_check, config):
+    problem = on_rank_zero(_DOING, folders.problem_of, path, iteration, config)
+    if problem is None and crc_check:
+        reader = CheckpointReader(path, read_manifest(path, iteration, config))
         parts = on_all_ranks(_DOING, reader.verify, comm.get_rank(), comm.get_world_size())
         damaged = [text for part in parts for text in part]
         if damaged:
@@ -89,7 +87,7 @@ def open_checkpoint(path, all_config=None, step=None):
 
     Args:
         path (str): its folder.
-        all_config (Optional[AllConfig]): the model; needed for files that upstream wrote (`upstream_format`).
+        all_config (Optional[AllConfig]): the model; needed for formats whose files do not say it (`foreign`).
         step (Optional[int]): which one of a folder of several; None: the newest.
 
     Raises:
@@ -97,16 +95,7 @@ def open_checkpoint(path, all_config=None, step=None):
     """
     readers = []
 
-    def open_it():
-        if is_upstream_folder(path):
-            manifest = read_upstream_manifest(path, all_config, step)
-        elif plain_weights.is_own(path):
-            manifest = plain_weights.read_manifest(path)
-        else:
-            manifest = read_foreign_manifest(path)
-        readers.append(CheckpointReader(path, manifest))
-
-    on_all_ranks(_DOING, open_it)
+    on_all_ranks(_DOING, lambda: readers.append(CheckpointReader(path, read_manifest(path, step, all_config))))
     return readers[0]
 
 

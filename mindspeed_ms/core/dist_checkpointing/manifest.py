@@ -27,7 +27,7 @@ from dataclasses import dataclass, field
 
 import xxhash
 
-from mindspeed_ms.core.dist_checkpointing.errors import CheckpointError
+from mindspeed_ms.core.dist_checkpointing.errors import CheckpointError, DamagedCheckpointError
 from mindspeed_ms.layout.sharding import FlatSlice, ParameterSharding
 
 MANIFEST_FILE = "manifest.json"
@@ -209,7 +209,7 @@ class Manifest:
         """
         tail = len(_HASH_TAIL % ("0" * 16))
         if data[-tail:] != (_HASH_TAIL % digest(data[:-tail] + b"}")).encode():
-            raise CheckpointError(f"{path} is damaged: its check sum is wrong.")
+            raise DamagedCheckpointError(f"{path} is damaged: its check sum is wrong.")
         content = json.loads(data)
         if content.get("format") != FORMAT or content.get("format_version") != FORMAT_VERSION:
             raise CheckpointError(
@@ -236,7 +236,7 @@ class Manifest:
             with open(path, "rb", buffering=0) as file:
                 data = file.readall()
         except FileNotFoundError:
-            raise CheckpointError(f"{folder} is incomplete: it has no {MANIFEST_FILE}.") from None
+            raise DamagedCheckpointError(f"{folder} is incomplete: it has no {MANIFEST_FILE}.") from None
         except OSError as error:
             raise CheckpointError(f"{path} cannot be read: {error}") from error
         return cls.from_bytes(data, path)

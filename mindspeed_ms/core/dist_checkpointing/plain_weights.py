@@ -8,6 +8,7 @@ or one file `model.safetensors` without an index. They have no check sums, no co
 
 import json
 import os
+from dataclasses import dataclass
 from math import prod
 
 from mindspeed_ms.core.dist_checkpointing.errors import CheckpointError, DamagedCheckpointError
@@ -23,15 +24,15 @@ def is_plain(path):
     return any(os.path.isfile(os.path.join(path, name)) for name in (INDEX_FILE, SINGLE_FILE))
 
 
-def is_own(path):
-    """Whether a folder holds plain weights that `merge --weights-only` wrote, under the names of our models."""
-    if not os.path.isfile(os.path.join(path, INDEX_FILE)):
-        return False
-    return "iteration" in _read_index(path)["metadata"]
+@dataclass
+class PlainManifest(Manifest):
+    """Manifest made from a folder of plain weights."""
+
+    has_only_weights = True
 
 
 def read_manifest(folder):
-    """Manifest of a folder of plain weights.
+    """PlainManifest of a folder of plain weights.
 
     Raises:
         DamagedCheckpointError: index and files do not agree, or one of them is missing or damaged.
@@ -43,7 +44,7 @@ def read_manifest(folder):
     if missing:
         raise DamagedCheckpointError(f"{folder} is incomplete: {', '.join(missing)} is missing.")
     iteration = index["metadata"].get("iteration", 0) if index else 0
-    manifest = Manifest(iteration, saved_at=max(os.path.getmtime(place) for place in places))
+    manifest = PlainManifest(iteration, saved_at=max(os.path.getmtime(place) for place in places))
     for name, place in zip(files, places):
         manifest.files[name] = os.path.getsize(place)
         for key, tensor in _read_file(place).items():

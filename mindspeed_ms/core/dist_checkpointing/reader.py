@@ -58,12 +58,30 @@ class CheckpointReader:
         self.manifest = manifest if manifest is not None else Manifest.read(self.folder)
         self.passed = None
         self._files, self._lock = {}, threading.Lock()
+        self._identity = self._identity_now()
 
     def __enter__(self):
         return self
 
-    def __exit__(self, *exception):
+    def __exit__(self, kind, error, traceback):
         self.close()
+        if isinstance(error, CheckpointError):
+            self.check_still_there(error)
+
+    def _identity_now(self):
+        """What tells the folder from another one of its name; None if there is none."""
+        try:
+            return os.stat(self.folder).st_ino
+        except OSError:
+            return None
+
+    def check_still_there(self, cause=None):
+        """Raise CheckpointError, caused by `cause`, if the checkpoint was deleted or replaced since it was opened."""
+        if self._identity_now() != self._identity:
+            raise CheckpointError(
+                f"{self.folder} was deleted or replaced while it was read, as a training does that keeps few checkpoints "
+                "(keep_checkpoint_max): try again, or take a copy."
+            ) from cause
 
     def close(self):
         """Close all files."""

@@ -35,11 +35,6 @@ class HuggingFaceManifest(Manifest):
     has_keys_in_files = False
 
 
-def is_folder(path):
-    """Whether a folder holds a Hugging Face model: config.json and weights."""
-    return os.path.isfile(os.path.join(path, folder.CONFIG_FILE)) and folder.has_weights(path)
-
-
 def read_manifest(path, grouped_experts=False):
     """Read the HuggingFaceManifest of a folder.
 

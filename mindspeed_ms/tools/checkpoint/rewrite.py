@@ -17,6 +17,7 @@ from mindspeed_ms.core.dist_checkpointing import durable, folders, job_lock
 from mindspeed_ms.core.dist_checkpointing.by_tensor import Part, write_shards
 from mindspeed_ms.core.dist_checkpointing.errors import CheckpointError, DamagedCheckpointError
 from mindspeed_ms.core.dist_checkpointing.manifest import FORMAT, OPTIMIZER_PREFIX, Manifest, StoredTensor, digest, whole_slice
+from mindspeed_ms.core.dist_checkpointing.new_folder import new_folder
 from mindspeed_ms.core.dist_checkpointing.plain_weights import INDEX_FILE
 from mindspeed_ms.core.dist_checkpointing.shard_file import Entry
 from mindspeed_ms.layout.sharding import ParameterSharding
@@ -129,6 +130,8 @@ def write_checkpoint(reader, folder, cut, workers=1, check=None):
     is_new = not os.path.lexists(folder)
     temporary = folders.prepare(folder, source.iteration)
     try:
+        if folders.has_checkpoints(folder):  # another job's, written since the first look
+            raise CheckpointError(f"{folder} holds checkpoints already: choose a folder that is new or empty.")
         with progress_bar(_bytes_of(reader, cut)) as bar:
             _write_cut(reader, target, temporary, cut, workers, bar)
         for number, entry in enumerate(source.ranks):
@@ -163,12 +166,9 @@ def write_weights(reader, folder, most_bytes, workers=1, check=None):
         raise CheckpointError(f"{folder} exists already: choose a new folder.")
     cut = whole_cut(reader.manifest, most_bytes, weights_only=True)
     _check_space(folder, reader, cut)
-    temporary = f"{os.path.normpath(folder)}.incomplete"
-    shutil.rmtree(temporary, ignore_errors=True)
-    os.makedirs(temporary)
     names = [f"model-{number + 1:05d}-of-{len(cut):05d}.safetensors" for number in range(len(cut))]
     places = {key: name for name, parts in zip(names, cut) for key, _ in parts}
-    try:
+    with new_folder(folder) as temporary:
         shards = {os.path.join(temporary, name): _parts(reader, parts) for name, parts in zip(names, cut)}
         with progress_bar(_bytes_of(reader, cut)) as bar:
             write_shards(reader, shards, workers, bar.update)
@@ -177,11 +177,6 @@ def write_weights(reader, folder, most_bytes, workers=1, check=None):
         metadata = {"format": FORMAT, "total_size": _bytes_of(reader, cut), "iteration": reader.manifest.iteration}
         index = {"metadata": metadata, "weight_map": places}
         durable.write_file(os.path.join(temporary, INDEX_FILE), json.dumps(index, indent=1).encode())
-        durable.sync(temporary)
-        os.rename(temporary, folder)
-    except BaseException:
-        shutil.rmtree(temporary, ignore_errors=True)
-        raise
     return names
 
 

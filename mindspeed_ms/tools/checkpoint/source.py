@@ -3,50 +3,37 @@
 import os
 
 from mindspeed_ms.config import init_configs_from_yaml
-from mindspeed_ms.core.dist_checkpointing import folders, plain_weights
-from mindspeed_ms.core.dist_checkpointing.errors import CheckpointError, DamagedCheckpointError
-from mindspeed_ms.core.dist_checkpointing.foreign import foreign_format, read_foreign_manifest
+from mindspeed_ms.core.dist_checkpointing import folders
+from mindspeed_ms.core.dist_checkpointing.errors import CheckpointError
+from mindspeed_ms.core.dist_checkpointing.foreign import foreign_format, is_foreign_folder, what_was_found
 from mindspeed_ms.core.dist_checkpointing.reader import CheckpointReader
-from mindspeed_ms.core.dist_checkpointing.upstream_format import is_upstream_folder, read_upstream_manifest
 from mindspeed_ms.core.logging import logger
 
 
-def open_checkpoint(path, iteration=None, config=None):
+def open_checkpoint(path, iteration=None, config=None, grouped_experts=False):
     """Open a checkpoint's folder, or the newest complete one in the folder of a run: CheckpointReader.
 
     Args:
-        path (str): `output`, `output/iter_0000100` or a file in it, or a folder of plain weights (`plain_weights`).
+        path (str): `output`, `output/iter_0000100` or a file in it, or a folder of a foreign format (`foreign`).
         iteration (Optional[int]): which of a run.
-        config (Optional[str]): yaml of the model; needed for files that upstream wrote.
+        config (Optional[str]): yaml of the model; needed for formats whose files do not say it.
+        grouped_experts (bool): see `foreign.read_manifest`.
 
     Raises:
         CheckpointError: none there.
         DamagedCheckpointError: the one that is named, or all of a run, are not complete.
     """
     path = folder_of(path)
-    foreign = foreign_format(path)
-    if foreign is not None:
-        return CheckpointReader(path, foreign.read_manifest(path))
-    if plain_weights.is_plain(path):
-        return CheckpointReader(path, plain_weights.read_manifest(path))
-    named = folders.named_checkpoint(path, iteration)
-    if named is not None and is_upstream_folder(named):
-        if config is None:
-            raise CheckpointError(f"{path} was written by upstream: give the configuration of its model with --config.")
-        return CheckpointReader(named, read_upstream_manifest(named, init_configs_from_yaml(config), iteration))
-    problems = []
-    for candidate in folders.candidates(path) if named is None else [named]:
-        problem = folders.problem_of(candidate)
-        if problem is None:
-            return CheckpointReader(candidate, read_foreign_manifest(candidate))
-        if named is None:
-            logger.warning("passed over a checkpoint: %s", problem)
-        problems.append(problem)
-    if named is not None:
-        raise DamagedCheckpointError(problems[0])
-    if problems:
-        raise DamagedCheckpointError(f"{path} holds no checkpoint that can be read: {' '.join(problems)}")
-    raise CheckpointError(f"{path} holds no checkpoint: no {folders.TRACKER_FILE} and no iter_* folder.")
+    found = foreign_format(path)
+    if found is not None and found.needs_config and config is None:
+        raise CheckpointError(f"{path} is of {found.title} format: give the configuration of its model with --config.")
+    model = init_configs_from_yaml(config) if found is not None and found.needs_config else None
+    place, manifest = folders.newest_manifest(path, iteration, model, grouped_experts, _passed_over)
+    return CheckpointReader(place, manifest)
+
+
+def _passed_over(problem):
+    logger.warning("passed over a checkpoint: %s", problem)
 
 
 def all_checkpoints(path, iteration=None):
@@ -56,7 +43,7 @@ def all_checkpoints(path, iteration=None):
         CheckpointError: none there.
     """
     path = folder_of(path)
-    named = path if _is_single(path) else folders.named_checkpoint(path, iteration)
+    named = folders.named_checkpoint(path, iteration)
     if named is not None:
         return [named]
     found = [
@@ -69,7 +56,7 @@ def all_checkpoints(path, iteration=None):
         tracked = os.path.join(path, named) if named == folders.RELEASE else folders.checkpoint_folder(path, named)
         found += [tracked] if tracked not in found else []
     if not found:
-        raise CheckpointError(f"{path} holds no checkpoint: no {folders.TRACKER_FILE} and no iter_* folder.")
+        raise CheckpointError(what_was_found(path))
     return found
 
 
@@ -93,15 +80,9 @@ def folder_of(path):
     )
 
 
-def _is_single(folder):
-    """Whether a folder is one checkpoint of whole weights or of another program."""
-    return foreign_format(folder) is not None or plain_weights.is_plain(folder)
-
-
 def _is_known(folder):
     return (
         folders.is_checkpoint_folder(folder)
         or os.path.isfile(os.path.join(folder, folders.TRACKER_FILE))
-        or is_upstream_folder(folder)
-        or _is_single(folder)
+        or is_foreign_folder(folder)
     )

@@ -17,9 +17,16 @@ _STEPS = 100  # of the progress bar
 
 
 def problems_of(reader):
-    """Problems of a checkpoint: list of texts, empty if it is good. Reads all of it once."""
+    """Problems of a checkpoint: list of texts, empty if it is good. Reads all of it once.
+
+    Raises:
+        CheckpointError: it was deleted or replaced meanwhile.
+    """
     sums = [] if reader.incomplete() else check_sums(reader)
-    return sums + problems_of_structure(reader)
+    problems = sums + problems_of_structure(reader)
+    if problems:
+        reader.check_still_there()
+    return problems
 
 
 def problems_of_structure(reader):
@@ -27,7 +34,10 @@ def problems_of_structure(reader):
     problems = reader.incomplete()
     for key, stored in reader.manifest.tensors.items():
         problems += [f"{key}: {text}" for text in coverage_problems(stored)]
-    return problems + header_problems(reader)
+    problems += header_problems(reader)
+    if problems:
+        reader.check_still_there()
+    return problems
 
 
 def check_sums(reader):

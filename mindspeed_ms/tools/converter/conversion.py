@@ -2,16 +2,14 @@
 
 import os
 import re
-import secrets
-import shutil
 import time
 from dataclasses import replace
 from math import prod
 
 from mindspeed_ms.config.model_description import describe_model
-from mindspeed_ms.core.dist_checkpointing import durable
 from mindspeed_ms.core.dist_checkpointing.errors import CheckpointError
 from mindspeed_ms.core.dist_checkpointing.manifest import OPTIMIZER_PREFIX
+from mindspeed_ms.core.dist_checkpointing.new_folder import new_folder
 from mindspeed_ms.core.logging import logger
 from mindspeed_ms.layout.errors import LayoutError
 from mindspeed_ms.layout.parameters import describe_whole_model
@@ -58,15 +56,11 @@ def convert(conversion):
             if conversion.dry_run:
                 return plan_lines(source, reader, target)
             check_space(save_dir, target.nbytes)
-            with CheckedSource(source.reader) as check:
-                folder = _write(target, save_dir, check)
-            try:
+            with new_folder(save_dir) as folder:
+                with CheckedSource(source.reader) as check:
+                    target.write(folder)
+                    check()
                 found = _verify(conversion, reader, target, folder) if conversion.verify else None
-                os.rename(folder, save_dir)
-                durable.sync(os.path.dirname(os.path.abspath(save_dir)))
-            except BaseException:
-                shutil.rmtree(folder, ignore_errors=True)
-                raise
             return _report(source, reader, target, save_dir, time.monotonic() - started, found)
 
 
@@ -81,16 +75,9 @@ def _convert_gguf(conversion, save_dir, started):
     if conversion.dry_run:
         return [f"{part.name}  float32  {list(part.shape)}" for part in model.parts]
     check_space(save_dir, model.nbytes)
-    notes = []
-
-    class Target:
-        @staticmethod
-        def write(folder):
-            with progress_bar(model.nbytes) as bar:
-                notes.extend(model.write(folder, bar.update))
-            read_manifest(folder)
-
-    os.rename(_write(Target, save_dir), save_dir)
+    with new_folder(save_dir) as folder, progress_bar(model.nbytes) as bar:
+        notes = model.write(folder, bar.update)
+        read_manifest(folder)
     seconds, count = time.monotonic() - started, sum(part.numel for part in model.parts)
     return [
         *notes,
@@ -197,22 +184,6 @@ def _check_coverage(source, reader):
             if names
         ]
         raise CheckpointError(f"{reader.folder} does not hold the model of its configuration. {' '.join(lists)}")
-
-
-def _write(target, save_dir, check=lambda: None):
-    """Write the target under a temporary name beside its own, and call `check`; returns the path."""
-    parent = os.path.dirname(os.path.abspath(save_dir))
-    os.makedirs(parent, exist_ok=True)
-    folder = os.path.join(parent, f"{os.path.basename(save_dir)}.{secrets.token_hex(4)}.incomplete")
-    os.makedirs(folder)
-    try:
-        target.write(folder)
-        check()
-        durable.sync(folder)
-    except BaseException:
-        shutil.rmtree(folder, ignore_errors=True)
-        raise
-    return folder
 
 
 def _verify(conversion, reader, target, folder):

@@ -6,19 +6,17 @@ from dataclasses import dataclass
 from mindspeed_ms.config import ConfigError, init_configs_from_yaml
 from mindspeed_ms.core.dist_checkpointing import folders
 from mindspeed_ms.core.dist_checkpointing.errors import CheckpointError
-from mindspeed_ms.core.dist_checkpointing.foreign import foreign_format
+from mindspeed_ms.core.dist_checkpointing.foreign import foreign_format, foreign_formats, is_foreign_folder, what_was_found
 from mindspeed_ms.core.dist_checkpointing.manifest import OPTIMIZER_PREFIX
 from mindspeed_ms.core.dist_checkpointing.reader import CheckpointReader
-from mindspeed_ms.core.dist_checkpointing.upstream_format import is_upstream_folder
 from mindspeed_ms.models.families.configuration import config_of_model, model_sections
 from mindspeed_ms.models.hugging_face import folder as hugging_face
-from mindspeed_ms.models.hugging_face.manifest import read_manifest
 from mindspeed_ms.tools.checkpoint.source import open_checkpoint
-from mindspeed_ms.tools.converter.arguments import HUGGING_FACE, MEGATRON, NATIVE, UPSTREAM, accepts_family
+from mindspeed_ms.tools.converter.arguments import NATIVE, accepts_family
 from mindspeed_ms.tools.converter.errors import ConversionError
 from mindspeed_ms.tools.converter.model_folder import MODEL_FOLDER
 
-TITLES = {HUGGING_FACE: "Hugging Face", MEGATRON: "Megatron", NATIVE: "native", UPSTREAM: "upstream's"}
+TITLES = {NATIVE: "native", **{name: one.title for name, one in foreign_formats().items()}}
 
 
 @dataclass
@@ -26,7 +24,7 @@ class Source:
     """Opened source.
 
     Attributes:
-        kind (str): side, see `arguments`.
+        kind (str): NATIVE, or name of the foreign format (`core.dist_checkpointing.foreign`).
         reader (CheckpointReader): of the checkpoint.
         config (AllConfig): the model in one part.
         model_folder (Optional[str]): Hugging Face files of the model: config.json, tokenizer.
@@ -55,60 +53,36 @@ def open_source(conversion):
     path = conversion.load_dir
     if not os.path.exists(path):
         raise ConversionError(f"--load-dir {path} does not exist.")
-    kind = kind_of(path, conversion.iteration)
-    if kind is None and conversion.source is not None:
-        kind = conversion.source
-    if kind is None:
-        raise ConversionError(
-            f"--load-dir {path} holds no checkpoint: expected a Hugging Face folder (config.json and weights), a folder "
-            f"with {folders.TRACKER_FILE}, or one of its checkpoints."
-        )
-    if conversion.source not in (None, kind):
-        raise ConversionError(
-            f"--load-model-type: {path} is a {TITLES[kind]} checkpoint, not a {TITLES.get(conversion.source)} one: leave the "
-            "flag out, or give another folder."
-        )
-    source = _open_hugging_face(conversion, path) if kind == HUGGING_FACE else _open(conversion, path, kind)
+    if not (is_foreign_folder(path) or folders.is_checkpoint_folder(path) or folders.has_checkpoints(path)):
+        names = sorted(name for name in os.listdir(path) if name.endswith(".gguf")) if os.path.isdir(path) else []
+        hint = f" A GGUF file is named itself: --load-dir {os.path.join(path, names[0])}." if names else ""
+        raise ConversionError(f"--load-dir {what_was_found(path)}{hint}")
+    reader = open_checkpoint(path, conversion.iteration, conversion.config, conversion.grouped_experts)
     try:
+        source = _source(conversion, path, reader)
         _check_expected(conversion, source)
-        check_one_dtype(conversion, source.reader)
+        check_one_dtype(conversion, reader)
     except BaseException:
-        source.reader.close()
+        reader.close()
         raise
     return source
 
 
-def kind_of(path, iteration=None):
-    """Side of the checkpoint that a folder holds; None if it holds none."""
-    if not os.path.isdir(path):
-        return None
-    found = foreign_format(path)
-    if found is not None:
-        return HUGGING_FACE if found.title == "Hugging Face" else MEGATRON
-    if hugging_face.has_weights(path):
-        return HUGGING_FACE
-    if is_upstream_folder(path):
-        return UPSTREAM
-    if folders.is_checkpoint_folder(path):
-        return NATIVE
-    if not folders.has_checkpoints(path):
-        return None
-    one = folders.checkpoint_folder(path, iteration) if iteration is not None else (folders.candidates(path) or [path])[0]
-    return MEGATRON if foreign_format(one) is not None else NATIVE
-
-
-def _open_hugging_face(conversion, path):
-    manifest = read_manifest(path, grouped_experts=conversion.grouped_experts)
-    if not accepts_family(conversion.family, manifest.family.name):
+def _source(conversion, path, reader):
+    found = foreign_format(reader.folder)
+    kind, family = NATIVE if found is None else found.name, getattr(reader.manifest, "family", None)
+    if conversion.source not in (None, kind):
         raise ConversionError(
-            f"--model-type-hf {conversion.family}: {os.path.join(path, hugging_face.CONFIG_FILE)} says {manifest.family.name}. "
-            "Leave the flag out, or give that name."
+            f"--load-model-type: {path} is a {TITLES[kind]} checkpoint, not {_described(conversion.source)}: leave the flag "
+            "out, or give another folder."
         )
-    return Source(HUGGING_FACE, CheckpointReader(path, manifest), config_of_model(manifest.args, path), path)
-
-
-def _open(conversion, path, kind):
-    reader = open_checkpoint(path, conversion.iteration, conversion.config)
+    if family is not None:
+        if not accepts_family(conversion.family, family.name):
+            raise ConversionError(
+                f"--model-type-hf {conversion.family}: {os.path.join(path, hugging_face.CONFIG_FILE)} says {family.name}. "
+                "Leave the flag out, or give that name."
+            )
+        return Source(kind, reader, config_of_model(reader.manifest.args, path), path)
     values = reader.manifest.args
     if conversion.config is not None:
         try:
@@ -116,11 +90,19 @@ def _open(conversion, path, kind):
         except (ConfigError, FileNotFoundError) as error:
             raise ConversionError(f"--config {conversion.config}: {' '.join(str(error).split())}") from error
     if not values.get("model_config"):
-        raise ConversionError(f"{path} holds no configuration of its model: give it with --config model.yaml.")
+        raise ConversionError(
+            f"{path} ({TITLES[kind]}) has no {hugging_face.CONFIG_FILE} and no other configuration of its model: copy that of "
+            "the model there, or give --config model.yaml."
+        )
     places = (reader.folder, os.path.dirname(reader.folder))
     found = [place for place in (os.path.join(one, MODEL_FOLDER) for one in places) if os.path.isdir(place)]
-    config = config_of_model(model_sections(values), path)
-    return Source(kind, reader, config, found[0] if found else None)
+    return Source(kind, reader, config_of_model(model_sections(values), path), found[0] if found else None)
+
+
+def _described(kind):
+    """A kind with what its folders hold."""
+    one = foreign_formats().get(kind)
+    return f"a {TITLES.get(kind)} one" + (f" ({one.holds})" if one is not None else "")
 
 
 def _check_expected(conversion, source):

@@ -40,13 +40,12 @@ def is_folder(path):
     return os.path.isfile(os.path.join(path, folder.CONFIG_FILE)) and folder.has_weights(path)
 
 
-def read_manifest(path, iteration=None, grouped_experts=False):
+def read_manifest(path, iteration=None):
     """Read the HuggingFaceManifest of a folder.
 
     Args:
         path (str): the folder.
         iteration: not used; there is only one.
-        grouped_experts (bool): the experts of a layer as one tensor (`moe_grouped_gemm`).
 
     Raises:
         CheckpointError: unknown family; tensors that are missing, unknown, or of another shape than config.json says;
@@ -60,10 +59,9 @@ def read_manifest(path, iteration=None, grouped_experts=False):
     config = folder.read_json(place)
     family = family_of(config, place)
     found = folder.read_folder(path)
-    changes = {"moe_config": {"moe_grouped_gemm": True}} if grouped_experts else {}
     dtype = next(iter(found.values())).dtype if found else "float32"
-    changes["model_config"] = {"params_dtype": dtype} if dtype in ("float32", "bfloat16", "float16") else {}
-    all_config = read_configuration(family, config, place, **changes)
+    known = {"params_dtype": dtype} if dtype in ("float32", "bfloat16", "float16") else {}
+    all_config = read_configuration(family, config, place, model_config=known)
     parts = {part.name: part for part in tensor_parts(family, describe_model(all_config))}
     manifest = HuggingFaceManifest(
         0,

@@ -4,6 +4,7 @@ import argparse
 import os
 from dataclasses import dataclass, field
 
+from mindspeed_ms.core.dist_checkpointing.megatron import names
 from mindspeed_ms.models.families import families
 from mindspeed_ms.spelling import did_you_mean
 from mindspeed_ms.tools.converter.errors import ConversionError
@@ -20,6 +21,7 @@ _DTYPES = {
     "bf16": "bfloat16",
     "bfloat16": "bfloat16",
 }
+_EXPERTS = {form.replace("_", "-"): form for form in names.EXPERT_FORMS}
 # names of MindSpeed-LLM for several families at once
 _WIDE_NAMES = {"llama2": ("llama", "mistral", "qwen2"), "qwen25": ("qwen2",), "qwen": ("qwen2",)}
 
@@ -44,7 +46,7 @@ class Conversion:
         tokenizer (Optional[str]): file of the tokenizer, copied too.
         expected (dict): what the user says about the model, by flag; compared with its configuration.
         config (Optional[str]): yaml of the model; upstream's files need it.
-        grouped_experts (bool): experts of a layer in one tensor.
+        experts (Optional[str]): form of the experts, one of `names.EXPERT_FORMS`; None: as in the source.
         legacy_names (bool): Megatron's names before core.
         upstream_format (str): "ckpt" or "safetensors".
         upstream_prefix (str): of the files' names.
@@ -70,7 +72,7 @@ class Conversion:
     tokenizer: str | None = None
     expected: dict = field(default_factory=dict)
     config: str | None = None
-    grouped_experts: bool = False
+    experts: str | None = None
     legacy_names: bool = False
     upstream_format: str = "ckpt"
     upstream_prefix: str = "network"
@@ -192,7 +194,13 @@ def _add_model(group):
     group.add_argument("--tokenizer-model", metavar="FILE", help="file of the tokenizer, copied to the result")
     group.add_argument("--vocab-file", metavar="FILE", help="vocab.json of a tokenizer, copied to the result")
     group.add_argument("--true-vocab-size", type=_positive, metavar="N", help="rows of the vocabulary that are no padding")
-    group.add_argument("--moe-grouped-gemm", action="store_true", help="the experts of a layer in one tensor")
+    group.add_argument(
+        "--experts",
+        choices=tuple(_EXPERTS),
+        help="local_experts.N of SequentialMLP, weight1/weight2 of GroupedMLP, or Transformer Engine's linear_fc1.weightN "
+        "(default: as the source)",
+    )
+    group.add_argument("--moe-grouped-gemm", action="store_true", help="the same as --experts grouped")
     group.add_argument("--add-qkv-bias", action="store_true", help="the model has biases on query, key and value")
     group.add_argument("--add-dense-bias", action="store_true", help="the model has a bias on the output of attention")
     group.add_argument("--num-layers", type=_positive, metavar="N", help="layers of the model, compared")
@@ -296,7 +304,7 @@ def _of_mindspeed(arguments, notes):
         tokenizer=arguments.tokenizer_model or arguments.vocab_file,
         expected={flag: pair for flag, pair in expected.items() if pair[1] is not None},
         config=arguments.config,
-        grouped_experts=arguments.moe_grouped_gemm,
+        experts=_experts(arguments),
         legacy_names=arguments.save_to_legacy,
         upstream_format="safetensors" if arguments.save_model_type == "safetensors" else "ckpt",
         most_bytes=int(arguments.max_file_size * 10**9),
@@ -313,6 +321,18 @@ def _of_mindspeed(arguments, notes):
         },
         notes=tuple(notes),
     )
+
+
+def _experts(arguments):
+    """Form of the experts that is asked for; None: as in the source."""
+    if arguments.moe_grouped_gemm and arguments.experts not in (None, "grouped"):
+        raise ConversionError(f"--experts {arguments.experts} and --moe-grouped-gemm, which means grouped: leave one out.")
+    asked = names.GROUPED if arguments.moe_grouped_gemm else _EXPERTS.get(arguments.experts)
+    if asked is not None and asked != names.SEQUENTIAL and arguments.save_to_legacy:
+        raise ConversionError("--save-to-legacy: legacy models have their experts one by one. Leave it or --experts out.")
+    if asked == names.ENGINE_GROUPED and arguments.save_model_type != "mg":
+        raise ConversionError("--experts te-grouped: only Megatron's files have it (--save-model-type mg).")
+    return asked
 
 
 def _check_family(name):

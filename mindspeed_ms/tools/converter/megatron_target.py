@@ -16,7 +16,10 @@ class MegatronFolder:
     def __init__(self, conversion, source, reader, config):
         self.conversion, self.source = conversion, source
         style = names.LEGACY if conversion.legacy_names else None
-        self.target = MegatronTarget(reader, config, style, with_optimizer=conversion.with_optimizer)
+        style = names.TRANSFORMER_ENGINE if conversion.experts == names.ENGINE_GROUPED else style
+        self.target = MegatronTarget(
+            reader, config, style, with_optimizer=conversion.with_optimizer, experts=conversion.experts
+        )
         self.nbytes = self.target.nbytes()
 
     def places(self):

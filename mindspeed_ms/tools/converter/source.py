@@ -98,7 +98,7 @@ def kind_of(path, iteration=None):
 
 
 def _open_hugging_face(conversion, path):
-    manifest = read_manifest(path, grouped_experts=conversion.grouped_experts)
+    manifest = read_manifest(path)
     if not accepts_family(conversion.family, manifest.family.name):
         raise ConversionError(
             f"--model-type-hf {conversion.family}: {os.path.join(path, hugging_face.CONFIG_FILE)} says {manifest.family.name}. "

@@ -42,7 +42,9 @@ def form_of(folder):
 
 def names_of(folder):
     """Names of the weights in one of Megatron's files."""
-    path = next(os.path.join(place, names_[0]) for place, _, names_ in sorted(os.walk(folder)) if "model_optim_rng.pt" in names_)
+    path = next(
+        os.path.join(place, names_[0]) for place, _, names_ in sorted(os.walk(folder)) if "model_optim_rng.pt" in names_
+    )
     path = os.path.join(os.path.dirname(path), "model_optim_rng.pt")
     return {name for part, tree in read_torch_file(path).items() if part.startswith("model") for name in tree}
 

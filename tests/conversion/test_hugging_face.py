@@ -249,7 +249,7 @@ def _break_header(path, case):
         "unknown family": ("config.json: model_type 'lama'", "Did you mean 'llama'?"),
         "no family": ("config.json has no model_type",),
         "unknown rope": ("config.json: rope_scaling has the type 'dynamic'",),
-        "partial rotary": ("config.json: partial_rotary_factor is not 1.0",),
+        "partial rotary": ("config.json: partial_rotary_factor is 0.5",),
         "missing field": ("config.json: has no hidden_size",),
         "impossible field": ("config.json: num_attention_heads is 'four'",),
         "activation": ("config.json: hidden_act is 'gelu': expected 'silu'",),

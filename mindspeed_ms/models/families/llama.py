@@ -49,12 +49,19 @@ SIZES = (
     Field("num_hidden_layers", m("num_layers")),
     Field("max_position_embeddings", m("max_position_embeddings")),
 )
-NUMERICS = (
-    Field("hidden_act", m("hidden_act"), "silu", {"silu": "swiglu", "swish": "swiglu"}),
-    Field("rms_norm_eps", m("norm_epsilon"), 1e-6),
-    Field("initializer_range", m("init_method_std"), 0.02),
-    Field("attention_dropout", m("attention_dropout"), 0.0),
-)
+
+
+def numerics(epsilon=1e-6):
+    """Rules of activation, epsilon of the norms where it is left out, initialisation and dropout."""
+    return (
+        Field("hidden_act", m("hidden_act"), "silu", {"silu": "swiglu", "swish": "swiglu"}),
+        Field("rms_norm_eps", m("norm_epsilon"), epsilon),
+        Field("initializer_range", m("init_method_std"), 0.02),
+        Field("attention_dropout", m("attention_dropout"), 0.0),
+    )
+
+
+NUMERICS = numerics()
 
 
 def tied(default):

@@ -5,10 +5,10 @@ from mindspeed_ms.models.families.llama import (
     ATTENTION_WEIGHTS,
     COMPUTED,
     NORM_WEIGHTS,
-    NUMERICS,
     OUTER_WEIGHTS,
     SETTINGS,
     SIZES,
+    numerics,
     tied,
 )
 from mindspeed_ms.models.families.rules import Field, Heads, Rotary
@@ -40,7 +40,7 @@ register_family(
         },
         rules=(
             *SIZES,
-            *NUMERICS,
+            *numerics(epsilon=1e-5),
             Heads(),
             Rotary(theta=1e6),
             tied(False),

@@ -88,6 +88,11 @@ def _join(path, manifest, parts, found):
     missing = [name for name in parts if name not in manifest.sources]
     manifest.left_out = _known_leftovers(path, manifest, left)
     unknown = [name for name in left if name not in manifest.left_out]
+    if missing == [_head_of(family)]:
+        raise CheckpointError(
+            f"{path} has no tensor {missing[0]}, although {folder.CONFIG_FILE} does not say tie_word_embeddings: set that "
+            "to true if the head is the embedding, or add the tensor."
+        )
     if missing or unknown:
         raise CheckpointError(
             f"{path} does not hold the model of its {folder.CONFIG_FILE} ({family.name}). "

@@ -4,7 +4,7 @@ import argparse
 import os
 from dataclasses import dataclass, field
 
-from mindspeed_ms.core.dist_checkpointing.megatron import names
+from mindspeed_ms.core.dist_checkpointing.megatron.names import EXPERT_FORMS
 from mindspeed_ms.models.families import families
 from mindspeed_ms.spelling import did_you_mean
 from mindspeed_ms.tools.converter.errors import ConversionError
@@ -21,7 +21,7 @@ _DTYPES = {
     "bf16": "bfloat16",
     "bfloat16": "bfloat16",
 }
-_EXPERTS = {form.replace("_", "-"): form for form in names.EXPERT_FORMS}
+EXPERTS = {form.replace("_", "-"): form for form in EXPERT_FORMS}
 # names of MindSpeed-LLM for several families at once
 _WIDE_NAMES = {"llama2": ("llama", "mistral", "qwen2"), "qwen25": ("qwen2",), "qwen": ("qwen2",)}
 
@@ -43,7 +43,7 @@ class Conversion:
         true_vocab_size (Optional[int]): rows that are no padding.
         family (Optional[str]): `--model-type-hf`.
         model_folder (Optional[str]): Hugging Face folder that config.json and tokenizer come from.
-        tokenizer (Optional[str]): file of the tokenizer, copied too.
+        tokenizer (tuple[str]): files of the tokenizer, copied too.
         expected (dict): what the user says about the model, by flag; compared with its configuration.
         config (Optional[str]): yaml of the model; upstream's files need it.
         experts (Optional[str]): form of the experts, one of `names.EXPERT_FORMS`; None: as in the source.
@@ -69,7 +69,7 @@ class Conversion:
     true_vocab_size: int | None = None
     family: str | None = None
     model_folder: str | None = None
-    tokenizer: str | None = None
+    tokenizer: tuple = ()
     expected: dict = field(default_factory=dict)
     config: str | None = None
     experts: str | None = None
@@ -164,7 +164,7 @@ def _add_sides(group):
     group.add_argument("--no-save-optim", action="store_true", help="leave the optimizer's state out")
     group.add_argument("--config", metavar="YAML", help="the model, for files that upstream wrote")
     group.add_argument("--hf-cfg-dir", metavar="FOLDER", help="folder of the model's config.json and tokenizer, for hf")
-    group.add_argument("--max-file-size", type=_gigabytes, default=5.0, metavar="GB", help="of each file for hf (default 5)")
+    group.add_argument("--max-file-size", type=_gigabytes, metavar="GB", help="of each file for hf (default 5)")
     group.add_argument("--save-to-legacy", action="store_true", help="Megatron's names before core")
     group.add_argument("--load-from-legacy", action="store_true", help=argparse.SUPPRESS)
     group.add_argument("--use-mcore-models", action="store_true", help="Megatron core's names (default)")
@@ -196,7 +196,7 @@ def _add_model(group):
     group.add_argument("--true-vocab-size", type=_positive, metavar="N", help="rows of the vocabulary that are no padding")
     group.add_argument(
         "--experts",
-        choices=tuple(_EXPERTS),
+        choices=tuple(EXPERTS),
         help="local_experts.N of SequentialMLP, weight1/weight2 of GroupedMLP, or Transformer Engine's linear_fc1.weightN "
         "(default: as the source)",
     )
@@ -262,6 +262,8 @@ def _of_mindspeed(arguments, notes):
         path = getattr(arguments, name)
         if path is not None and not os.path.exists(path):
             raise ConversionError(f"{_flag(name)} {path} does not exist.")
+        if path is not None and not os.path.isfile(path):
+            raise ConversionError(f"{_flag(name)} {path}: expected a file, such as tokenizer.json. A folder is --hf-cfg-dir.")
     tp, pp = arguments.target_tensor_parallel_size or 1, arguments.target_pipeline_parallel_size or 1
     if arguments.num_layer_list and len(arguments.num_layer_list) != pp:
         raise ConversionError(
@@ -287,6 +289,7 @@ def _of_mindspeed(arguments, notes):
     }
     target = _TARGETS[arguments.save_model_type]
     source = _SOURCES.get(arguments.load_model_type)
+    notes += _effects().notes_of(arguments, target)
     return Conversion(
         source=source,
         target=target,
@@ -301,13 +304,13 @@ def _of_mindspeed(arguments, notes):
         true_vocab_size=arguments.true_vocab_size,
         family=arguments.model_type_hf,
         model_folder=arguments.hf_cfg_dir,
-        tokenizer=arguments.tokenizer_model or arguments.vocab_file,
+        tokenizer=tuple(path for path in (arguments.tokenizer_model, arguments.vocab_file) if path is not None),
         expected={flag: pair for flag, pair in expected.items() if pair[1] is not None},
         config=arguments.config,
-        experts=_experts(arguments),
+        experts=_effects().expert_form(arguments),
         legacy_names=arguments.save_to_legacy,
         upstream_format="safetensors" if arguments.save_model_type == "safetensors" else "ckpt",
-        most_bytes=int(arguments.max_file_size * 10**9),
+        most_bytes=int((arguments.max_file_size or 5.0) * 10**9),
         verify=arguments.verify,
         dry_run=arguments.dry_run,
         flags={
@@ -323,16 +326,10 @@ def _of_mindspeed(arguments, notes):
     )
 
 
-def _experts(arguments):
-    """Form of the experts that is asked for; None: as in the source."""
-    if arguments.moe_grouped_gemm and arguments.experts not in (None, "grouped"):
-        raise ConversionError(f"--experts {arguments.experts} and --moe-grouped-gemm, which means grouped: leave one out.")
-    asked = names.GROUPED if arguments.moe_grouped_gemm else _EXPERTS.get(arguments.experts)
-    if asked is not None and asked != names.SEQUENTIAL and arguments.save_to_legacy:
-        raise ConversionError("--save-to-legacy: legacy models have their experts one by one. Leave it or --experts out.")
-    if asked == names.ENGINE_GROUPED and arguments.save_model_type != "mg":
-        raise ConversionError("--experts te-grouped: only Megatron's files have it (--save-model-type mg).")
-    return asked
+def _effects():
+    from mindspeed_ms.tools.converter import effects  # it knows the sides by their names here
+
+    return effects
 
 
 def _check_family(name):
@@ -357,6 +354,14 @@ def _of_upstream(arguments, form, notes):
         per_stage = arguments.num_layers // (arguments.pp_size * arguments.vpp_size)
     if arguments.param_map_path is not None:
         notes.append("--param-map-path has no effect: places in the optimizer's buffers are computed")
+    if arguments.cp_size > 1:
+        notes.append("--cp-size has no effect: context-parallel ranks hold the same weights")
+    if arguments.src_model_format is not None:
+        notes.append("--src-model-format has no effect: files are recognised by what they hold")
+    if form == "ckpt2pt" and (arguments.file_prefix, arguments.format) != ("network", "ckpt"):
+        notes.append("--file-prefix and --format have no effect: files are recognised by what they hold")
+    if form == "ckpt2pt" and arguments.dp_size > 1:
+        notes.append("--dp-size has no effect: Megatron's files are the same for all sizes")
     parallel = {
         "tensor_model_parallel_size": arguments.tp_size,
         "pipeline_model_parallel_size": arguments.pp_size,

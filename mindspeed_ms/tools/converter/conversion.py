@@ -22,6 +22,7 @@ from mindspeed_ms.models.hugging_face.gguf_file import GgufModel
 from mindspeed_ms.models.hugging_face.manifest import read_manifest
 from mindspeed_ms.tools.checkpoint.diff import differences
 from mindspeed_ms.tools.checkpoint.rewrite import check_source, check_space, progress_bar
+from mindspeed_ms.tools.converter import effects
 from mindspeed_ms.tools.converter.arguments import GGUF, HUGGING_FACE, UPSTREAM
 from mindspeed_ms.tools.converter.converted import ConvertedReader
 from mindspeed_ms.tools.converter.errors import ConversionError
@@ -52,6 +53,8 @@ def convert(conversion):
         return _convert_gguf(conversion, save_dir, started)
     opened = open_source(conversion)
     with opened.reader:
+        for note in effects.check_source(conversion, opened):
+            logger.info("%s", note)
         source = regrouped(conversion, opened)
         config = target_config(conversion, source)
         with _converted(conversion, source, config) as reader:

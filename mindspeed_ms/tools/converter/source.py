@@ -14,7 +14,7 @@ from mindspeed_ms.models.families.configuration import config_of_model, model_se
 from mindspeed_ms.models.hugging_face import folder as hugging_face
 from mindspeed_ms.models.hugging_face.manifest import read_manifest
 from mindspeed_ms.tools.checkpoint.source import open_checkpoint
-from mindspeed_ms.tools.converter.arguments import HUGGING_FACE, MEGATRON, NATIVE, UPSTREAM, accepts_family
+from mindspeed_ms.tools.converter.arguments import HUGGING_FACE, MEGATRON, NATIVE, UPSTREAM
 from mindspeed_ms.tools.converter.errors import ConversionError
 from mindspeed_ms.tools.converter.model_folder import MODEL_FOLDER
 
@@ -99,11 +99,6 @@ def kind_of(path, iteration=None):
 
 def _open_hugging_face(conversion, path):
     manifest = read_manifest(path)
-    if not accepts_family(conversion.family, manifest.family.name):
-        raise ConversionError(
-            f"--model-type-hf {conversion.family}: {os.path.join(path, hugging_face.CONFIG_FILE)} says {manifest.family.name}. "
-            "Leave the flag out, or give that name."
-        )
     return Source(HUGGING_FACE, CheckpointReader(path, manifest), config_of_model(manifest.args, path), path)
 
 

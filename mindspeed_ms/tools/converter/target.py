@@ -167,6 +167,12 @@ class HuggingFaceFolder:
         self.model_folder = conversion.model_folder or source.model_folder
         if self.model_folder is not None and not os.path.isfile(os.path.join(self.model_folder, CONFIG_FILE)):
             raise ConversionError(f"--hf-cfg-dir {self.model_folder} has no {CONFIG_FILE}.")
+        said = self.model_folder and read_json(os.path.join(self.model_folder, CONFIG_FILE)).get("vocab_size")
+        if conversion.true_vocab_size not in (None, said or conversion.true_vocab_size):
+            raise ConversionError(
+                f"--true-vocab-size {conversion.true_vocab_size}: the {CONFIG_FILE} of {self.model_folder} says "
+                f"vocab_size {said}."
+            )
         keeps_dtype = conversion.params_dtype is None and reader.manifest.iteration == 0
         self.target = HuggingFaceTarget(
             reader, config, self._family(conversion, source), self.model_folder, conversion.most_bytes, keeps_dtype

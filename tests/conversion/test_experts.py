@@ -11,6 +11,7 @@ from mindspeed_ms.core.dist_checkpointing.megatron.manifest import read_megatron
 from mindspeed_ms.core.dist_checkpointing.megatron.writer import MegatronTarget
 from mindspeed_ms.core.dist_checkpointing.torch_file import read_torch_file
 from mindspeed_ms.testing.megatron_checkpoints import MadeUpReader
+from mindspeed_ms.tools.checkpoint.__main__ import main as checkpoint_command
 from mindspeed_ms.tools.checkpoint.source import open_checkpoint
 from tests.checkpoint.test_megatron import EP2, EXPERTS, LLAMA, SP, TP2
 from tests.conversion.test_hugging_face import convert
@@ -23,6 +24,7 @@ FIRST = {  # a name in the files of each form
     names.ENGINE_GROUPED: f"{LAYER}.linear_fc1.weight0",
 }
 CHUNKS = ("--target-pipeline-parallel-size", "2", "--num-layers-per-virtual-pipeline-stage", "1")
+SIZES_OF_TWO = ("--target-expert-parallel-size", "2")
 TP2EP2 = ("--target-tensor-parallel-size", "2", "--target-expert-parallel-size", "2")
 
 
@@ -129,3 +131,21 @@ def test_experts_with_biases_are_not_grouped(tmp_path, capsys):
     MegatronTarget(MadeUpReader(config), config).write(str(tmp_path / "source"))
     convert(tmp_path / "source", tmp_path / "result", "--experts", "grouped", code=1)
     assert "local_experts.0.mapping.bias, and Megatron's GroupedMLP has no biases" in capsys.readouterr().err
+
+
+def test_reshard_takes_the_data_parallel_ranks_that_experts_need(tmp_path, capsys):
+    """Without --data-parallel-size as few as are possible; an impossible number, or size, names the flag."""
+    source, reader = written(tmp_path / "source", names.SEQUENTIAL)
+    target = str(tmp_path / "target")
+    for flag, value, text in (
+        ("--data-parallel-size", "3", "--data-parallel-size 3 is impossible: expected a multiple of 2"),
+        ("--data-parallel-size", "0", "--data-parallel-size 0 is impossible"),
+        ("--tensor-model-parallel-size", "3", "--tensor-model-parallel-size = 3"),
+    ):
+        assert checkpoint_command(["reshard", source, target, flag, value]) == 2
+        assert text in capsys.readouterr().err
+    convert(source, tmp_path / "no", *SIZES_OF_TWO, "--target-data-parallel-size", "3", "--save-model-type", "native", code=1)
+    assert "--target-data-parallel-size 3 is impossible" in capsys.readouterr().err
+    assert checkpoint_command(["reshard", source, target]) == 0
+    with open_checkpoint(target) as again:
+        assert all(np.array_equal(again.read_whole(key), values) for key, values in reader.arrays.items())

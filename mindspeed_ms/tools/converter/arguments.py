@@ -321,6 +321,7 @@ def _of_mindspeed(arguments, notes):
             "num_layers_per_virtual_pipeline_stage": "--num-layers-per-virtual-pipeline-stage",
             "num_layer_list": "--num-layer-list",
             "noop_layers": "--noop-layers",
+            "data_parallel_size": "--target-data-parallel-size",
         },
         notes=tuple(notes),
     )
@@ -390,6 +391,7 @@ def _of_upstream(arguments, form, notes):
             "num_layers_per_virtual_pipeline_stage": "--vpp-size",
             "num_layer_list": "--stage-list",
             "noop_layers": "--noop",
+            "data_parallel_size": "--dp-size",
         },
         notes=tuple(notes),
     )

@@ -5,7 +5,7 @@ from math import prod
 
 import numpy as np
 
-from mindspeed_ms.config.model_description import describe_model, describe_parallel
+from mindspeed_ms.config.model_description import describe_model
 from mindspeed_ms.core.dist_checkpointing.errors import CheckpointError
 from mindspeed_ms.core.dist_checkpointing.manifest import DTYPE_BYTES, OPTIMIZER_PREFIX, whole_slice
 from mindspeed_ms.core.dist_checkpointing.reader import numpy_dtype
@@ -37,7 +37,7 @@ class NativeTarget:
 
     def __init__(self, conversion, source, reader, config):
         self.conversion, self.source, self.reader = conversion, source, reader
-        self.cut = layout_cut(reader.manifest, config, _data_parallel_size(conversion, describe_parallel(config)))
+        self.cut = layout_cut(reader.manifest, config, conversion.data_parallel_size)
         self.nbytes = sum((part.stop - part.start) * reader.tensor(key).itemsize for parts in self.cut for key, part in parts)
 
     def places(self):

@@ -140,6 +140,7 @@ def _read_torch_dist(folder):
         unknown = torch_dist.add_tensors(manifest, folder, content, describe_model(config))
     except LayoutError as error:
         raise CheckpointError(f"{folder}: its args describe an impossible layout: {error}") from error
+    manifest.files[files.COMMON_FILE] = os.path.getsize(os.path.join(folder, files.COMMON_FILE))
     torch_dist.note_optimizer(manifest, folder, common, unknown, found)
     optimizer.finish(manifest, folder, found)
     manifest.foreign = {"megatron": kept.keep(common, found, style, _form_of_arguments(arguments))}

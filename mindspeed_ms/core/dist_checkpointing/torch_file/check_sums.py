@@ -24,7 +24,7 @@ def _begins_as_zip(path):
 
 
 def wrong_records(path, start, stop):
-    """Names of the records whose bytes are not those of their check sum: list of texts.
+    """Records whose bytes are not those of their check sum: list of (name, first byte, end).
 
     Files saved under `torch.serialization.set_crc32_options(False)` have no check sums: where none fits, none is meant.
     """
@@ -33,8 +33,8 @@ def wrong_records(path, start, stop):
         try:
             records = read_records(file.fileno(), path, start, stop, sums)
         except CheckpointError as error:
-            return [str(error)]
-        wrong = [name for name, place in records.items() if _sum(file.fileno(), *place) != sums[name]]
+            return [(str(error), start, start)]
+        wrong = [(name, *place) for name, place in records.items() if _sum(file.fileno(), *place) != sums[name]]
     return wrong if len(wrong) < len(records) else []
 
 

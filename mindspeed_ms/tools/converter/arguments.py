@@ -4,13 +4,13 @@ import argparse
 import os
 from dataclasses import dataclass, field
 
-from mindspeed_ms.core.dist_checkpointing.megatron.names import EXPERT_FORMS
 from mindspeed_ms.models.families import families
 from mindspeed_ms.spelling import did_you_mean
+from mindspeed_ms.tools.converter import effects
 from mindspeed_ms.tools.converter.errors import ConversionError
 from mindspeed_ms.tools.converter.flags import HARMLESS, IGNORED, IGNORED_WITHOUT_VALUE, REFUSED, REFUSED_WITHOUT_VALUE
+from mindspeed_ms.tools.converter.sides import EXPERTS, GGUF, HUGGING_FACE, MEGATRON, NATIVE, UPSTREAM, WIDE_NAMES
 
-HUGGING_FACE, MEGATRON, NATIVE, UPSTREAM, GGUF = "hf", "mg", "native", "ckpt", "gguf"
 _SOURCES = {"hf": HUGGING_FACE, "mg": MEGATRON, "optim": MEGATRON, "native": NATIVE, "ckpt": UPSTREAM, "gguf": GGUF}
 _TARGETS = {"hf": HUGGING_FACE, "mg": MEGATRON, "native": NATIVE, "ckpt": UPSTREAM, "safetensors": UPSTREAM}
 _DTYPES = {
@@ -21,9 +21,6 @@ _DTYPES = {
     "bf16": "bfloat16",
     "bfloat16": "bfloat16",
 }
-EXPERTS = {form.replace("_", "-"): form for form in EXPERT_FORMS}
-# names of MindSpeed-LLM for several families at once
-_WIDE_NAMES = {"llama2": ("llama", "mistral", "qwen2"), "qwen25": ("qwen2",), "qwen": ("qwen2",)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -289,7 +286,7 @@ def _of_mindspeed(arguments, notes):
     }
     target = _TARGETS[arguments.save_model_type]
     source = _SOURCES.get(arguments.load_model_type)
-    notes += _effects().notes_of(arguments, target)
+    notes += effects.notes_of(arguments, target)
     return Conversion(
         source=source,
         target=target,
@@ -307,7 +304,7 @@ def _of_mindspeed(arguments, notes):
         tokenizer=tuple(path for path in (arguments.tokenizer_model, arguments.vocab_file) if path is not None),
         expected={flag: pair for flag, pair in expected.items() if pair[1] is not None},
         config=arguments.config,
-        experts=_effects().expert_form(arguments),
+        experts=effects.expert_form(arguments),
         legacy_names=arguments.save_to_legacy,
         upstream_format="safetensors" if arguments.save_model_type == "safetensors" else "ckpt",
         most_bytes=int((arguments.max_file_size or 5.0) * 10**9),
@@ -327,24 +324,13 @@ def _of_mindspeed(arguments, notes):
     )
 
 
-def _effects():
-    from mindspeed_ms.tools.converter import effects  # it knows the sides by their names here
-
-    return effects
-
-
 def _check_family(name):
-    known = {*families(), *_WIDE_NAMES, *(family.replace("_", "-") for family in families())}
+    known = {*families(), *WIDE_NAMES, *(family.replace("_", "-") for family in families())}
     if name is not None and name not in known:
         raise ConversionError(
             f"--model-type-hf {name}: expected one of {', '.join(sorted(known))}.{did_you_mean(name, known)} "
             "docs/new-model-family.md says how to add a family."
         )
-
-
-def accepts_family(asked, found):
-    """Whether `--model-type-hf` (or None) names the family `found`, alone or among others."""
-    return asked is None or asked.replace("-", "_") == found or found in _WIDE_NAMES.get(asked, ())
 
 
 def _of_upstream(arguments, form, notes):

@@ -23,11 +23,11 @@ from mindspeed_ms.models.hugging_face.manifest import read_manifest
 from mindspeed_ms.tools.checkpoint.diff import differences
 from mindspeed_ms.tools.checkpoint.rewrite import check_source, check_space, progress_bar
 from mindspeed_ms.tools.converter import effects
-from mindspeed_ms.tools.converter.arguments import GGUF, HUGGING_FACE, UPSTREAM
 from mindspeed_ms.tools.converter.converted import ConvertedReader
 from mindspeed_ms.tools.converter.errors import ConversionError
 from mindspeed_ms.tools.converter.experts import regrouped
 from mindspeed_ms.tools.converter.plan import plan_lines
+from mindspeed_ms.tools.converter.sides import GGUF, HUGGING_FACE, UPSTREAM
 from mindspeed_ms.tools.converter.source import TITLES, open_source
 from mindspeed_ms.tools.converter.target import TARGETS, vocabulary_rows
 

@@ -3,8 +3,8 @@
 import os
 
 from mindspeed_ms.core.dist_checkpointing.megatron import names
-from mindspeed_ms.tools.converter.arguments import EXPERTS, GGUF, HUGGING_FACE, MEGATRON, NATIVE, UPSTREAM, accepts_family
 from mindspeed_ms.tools.converter.errors import ConversionError
+from mindspeed_ms.tools.converter.sides import EXPERTS, GGUF, HUGGING_FACE, MEGATRON, NATIVE, UPSTREAM, accepts_family
 
 _LAYOUT = (
     *("target_tensor_parallel_size", "target_pipeline_parallel_size", "target_expert_parallel_size"),

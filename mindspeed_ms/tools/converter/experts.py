@@ -11,8 +11,8 @@ from mindspeed_ms.core.dist_checkpointing.megatron import kept, names
 from mindspeed_ms.core.dist_checkpointing.reader import CheckpointReader, numpy_dtype
 from mindspeed_ms.layout.sharding import ParameterSharding
 from mindspeed_ms.models.families.configuration import config_of_model, model_sections
-from mindspeed_ms.tools.converter.arguments import HUGGING_FACE, MEGATRON
 from mindspeed_ms.tools.converter.errors import ConversionError
+from mindspeed_ms.tools.converter.sides import HUGGING_FACE, MEGATRON
 
 _PAIRS = {"mapping": "weight1", "projection": "weight2"}
 _SINGLE = re.compile(r"(.+\.mlp\.experts)\.local_experts\.(\d+)\.(mapping|projection)\.(weight|bias)")

@@ -4,8 +4,8 @@ from mindspeed_ms.core.dist_checkpointing.manifest import OPTIMIZER_PREFIX
 from mindspeed_ms.core.dist_checkpointing.megatron import names
 from mindspeed_ms.core.dist_checkpointing.megatron.writer import MegatronTarget
 from mindspeed_ms.tools.checkpoint.rewrite import progress_bar
-from mindspeed_ms.tools.converter.arguments import MEGATRON
 from mindspeed_ms.tools.converter.model_folder import write_model_folder
+from mindspeed_ms.tools.converter.sides import MEGATRON
 
 
 class MegatronFolder:

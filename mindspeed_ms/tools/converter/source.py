@@ -14,9 +14,9 @@ from mindspeed_ms.models.families.configuration import config_of_model, model_se
 from mindspeed_ms.models.hugging_face import folder as hugging_face
 from mindspeed_ms.models.hugging_face.manifest import read_manifest
 from mindspeed_ms.tools.checkpoint.source import open_checkpoint
-from mindspeed_ms.tools.converter.arguments import HUGGING_FACE, MEGATRON, NATIVE, UPSTREAM
 from mindspeed_ms.tools.converter.errors import ConversionError
 from mindspeed_ms.tools.converter.model_folder import MODEL_FOLDER
+from mindspeed_ms.tools.converter.sides import HUGGING_FACE, MEGATRON, NATIVE, UPSTREAM
 
 TITLES = {HUGGING_FACE: "Hugging Face", MEGATRON: "Megatron", NATIVE: "native", UPSTREAM: "upstream's"}
 

@@ -18,10 +18,10 @@ from mindspeed_ms.models.hugging_face.folder import CONFIG_FILE, read_json
 from mindspeed_ms.models.hugging_face.writer import HuggingFaceTarget
 from mindspeed_ms.tools.checkpoint.rewrite import progress_bar, write_checkpoint
 from mindspeed_ms.tools.checkpoint.target_layout import layout_cut
-from mindspeed_ms.tools.converter.arguments import HUGGING_FACE, MEGATRON, NATIVE, UPSTREAM
 from mindspeed_ms.tools.converter.errors import ConversionError
 from mindspeed_ms.tools.converter.megatron_target import MegatronFolder
 from mindspeed_ms.tools.converter.model_folder import copy_tokenizer, write_model_folder
+from mindspeed_ms.tools.converter.sides import HUGGING_FACE, MEGATRON, NATIVE, UPSTREAM
 
 
 class NativeTarget:

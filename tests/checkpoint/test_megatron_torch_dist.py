@@ -148,7 +148,12 @@ def test_faults(tmp_path):
         file.seek(piece.start)
         file.write(b"\0\0\0\1")
     with CheckpointReader(str(path), manifest) as reader:
-        assert f"{piece.file}: the check sum of its record" in reader.verify()[0]
+        problem = reader.verify()[0]
+    assert f"{piece.file}: the check sum of its record" in problem and f"(tensor {next(iter(manifest.tensors))})" in problem
+    content = (path / "common.pt").read_bytes()
+    (path / "common.pt").write_bytes(content.replace(b"checkpoint_version", b"checkpoint_versioM", 1))
+    with CheckpointReader(str(path), read_megatron_manifest(str(path))) as reader:
+        assert any(text.startswith("common.pt: the check sum of its record") for text in reader.verify())
     with open(path / FILE, "r+b") as file:
         file.truncate(size - 100)
     with pytest.raises(CheckpointError, match=r"__0_0\.distcp"):

@@ -218,7 +218,7 @@ def test_rounding_of_dtypes():
             bits_of([value], wanted)
 
 
-@pytest.mark.parametrize("check", ["check_source", "check_space"])
+@pytest.mark.parametrize("check", ["CheckedSource", "check_space"])
 def test_nothing_is_written_before_the_checks(qwen, tmp_path, capsys, monkeypatch, check):
     def refuse(*arguments):
         raise CheckpointError("it cannot be done")

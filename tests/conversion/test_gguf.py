@@ -5,7 +5,9 @@ import json
 import numpy as np
 import pytest
 
+from mindspeed_ms.core.dist_checkpointing.errors import CheckpointError
 from mindspeed_ms.core.dist_checkpointing.reader import CheckpointReader
+from mindspeed_ms.models.hugging_face.gguf_file import GgufModel
 from mindspeed_ms.models.hugging_face.manifest import read_manifest
 from tests.conversion.test_hugging_face import convert, read_tensors
 from tests.conversion.tiny_models import CONFIGS, read_json, tensors_of
@@ -113,3 +115,24 @@ def test_tied_embeddings_and_an_unknown_tokenizer(tmp_path, capsys):
     folder = convert(tmp_path / "tiny.gguf", tmp_path / "hf", "--save-model-type", "hf")
     assert "the tokenizer was left out" in capsys.readouterr().out
     assert read_json(folder)["tie_word_embeddings"] is True and not (tmp_path / "hf" / "tokenizer.json").exists()
+
+
+def test_damaged_files_are_refused(tmp_path):
+    """Cut off or with changed bytes anywhere in its header: an error that names the file, or values that are still read."""
+    path = str(tmp_path / "model.gguf")
+    write_file(path, tensors_of(CONFIG))
+    with open(path, "rb") as file:
+        content = file.read()
+    broken, random, refused = str(tmp_path / "broken.gguf"), np.random.RandomState(0), 0
+    for number in range(60):
+        damaged = bytearray(content[: len(content) - 1000 * (number + 1)] if number < 8 else content)
+        if number >= 8:
+            damaged[random.randint(0, 3000)] ^= 1 << random.randint(0, 8)
+        with open(broken, "wb") as file:
+            file.write(damaged)
+        try:
+            GgufModel(broken)
+        except CheckpointError as error:
+            refused += 1
+            assert broken in str(error)
+    assert refused > 20

@@ -194,11 +194,11 @@ def problem_of(path, iteration=None, config=None):
     return None
 
 
-def _complete_manifest(path, iteration, config, grouped_experts=False):
+def _complete_manifest(path, iteration, config):
     """Manifest of a complete checkpoint; CheckpointError if it is none. See `problem_of`."""
     if not os.path.isdir(path):
         raise DamagedCheckpointError(f"{path}, which {TRACKER_FILE} names, does not exist.")
-    manifest = read_manifest(path, iteration, config, grouped_experts)
+    manifest = read_manifest(path, iteration, config)
     missing = CheckpointReader(path, manifest).incomplete()
     if missing:
         raise DamagedCheckpointError(f"{path} is incomplete: {', '.join(missing)}.")
@@ -268,13 +268,13 @@ def checkpoint_to_start_from(load, own, pretrained=None, resumes=False):
     return pretrained, False
 
 
-def newest_manifest(folder, iteration=None, config=None, grouped_experts=False, passed_over=None):
+def newest_manifest(folder, iteration=None, config=None, passed_over=None):
     """(folder, Manifest) of the checkpoint that a run would start from. Reads no tensor.
 
     Args:
         folder (str): of one checkpoint, or of a run.
         iteration (Optional[int]): which; None: the newest complete one.
-        config (Optional[AllConfig]), grouped_experts (bool): see `foreign.read_manifest`.
+        config (Optional[AllConfig]): see `foreign.read_manifest`.
         passed_over (Optional[Callable]): called with the reason for each damaged checkpoint before the one that is found.
 
     Raises:
@@ -283,11 +283,11 @@ def newest_manifest(folder, iteration=None, config=None, grouped_experts=False, 
     """
     named = named_checkpoint(folder, iteration)
     if named is not None:
-        return named, _complete_manifest(named, iteration, config, grouped_experts)
+        return named, _complete_manifest(named, iteration, config)
     problems, found = [], candidates(folder)
     for path in found:
         try:
-            manifest = _complete_manifest(path, iteration, config, grouped_experts)
+            manifest = _complete_manifest(path, iteration, config)
         except CheckpointError as error:
             problems.append(str(error))
             continue
@@ -295,7 +295,7 @@ def newest_manifest(folder, iteration=None, config=None, grouped_experts=False, 
             passed_over(text)
         return path, manifest
     if candidates(folder) != found:  # a training has saved, and deleted old ones, meanwhile
-        return newest_manifest(folder, iteration, config, grouped_experts, passed_over)
+        return newest_manifest(folder, iteration, config, passed_over)
     raise none_left(folder, problems)
 
 

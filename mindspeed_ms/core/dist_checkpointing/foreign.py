@@ -28,7 +28,7 @@ class ForeignFormat:
         holds (str): what a folder of it holds, for the message about a folder that is of no format.
         is_folder (Callable): `(path) -> bool`: whether an existing folder holds a checkpoint of the format, complete or not;
             reads no tensor. No folder is of two formats.
-        read_manifest (Callable): `(path, iteration, config, grouped_experts) -> Manifest`, see `read_manifest`; its tensors
+        read_manifest (Callable): `(path, iteration, config) -> Manifest`, see `read_manifest`; its tensors
             have our names.
         needs_config (bool): its files do not say what model they hold, and cannot be read without knowing.
     """
@@ -70,14 +70,13 @@ def is_foreign_folder(path):
     return foreign_format(path) is not None
 
 
-def read_manifest(path, iteration=None, config=None, grouped_experts=False):
+def read_manifest(path, iteration=None, config=None):
     """Manifest of the one checkpoint in a folder, of ours or of a foreign format.
 
     Args:
         path (str): the folder.
         iteration (Optional[int]): which, of a foreign folder with several in one.
         config (Optional[AllConfig]): the model, for formats whose files do not say it; its parallel sizes do not matter.
-        grouped_experts (bool): the experts of a layer as one tensor (`moe_grouped_gemm`), where the files leave that open.
 
     Raises:
         CheckpointError: it cannot be read; names file and tensor.
@@ -87,7 +86,7 @@ def read_manifest(path, iteration=None, config=None, grouped_experts=False):
         return Manifest.read(path)
     if found.needs_config and config is None:
         raise CheckpointError(f"{path} is of {found.title} format, whose files hold no configuration of the model")
-    return found.read_manifest(path, iteration, config, grouped_experts)
+    return found.read_manifest(path, iteration, config)
 
 
 def what_was_found(path):

@@ -310,7 +310,14 @@ class CheckpointReader:
         for name, start, stop in self._archives[part::parts]:
             known = {place[1:]: found for place, found in passed.items() if place[0] == name}
             wrong = wrong_records(os.path.join(self.folder, name), start, stop, known)
-            problems += [f"{name}: the check sum of its record {record} is wrong" for record in wrong]
+            for record, first, last in wrong:
+                keys = [
+                    key
+                    for key, stored in self.manifest.tensors.items()
+                    if any(piece.file == name and piece.start < last and first < piece.stop for piece in stored.pieces)
+                ]
+                held = f" (tensor {keys[0]}{' and others' if len(keys) > 1 else ''})" if keys else ""
+                problems.append(f"{name}: the check sum of its record {record}{held} is wrong")
         for number in range(part, len(self.manifest.ranks), parts):
             try:
                 self.rank_states(number)

@@ -11,9 +11,9 @@ def _is_folder(path):
     return os.path.isfile(os.path.join(path, folder.CONFIG_FILE)) and folder.has_weights(path)
 
 
-def _read(path, iteration, config, grouped_experts):
+def _read(path, iteration, config):
     del iteration, config  # there is one, and config.json describes it
-    return read_manifest(path, grouped_experts)
+    return read_manifest(path)
 
 
 HUGGING_FACE = register_format(

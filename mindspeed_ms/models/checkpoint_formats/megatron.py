@@ -5,8 +5,8 @@ from mindspeed_ms.core.dist_checkpointing.megatron import files
 from mindspeed_ms.core.dist_checkpointing.megatron.manifest import read_megatron_manifest
 
 
-def _read(path, iteration, config, grouped_experts):
-    del config, grouped_experts  # its args and names say both
+def _read(path, iteration, config):
+    del config  # its args say it
     return read_megatron_manifest(path, iteration)
 
 

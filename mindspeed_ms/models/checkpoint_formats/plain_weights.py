@@ -11,8 +11,8 @@ def _is_folder(path):
     return plain_weights.is_plain(path) and not os.path.isfile(os.path.join(path, CONFIG_FILE))
 
 
-def _read(path, iteration, config, grouped_experts):
-    del iteration, config, grouped_experts  # whole tensors, under the names that they have
+def _read(path, iteration, config):
+    del iteration, config  # whole tensors, under the names that they have
     return plain_weights.read_manifest(path)
 
 

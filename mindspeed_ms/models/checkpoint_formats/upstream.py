@@ -4,8 +4,7 @@ from mindspeed_ms.core.dist_checkpointing.foreign import ForeignFormat, register
 from mindspeed_ms.core.dist_checkpointing.upstream_format import is_upstream_folder, read_upstream_manifest
 
 
-def _read(path, iteration, config, grouped_experts):
-    del grouped_experts  # the configuration says it
+def _read(path, iteration, config):
     return read_upstream_manifest(path, config, iteration)
 
 

@@ -8,6 +8,7 @@ from mindspeed_ms.config.schema import SECTIONS, field_info
 from mindspeed_ms.config.sections.field import COMPARED, TAKEN, default_of
 from mindspeed_ms.core.dist_checkpointing.errors import CheckpointError
 from mindspeed_ms.models.families.rules import REMOVED
+from mindspeed_ms.models.families.unsupported import check_unsupported
 
 _SECTIONS = ("model_config", "moe_config")
 _SIZES = (
@@ -52,17 +53,19 @@ def read_configuration(family, config, path, **changes):
         CheckpointError: a field is missing, or has a value that our models do not know.
     """
     settings = dict(family.settings)
-    for rule in family.rules:
-        try:
+    try:
+        check_unsupported(family.rules, config)
+        for rule in family.rules:
             settings.update(rule.read(config))
-        except (ValueError, TypeError, AttributeError) as error:
-            raise CheckpointError(f"{path}: {error}.") from error
+    except (ValueError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"{path}: {error}.") from error
     nested = {name: dict(changes.get(name, {})) for name in _SECTIONS}
     for name, value in settings.items():
         section, field = name.split(".")
         if value is not None or (field_info(name) is not None and default_of(field_info(name)) is not None):
             nested[section][field] = value
-    nested["model_config"].setdefault("seq_length", settings.get("model_config.max_position_embeddings"))
+    positions = settings.get("model_config.max_position_embeddings")
+    nested["model_config"].setdefault("seq_length", positions if positions and positions > 0 else 1)  # else reported itself
     try:
         return config_of_model({name: values for name, values in nested.items() if values}, path)
     except CheckpointError as error:
@@ -120,6 +123,8 @@ def write_configuration(family, all_config, base=None):
             written = rule.write(settings)
         except ValueError as error:
             raise CheckpointError(f"config.json of the family {family.name} {error}.") from error
+        if base is not None and hasattr(rule, "respelled"):
+            written = rule.respelled(written, base)
         for name, value in written.items():
             if value is REMOVED:
                 result.pop(name, None)

@@ -88,6 +88,13 @@ def family_of(config, path):
         if len(found) == 1:
             return found[0]
         name = ", ".join(map(str, classes)) if isinstance(classes, list) and classes else None
+    others = [family.architecture for family in _FAMILIES.values() if family.name != name]
+    own = getattr(_FAMILIES.get(name) if isinstance(name, str) else None, "architecture", None)
+    wrong = [one for one in classes if one in others] if isinstance(classes, list) and own not in classes else []
+    if wrong and own:
+        raise CheckpointError(
+            f"{path}: model_type is {name!r}, but architectures names {wrong[0]}: they contradict each other."
+        )
     if name is None:
         raise CheckpointError(f"{path} has no model_type: expected one of {', '.join(sorted(_FAMILIES))}.")
     if not isinstance(name, str) or name not in _FAMILIES:

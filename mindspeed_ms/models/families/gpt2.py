@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from mindspeed_ms.models.families.family import Family, Weight, register_family
-from mindspeed_ms.models.families.rules import Field, Fixed, m
+from mindspeed_ms.models.families.rules import Field, Fixed, checked, m
 
 _OURS, _THEIRS = "language_model.encoder.layers.{layer}", "transformer.h.{layer}"
 _ACTIVATIONS = {"gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "gelu": "gelu", "relu": "relu", "silu": "silu"}
@@ -28,7 +28,7 @@ class Activation:
 
     def read(self, config):
         name = config.get("activation_function", "gelu_new")
-        if name not in _ACTIVATIONS:
+        if not isinstance(name, str) or name not in _ACTIVATIONS:
             raise ValueError(f"activation_function is {name!r}: expected one of {', '.join(_ACTIVATIONS)}")
         return dict(zip(self.paths, (_ACTIVATIONS[name], False)))
 
@@ -39,6 +39,27 @@ class Activation:
         if not found:
             raise ValueError(f"cannot say {self.paths[0]} = {ours!r}")
         return {"activation_function": found[0]}
+
+
+@dataclass(frozen=True)
+class Dropout:
+    """`resid_pdrop` and `embd_pdrop`, which are one setting here, as in Megatron."""
+
+    paths: tuple = m("hidden_dropout")
+    names = MappingProxyType({"model_config.hidden_dropout": "resid_pdrop"})
+    fields = ("embd_pdrop",)
+
+    def read(self, config):
+        found = {name: checked(name, config.get(name), self.paths[0]) for name in ("resid_pdrop", "embd_pdrop")}
+        after_blocks, of_words = (0.1 if value is None else value for value in found.values())
+        if after_blocks != of_words:
+            raise ValueError(
+                f"resid_pdrop is {after_blocks!r}, but embd_pdrop {of_words!r}: there is one dropout for both here"
+            )
+        return {self.paths[0]: after_blocks}
+
+    def write(self, settings):
+        return dict.fromkeys(("resid_pdrop", "embd_pdrop"), settings[self.paths[0]])
 
 
 register_family(
@@ -68,7 +89,7 @@ register_family(
         rules=(
             Field("vocab_size", m("vocab_size"), 50257),
             Field("n_embd", m("hidden_size"), 768),
-            Field("n_inner", m("ffn_hidden_size"), lambda config: 4 * config.get("n_embd", 768)),
+            Field("n_inner", m("ffn_hidden_size"), lambda config: 4 * (config.get("n_embd") or 768)),
             Field("n_layer", m("num_layers"), 12),
             Field("n_head", m("num_attention_heads"), 12),
             Field("n_positions", m("max_position_embeddings"), 1024),
@@ -76,7 +97,7 @@ register_family(
             Field("layer_norm_epsilon", m("norm_epsilon"), 1e-5),
             Field("initializer_range", m("init_method_std"), 0.02),
             Field("attn_pdrop", m("attention_dropout"), 0.1),
-            Field("resid_pdrop", m("hidden_dropout"), 0.1),
+            Dropout(),
             Field("tie_word_embeddings", m("untie_embeddings_and_output_weights"), True, {True: False, False: True}),
             Fixed("scale_attn_weights", (True,)),
             Fixed("scale_attn_by_inverse_layer_idx", (False,)),

@@ -2,7 +2,7 @@
 
 from mindspeed_ms.models.families.family import Family, register_family
 from mindspeed_ms.models.families.llama import COMPUTED, SETTINGS, SIZES, WEIGHTS, numerics, tied
-from mindspeed_ms.models.families.rules import Heads, Rotary
+from mindspeed_ms.models.families.rules import Fixed, Heads, Rotary
 from mindspeed_ms.models.families.windows import LayerWindows
 
 register_family(
@@ -16,7 +16,15 @@ register_family(
             "model_config.out_proj_has_bias": False,
             "model_config.mlp_has_bias": False,
         },
-        rules=(*SIZES, *numerics(), Heads(groups=32), Rotary(), tied(False), LayerWindows()),
+        rules=(
+            *SIZES,
+            *numerics(),
+            Heads(groups=32),
+            Rotary(),
+            tied(False),
+            LayerWindows(),
+            Fixed("attention_bias", (None, True)),  # queries, keys and values have biases in any case
+        ),
         computed=COMPUTED,
     )
 )

@@ -52,7 +52,7 @@ register_family(
             tied(False),
             LayerWindows(),
             *EXPERT_RULES,
-            Field("num_experts", ("moe_config.num_experts",), 60),
+            Field("num_experts", ("moe_config.num_experts",), 60, also="num_local_experts"),
             Field("num_experts_per_tok", ("moe_config.moe_router_topk",), 4),
             Field("qkv_bias", m("qkv_has_bias"), True),
             Field("shared_expert_intermediate_size", ("moe_config.moe_shared_expert_intermediate_size",), 5632),

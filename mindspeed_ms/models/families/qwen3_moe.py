@@ -21,7 +21,7 @@ register_family(
             tied(False),
             Window(switch="use_sliding_window", default=4096),
             *EXPERT_RULES,
-            Field("num_experts", ("moe_config.num_experts",), 128),
+            Field("num_experts", ("moe_config.num_experts",), 128, also="num_local_experts"),
             Field("num_experts_per_tok", ("moe_config.moe_router_topk",), 8),
             Field("attention_bias", m("qkv_has_bias", "out_proj_has_bias"), False),
         ),

@@ -4,23 +4,56 @@ A rule has
 
     paths               our settings that it is about (`section.field`)
     names               {path: field of config.json}, for messages
+    fields              further fields of config.json that it reads (where there are any)
     read(config)        {path: value} from the fields of a config.json; raises ValueError with a text about a field
     write(settings)     {name: value} of config.json from our settings {path: value}; a value of REMOVED takes a field out
+
+    respelled(written, base)
+                        what `write` gave in the spelling of the config.json that it goes into (where there are several)
 
 `read` of the fields that `write` gives is the identity: a file whose fields say the same already is left as it is.
 """
 
+import math
+import typing
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
+from mindspeed_ms.config.schema import field_info
+
 REQUIRED = object()
 REMOVED = object()
+_KINDS = {bool: "true or false", int: "an integer", float: "a number", str: "a text"}
+_MOST = {"model_config.num_layers": 10_000, "moe_config.num_experts": 10_000}  # no file makes us describe more
 
 
 def m(*names):
     """Paths of fields of `model_config`."""
     return tuple(f"model_config.{name}" for name in names)
+
+
+def checked(name, value, path):
+    """`value` of a field of config.json, which must be of the kind of our setting `path`: no number as text, no true as 1.
+
+    Raises:
+        ValueError: naming field and value.
+    """
+    kind = _kind(path)
+    is_number = type(value) in (int, float) and math.isfinite(value)
+    fits = {bool: isinstance(value, bool), int: type(value) is int, float: is_number, str: isinstance(value, str)}
+    if value is not None and not fits.get(kind, True):
+        raise ValueError(f"{name} is {value!r}: expected {_KINDS[kind]}")
+    if type(value) is int and value > _MOST.get(path, value):
+        raise ValueError(f"{name} is {value}: expected {_MOST[path]} at most")
+    return value
+
+
+def _kind(path):
+    """Python type of our setting; None if it has none of `_KINDS`."""
+    info = field_info(path)
+    kinds = [getattr(one, "__origin__", one) for one in (info.annotation, *typing.get_args(info.annotation))] if info else ()
+    return next((kind for kind in kinds if kind in (bool, int, float)), None)
 
 
 @dataclass(frozen=True)
@@ -32,22 +65,30 @@ class Field:
         paths (tuple[str]): our settings.
         default: what the field means where it is left out or null; REQUIRED: it must be there.
         values (dict): their value -> ours, where they differ.
-        keeps_null (bool): null is a value of its own, which None of ours stands for, not the default.
+        also (str): another name of the field, in files of other versions of transformers.
     """
 
     name: str
     paths: tuple
     default: Any = REQUIRED
     values: dict = field(default_factory=dict)
-    keeps_null: bool = False
+    also: str = ""
 
     @property
     def names(self):
         return dict.fromkeys(self.paths, self.name)
 
+    @property
+    def fields(self):
+        return (self.also,) if self.also else ()
+
     def read(self, config):
         value = config.get(self.name)
-        if value is None and not (self.keeps_null and self.name in config):
+        if self.also and config.get(self.also) is not None:
+            if value not in (None, config[self.also]):
+                raise ValueError(f"{self.name} is {value!r}, but {self.also} is {config[self.also]!r}: they must be equal")
+            value = checked(self.also, config[self.also], self.paths[0])
+        if value is None:
             value = self.default(config) if callable(self.default) else self.default
         if value is REQUIRED:
             raise ValueError(f"has no {self.name}")
@@ -55,6 +96,8 @@ class Field:
             if not isinstance(value, (str, bool)) or value not in self.values:
                 raise ValueError(f"{self.name} is {value!r}: expected {' or '.join(repr(one) for one in self.values)}")
             value = self.values[value]
+        elif self.name in config:
+            checked(self.name, value, self.paths[0])
         return dict.fromkeys(self.paths, value)
 
     def write(self, settings):
@@ -69,6 +112,10 @@ class Field:
                 raise ValueError(f"cannot say {self.paths[0]} = {value!r}: it knows {list(self.values.values())}")
             value = theirs[0]
         return {self.name: value}
+
+    def respelled(self, written, base):
+        has = [name for name in (self.name, self.also) if name in base] or [self.name]
+        return dict.fromkeys(has, written[self.name])
 
 
 @dataclass(frozen=True)
@@ -85,9 +132,13 @@ class Fixed:
     paths: tuple = ()
     names = MappingProxyType({})
 
+    @property
+    def fields(self):
+        return (self.name,)
+
     def read(self, config):
         value = config.get(self.name, self.values[0])
-        if value not in self.values:
+        if not any(value == one and isinstance(value, bool) == isinstance(one, bool) for one in self.values):
             raise ValueError(f"{self.name} is {value!r}: expected {' or '.join(repr(one) for one in self.values)}")
         return {}
 
@@ -109,6 +160,8 @@ class Heads:
     groups: Any = None
     paths: tuple = m("num_attention_heads", "group_query_attention", "num_query_groups", "kv_channels")
 
+    fields = ("hidden_size",)
+
     @property
     def names(self):
         return dict(zip(self.paths, ("num_attention_heads", "num_key_value_heads", "num_key_value_heads", "head_dim")))
@@ -117,9 +170,20 @@ class Heads:
         heads = _integer(config, "num_attention_heads")
         groups = config.get("num_key_value_heads", self.groups)
         groups = heads if groups is None else _integer({"num_key_value_heads": groups}, "num_key_value_heads")
-        width = config.get("head_dim")
-        if width is None:
-            width = self.width(config) if self.width else _integer(config, "hidden_size") // heads
+        if heads % groups:
+            raise ValueError(f"num_attention_heads {heads} is not divisible by num_key_value_heads {groups}")
+        width = None if config.get("head_dim") is None else _integer(config, "head_dim")
+        if width is None and self.width:
+            width = self.width(config)
+        elif width is None:
+            size = _integer(config, "hidden_size")
+            if size % heads:
+                raise ValueError(
+                    f"hidden_size {size} is not divisible by num_attention_heads {heads}, and there is no head_dim"
+                )
+            width = size // heads
+        if width % 2:
+            raise ValueError(f"head_dim is {width}: expected an even number, since rotary positions turn pairs")
         return dict(zip(self.paths, (heads, groups != heads, groups, width)))
 
     def write(self, settings):
@@ -141,16 +205,26 @@ class Rotary:
     paths: tuple = m("rotary_base", "rope_scaling")
     names = MappingProxyType(dict(zip(m("rotary_base", "rope_scaling"), ("rope_theta", "rope_scaling"))))
 
+    fields = ("rope_parameters", "partial_rotary_factor")
+
     def read(self, config):
         given = config.get("rope_parameters") or {}
         scaling = config.get("rope_scaling") or {}
         for name, value in (("rope_parameters", given), ("rope_scaling", scaling)):
             if not isinstance(value, dict):
                 raise ValueError(f"{name} is {value!r}: expected a mapping")
+        for name, value in (("rope_scaling", scaling), ("rope_theta", config.get("rope_theta"))):
+            same = given.get("rope_theta") if name == "rope_theta" else _typed({**given, "rope_theta": None})
+            value = _typed(value) if isinstance(value, dict) else value
+            if given and value and same and value != same:
+                raise ValueError(f"{name} is {config[name]!r}, but rope_parameters is {given!r}: they contradict each other")
         values = {**scaling, **given}
-        theta = values.pop("rope_theta", None) or config.get("rope_theta") or self.theta
-        if (values.pop("partial_rotary_factor", None) or config.get("partial_rotary_factor") or 1.0) != 1.0:
-            raise ValueError("partial_rotary_factor is not 1.0: this family rotates whole heads")
+        theta = self.theta
+        for found in (config.get("rope_theta"), values.pop("rope_theta", None)):
+            theta = theta if found is None else checked("rope_theta", found, self.paths[0])
+        for factor in (config.get("partial_rotary_factor"), values.pop("partial_rotary_factor", None)):
+            if factor not in (None, 1) or isinstance(factor, bool):
+                raise ValueError(f"partial_rotary_factor is {factor!r}, not 1.0: this family rotates whole heads")
         return dict(zip(self.paths, (float(theta), _scaling(values, config))))
 
     def write(self, settings):
@@ -160,6 +234,21 @@ class Rotary:
             names = [name for name in _SCALING_FIELDS.get(scaling["type"], ()) if name != "mscale" or scaling["mscale_all_dim"]]
             theirs = {"rope_type": scaling["type"], **{name: scaling[name] for name in names if scaling.get(name) is not None}}
         return {"rope_theta": theta, "rope_scaling": theirs, "rope_parameters": REMOVED}
+
+    def respelled(self, written, base):
+        if not base.get("rope_parameters"):
+            return written
+        scaling = written["rope_scaling"] or {"rope_type": "default"}
+        result = {"rope_parameters": {"rope_theta": written["rope_theta"], **scaling}}
+        return {**result, **{name: written[name] for name in ("rope_theta", "rope_scaling") if name in base}}
+
+
+def _typed(scaling):
+    """Entries of a rope_scaling that say something, its type under one name."""
+    values = {name: value for name, value in scaling.items() if value is not None}
+    kind = values.pop("type", None)
+    values.setdefault("rope_type", kind or "default")
+    return {} if values == {"rope_type": "default"} else values
 
 
 _SCALING_FIELDS = {
@@ -184,14 +273,19 @@ def _scaling(values, config):
     kind = values.pop("rope_type", None) or values.get("type") or "default"
     values.pop("type", None)
     if kind == "default":
+        said = sorted(name for name, value in values.items() if value is not None)
+        if said:
+            raise ValueError(f"rope_scaling of the type default has {', '.join(said)}, which is not known here")
         return None
-    if kind not in _SCALING_FIELDS:
+    if not isinstance(kind, str) or kind not in _SCALING_FIELDS:
         raise ValueError(f"rope_scaling has the type {kind!r}: expected {', '.join(_SCALING_FIELDS)} or default")
     unknown = sorted(name for name, value in values.items() if name not in _SCALING_FIELDS[kind] and value is not None)
     if unknown:
         raise ValueError(f"rope_scaling of the type {kind} has {', '.join(unknown)}, which is not known here")
     if values.get("factor") is None:
         raise ValueError("rope_scaling has no factor")
+    for name, value in values.items():
+        checked(f"{name} of rope_scaling", value, f"model_config.rope_scaling.{name}")
     if "original_max_position_embeddings" in _SCALING_FIELDS[kind]:
         values.setdefault("original_max_position_embeddings", config.get("max_position_embeddings"))
     if not values.get("mscale_all_dim"):  # without it, mscale has no effect there
@@ -206,10 +300,14 @@ class DecoderSparseStep:
 
     paths: tuple = ("moe_config.moe_layer_freq", "model_config.num_layers")
     names = MappingProxyType({"moe_config.moe_layer_freq": "decoder_sparse_step"})
+    fields = ("mlp_only_layers",)
 
     def read(self, config):
-        layers, step = _integer(config, "num_hidden_layers"), config.get("decoder_sparse_step", 1)
+        layers = _integer(config, "num_hidden_layers")
+        step = 1 if config.get("decoder_sparse_step") is None else _integer(config, "decoder_sparse_step")
         dense = config.get("mlp_only_layers") or []
+        if not isinstance(dense, list) or not all(type(layer) is int and 0 <= layer < layers for layer in dense):
+            raise ValueError(f"mlp_only_layers is {dense!r}: expected numbers of layers from 0 to {layers - 1}")
         pattern = [int(layer not in dense and (layer + 1) % step == 0) for layer in range(layers)]
         return {self.paths[0]: None if all(pattern) else pattern, self.paths[1]: layers}
 

@@ -10,7 +10,6 @@ from mindspeed_ms.layout.sharding import ParameterSharding
 
 _LAYER = re.compile(r"(?<=\.layers\.)\d+(?=\.)")
 _EXPERT = re.compile(r"(?<=\.local_experts\.)\d+(?=\.)")
-_GROUPED = {"weight1": "local_experts.{expert}.mapping.weight", "weight2": "local_experts.{expert}.projection.weight"}
 
 
 @dataclass(frozen=True)
@@ -35,8 +34,6 @@ class TensorPart:
     def shape(self):
         """Their shape."""
         shape = self.sharding.local_shape
-        if self.sharding.leading is not None:  # one of all experts
-            shape = shape[1:]
         return shape[::-1] if self.transposed else shape
 
     @property
@@ -80,15 +77,6 @@ def _parts_of(weights, model, described):
 
     key, sharding = described.name, ParameterSharding.replicated(described.sharding.global_shape)
     pattern = _EXPERT.sub(lambda match: take("expert", match), _LAYER.sub(lambda match: take("layer", match), key))
-    start, _, end = pattern.rpartition(".")
-    if start.endswith(".experts") and end in _GROUPED:
-        weight = weights[f"{start}.{_GROUPED[end]}"]
-        parts = []
-        for expert in range(sharding.global_shape[0]):
-            for name, ranges in zip(weight.theirs, _ranges(weight, model, described, 2)):
-                part = ParameterSharding(sharding.global_shape, 2, ranges, (expert, expert + 1))
-                parts.append(_part(name, {**indices, "expert": expert}, described, part, not weight.transposed))
-        return parts
     weight = weights[pattern]
     ranges = _ranges(weight, model, described, 0)
     whole = ranges == [((0, sharding.global_shape[0]),)]

@@ -35,12 +35,11 @@ class HuggingFaceManifest(Manifest):
     has_keys_in_files = False
 
 
-def read_manifest(path, grouped_experts=False):
+def read_manifest(path):
     """Read the HuggingFaceManifest of a folder.
 
     Args:
         path (str): the folder.
-        grouped_experts (bool): the experts of a layer as one tensor (`moe_grouped_gemm`).
 
     Raises:
         CheckpointError: unknown family; tensors that are missing, unknown, or of another shape than config.json says;
@@ -53,10 +52,9 @@ def read_manifest(path, grouped_experts=False):
     config = folder.read_json(place)
     family = family_of(config, place)
     found = folder.read_folder(path)
-    changes = {"moe_config": {"moe_grouped_gemm": True}} if grouped_experts else {}
     dtype = next(iter(found.values())).dtype if found else "float32"
-    changes["model_config"] = {"params_dtype": dtype} if dtype in ("float32", "bfloat16", "float16") else {}
-    all_config = read_configuration(family, config, place, **changes)
+    known = {"params_dtype": dtype} if dtype in ("float32", "bfloat16", "float16") else {}
+    all_config = read_configuration(family, config, place, model_config=known)
     parts = {part.name: part for part in tensor_parts(family, describe_model(all_config))}
     manifest = HuggingFaceManifest(
         0,
@@ -83,6 +81,11 @@ def _join(path, manifest, parts, found):
     missing = [name for name in parts if name not in manifest.sources]
     manifest.left_out = _known_leftovers(path, manifest, left)
     unknown = [name for name in left if name not in manifest.left_out]
+    if missing == [_head_of(family)]:
+        raise CheckpointError(
+            f"{path} has no tensor {missing[0]}, although {folder.CONFIG_FILE} does not say tie_word_embeddings: set that "
+            "to true if the head is the embedding, or add the tensor."
+        )
     if missing or unknown:
         raise CheckpointError(
             f"{path} does not hold the model of its {folder.CONFIG_FILE} ({family.name}). "

@@ -6,6 +6,7 @@ Exit codes: 0 done, 1 different or damaged, 2 impossible.
 import argparse
 import json
 import logging
+import re
 import signal
 import sys
 
@@ -67,7 +68,9 @@ def parser():
     make.add_argument("output", help="folder for the new checkpoint")
     for name in _SIZES:
         make.add_argument(f"--{name.replace('_', '-')}", type=int, help="of the new layout")
-    make.add_argument("--data-parallel-size", type=int, default=1, help="ranks that share the optimizer's state")
+    make.add_argument(
+        "--data-parallel-size", type=int, help="ranks that share the optimizer's state (default: as few as the layout needs)"
+    )
     make = _command(commands, "merge", "join all parts into whole tensors")
     make.add_argument("output", help="folder for the new checkpoint, or for the weights")
     make.add_argument("--weights-only", action="store_true", help="plain safetensors files with an index, for other programs")
@@ -122,11 +125,22 @@ def _diff(arguments):
 
 def _reshard(arguments):
     with open_checkpoint(arguments.path, arguments.iteration, arguments.config) as reader:
-        cut = layout_cut(reader.manifest, _target_config(arguments, reader.manifest), arguments.data_parallel_size)
+        try:
+            cut = layout_cut(reader.manifest, _target_config(arguments, reader.manifest), arguments.data_parallel_size)
+        except (ConfigError, LayoutError) as error:
+            raise CheckpointError(_in_flags(str(error), arguments)) from error
         with rewrite.CheckedSource(reader) as check:
             path = rewrite.write_checkpoint(reader, arguments.output, cut, default_workers(), check)
         print(f"wrote {path} for {len(cut)} ranks")
     return 0
+
+
+def _in_flags(text, arguments):
+    """Text of an error about the layout with the flags that were typed in place of the settings' names."""
+    for name in (*_SIZES, "data_parallel_size"):
+        if getattr(arguments, name) is not None:
+            text = re.sub(rf"(parallel_config\.)?\b(?<!-){name}\b", f"--{name.replace('_', '-')}", text)
+    return text
 
 
 def _target_config(arguments, manifest):

@@ -10,14 +10,13 @@ from mindspeed_ms.core.dist_checkpointing.reader import CheckpointReader
 from mindspeed_ms.core.logging import logger
 
 
-def open_checkpoint(path, iteration=None, config=None, grouped_experts=False):
+def open_checkpoint(path, iteration=None, config=None):
     """Open a checkpoint's folder, or the newest complete one in the folder of a run: CheckpointReader.
 
     Args:
         path (str): `output`, `output/iter_0000100` or a file in it, or a folder of a foreign format (`foreign`).
         iteration (Optional[int]): which of a run.
         config (Optional[str]): yaml of the model; needed for formats whose files do not say it.
-        grouped_experts (bool): see `foreign.read_manifest`.
 
     Raises:
         CheckpointError: none there.
@@ -28,7 +27,7 @@ def open_checkpoint(path, iteration=None, config=None, grouped_experts=False):
     if found is not None and found.needs_config and config is None:
         raise CheckpointError(f"{path} is of {found.title} format: give the configuration of its model with --config.")
     model = init_configs_from_yaml(config) if found is not None and found.needs_config else None
-    place, manifest = folders.newest_manifest(path, iteration, model, grouped_experts, _passed_over)
+    place, manifest = folders.newest_manifest(path, iteration, model, _passed_over)
     return CheckpointReader(place, manifest)
 
 

@@ -3,12 +3,13 @@
 from mindspeed_ms.config.model_description import describe_model
 from mindspeed_ms.core.dist_checkpointing.errors import CheckpointError
 from mindspeed_ms.core.dist_checkpointing.manifest import OPTIMIZER_PREFIX, whole_slice
+from mindspeed_ms.layout.errors import LayoutError
 from mindspeed_ms.layout.parameters import describe_parameters
-from mindspeed_ms.layout.ranks import WorldLayout, model_parallel_size
+from mindspeed_ms.layout.ranks import WorldLayout, model_parallel_size, world_unit_of
 from mindspeed_ms.layout.sharding import FlatSlice, ParameterSharding
 
 
-def layout_cut(manifest, all_config, data_parallel_size=1):
+def layout_cut(manifest, all_config, data_parallel_size=None):
     """Parts of a checkpoint's tensors for each rank of a layout: one list [(key, FlatSlice)] per rank.
 
     Weights are in the files of the first data-parallel ranks, optimizer states are cut evenly over all of them.
@@ -16,14 +17,21 @@ def layout_cut(manifest, all_config, data_parallel_size=1):
     Args:
         manifest (Manifest): of the checkpoint.
         all_config (AllConfig): model and layout.
-        data_parallel_size (int): ranks that share the optimizer's state.
+        data_parallel_size (Optional[int]): ranks that share the optimizer's state; None: as few as experts need.
 
     Raises:
         CheckpointError: the configuration describes another model.
         LayoutError: impossible layout.
     """
     model = describe_model(all_config)
-    world = WorldLayout.from_description(model.parallel, model_parallel_size(model.parallel) * data_parallel_size)
+    ranks = model_parallel_size(model.parallel)
+    least = world_unit_of(model.parallel) // ranks
+    if data_parallel_size is not None and (data_parallel_size < 1 or data_parallel_size % least):
+        raise LayoutError(
+            f"data_parallel_size {data_parallel_size} is impossible: expected a multiple of {least}, the data-parallel ranks "
+            "that the experts are spread over."
+        )
+    world = WorldLayout.from_description(model.parallel, ranks * (data_parallel_size or least))
     files, held = [], set()
     states = _states_by_weight(manifest)
     for rank in range(world.world_size):

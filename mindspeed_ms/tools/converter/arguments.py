@@ -7,10 +7,11 @@ from dataclasses import dataclass, field
 from mindspeed_ms.core.dist_checkpointing.by_tensor import default_workers
 from mindspeed_ms.models.families import families
 from mindspeed_ms.spelling import did_you_mean
+from mindspeed_ms.tools.converter import effects
 from mindspeed_ms.tools.converter.errors import ConversionError
 from mindspeed_ms.tools.converter.flags import HARMLESS, IGNORED, IGNORED_WITHOUT_VALUE, REFUSED, REFUSED_WITHOUT_VALUE
+from mindspeed_ms.tools.converter.sides import EXPERTS, GGUF, HUGGING_FACE, MEGATRON, NATIVE, UPSTREAM, WIDE_NAMES
 
-HUGGING_FACE, MEGATRON, NATIVE, UPSTREAM, GGUF = "hf", "mg", "native", "ckpt", "gguf"
 _SOURCES = {"hf": HUGGING_FACE, "mg": MEGATRON, "optim": MEGATRON, "native": NATIVE, "ckpt": UPSTREAM, "gguf": GGUF}
 _TARGETS = {"hf": HUGGING_FACE, "mg": MEGATRON, "native": NATIVE, "ckpt": UPSTREAM, "safetensors": UPSTREAM}
 _DTYPES = {
@@ -21,8 +22,6 @@ _DTYPES = {
     "bf16": "bfloat16",
     "bfloat16": "bfloat16",
 }
-# names of MindSpeed-LLM for several families at once
-_WIDE_NAMES = {"llama2": ("llama", "mistral", "qwen2"), "qwen25": ("qwen2",), "qwen": ("qwen2",)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,10 +41,10 @@ class Conversion:
         true_vocab_size (Optional[int]): rows that are no padding.
         family (Optional[str]): `--model-type-hf`.
         model_folder (Optional[str]): Hugging Face folder that config.json and tokenizer come from.
-        tokenizer (Optional[str]): file of the tokenizer, copied too.
+        tokenizer (tuple[str]): files of the tokenizer, copied too.
         expected (dict): what the user says about the model, by flag; compared with its configuration.
         config (Optional[str]): yaml of the model; upstream's files need it.
-        grouped_experts (bool): experts of a layer in one tensor.
+        experts (Optional[str]): form of the experts, one of `names.EXPERT_FORMS`; None: as in the source.
         legacy_names (bool): Megatron's names before core.
         upstream_format (str): "ckpt" or "safetensors".
         upstream_prefix (str): of the files' names.
@@ -69,10 +68,10 @@ class Conversion:
     true_vocab_size: int | None = None
     family: str | None = None
     model_folder: str | None = None
-    tokenizer: str | None = None
+    tokenizer: tuple = ()
     expected: dict = field(default_factory=dict)
     config: str | None = None
-    grouped_experts: bool = False
+    experts: str | None = None
     legacy_names: bool = False
     upstream_format: str = "ckpt"
     upstream_prefix: str = "network"
@@ -172,7 +171,7 @@ def _add_sides(group):
     group.add_argument("--no-save-optim", action="store_true", help="leave the optimizer's state out")
     group.add_argument("--config", metavar="YAML", help="the model, for files that upstream wrote")
     group.add_argument("--hf-cfg-dir", metavar="FOLDER", help="folder of the model's config.json and tokenizer, for hf")
-    group.add_argument("--max-file-size", type=_gigabytes, default=5.0, metavar="GB", help="of each file for hf (default 5)")
+    group.add_argument("--max-file-size", type=_gigabytes, metavar="GB", help="of each file for hf (default 5)")
     group.add_argument("--save-to-legacy", action="store_true", help="Megatron's names before core")
     group.add_argument("--load-from-legacy", action="store_true", help=argparse.SUPPRESS)
     group.add_argument("--use-mcore-models", action="store_true", help="Megatron core's names (default)")
@@ -202,7 +201,13 @@ def _add_model(group):
     group.add_argument("--tokenizer-model", metavar="FILE", help="file of the tokenizer, copied to the result")
     group.add_argument("--vocab-file", metavar="FILE", help="vocab.json of a tokenizer, copied to the result")
     group.add_argument("--true-vocab-size", type=_positive, metavar="N", help="rows of the vocabulary that are no padding")
-    group.add_argument("--moe-grouped-gemm", action="store_true", help="the experts of a layer in one tensor")
+    group.add_argument(
+        "--experts",
+        choices=tuple(EXPERTS),
+        help="local_experts.N of SequentialMLP, weight1/weight2 of GroupedMLP, or Transformer Engine's linear_fc1.weightN "
+        "(default: as the source)",
+    )
+    group.add_argument("--moe-grouped-gemm", action="store_true", help="the same as --experts grouped")
     group.add_argument("--add-qkv-bias", action="store_true", help="the model has biases on query, key and value")
     group.add_argument("--add-dense-bias", action="store_true", help="the model has a bias on the output of attention")
     group.add_argument("--num-layers", type=_positive, metavar="N", help="layers of the model, compared")
@@ -264,6 +269,8 @@ def _of_mindspeed(arguments, notes):
         path = getattr(arguments, name)
         if path is not None and not os.path.exists(path):
             raise ConversionError(f"{_flag(name)} {path} does not exist.")
+        if path is not None and not os.path.isfile(path):
+            raise ConversionError(f"{_flag(name)} {path}: expected a file, such as tokenizer.json. A folder is --hf-cfg-dir.")
     tp, pp = arguments.target_tensor_parallel_size or 1, arguments.target_pipeline_parallel_size or 1
     if arguments.num_layer_list and len(arguments.num_layer_list) != pp:
         raise ConversionError(
@@ -289,6 +296,7 @@ def _of_mindspeed(arguments, notes):
     }
     target = _TARGETS[arguments.save_model_type]
     source = _SOURCES.get(arguments.load_model_type)
+    notes += effects.notes_of(arguments, target)
     return Conversion(
         source=source,
         target=target,
@@ -303,13 +311,13 @@ def _of_mindspeed(arguments, notes):
         true_vocab_size=arguments.true_vocab_size,
         family=arguments.model_type_hf,
         model_folder=arguments.hf_cfg_dir,
-        tokenizer=arguments.tokenizer_model or arguments.vocab_file,
+        tokenizer=tuple(path for path in (arguments.tokenizer_model, arguments.vocab_file) if path is not None),
         expected={flag: pair for flag, pair in expected.items() if pair[1] is not None},
         config=arguments.config,
-        grouped_experts=arguments.moe_grouped_gemm,
+        experts=effects.expert_form(arguments),
         legacy_names=arguments.save_to_legacy,
         upstream_format="safetensors" if arguments.save_model_type == "safetensors" else "ckpt",
-        most_bytes=int(arguments.max_file_size * 10**9),
+        most_bytes=int((arguments.max_file_size or 5.0) * 10**9),
         workers=arguments.workers,
         verify=arguments.verify,
         dry_run=arguments.dry_run,
@@ -321,23 +329,19 @@ def _of_mindspeed(arguments, notes):
             "num_layers_per_virtual_pipeline_stage": "--num-layers-per-virtual-pipeline-stage",
             "num_layer_list": "--num-layer-list",
             "noop_layers": "--noop-layers",
+            "data_parallel_size": "--target-data-parallel-size",
         },
         notes=tuple(notes),
     )
 
 
 def _check_family(name):
-    known = {*families(), *_WIDE_NAMES, *(family.replace("_", "-") for family in families())}
+    known = {*families(), *WIDE_NAMES, *(family.replace("_", "-") for family in families())}
     if name is not None and name not in known:
         raise ConversionError(
             f"--model-type-hf {name}: expected one of {', '.join(sorted(known))}.{did_you_mean(name, known)} "
             "docs/new-model-family.md says how to add a family."
         )
-
-
-def accepts_family(asked, found):
-    """Whether `--model-type-hf` (or None) names the family `found`, alone or among others."""
-    return asked is None or asked.replace("-", "_") == found or found in _WIDE_NAMES.get(asked, ())
 
 
 def _of_upstream(arguments, form, notes):
@@ -348,6 +352,14 @@ def _of_upstream(arguments, form, notes):
         per_stage = arguments.num_layers // (arguments.pp_size * arguments.vpp_size)
     if arguments.param_map_path is not None:
         notes.append("--param-map-path has no effect: places in the optimizer's buffers are computed")
+    if arguments.cp_size > 1:
+        notes.append("--cp-size has no effect: context-parallel ranks hold the same weights")
+    if arguments.src_model_format is not None:
+        notes.append("--src-model-format has no effect: files are recognised by what they hold")
+    if form == "ckpt2pt" and (arguments.file_prefix, arguments.format) != ("network", "ckpt"):
+        notes.append("--file-prefix and --format have no effect: files are recognised by what they hold")
+    if form == "ckpt2pt" and arguments.dp_size > 1:
+        notes.append("--dp-size has no effect: Megatron's files are the same for all sizes")
     parallel = {
         "tensor_model_parallel_size": arguments.tp_size,
         "pipeline_model_parallel_size": arguments.pp_size,
@@ -377,6 +389,7 @@ def _of_upstream(arguments, form, notes):
             "num_layers_per_virtual_pipeline_stage": "--vpp-size",
             "num_layer_list": "--stage-list",
             "noop_layers": "--noop",
+            "data_parallel_size": "--dp-size",
         },
         notes=tuple(notes),
     )

@@ -20,10 +20,12 @@ from mindspeed_ms.models.hugging_face.gguf_file import GgufModel
 from mindspeed_ms.models.hugging_face.manifest import read_manifest
 from mindspeed_ms.tools.checkpoint.diff import differences
 from mindspeed_ms.tools.checkpoint.rewrite import CheckedSource, check_space, progress_bar
-from mindspeed_ms.tools.converter.arguments import GGUF, HUGGING_FACE, UPSTREAM
+from mindspeed_ms.tools.converter import effects
 from mindspeed_ms.tools.converter.converted import ConvertedReader
 from mindspeed_ms.tools.converter.errors import ConversionError
+from mindspeed_ms.tools.converter.experts import regrouped
 from mindspeed_ms.tools.converter.plan import plan_lines
+from mindspeed_ms.tools.converter.sides import GGUF, HUGGING_FACE, UPSTREAM
 from mindspeed_ms.tools.converter.source import TITLES, open_source
 from mindspeed_ms.tools.converter.target import TARGETS, vocabulary_rows
 
@@ -47,8 +49,11 @@ def convert(conversion):
     started = time.monotonic()
     if conversion.source == GGUF or conversion.load_dir.endswith(".gguf"):
         return _convert_gguf(conversion, save_dir, started)
-    source = open_source(conversion)
-    with source.reader:
+    opened = open_source(conversion)
+    with opened.reader:
+        for note in effects.check_source(conversion, opened):
+            logger.info("%s", note)
+        source = regrouped(conversion, opened)
         config = target_config(conversion, source)
         with _converted(conversion, source, config) as reader:
             _check_coverage(source, reader)
@@ -108,14 +113,6 @@ def target_config(conversion, source):
     sections = model_sections(source.config.to_dict())
     rows, true_rows = vocabulary_rows(source.reader), source.reader.manifest.vocab_size
     sections["model_config"]["vocab_size"] = _padded_rows(conversion, rows, true_rows)
-    is_grouped = source.config.moe_config.moe_grouped_gemm
-    if conversion.grouped_experts and not is_grouped:
-        raise ConversionError(
-            f"--moe-grouped-gemm: the experts of {conversion.load_dir} are stored one by one, and stay so. Convert it to hf "
-            "first, and that with the flag."
-        )
-    if sections.get("moe_config"):
-        sections["moe_config"]["moe_grouped_gemm"] = conversion.grouped_experts or sections["moe_config"]["moe_grouped_gemm"]
     # experts are only cut over tensor ranks together with the sequence, which changes no file
     cuts_experts = source.config.moe_config.num_experts > 1 and conversion.parallel.get("tensor_model_parallel_size", 1) > 1
     sections["parallel_config"] = {**conversion.parallel, "sequence_parallel": cuts_experts}
@@ -176,8 +173,7 @@ def _check_coverage(source, reader):
     """Compare the source's tensors with its configuration. CheckpointError: lists what is left on both sides."""
     described = {one.name for one in describe_whole_model(describe_model(source.config)) if one.shared_with is None}
     stored = {key for key in reader.manifest.tensors if not key.startswith(OPTIMIZER_PREFIX)}
-    # grouped experts have names of their own
-    if described != stored and source.kind != HUGGING_FACE:
+    if described != stored:
         lists = [
             f"{title}: {', '.join(sorted(names)[:8])}{' ...' if len(names) > 8 else ''}."
             for title, names in (("Left in the source", stored - described), ("Left of the model", described - stored))

@@ -11,7 +11,7 @@ IGNORED = {
     "ai_framework": "the files are the same for both",
     "ckpt_cfg_path": "the names of tensors are part of the families (docs/new-model-family.md)",
     "save_layer_by_layer": "tensors are written one at a time in any case",
-    "transformer_impl": "the names in the files say it; what is written has those of the local layers",
+    "transformer_impl": "the names in the files say it, and Megatron's files keep theirs",
     "w_pack": "whether tensors are packed is seen in the files",
     "debug": "every message is shown",
     "process_limit": "there are no processes to limit",

@@ -4,8 +4,8 @@ from mindspeed_ms.core.dist_checkpointing.manifest import OPTIMIZER_PREFIX
 from mindspeed_ms.core.dist_checkpointing.megatron import names
 from mindspeed_ms.core.dist_checkpointing.megatron.writer import MegatronTarget
 from mindspeed_ms.tools.checkpoint.rewrite import progress_bar
-from mindspeed_ms.tools.converter.arguments import MEGATRON
 from mindspeed_ms.tools.converter.model_folder import write_model_folder
+from mindspeed_ms.tools.converter.sides import MEGATRON
 
 
 class MegatronFolder:
@@ -16,7 +16,10 @@ class MegatronFolder:
     def __init__(self, conversion, source, reader, config):
         self.conversion, self.source = conversion, source
         style = names.LEGACY if conversion.legacy_names else None
-        self.target = MegatronTarget(reader, config, style, with_optimizer=conversion.with_optimizer)
+        style = names.TRANSFORMER_ENGINE if conversion.experts == names.ENGINE_GROUPED else style
+        self.target = MegatronTarget(
+            reader, config, style, with_optimizer=conversion.with_optimizer, experts=conversion.experts
+        )
         self.nbytes = self.target.nbytes()
 
     def places(self):

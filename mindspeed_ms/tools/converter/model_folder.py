@@ -12,7 +12,7 @@ MODEL_FOLDER = "hugging_face"
 def write_model_folder(conversion, source, folder):
     """Keep config.json and tokenizer of the model beside a converted checkpoint, for the way back."""
     model_folder = conversion.model_folder or source.model_folder
-    if model_folder is None and conversion.tokenizer is None:
+    if model_folder is None and not conversion.tokenizer:
         return
     place = os.path.join(folder, MODEL_FOLDER)
     os.makedirs(place)
@@ -26,7 +26,7 @@ def write_model_folder(conversion, source, folder):
 
 
 def copy_tokenizer(conversion, folder):
-    """Copy the file of `--tokenizer-model`, unless the folder has it."""
-    path = conversion.tokenizer
-    if path is not None and os.path.isfile(path) and not os.path.exists(os.path.join(folder, os.path.basename(path))):
-        shutil.copyfile(path, os.path.join(folder, os.path.basename(path)))
+    """Copy the files of `--tokenizer-model` and `--vocab-file`, unless the folder has them."""
+    for path in conversion.tokenizer:
+        if not os.path.exists(os.path.join(folder, os.path.basename(path))):
+            shutil.copyfile(path, os.path.join(folder, os.path.basename(path)))

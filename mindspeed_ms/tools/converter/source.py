@@ -12,9 +12,9 @@ from mindspeed_ms.core.dist_checkpointing.reader import CheckpointReader
 from mindspeed_ms.models.families.configuration import config_of_model, model_sections
 from mindspeed_ms.models.hugging_face import folder as hugging_face
 from mindspeed_ms.tools.checkpoint.source import open_checkpoint
-from mindspeed_ms.tools.converter.arguments import NATIVE, accepts_family
 from mindspeed_ms.tools.converter.errors import ConversionError
 from mindspeed_ms.tools.converter.model_folder import MODEL_FOLDER
+from mindspeed_ms.tools.converter.sides import NATIVE
 
 TITLES = {NATIVE: "native", **{name: one.title for name, one in foreign_formats().items()}}
 
@@ -57,7 +57,7 @@ def open_source(conversion):
         names = sorted(name for name in os.listdir(path) if name.endswith(".gguf")) if os.path.isdir(path) else []
         hint = f" A GGUF file is named itself: --load-dir {os.path.join(path, names[0])}." if names else ""
         raise ConversionError(f"--load-dir {what_was_found(path)}{hint}")
-    reader = open_checkpoint(path, conversion.iteration, conversion.config, conversion.grouped_experts)
+    reader = open_checkpoint(path, conversion.iteration, conversion.config)
     try:
         source = _source(conversion, path, reader)
         _check_expected(conversion, source)
@@ -77,11 +77,6 @@ def _source(conversion, path, reader):
             "out, or give another folder."
         )
     if family is not None:
-        if not accepts_family(conversion.family, family.name):
-            raise ConversionError(
-                f"--model-type-hf {conversion.family}: {os.path.join(path, hugging_face.CONFIG_FILE)} says {family.name}. "
-                "Leave the flag out, or give that name."
-            )
         return Source(kind, reader, config_of_model(reader.manifest.args, path), path)
     values = reader.manifest.args
     if conversion.config is not None:

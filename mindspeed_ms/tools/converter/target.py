@@ -5,7 +5,7 @@ from math import prod
 
 import numpy as np
 
-from mindspeed_ms.config.model_description import describe_model, describe_parallel
+from mindspeed_ms.config.model_description import describe_model
 from mindspeed_ms.core.dist_checkpointing.by_tensor import Part, write_shards
 from mindspeed_ms.core.dist_checkpointing.errors import CheckpointError
 from mindspeed_ms.core.dist_checkpointing.manifest import DTYPE_BYTES, OPTIMIZER_PREFIX, whole_slice
@@ -18,10 +18,10 @@ from mindspeed_ms.models.hugging_face.folder import CONFIG_FILE, read_json
 from mindspeed_ms.models.hugging_face.writer import HuggingFaceTarget
 from mindspeed_ms.tools.checkpoint.rewrite import progress_bar, write_checkpoint
 from mindspeed_ms.tools.checkpoint.target_layout import layout_cut
-from mindspeed_ms.tools.converter.arguments import HUGGING_FACE, MEGATRON, NATIVE, UPSTREAM
 from mindspeed_ms.tools.converter.errors import ConversionError
 from mindspeed_ms.tools.converter.megatron_target import MegatronFolder
 from mindspeed_ms.tools.converter.model_folder import copy_tokenizer, write_model_folder
+from mindspeed_ms.tools.converter.sides import HUGGING_FACE, MEGATRON, NATIVE, UPSTREAM
 
 
 class NativeTarget:
@@ -37,7 +37,7 @@ class NativeTarget:
 
     def __init__(self, conversion, source, reader, config):
         self.conversion, self.source, self.reader = conversion, source, reader
-        self.cut = layout_cut(reader.manifest, config, _data_parallel_size(conversion, describe_parallel(config)))
+        self.cut = layout_cut(reader.manifest, config, conversion.data_parallel_size)
         self.nbytes = sum((part.stop - part.start) * reader.tensor(key).itemsize for parts in self.cut for key, part in parts)
 
     def places(self):
@@ -159,6 +159,12 @@ class HuggingFaceFolder:
         self.model_folder = conversion.model_folder or source.model_folder
         if self.model_folder is not None and not os.path.isfile(os.path.join(self.model_folder, CONFIG_FILE)):
             raise ConversionError(f"--hf-cfg-dir {self.model_folder} has no {CONFIG_FILE}.")
+        said = self.model_folder and read_json(os.path.join(self.model_folder, CONFIG_FILE)).get("vocab_size")
+        if conversion.true_vocab_size not in (None, said or conversion.true_vocab_size):
+            raise ConversionError(
+                f"--true-vocab-size {conversion.true_vocab_size}: the {CONFIG_FILE} of {self.model_folder} says "
+                f"vocab_size {said}."
+            )
         keeps_dtype = conversion.params_dtype is None and reader.manifest.iteration == 0
         self.target = HuggingFaceTarget(
             reader, config, self._family(conversion, source), self.model_folder, conversion.most_bytes, keeps_dtype

@@ -10,18 +10,20 @@ from mindspeed_ms.core.dist_checkpointing.torch_file import Global, Opaque, Tens
 NAME = "megatron"
 
 
-def keep(tree, found, style):
+def keep(tree, found, style, experts):
     """Plain form of what the way back needs.
 
     Args:
         tree (dict): content of a `model_optim_rng.pt` or `common.pt`.
         found (optimizer.FoundStates): of all files.
         style (str): names in the files.
+        experts (str): form of the experts, one of `names.EXPERT_FORMS`.
     """
     namespace = tree.get("args")
     return {
         "args": plain(vars(namespace)) if hasattr(namespace, "__dict__") else None,
         "style": style,
+        "experts": experts,
         "checkpoint_version": tree.get("checkpoint_version"),
         "optimizer": found.kind,
         "groups": plain(found.groups),

@@ -97,7 +97,7 @@ def read_megatron_manifest(folder, iteration=None):
     ranks = files.read_rank_files(folder)
     _check_versions(folder, ranks)
     chunks = [_chunks_of(folder, rank) for rank in ranks]
-    style, grouped = _style_of(chunks)
+    style, experts = _style_of(chunks)
     arguments = plain_arguments(ranks[0].tree.get("args"))
     sizes = files.parallel_sizes(arguments, [rank.folder for rank in ranks])
     counts = _layer_counts(folder, ranks, chunks, arguments, sizes)
@@ -105,7 +105,7 @@ def read_megatron_manifest(folder, iteration=None):
     shapes = {name: one.shape for rank_chunks in chunks for chunk in rank_chunks for name, (one, _) in chunk.items()}
     given = arguments if _UNTIED in arguments else {**arguments, _UNTIED: _is_untied(chunks)}
     complete = complete_arguments(given, shapes, sizes, real)
-    config = configuration_of(complete, counts, sizes, grouped, os.path.join(folder, ranks[0].name))
+    config = configuration_of(complete, counts, sizes, experts == names.GROUPED, os.path.join(folder, ranks[0].name))
     manifest = _new_manifest(folder, ranks[0].tree, arguments, config, style)
     model = describe_model(config)
     found = optimizer.FoundStates()
@@ -120,7 +120,7 @@ def read_megatron_manifest(folder, iteration=None):
     except LayoutError as error:
         raise CheckpointError(f"{folder}: its args describe an impossible layout: {error}") from error
     optimizer.finish(manifest, folder, found)
-    manifest.foreign = {"megatron": kept.keep(ranks[0].tree, found, style)}
+    manifest.foreign = {"megatron": kept.keep(ranks[0].tree, found, style, experts)}
     return manifest
 
 
@@ -140,10 +140,19 @@ def _read_torch_dist(folder):
         unknown = torch_dist.add_tensors(manifest, folder, content, describe_model(config))
     except LayoutError as error:
         raise CheckpointError(f"{folder}: its args describe an impossible layout: {error}") from error
+    manifest.files[files.COMMON_FILE] = os.path.getsize(os.path.join(folder, files.COMMON_FILE))
     torch_dist.note_optimizer(manifest, folder, common, unknown, found)
     optimizer.finish(manifest, folder, found)
-    manifest.foreign = {"megatron": kept.keep(common, found, style)}
+    manifest.foreign = {"megatron": kept.keep(common, found, style, _form_of_arguments(arguments))}
     return manifest
+
+
+def _form_of_arguments(arguments):
+    """Form of the experts that a `torch_dist` folder was saved from; its tensors have the same names and shapes in all."""
+    if not arguments.get("moe_grouped_gemm"):
+        return names.SEQUENTIAL
+    has_engine = arguments.get("transformer_impl") == names.TRANSFORMER_ENGINE
+    return names.ENGINE_GROUPED if has_engine and not arguments.get("moe_use_legacy_grouped_gemm") else names.GROUPED
 
 
 def _counts_of_arguments(arguments):
@@ -211,11 +220,13 @@ def _flat(tree, prefix=""):
 
 
 def _style_of(chunks):
-    """(style of the names, whether experts are in weight1 and weight2)."""
+    """(style of the names, form of the experts)."""
     all_names = [name for rank in chunks for chunk in rank for _, name in chunk.values()]
     found = {names.core_name(name)[1] for name in all_names}
     style = next((style for style in reversed(names.STYLES) if style in found), names.CORE)
-    return style, any(name.endswith(".experts.weight1") for name in all_names)
+    if any(name.endswith(".experts.weight1") for name in all_names):
+        return style, names.GROUPED
+    return style, names.ENGINE_GROUPED if any(map(names.is_engine_expert, all_names)) else names.SEQUENTIAL
 
 
 def _is_untied(chunks):

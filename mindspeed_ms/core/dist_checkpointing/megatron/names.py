@@ -11,6 +11,9 @@ from mindspeed_ms.layout.parameters import WORD_EMBEDDINGS
 
 CORE, TRANSFORMER_ENGINE, LEGACY, OLD_LEGACY = "core", "transformer_engine", "legacy", "old_legacy"
 STYLES = (CORE, TRANSFORMER_ENGINE, LEGACY, OLD_LEGACY)
+# experts of a layer: SequentialMLP (local_experts.N), GroupedMLP (weight1, weight2), TEGroupedMLP (linear_fc1.weightN)
+SEQUENTIAL, GROUPED, ENGINE_GROUPED = "sequential", "grouped", "te_grouped"
+EXPERT_FORMS = (SEQUENTIAL, GROUPED, ENGINE_GROUPED)
 EXTRA_STATE = "_extra_state"
 CORE_LAYERS, _OUR_LAYERS = "decoder.layers", "language_model.encoder.layers"
 _LEGACY_LAYERS = "language_model.encoder.layers"
@@ -169,6 +172,11 @@ def core_name(name):
     return name, None
 
 
+def is_engine_expert(name):
+    """Whether a name in a file is that of an expert of TEGroupedMLP."""
+    return _ENGINE_EXPERT.fullmatch(name) is not None
+
+
 def _core_of_legacy(name, stem, end):
     if stem in _FINAL_NORM.legacy:
         return f"decoder.{_FINAL_NORM.core}.{end}", LEGACY if stem == _FINAL_NORM.legacy[0] else OLD_LEGACY
@@ -181,13 +189,14 @@ def _core_of_legacy(name, stem, end):
     return name, LEGACY
 
 
-def name_in_style(name, style, has_experts=False, is_tied=False):
+def name_in_style(name, style, has_experts=False, is_tied=False, experts=ENGINE_GROUPED):
     """Name in a file of the core name `name`.
 
     Args:
         style (str): one of `STYLES`.
         has_experts (bool): the layer holds experts: Transformer Engine's norm before them stands alone.
         is_tied (bool): `output_layer.weight` is the copy of the word embeddings.
+        experts (str): one of `EXPERT_FORMS`; Transformer Engine's names of experts differ.
 
     Raises:
         KeyError: the style has no name for it.
@@ -195,7 +204,7 @@ def name_in_style(name, style, has_experts=False, is_tied=False):
     if style == CORE:
         return name
     if style == TRANSFORMER_ENGINE:
-        return _engine_name(name, has_experts)
+        return _engine_name(name, has_experts, experts)
     for _, core, legacy in _FIXED:
         if name == core:
             return legacy[-1] if is_tied and name == OUTPUT_LAYER else legacy[0]
@@ -212,12 +221,12 @@ def name_in_style(name, style, has_experts=False, is_tied=False):
     raise KeyError(name)
 
 
-def _engine_name(name, has_experts):
+def _engine_name(name, has_experts, experts):
     layer = re.fullmatch(r"(decoder\.layers\.\d+)\.(.+)", name)
     if layer is None:
         return name
     expert = re.fullmatch(r"mlp\.experts\.local_experts\.(\d+)\.(linear_fc[12])\.(weight|bias)", layer[2])
-    if expert:
+    if expert and experts == ENGINE_GROUPED:
         return f"{layer[1]}.mlp.experts.{expert[2]}.{expert[3]}{expert[1]}"
     stem, _, end = layer[2].rpartition(".")
     for part in LAYER_PARTS:
@@ -240,11 +249,11 @@ def extra_state_name(name):
     return f"{engine[1] if engine else name.rpartition('.')[0]}.{EXTRA_STATE}"
 
 
-def module_order(name, style=CORE):
+def module_order(name, style=CORE, experts=ENGINE_GROUPED):
     """Key that sorts core names of a chunk in the order of Megatron's modules.
 
     Legacy models have qkv before the output; Transformer Engine has the norm in front of attention inside qkv, and
-    first all experts' first linears.
+    with TEGroupedMLP (`experts`) first all experts' first linears.
     """
     outside = [core for _, core, _ in _FIXED]
     if name in outside[:-1]:
@@ -269,6 +278,6 @@ def module_order(name, style=CORE):
         group = place = sum(_SWAPPED) - place
     if style == TRANSFORMER_ENGINE and LAYER_PARTS[place].ours == "input_norm":
         group = place = _SWAPPED[1] - 0.5
-    if style == TRANSFORMER_ENGINE and expert is not None:
+    if style == TRANSFORMER_ENGINE and experts == ENGINE_GROUPED and expert is not None:
         return (1, int(index), group, place, int(expert), inside.endswith("bias"))
     return (1, int(index), group, int(expert or 0), place, inside.endswith("bias"))

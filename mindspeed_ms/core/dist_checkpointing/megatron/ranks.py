@@ -64,7 +64,7 @@ def file_places(model):
     return places
 
 
-def parameters_of(model, at, style=names.CORE):
+def parameters_of(model, at, style=names.CORE, experts=names.ENGINE_GROUPED):
     """FileParameters of the file of the rank at `at` (Coordinates), by chunk and in Megatron's order.
 
     Raises:
@@ -81,4 +81,4 @@ def parameters_of(model, at, style=names.CORE):
         except KeyError:
             raise CheckpointError(f"{description.name} is no parameter of a model of Megatron.") from None
         result.append(FileParameter(core, description.shared_with or description.name, description))
-    return sorted(result, key=lambda one: (one.chunk, *names.module_order(one.core, style)))
+    return sorted(result, key=lambda one: (one.chunk, *names.module_order(one.core, style, experts)))

@@ -37,6 +37,8 @@ class MegatronTarget:
         style (Optional[str]): names in the files, one of `names.STYLES`; None: the source's, else core's local spec.
         distributed (Optional[bool]): distributed optimizer; None: as in the source.
         with_optimizer (bool): the optimizer's state goes with the weights, if there is one.
+        experts (Optional[str]): form of the experts, which their keys fit; one of `names.EXPERT_FORMS`; None: as in the
+            source, else what the keys and the style say.
 
     Attributes:
         ranks (list[(RankFile place, Coordinates, list[FileParameter])]): the files.
@@ -45,11 +47,12 @@ class MegatronTarget:
         CheckpointError: parameters that Megatron does not have, or tensors that are missing or left over.
     """
 
-    def __init__(self, reader, config, style=None, distributed=None, with_optimizer=True):
+    def __init__(self, reader, config, style=None, distributed=None, with_optimizer=True, experts=None):
         self.reader, self.model = reader, describe_model(config)
         manifest = reader.manifest
         self.kept = manifest.foreign.get(kept.NAME, {})
         self.style = style or self.kept.get("style") or names.CORE
+        self.experts = self._expert_form(experts or self.kept.get("experts"), config)
         self.has_optimizer = with_optimizer and bool(manifest.states.get("optimizer"))
         if distributed is None:
             training = manifest.args.get("training_config") or {}
@@ -57,12 +60,25 @@ class MegatronTarget:
                 not self.kept and training.get("use_distributed_optimizer")
             )
         self.distributed = distributed and self.has_optimizer
-        self.arguments = written_arguments.arguments_of(manifest, config, self.style, self.distributed)
-        self.ranks = [(place, at, parameters_of(self.model, at, self.style)) for place, at in file_places(self.model).items()]
+        self.arguments = written_arguments.arguments_of(manifest, config, self.style, self.distributed, self.experts)
+        self.ranks = [
+            (place, at, parameters_of(self.model, at, self.style, self.experts))
+            for place, at in file_places(self.model).items()
+        ]
         settings = {**self.kept, "groups": kept.restored(self.kept.get("groups") or [])} if self.kept else {}
         self.optimizer = OptimizerWriter(reader, self._values, self.arguments, settings, self.distributed)
         self._progress = lambda count: None
         self._check()
+
+    def _expert_form(self, wanted, config):
+        """Form of the experts, None without any."""
+        if config.moe_config.num_experts == 1:
+            return None
+        if config.moe_config.moe_grouped_gemm:
+            return names.GROUPED
+        if self.style != names.TRANSFORMER_ENGINE:
+            return names.SEQUENTIAL
+        return names.SEQUENTIAL if wanted == names.SEQUENTIAL else names.ENGINE_GROUPED
 
     def _check(self):
         wanted = {one.key: one for _, _, parameters in self.ranks for one in parameters}
@@ -185,7 +201,7 @@ class MegatronTarget:
             layer = one.description.layer
             has_experts = layer is not None and self.model.mlp_kind(layer) == "experts"
             try:
-                name = names.name_in_style(one.core, self.style, has_experts, one.is_copy)
+                name = names.name_in_style(one.core, self.style, has_experts, one.is_copy, self.experts)
             except KeyError:
                 raise CheckpointError(f"{one.key} has no name in Megatron's {self.style} models.") from None
             entries[name] = TensorToWrite(self.reader.tensor(one.key).dtype, one.file_shape, self._values(one.key, one))

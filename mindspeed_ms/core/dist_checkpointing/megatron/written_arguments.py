@@ -18,7 +18,7 @@ _LAYOUT = (
 )
 
 
-def arguments_of(manifest, config, style, distributed):
+def arguments_of(manifest, config, style, distributed, experts=None):
     """Arguments (dict) of a checkpoint in the layout of `config`.
 
     Args:
@@ -26,6 +26,7 @@ def arguments_of(manifest, config, style, distributed):
         config (AllConfig): model and layout of the target.
         style (str): names in the files.
         distributed (bool): with the distributed optimizer.
+        experts (Optional[str]): form of the experts, one of `names.EXPERT_FORMS`; None without any.
     """
     saved = manifest.foreign.get(kept.NAME, {}).get("args")
     values = kept.restored(saved) if saved else _made(config, manifest.args)
@@ -42,6 +43,10 @@ def arguments_of(manifest, config, style, distributed):
     state = manifest.states.get("train_state") or {}
     values["consumed_train_samples"] = state.get("consumed_train_samples", 0)
     values["consumed_valid_samples"] = state.get("consumed_valid_samples", 0)
+    if experts is not None:
+        values["moe_grouped_gemm"] = experts != names.SEQUENTIAL
+        if experts != names.SEQUENTIAL and style == names.TRANSFORMER_ENGINE:
+            values["moe_use_legacy_grouped_gemm"] = experts == names.GROUPED
     is_legacy = style in (names.LEGACY, names.OLD_LEGACY)
     if is_legacy != bool(values.get("use_legacy_models")):
         values["use_legacy_models"] = is_legacy

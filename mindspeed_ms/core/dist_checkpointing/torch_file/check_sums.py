@@ -24,7 +24,7 @@ def _begins_as_zip(path):
 
 
 def wrong_records(path, start, stop, known):
-    """Names of the records whose bytes are not those of their check sum: list of texts.
+    """Records whose bytes are not those of their check sum: list of (name, first byte, end).
 
     `known` has the check sums, as `Crc32.hexdigest` gives them, of bytes (first, end) that need not be read again.
 
@@ -35,9 +35,12 @@ def wrong_records(path, start, stop, known):
         try:
             records = read_records(file.fileno(), path, start, stop, sums)
         except CheckpointError as error:
-            return [str(error)]
+            return [(str(error), start, start)]
+        descriptor = file.fileno()
         wrong = [
-            name for name, place in records.items() if (known.get(place) or _sum(file.fileno(), *place)) != f"{sums[name]:08x}"
+            (name, *place)
+            for name, place in records.items()
+            if (known.get(place) or _sum(descriptor, *place)) != f"{sums[name]:08x}"
         ]
     return wrong if len(wrong) < len(records) else []
 

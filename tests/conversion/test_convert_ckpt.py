@@ -18,9 +18,10 @@ from mindspeed_ms.tools.checkpoint.diff import differences
 from mindspeed_ms.tools.checkpoint.source import open_checkpoint
 from mindspeed_ms.tools.converter import conversion, flags
 from mindspeed_ms.tools.converter.__main__ import main
-from mindspeed_ms.tools.converter.arguments import accepts_family, parse
+from mindspeed_ms.tools.converter.arguments import parse
 from mindspeed_ms.tools.converter.converted import cast
 from mindspeed_ms.tools.converter.errors import ConversionError
+from mindspeed_ms.tools.converter.sides import accepts_family
 from tests.checkpoint.test_megatron import made_up
 from tests.conversion.test_hugging_face import convert, read_tensors
 from tests.conversion.tiny_models import CONFIGS, read_json, write_folder, write_json
@@ -109,8 +110,9 @@ def test_flags_become_a_conversion(tmp_path):
     for words, wanted in (
         (["--no-save-optim", "--iteration", "4"], {"with_optimizer": False, "iteration": 4}),
         (["--target-data-parallel-size", "4", "--true-vocab-size", "9"], {"data_parallel_size": 4, "true_vocab_size": 9}),
-        (["--vocab-file", str(tmp_path / "vocab.json")], {"tokenizer": str(tmp_path / "vocab.json")}),
-        (["--noop-layers", "0,3", "--max-file-size", "0.5"], {"most_bytes": 5 * 10**8}),
+        (["--vocab-file", str(tmp_path / "vocab.json")], {"tokenizer": (str(tmp_path / "vocab.json"),)}),
+        (["--noop-layers", "0,3"], {"most_bytes": 5 * 10**9}),
+        (["--save-model-type", "hf", "--max-file-size", "0.5"], {"most_bytes": 5 * 10**8}),
         (["--save-to-legacy", "--moe-grouped-gemm"], {"legacy_names": True, "grouped_experts": True}),
     ):
         asked = parse([*FOLDERS, *words])

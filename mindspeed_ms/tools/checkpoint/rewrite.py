@@ -21,7 +21,7 @@ from mindspeed_ms.core.dist_checkpointing.new_folder import new_folder
 from mindspeed_ms.core.dist_checkpointing.plain_weights import INDEX_FILE
 from mindspeed_ms.core.dist_checkpointing.shard_file import Entry
 from mindspeed_ms.layout.sharding import ParameterSharding
-from mindspeed_ms.tools.checkpoint.verify import check_sums, problems_of_structure
+from mindspeed_ms.tools.checkpoint import verify
 
 GIGABYTE = 10**9
 
@@ -40,25 +40,27 @@ class CheckedSource:
     """
 
     def __init__(self, reader):
-        self.reader = reader
+        self.reader, self._is_checked = reader, False
 
     def __enter__(self):
-        self._raise(problems_of_structure(self.reader))
+        self._raise(verify.problems_of_structure(self.reader))
         self.reader.passed = {}
         return self
 
     def __call__(self):
-        self._raise(check_sums(self.reader))
+        self._is_checked = True
+        self._raise(verify.check_sums(self.reader))
 
     def __exit__(self, kind, error, trace):
         try:
-            if isinstance(error, CheckpointError) and not isinstance(error, DamagedCheckpointError):
+            if isinstance(error, CheckpointError) and not self._is_checked:
                 self()
         finally:
             self.reader.passed = None
 
     def _raise(self, problems):
         if problems:
+            self.reader.check_still_there()
             shown = "; ".join(problems[:5]) + (" ..." if len(problems) > 5 else "")
             raise DamagedCheckpointError(f"{self.reader.folder} is damaged: {shown}.")
 

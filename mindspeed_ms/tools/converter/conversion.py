@@ -62,7 +62,7 @@ def convert(conversion):
                 return plan_lines(source, reader, target)
             check_space(save_dir, target.nbytes)
             with new_folder(save_dir) as folder:
-                with CheckedSource(source.reader) as check:
+                with CheckedSource(opened.reader) as check:
                     target.write(folder)
                     check()
                 found = _verify(conversion, reader, target, folder) if conversion.verify else None

@@ -1,0 +1,453 @@
+"""megatron-core's checkpoints of tiny models in any layout: `python megatron_folders.py CASES.json FOLDER`.
+
+CASES maps a name to a case: `layout` (tp, pp, vpp, ep, etp, dp), `model` (TransformerConfig fields), `gpt` (GPTModel's arguments),
+`activation`, `bf16`, `distributed`, `grouped`, `formats`, `args` (further ones). Each rank is forked. Weights and optimizer
+states follow `rule` by the global name of the format torch_dist, so that anyone who knows the names knows all values.
+FOLDER/NAME/FORMAT/iter_0000010 is a checkpoint as Megatron saves it; FOLDER/NAME/shapes.json has the global shapes.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import signal
+import sys
+import time
+import traceback
+import zlib
+from pathlib import Path
+
+import numpy as np
+
+ITERATION = 10
+REPOSITORY = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(REPOSITORY))
+SCHEDULE = {
+    **{"max_lr": 0.01, "lr_warmup_steps": 0, "num_steps": 40, "lr_decay_style": "linear", "lr_decay_steps": 100},
+    **{"min_lr": 0.0, "start_wd": 0.1, "end_wd": 0.1, "wd_incr_style": "constant", "wd_incr_steps": 100},
+}
+
+
+def rule(key, shape):
+    """Values of a global tensor of the format torch_dist."""
+    values = np.random.RandomState(zlib.crc32(key.encode())).standard_normal(shape).astype(np.float32)
+    return np.abs(values) if "exp_avg_sq" in key else values
+
+
+def size(case, name):
+    return case["layout"].get(name) or 1
+
+
+def needs_sequence_parallel(case):
+    return size(case, "tp") > 1 and bool(case["model"].get("num_moe_experts"))
+
+
+def build(case):
+    """Model chunks of this rank, in DistributedDataParallel."""
+    import torch
+    from megatron.core import parallel_state
+    from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
+    from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec, get_gpt_layer_local_spec
+    from megatron.core.models.gpt.gpt_model import GPTModel
+    from megatron.core.transformer.module import Float16Module
+    from megatron.core.transformer.transformer_config import TransformerConfig
+
+    from tests.peer.megatron_reference import _activation
+
+    bf16 = bool(case.get("bf16"))
+    vpp = size(case, "vpp")
+    config = TransformerConfig(
+        activation_func=_activation(case["activation"]),
+        gated_linear_unit=case["activation"] == "swiglu",
+        use_cpu_initialization=True,
+        masked_softmax_fusion=False,
+        persist_layer_norm=False,
+        gradient_accumulation_fusion=False,
+        apply_rope_fusion=False,
+        bf16=bf16,
+        params_dtype=torch.bfloat16 if bf16 else torch.float32,
+        pipeline_dtype=torch.bfloat16 if bf16 else torch.float32,
+        tensor_model_parallel_size=size(case, "tp"),
+        pipeline_model_parallel_size=size(case, "pp"),
+        virtual_pipeline_model_parallel_size=vpp if vpp > 1 else None,
+        expert_model_parallel_size=size(case, "ep"),
+        expert_tensor_parallel_size=case["layout"].get("etp") or size(case, "tp"),
+        sequence_parallel=needs_sequence_parallel(case),
+        **case["model"],
+    )
+    experts = case["model"].get("num_moe_experts")
+    chunks = []
+    for chunk in range(vpp):
+        if vpp > 1:
+            parallel_state.set_virtual_pipeline_model_parallel_rank(chunk)
+        if experts:
+            spec = get_gpt_decoder_block_spec(config, use_transformer_engine=False, normalization=config.normalization)
+        else:
+            spec = get_gpt_layer_local_spec(normalization=config.normalization, qk_layernorm=config.qk_layernorm)
+        model = GPTModel(
+            config,
+            spec,
+            max_sequence_length=16,
+            parallel_output=True,
+            pre_process=parallel_state.is_pipeline_first_stage(),
+            post_process=parallel_state.is_pipeline_last_stage(),
+            **case["gpt"],
+        )
+        if bf16:
+            model = Float16Module(config, model)
+        chunks.append(model)
+    settings = DistributedDataParallelConfig(
+        grad_reduce_in_fp32=True,
+        use_distributed_optimizer=bool(case.get("distributed")),
+        overlap_grad_reduce=bool(case.get("bucket_size")),
+        bucket_size=case.get("bucket_size"),
+    )
+    return [DistributedDataParallel(config, settings, one, disable_bucketing=place > 0) for place, one in enumerate(chunks)]
+
+
+def unwrapped(model):
+    while hasattr(model, "module"):
+        model = model.module
+    return model
+
+
+def adam(case, model):
+    """Megatron's optimizer with a state of each parameter."""
+    import torch
+    from megatron.core.optimizer import OptimizerConfig, distrib_optimizer, get_megatron_optimizer
+
+    config = OptimizerConfig(
+        optimizer="adam",
+        lr=0.01,
+        min_lr=0.0,
+        weight_decay=0.1,
+        bf16=bool(case.get("bf16")),
+        params_dtype=torch.bfloat16 if case.get("bf16") else torch.float32,
+        use_distributed_optimizer=bool(case.get("distributed")),
+        clip_grad=1.0,
+    )
+    fused = bool(case.get("fused"))
+    distrib_optimizer.HAVE_APEX_OR_TE = fused  # FusedAdam counts steps by group, torch's AdamW by parameter
+    optimizer = get_megatron_optimizer(config, model)
+    for one in getattr(optimizer, "chained_optimizers", [optimizer]):
+        inner = one.optimizer
+        for group in inner.param_groups if inner is not None else ():
+            for parameter in group["params"]:
+                moments = {name: torch.zeros_like(parameter.data) for name in ("exp_avg", "exp_avg_sq")}
+                step = {} if fused else {"step": torch.tensor(float(ITERATION))}
+                inner.state[parameter] = {**step, **moments}
+            if fused:
+                group["step"] = ITERATION
+    return optimizer
+
+
+def sharded_model(case, model):
+    """Megatron's sharded state dicts: {"model": ...} or {"model0": ..., ...}."""
+    from megatron.core import parallel_state
+
+    result = {}
+    for number, chunk in enumerate(model):
+        if len(model) > 1:
+            parallel_state.set_virtual_pipeline_model_parallel_rank(number)
+        result["model" if len(model) == 1 else f"model{number}"] = unwrapped(chunk).sharded_state_dict()
+    return result
+
+
+def fill(tree, shapes, skipped=()):
+    """Give all tensors of a sharded state dict their values."""
+    import torch
+    from megatron.core.dist_checkpointing.dict_utils import nested_values
+    from megatron.core.dist_checkpointing.mapping import ShardedTensor, ShardedTensorFactory
+
+    with torch.no_grad():
+        for one in list(nested_values(tree)):
+            parts = nested_values({"part": one.build()}) if isinstance(one, ShardedTensorFactory) else [one]
+            for part in parts:
+                if not isinstance(part, ShardedTensor) or part.data is None or part.key.startswith(skipped):
+                    continue
+                key = part.key.removeprefix("chained_0.").removeprefix("chained_1.")
+                shapes[key] = list(part.global_shape)
+                whole = rule(key, part.global_shape)
+                index = tuple(
+                    slice(start, start + length) if axis >= part.prepend_axis_num else start
+                    for axis, (start, length) in enumerate(
+                        zip(part.global_offset, (1,) * part.prepend_axis_num + tuple(part.local_shape))
+                    )
+                )
+                values = torch.from_numpy(np.ascontiguousarray(whole[index]))
+                if part.flattened_range is not None:
+                    values = values.reshape(-1)[part.flattened_range]
+                part.data.copy_(values.reshape(part.data.shape))
+
+
+def fill_grouped(case, model, optimizer, shapes):
+    """The same for experts in weight1 and weight2, whose tensors a sharded state dict has as copies."""
+    import torch
+
+    with torch.no_grad():
+        for name, parameter in [pair for chunk in model for pair in unwrapped(chunk).named_parameters()]:
+            del name, parameter
+
+
+def arguments(case):
+    """Megatron's `args`, those that say what the model is."""
+    import torch
+
+    model, gpt, bf16 = case["model"], case["gpt"], bool(case.get("bf16"))
+    values = {}
+    base = os.environ.get("MEGATRON_ARGS")
+    if base:
+        values.update(vars(torch.load(base, weights_only=False)["args"]))
+    values |= {
+        "num_layers": model["num_layers"],
+        "encoder_num_layers": model["num_layers"],
+        "hidden_size": model["hidden_size"],
+        "ffn_hidden_size": model["ffn_hidden_size"],
+        "num_attention_heads": model["num_attention_heads"],
+        "kv_channels": model.get("kv_channels") or model["hidden_size"] // model["num_attention_heads"],
+        "group_query_attention": model.get("num_query_groups") is not None,
+        "num_query_groups": model.get("num_query_groups") or 1,
+        "qk_layernorm": bool(model.get("qk_layernorm")),
+        "normalization": model.get("normalization", "LayerNorm"),
+        "add_bias_linear": model.get("add_bias_linear", True),
+        "add_qkv_bias": bool(model.get("add_qkv_bias")),
+        "swiglu": case["activation"] == "swiglu",
+        "num_experts": model.get("num_moe_experts"),
+        "moe_ffn_hidden_size": model.get("moe_ffn_hidden_size") or (model["ffn_hidden_size"] if model.get("num_moe_experts") else None),
+        "moe_layer_freq": model.get("moe_layer_freq", 1),
+        "moe_router_topk": model.get("moe_router_topk", 2),
+        "moe_grouped_gemm": bool(case.get("grouped")),
+        "moe_shared_expert_intermediate_size": model.get("moe_shared_expert_intermediate_size"),
+        "seq_length": 16,
+        "encoder_seq_length": 16,
+        "max_position_embeddings": 16,
+        "position_embedding_type": gpt["position_embedding_type"],
+        "vocab_size": gpt["vocab_size"],
+        "padded_vocab_size": gpt["vocab_size"],
+        "untie_embeddings_and_output_weights": not gpt["share_embeddings_and_output_weights"],
+        "params_dtype": torch.bfloat16 if bf16 else torch.float32,
+        "bf16": bf16,
+        "fp16": False,
+        "transformer_impl": "local",
+        "use_legacy_models": False,
+        "tensor_model_parallel_size": size(case, "tp"),
+        "pipeline_model_parallel_size": size(case, "pp"),
+        "transformer_pipeline_model_parallel_size": size(case, "pp"),
+        "virtual_pipeline_model_parallel_size": size(case, "vpp") if size(case, "vpp") > 1 else None,
+        "expert_model_parallel_size": size(case, "ep"),
+        "expert_tensor_parallel_size": case["layout"].get("etp") or size(case, "tp"),
+        "context_parallel_size": 1,
+        "sequence_parallel": needs_sequence_parallel(case),
+        "data_parallel_size": size(case, "dp"),
+        "world_size": size(case, "tp") * size(case, "pp") * size(case, "dp"),
+        "use_distributed_optimizer": bool(case.get("distributed")),
+        "overlap_grad_reduce": bool(case.get("bucket_size")),
+        "ddp_bucket_size": case.get("bucket_size"),
+        "decoder_first_pipeline_num_layers": model.get("num_layers_in_first_pipeline_stage"),
+        "decoder_last_pipeline_num_layers": model.get("num_layers_in_last_pipeline_stage"),
+        "consumed_train_samples": 40,
+        "consumed_valid_samples": 0,
+        "no_save_optim": None,
+        **case.get("args", {}),
+    }
+    return argparse.Namespace(**values)
+
+
+def state(case):
+    """What goes beside the model and the optimizer."""
+    return {
+        "args": arguments(case),
+        "checkpoint_version": 3.0,
+        "iteration": ITERATION,
+        "opt_param_scheduler": SCHEDULE,
+        "num_floating_point_operations_so_far": 1.0,
+    }
+
+
+def save_torch(case, model, optimizer, folder):
+    """Save as `--ckpt-format torch` does."""
+    import torch
+    from megatron.core import parallel_state
+
+    at = parallel_state
+    name = f"mp_rank_{at.get_tensor_model_parallel_rank():02d}"
+    name += f"_{at.get_pipeline_model_parallel_rank():03d}" if size(case, "pp") > 1 else ""
+    name += f"_{at.get_expert_model_parallel_rank():03d}" if size(case, "ep") > 1 else ""
+    path = folder / f"iter_{ITERATION:07d}" / name
+    os.makedirs(path, exist_ok=True)
+    if case.get("distributed"):
+        optimizer.save_parameter_state(str(path / "distrib_optim.pt"))
+    if at.get_expert_data_parallel_rank() == 0:
+        tree = {**state(case), "optimizer": optimizer.state_dict()}
+        for number, chunk in enumerate(model):
+            if len(model) > 1:
+                at.set_virtual_pipeline_model_parallel_rank(number)
+            tree["model" if len(model) == 1 else f"model{number}"] = unwrapped(chunk).state_dict_for_save_checkpoint()
+        torch.save(tree, path / "model_optim_rng.pt")
+
+
+def save_torch_dist(case, model, optimizer, folder, sharding_type, fully_parallel):
+    """Save as `--ckpt-format torch_dist` does."""
+    import torch
+    from megatron.core import dist_checkpointing, parallel_state
+    from megatron.core.dist_checkpointing.mapping import ShardedObject
+    from megatron.core.dist_checkpointing.serialization import get_default_save_sharded_strategy
+    from megatron.core.dist_checkpointing.strategies.fully_parallel import FullyParallelSaveStrategyWrapper
+
+    at = parallel_state
+    path = folder / f"iter_{ITERATION:07d}"
+    os.makedirs(path, exist_ok=True)
+    torch.distributed.barrier()
+    tree = {**state(case), **sharded_model(case, model)}
+    shards = {key: value for key, value in tree.items() if key.startswith("model")}
+    kind = {"sharding_type": sharding_type} if case.get("distributed") else {}
+    tree["optimizer"] = optimizer.sharded_state_dict(shards, **kind)
+    shape, place = (size(case, "pp"), size(case, "tp")), (at.get_pipeline_model_parallel_rank(), at.get_tensor_model_parallel_rank())
+    tree["rng_state"] = ShardedObject("rng_state", [{"a": 1}], shape, place, replica_id=at.get_data_parallel_rank())
+    strategy = get_default_save_sharded_strategy("torch_dist", 1)
+    if fully_parallel:
+        strategy = FullyParallelSaveStrategyWrapper(strategy, at.get_data_parallel_group(with_context_parallel=True))
+    dist_checkpointing.save(tree, str(path), strategy, preprocess_common_before_consistancy_check=lambda common: {})
+
+
+def run(rank, world, meeting, work):
+    """Call `work` on a rank of a world that meets at the file `meeting`."""
+    import torch
+
+    torch.distributed.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=world)
+    try:
+        work()
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+def initialize(case):
+    from megatron.core import parallel_state, tensor_parallel
+
+    vpp = size(case, "vpp")
+    parallel_state.initialize_model_parallel(
+        size(case, "tp"),
+        size(case, "pp"),
+        vpp if vpp > 1 else None,
+        expert_model_parallel_size=size(case, "ep"),
+        expert_tensor_parallel_size=case["layout"].get("etp"),
+    )
+    tensor_parallel.get_cuda_rng_tracker().fork = lambda *_: contextlib.nullcontext()
+
+
+def generate(case, folder):
+    """All checkpoints of a case, by one rank."""
+    import torch
+
+    initialize(case)
+    model = build(case)
+    optimizer = adam(case, model)
+    shapes = {}
+    shards = sharded_model(case, model)
+    fill(shards, shapes)
+    kind = {"sharding_type": "fully_sharded_model_space"} if case.get("distributed") else {}
+    skipped = () if case.get("bf16") else ("optimizer.state.fp32_param", "chained_0.optimizer.state.fp32_param", "chained_1.optimizer.state.fp32_param")
+    tree = optimizer.sharded_state_dict(sharded_model(case, model), **kind)
+    fill(tree, shapes, skipped)
+    everything = [None] * torch.distributed.get_world_size()
+    torch.distributed.all_gather_object(everything, shapes)
+    if torch.distributed.get_rank() == 0:
+        merged = {key: shape for one in everything for key, shape in one.items()}
+        (folder / "shapes.json").write_text(json.dumps(merged))
+    for name in case["formats"]:
+        if name == "torch":
+            save_torch(case, model, optimizer, folder / name)
+        else:
+            kind, _, how = name.removeprefix("torch_dist").removeprefix("-").partition("+")
+            save_torch_dist(case, model, optimizer, folder / name, kind or "fully_sharded_model_space", how == "fully")
+        torch.distributed.barrier()
+
+
+def in_world(size, work, meeting):
+    """Fork the ranks of a world, each of which calls `work`; the number of ranks that failed."""
+    pids = []
+    for rank in range(size):
+        pid = os.fork()
+        if pid == 0:
+            status = 1
+            try:
+                run(rank, size, meeting, work)
+                status = 0
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                sys.stdout.flush()
+                sys.stderr.flush()
+                os._exit(status)
+        pids.append(pid)
+    failed = 0
+    for _ in range(size):
+        pid, status = os.waitpid(-1, 0)
+        pids.remove(pid)
+        if status and not failed:
+            failed = 1
+            for other in pids:  # they wait for the one that ended
+                os.kill(other, signal.SIGKILL)
+    return failed
+
+
+def _patch():
+    """Stand-ins for what is CUDA's, Transformer Engine's, or of another version of torch."""
+    import copy
+    import functools
+
+    import torch
+    from megatron.core.dist_checkpointing.strategies import filesystem_async
+    from megatron.core.transformer.torch_norm import WrappedTorchNorm
+
+    with contextlib.suppress(ImportError):
+        from torch.distributed.checkpoint.filesystem import SerializationFormat
+
+        how = {"serialization_format": SerializationFormat.TORCH_SAVE}
+        filesystem_async._write_item = functools.partial(filesystem_async._write_item, **how)
+    kind = torch.Tensor.type
+    torch.Tensor.type = lambda self, *to: kind(self, *to) if to else kind(self).replace("torch.", "torch.cuda.")
+    norm = WrappedTorchNorm.__new__
+
+    def without_sequence_parallel(cls, config, *args, **kwargs):
+        config = copy.copy(config)
+        config.sequence_parallel = False
+        return norm(cls, config, *args, **kwargs)
+
+    WrappedTorchNorm.__new__ = without_sequence_parallel
+
+
+def prepare():
+    """Import torch and megatron-core, with CPU in place of CUDA."""
+    import torch
+
+    from mindspeed_ms.testing.megatron import redirect_cuda_to_cpu
+
+    torch._dynamo.config.disable = True
+    torch.set_num_threads(1)
+    redirect_cuda_to_cpu()
+    import megatron.core.dist_checkpointing
+    import megatron.core.models.gpt.gpt_model
+    import megatron.core.optimizer  # noqa: F401
+
+    _patch()
+
+
+def main():
+    """Generate the checkpoints of all cases."""
+    prepare()
+    cases, folder = json.loads(Path(sys.argv[1]).read_text()), Path(sys.argv[2])
+    failed = []
+    for name, case in cases.items():
+        place = folder / name
+        place.mkdir(parents=True, exist_ok=True)
+        started = time.monotonic()
+        world = size(case, "tp") * size(case, "pp") * size(case, "dp")
+        if in_world(world, lambda case=case, place=place: generate(case, place), place / "meeting"):
+            failed.append(name)
+        print(name, f"{time.monotonic() - started:.1f} s", "FAILED" if name in failed else "", flush=True)
+    return len(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

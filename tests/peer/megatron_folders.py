@@ -153,40 +153,47 @@ def sharded_model(case, model):
     return result
 
 
-def fill(tree, shapes, skipped=()):
-    """Give all tensors of a sharded state dict their values."""
+def tensors(tree):
+    """(global name, part of a tensor, its values by `rule`) of all parts in a sharded state dict."""
     import torch
     from megatron.core.dist_checkpointing.dict_utils import nested_values
     from megatron.core.dist_checkpointing.mapping import ShardedTensor, ShardedTensorFactory
 
-    with torch.no_grad():
-        for one in list(nested_values(tree)):
-            parts = nested_values({"part": one.build()}) if isinstance(one, ShardedTensorFactory) else [one]
-            for part in parts:
-                if not isinstance(part, ShardedTensor) or part.data is None or part.key.startswith(skipped):
-                    continue
-                key = part.key.removeprefix("chained_0.").removeprefix("chained_1.")
-                shapes[key] = list(part.global_shape)
-                whole = rule(key, part.global_shape)
-                index = tuple(
-                    slice(start, start + length) if axis >= part.prepend_axis_num else start
-                    for axis, (start, length) in enumerate(
-                        zip(part.global_offset, (1,) * part.prepend_axis_num + tuple(part.local_shape))
-                    )
-                )
-                values = torch.from_numpy(np.ascontiguousarray(whole[index]))
-                if part.flattened_range is not None:
-                    values = values.reshape(-1)[part.flattened_range]
-                part.data.copy_(values.reshape(part.data.shape))
+    for one in list(nested_values(tree)):
+        parts = nested_values({"part": one.build()}) if isinstance(one, ShardedTensorFactory) else [one]
+        for part in parts:
+            if not isinstance(part, ShardedTensor) or part.data is None:
+                continue
+            key = part.key.removeprefix("chained_0.").removeprefix("chained_1.")
+            local = (1,) * part.prepend_axis_num + tuple(part.local_shape)
+            index = tuple(slice(start, start + length) for start, length in zip(part.global_offset, local))
+            values = torch.from_numpy(np.ascontiguousarray(rule(key, part.global_shape)[index])).reshape(part.local_shape)
+            if part.flattened_range is not None:
+                values = values.reshape(-1)[part.flattened_range]
+            yield key, part, values
 
 
-def fill_grouped(case, model, optimizer, shapes):
-    """The same for experts in weight1 and weight2, whose tensors a sharded state dict has as copies."""
+def fill(tree, shapes, skipped=()):
+    """Give all tensors of a sharded state dict their values."""
     import torch
 
     with torch.no_grad():
-        for name, parameter in [pair for chunk in model for pair in unwrapped(chunk).named_parameters()]:
-            del name, parameter
+        for key, part, values in tensors(tree):
+            if not key.startswith(skipped):
+                shapes[key] = list(part.global_shape)
+                part.data.copy_(values.reshape(part.data.shape))
+
+
+def differences(tree, skipped=()):
+    """Names of tensors in a sharded state dict that have other values, and how many there are."""
+    import torch
+
+    found, count = [], 0
+    for key, part, values in tensors(tree):
+        count += 1
+        if not key.startswith(skipped) and not torch.equal(part.data, values.reshape(part.data.shape).to(part.data.dtype)):
+            found.append(key)
+    return found, count
 
 
 def arguments(case):
@@ -346,7 +353,7 @@ def generate(case, folder):
     shards = sharded_model(case, model)
     fill(shards, shapes)
     kind = {"sharding_type": "fully_sharded_model_space"} if case.get("distributed") else {}
-    skipped = () if case.get("bf16") else ("optimizer.state.fp32_param", "chained_0.optimizer.state.fp32_param", "chained_1.optimizer.state.fp32_param")
+    skipped = () if case.get("bf16") else ("optimizer.state.fp32_param",)  # the weights themselves
     tree = optimizer.sharded_state_dict(sharded_model(case, model), **kind)
     fill(tree, shapes, skipped)
     everything = [None] * torch.distributed.get_world_size()
@@ -361,6 +368,38 @@ def generate(case, folder):
             kind, _, how = name.removeprefix("torch_dist").removeprefix("-").partition("+")
             save_torch_dist(case, model, optimizer, folder / name, kind or "fully_sharded_model_space", how == "fully")
         torch.distributed.barrier()
+
+
+def load(case, folder):
+    """Load the checkpoint `case["load"]` as Megatron does, all keys as it wants them, and compare every value."""
+    import torch
+    from megatron.core import dist_checkpointing
+    from megatron.core.dist_checkpointing.validation import StrictHandling
+
+    initialize(case)
+    model = build(case)
+    optimizer = adam(case, model)
+    kind = {"sharding_type": "fully_sharded_model_space"} if case.get("distributed") else {}
+    shards = sharded_model(case, model)
+    tree = {**shards}
+    if case.get("with_optimizer", True):
+        tree["optimizer"] = optimizer.sharded_state_dict(shards, is_loading=True, **kind)
+    loaded = dist_checkpointing.load(tree, case["load"], strict=StrictHandling.RAISE_ALL)
+    assert loaded["iteration"] == ITERATION and loaded["args"].num_layers == case["model"]["num_layers"]
+    for number, chunk in enumerate(model):
+        unwrapped(chunk).load_state_dict(loaded["model" if len(model) == 1 else f"model{number}"])
+    found, count = differences(sharded_model(case, model))
+    if case.get("with_optimizer", True):
+        optimizer.load_state_dict(loaded["optimizer"])
+        skipped = () if case.get("bf16") else ("optimizer.state.fp32_param",)
+        others, number = differences(optimizer.sharded_state_dict(sharded_model(case, model), **kind), skipped)
+        found, count = found + others, count + number
+    everything = [None] * torch.distributed.get_world_size()
+    torch.distributed.all_gather_object(everything, (found, count))
+    if torch.distributed.get_rank() == 0:
+        different = sorted({key for one, _ in everything for key in one})
+        result = {"different": different, "count": sum(number for _, number in everything)}
+        (folder / "loaded.json").write_text(json.dumps(result))
 
 
 def in_world(size, work, meeting):
@@ -443,7 +482,7 @@ def main():
         place.mkdir(parents=True, exist_ok=True)
         started = time.monotonic()
         world = size(case, "tp") * size(case, "pp") * size(case, "dp")
-        if in_world(world, lambda case=case, place=place: generate(case, place), place / "meeting"):
+        if in_world(world, lambda case=case, place=place: (load if "load" in case else generate)(case, place), place / "meeting"):
             failed.append(name)
         print(name, f"{time.monotonic() - started:.1f} s", "FAILED" if name in failed else "", flush=True)
     return len(failed)

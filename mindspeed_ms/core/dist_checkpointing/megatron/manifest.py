@@ -28,7 +28,6 @@ from mindspeed_ms.layout.stages import split_layers
 
 _OLDEST_VERSION = 2.0
 _UNTIED = "untie_embeddings_and_output_weights"
-WORDS = "embedding.word_embeddings.weight"
 
 
 @dataclass
@@ -221,7 +220,7 @@ def _style_of(chunks):
 def _is_untied(chunks):
     """Whether the head has a weight of its own, as the files show it: another name, or values, than a tied one's copy."""
     entries = [chunk[names.OUTPUT_LAYER] for rank in chunks for chunk in rank if names.OUTPUT_LAYER in chunk]
-    words = [chunk[WORDS][0] for rank in chunks for chunk in rank if WORDS in chunk]
+    words = [chunk[names.WORDS][0] for rank in chunks for chunk in rank if names.WORDS in chunk]
     if not entries or not words or entries[0][1].startswith("word_embeddings_for_head"):
         return False
     head = entries[0][0]

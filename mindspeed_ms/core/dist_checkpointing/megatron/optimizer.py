@@ -21,7 +21,7 @@ SCHEDULE = (
     *("max_lr", "min_lr", "lr_warmup_steps", "lr_decay_steps", "lr_decay_style"),
     *("start_wd", "end_wd", "wd_incr_steps", "wd_incr_style", "num_steps"),
 )
-_DECOUPLED = ("embedding.word_embeddings.weight", names.OUTPUT_LAYER)
+_DECOUPLED = (names.WORDS, names.OUTPUT_LAYER)
 
 
 @dataclass

@@ -26,7 +26,7 @@ from mindspeed_ms.core.dist_checkpointing.reader import numpy_dtype
 from mindspeed_ms.core.dist_checkpointing.torch_file import TensorToWrite, write_torch_file
 
 CHECKPOINT_VERSION = 3.0
-_WORKERS = 2
+WORKERS = 2
 
 
 class MegatronTarget:
@@ -46,6 +46,8 @@ class MegatronTarget:
         CheckpointError: parameters that Megatron does not have, or tensors that are missing or left over.
     """
 
+    ckpt_format = "torch"
+
     def __init__(self, reader, config, style=None, distributed=None, with_optimizer=True):
         self.reader, self.model = reader, describe_model(config)
         manifest = reader.manifest
@@ -58,7 +60,9 @@ class MegatronTarget:
                 not self.kept and training.get("use_distributed_optimizer")
             )
         self.distributed = distributed and self.has_optimizer
-        self.arguments = written_arguments.arguments_of(manifest, config, self.style, self.distributed)
+        self.arguments = written_arguments.arguments_of(
+            manifest, config, self.style, self.distributed, self.ckpt_format
+        )
         self.ranks = [(place, at, parameters_of(self.model, at, self.style)) for place, at in file_places(self.model).items()]
         settings = {**self.kept, "groups": kept.restored(self.kept.get("groups") or [])} if self.kept else {}
         self.optimizer = OptimizerWriter(reader, self._values, self.arguments, settings, self.distributed)
@@ -142,9 +146,7 @@ class MegatronTarget:
         os.makedirs(temporary)
         self._progress = progress or self._progress
         try:
-            with ThreadPoolExecutor(_WORKERS) as workers:
-                for result in [workers.submit(self._write_rank, temporary, *rank) for rank in self.ranks]:
-                    result.result()
+            self._write_files(temporary)
             durable.sync_folder(temporary)
             os.rename(temporary, target)
         except BaseException:
@@ -152,6 +154,11 @@ class MegatronTarget:
             raise
         durable.replace_file(os.path.join(folder, files.TRACKER_FILE), str(self.iteration).encode())
         return target
+
+    def _write_files(self, folder):
+        with ThreadPoolExecutor(WORKERS) as workers:
+            for result in [workers.submit(self._write_rank, folder, *rank) for rank in self.ranks]:
+                result.result()
 
     def _write_rank(self, folder, place, at, parameters):
         path = os.path.join(folder, self.folder_of(place))
@@ -174,11 +181,13 @@ class MegatronTarget:
             tree["model" if len(chunks) == 1 else f"model{chunk}"] = self._chunk(at, chunk, members)
         if self.has_optimizer:
             tree["optimizer"] = self.optimizer.tree(parameters, self.has_experts)
-        schedule = manifest.states.get("opt_param_scheduler")
-        if schedule:
-            tree["opt_param_scheduler"] = {name: schedule[name] for name in _SCHEDULE_ORDER}
-        tree["num_floating_point_operations_so_far"] = self.kept.get("num_floating_point_operations_so_far", 0.0)
-        return tree
+        return {**tree, **self._counters()}
+
+    def _counters(self):
+        """Last entries of a tree: the schedule and the operations so far."""
+        schedule = self.reader.manifest.states.get("opt_param_scheduler")
+        tree = {"opt_param_scheduler": {name: schedule[name] for name in _SCHEDULE_ORDER}} if schedule else {}
+        return {**tree, "num_floating_point_operations_so_far": self.kept.get("num_floating_point_operations_so_far", 0.0)}
 
     def _chunk(self, at, chunk, parameters):
         entries = collections.OrderedDict()

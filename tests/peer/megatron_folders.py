@@ -38,6 +38,12 @@ def size(case, name):
     return case["layout"].get(name) or 1
 
 
+def dtype_of(case):
+    import torch
+
+    return torch.bfloat16 if case.get("bf16") else torch.float16 if case.get("fp16") else torch.float32
+
+
 def needs_sequence_parallel(case):
     return size(case, "tp") > 1 and bool(case["model"].get("num_moe_experts"))
 
@@ -65,13 +71,15 @@ def build(case):
         gradient_accumulation_fusion=False,
         apply_rope_fusion=False,
         bf16=bf16,
-        params_dtype=torch.bfloat16 if bf16 else torch.float32,
-        pipeline_dtype=torch.bfloat16 if bf16 else torch.float32,
+        fp16=bool(case.get("fp16")),
+        params_dtype=dtype_of(case),
+        pipeline_dtype=dtype_of(case),
         tensor_model_parallel_size=size(case, "tp"),
         pipeline_model_parallel_size=size(case, "pp"),
         virtual_pipeline_model_parallel_size=vpp if vpp > 1 else None,
         expert_model_parallel_size=size(case, "ep"),
         expert_tensor_parallel_size=case["layout"].get("etp") or size(case, "tp"),
+        context_parallel_size=size(case, "cp"),
         sequence_parallel=needs_sequence_parallel(case),
         **case["model"],
     )
@@ -81,6 +89,7 @@ def build(case):
         if vpp > 1:
             parallel_state.set_virtual_pipeline_model_parallel_rank(chunk)
         if experts:
+            config.moe_grouped_gemm = config.moe_use_legacy_grouped_gemm = bool(case.get("grouped"))
             spec = get_gpt_decoder_block_spec(config, use_transformer_engine=False, normalization=config.normalization)
         else:
             spec = get_gpt_layer_local_spec(normalization=config.normalization, qk_layernorm=config.qk_layernorm)
@@ -93,7 +102,7 @@ def build(case):
             post_process=parallel_state.is_pipeline_last_stage(),
             **case["gpt"],
         )
-        if bf16:
+        if dtype_of(case) != torch.float32:
             model = Float16Module(config, model)
         chunks.append(model)
     settings = DistributedDataParallelConfig(
@@ -122,7 +131,8 @@ def adam(case, model):
         min_lr=0.0,
         weight_decay=0.1,
         bf16=bool(case.get("bf16")),
-        params_dtype=torch.bfloat16 if case.get("bf16") else torch.float32,
+        fp16=bool(case.get("fp16")),
+        params_dtype=dtype_of(case),
         use_distributed_optimizer=bool(case.get("distributed")),
         clip_grad=1.0,
     )
@@ -200,7 +210,7 @@ def arguments(case):
     """Megatron's `args`, those that say what the model is."""
     import torch
 
-    model, gpt, bf16 = case["model"], case["gpt"], bool(case.get("bf16"))
+    model, gpt = case["model"], case["gpt"]
     values = {}
     base = os.environ.get("MEGATRON_ARGS")
     if base:
@@ -222,6 +232,8 @@ def arguments(case):
         "num_experts": model.get("num_moe_experts"),
         "moe_ffn_hidden_size": model.get("moe_ffn_hidden_size") or (model["ffn_hidden_size"] if model.get("num_moe_experts") else None),
         "moe_layer_freq": model.get("moe_layer_freq", 1),
+        "moe_router_enable_expert_bias": bool(model.get("moe_router_enable_expert_bias")),
+        "moe_router_score_function": model.get("moe_router_score_function", "softmax"),
         "moe_router_topk": model.get("moe_router_topk", 2),
         "moe_grouped_gemm": bool(case.get("grouped")),
         "moe_shared_expert_intermediate_size": model.get("moe_shared_expert_intermediate_size"),
@@ -232,9 +244,9 @@ def arguments(case):
         "vocab_size": gpt["vocab_size"],
         "padded_vocab_size": gpt["vocab_size"],
         "untie_embeddings_and_output_weights": not gpt["share_embeddings_and_output_weights"],
-        "params_dtype": torch.bfloat16 if bf16 else torch.float32,
-        "bf16": bf16,
-        "fp16": False,
+        "params_dtype": dtype_of(case),
+        "bf16": bool(case.get("bf16")),
+        "fp16": bool(case.get("fp16")),
         "transformer_impl": "local",
         "use_legacy_models": False,
         "tensor_model_parallel_size": size(case, "tp"),
@@ -243,10 +255,10 @@ def arguments(case):
         "virtual_pipeline_model_parallel_size": size(case, "vpp") if size(case, "vpp") > 1 else None,
         "expert_model_parallel_size": size(case, "ep"),
         "expert_tensor_parallel_size": case["layout"].get("etp") or size(case, "tp"),
-        "context_parallel_size": 1,
+        "context_parallel_size": size(case, "cp"),
         "sequence_parallel": needs_sequence_parallel(case),
         "data_parallel_size": size(case, "dp"),
-        "world_size": size(case, "tp") * size(case, "pp") * size(case, "dp"),
+        "world_size": size(case, "tp") * size(case, "pp") * size(case, "cp") * size(case, "dp"),
         "use_distributed_optimizer": bool(case.get("distributed")),
         "overlap_grad_reduce": bool(case.get("bucket_size")),
         "ddp_bucket_size": case.get("bucket_size"),
@@ -336,8 +348,10 @@ def initialize(case):
         size(case, "tp"),
         size(case, "pp"),
         vpp if vpp > 1 else None,
+        context_parallel_size=size(case, "cp"),
         expert_model_parallel_size=size(case, "ep"),
         expert_tensor_parallel_size=case["layout"].get("etp"),
+        order=case.get("order", "tp-cp-ep-dp-pp"),
     )
     tensor_parallel.get_cuda_rng_tracker().fork = lambda *_: contextlib.nullcontext()
 
@@ -353,7 +367,7 @@ def generate(case, folder):
     shards = sharded_model(case, model)
     fill(shards, shapes)
     kind = {"sharding_type": "fully_sharded_model_space"} if case.get("distributed") else {}
-    skipped = () if case.get("bf16") else ("optimizer.state.fp32_param",)  # the weights themselves
+    skipped = () if case.get("bf16") or case.get("fp16") else ("optimizer.state.fp32_param",)  # the weights themselves
     tree = optimizer.sharded_state_dict(sharded_model(case, model), **kind)
     fill(tree, shapes, skipped)
     everything = [None] * torch.distributed.get_world_size()
@@ -391,7 +405,7 @@ def load(case, folder):
     found, count = differences(sharded_model(case, model))
     if case.get("with_optimizer", True):
         optimizer.load_state_dict(loaded["optimizer"])
-        skipped = () if case.get("bf16") else ("optimizer.state.fp32_param",)
+        skipped = () if case.get("bf16") or case.get("fp16") else ("optimizer.state.fp32_param",)
         others, number = differences(optimizer.sharded_state_dict(sharded_model(case, model), **kind), skipped)
         found, count = found + others, count + number
     everything = [None] * torch.distributed.get_world_size()
@@ -437,6 +451,7 @@ def _patch():
 
     import torch
     from megatron.core.dist_checkpointing.strategies import filesystem_async
+    from megatron.core.transformer.moe import experts
     from megatron.core.transformer.torch_norm import WrappedTorchNorm
 
     with contextlib.suppress(ImportError):
@@ -444,6 +459,8 @@ def _patch():
 
         how = {"serialization_format": SerializationFormat.TORCH_SAVE}
         filesystem_async._write_item = functools.partial(filesystem_async._write_item, **how)
+    torch.optim.Adam.__setstate__ = torch.optim.Optimizer.__setstate__  # which asks for the steps of torch's AdamW
+    experts.gg.assert_grouped_gemm_is_available = lambda: None
     kind = torch.Tensor.type
     torch.Tensor.type = lambda self, *to: kind(self, *to) if to else kind(self).replace("torch.", "torch.cuda.")
     norm = WrappedTorchNorm.__new__
@@ -481,7 +498,7 @@ def main():
         place = folder / name
         place.mkdir(parents=True, exist_ok=True)
         started = time.monotonic()
-        world = size(case, "tp") * size(case, "pp") * size(case, "dp")
+        world = size(case, "tp") * size(case, "pp") * size(case, "cp") * size(case, "dp")
         if in_world(world, lambda case=case, place=place: (load if "load" in case else generate)(case, place), place / "meeting"):
             failed.append(name)
         print(name, f"{time.monotonic() - started:.1f} s", "FAILED" if name in failed else "", flush=True)

@@ -1,7 +1,8 @@
-"""Target of a conversion: a Megatron checkpoint of the format `torch`."""
+"""Target of a conversion: a Megatron checkpoint of the format `torch` or `torch_dist`."""
 
 from mindspeed_ms.core.dist_checkpointing.manifest import OPTIMIZER_PREFIX
 from mindspeed_ms.core.dist_checkpointing.megatron import names
+from mindspeed_ms.core.dist_checkpointing.megatron.torch_dist_writer import TorchDistTarget
 from mindspeed_ms.core.dist_checkpointing.megatron.writer import MegatronTarget
 from mindspeed_ms.tools.checkpoint.rewrite import progress_bar
 from mindspeed_ms.tools.converter.arguments import MEGATRON
@@ -16,15 +17,16 @@ class MegatronFolder:
     def __init__(self, conversion, source, reader, config):
         self.conversion, self.source = conversion, source
         style = names.LEGACY if conversion.legacy_names else None
-        self.target = MegatronTarget(reader, config, style, with_optimizer=conversion.with_optimizer)
+        kind = TorchDistTarget if conversion.ckpt_format == TorchDistTarget.ckpt_format else MegatronTarget
+        self.target = kind(reader, config, style, with_optimizer=conversion.with_optimizer)
         self.nbytes = self.target.nbytes()
 
     def places(self):
         """Where each of our tensors goes: {key: text}."""
         found = {}
-        for place, _, parameters in self.target.ranks:
+        for name, parameters in self.target.written:
             for one in parameters:
-                found.setdefault(one.key, []).append(f"{one.core} in {self.target.folder_of(place)}")
+                found.setdefault(one.key, []).append(f"{one.core} in {name}")
         places = {key: "; ".join(dict.fromkeys(texts)) for key, texts in found.items()}
         for key in self.target.reader.manifest.tensors:
             if key.startswith(OPTIMIZER_PREFIX):

@@ -12,7 +12,7 @@ import numpy as np
 from mindspeed_ms.config.model_description import describe_model
 from mindspeed_ms.core.dist_checkpointing.errors import CheckpointError
 from mindspeed_ms.core.dist_checkpointing.manifest import DTYPE_BYTES, Manifest, StoredPiece, StoredTensor
-from mindspeed_ms.core.dist_checkpointing.megatron import files, kept, names, optimizer, torch_dist
+from mindspeed_ms.core.dist_checkpointing.megatron import files, kept, names, optimizer, torch_dist, torch_dist_buffers
 from mindspeed_ms.core.dist_checkpointing.megatron.arguments import (
     complete_arguments,
     configuration_of,
@@ -137,6 +137,8 @@ def _read_torch_dist(folder):
     found = optimizer.FoundStates()
     try:
         unknown = torch_dist.add_tensors(manifest, folder, content, describe_model(config))
+        if torch_dist_buffers.has_buffers(content):
+            torch_dist_buffers.add_buffers(manifest, folder, content, describe_model(config), style, found)
     except LayoutError as error:
         raise CheckpointError(f"{folder}: its args describe an impossible layout: {error}") from error
     torch_dist.note_optimizer(manifest, folder, common, unknown, found)

@@ -162,5 +162,5 @@ def note_optimizer(manifest, folder, common, unknown, found):
         if part.get("grad_scaler"):
             found.grad_scaler = {name: optimizer.scalar(value) for name, value in part["grad_scaler"].items()}
     if unknown and not any(key.startswith(OPTIMIZER_PREFIX) for key in manifest.tensors):
-        found.problem = f"it is stored in a form that is not read here ({unknown[0]})"
+        found.problem = f"{folder}: the optimizer is stored in a form that is not read here ({unknown[0]})"
     found.kind = "distributed" if manifest.arguments.get("use_distributed_optimizer") else "plain"

@@ -7,6 +7,7 @@
 The distributed optimizer's state is that of Megatron's `fully_sharded_model_space`. Megatron loads it in any layout.
 """
 
+import functools
 import itertools
 import os
 import re
@@ -76,19 +77,24 @@ class TorchDistTarget(MegatronTarget):
         self.arguments.update(no_save_rng=True, ckpt_fully_parallel_save=True)
         self.arguments["no_save_optim"] = None if self.has_optimizer else True
 
-    def folder_of(self, place):
-        """Name of a rank's file."""
-        return f"__{[one for one, _, _ in self.ranks].index(place)}_0.distcp"
+    @functools.cached_property
+    def written(self):
+        """See MegatronTarget; of copies on several ranks, the first one is written."""
+        seen, result = set(), []
+        for _, _, parameters in self.ranks:
+            kept = [one for one in parameters if (one.key, one.sharding) not in seen]
+            seen.update((one.key, one.sharding) for one in kept)
+            if kept:
+                result.append((f"__{len(result)}_0.distcp", kept))
+        return result
 
     def _write_files(self, folder):
         seen, contents = set(), []
-        for _, _, parameters in self.ranks:
-            entries = [one for parameter in parameters for one in self._entries(parameter)]
-            # ranks hold copies: the first one's are written
-            kept = [one for one in entries if (one.key, one.offsets) not in seen]
-            seen.update((one.key, one.offsets) for one in kept)
-            contents.append(kept)
-        write_distributed(folder, [one for one in contents if one], WORKERS)
+        for _, parameters in self.written:
+            entries = {(one.key, one.offsets): one for parameter in parameters for one in self._entries(parameter)}
+            contents.append([one for place, one in entries.items() if place not in seen])  # extra states repeat
+            seen |= set(entries)
+        write_distributed(folder, contents, WORKERS)
         write_torch_file(os.path.join(folder, files.COMMON_FILE), self._common())
 
     def _common(self):

@@ -102,6 +102,11 @@ class MegatronTarget:
                 )
 
     @property
+    def written(self):
+        """(name of a file or folder, FileParameters that it gets)."""
+        return [(self.folder_of(place), parameters) for place, _, parameters in self.ranks]
+
+    @property
     def iteration(self):
         """Number of the iteration, or `files.RELEASE`."""
         manifest = self.reader.manifest
@@ -120,7 +125,7 @@ class MegatronTarget:
     def nbytes(self):
         """Bytes of all tensors."""
         total = 0
-        for _, _, parameters in self.ranks:
+        for _, parameters in self.written:
             for one in parameters:
                 total += one.sharding.numel * self.reader.tensor(one.key).itemsize
                 if self.has_optimizer and one.description.trainable:

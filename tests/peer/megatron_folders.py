@@ -166,12 +166,12 @@ def sharded_model(case, model):
 def tensors(tree):
     """(global name, part of a tensor, its values by `rule`) of all parts in a sharded state dict."""
     import torch
-    from megatron.core.dist_checkpointing.dict_utils import nested_values
+    from megatron.core.dist_checkpointing.dict_utils import dict_list_map_outplace, nested_values
     from megatron.core.dist_checkpointing.mapping import ShardedTensor, ShardedTensorFactory
 
     for one in list(nested_values(tree)):
-        parts = nested_values({"part": one.build()}) if isinstance(one, ShardedTensorFactory) else [one]
-        for part in parts:
+        built = one.build() if isinstance(one, ShardedTensorFactory) else one
+        for part in nested_values({"part": built}):
             if not isinstance(part, ShardedTensor) or part.data is None:
                 continue
             key = part.key.removeprefix("chained_0.").removeprefix("chained_1.")
@@ -181,6 +181,13 @@ def tensors(tree):
             if part.flattened_range is not None:
                 values = values.reshape(-1)[part.flattened_range]
             yield key, part, values
+        if built is not one and "experts.experts" in one.key:  # GroupedMLP gives copies
+            with torch.no_grad():
+                one.data.copy_(one.merge_fn(dict_list_map_outplace(_content, built)).reshape(one.data.shape))
+
+
+def _content(value):
+    return value.data if hasattr(value, "global_shape") else value.unwrap() if hasattr(value, "unwrap") else value
 
 
 def fill(tree, shapes, skipped=()):

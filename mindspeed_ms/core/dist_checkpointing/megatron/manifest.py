@@ -136,8 +136,9 @@ def _read_torch_dist(folder):
     manifest = _new_manifest(folder, common, arguments, config, style)
     found = optimizer.FoundStates()
     try:
-        unknown = torch_dist.add_tensors(manifest, folder, content, describe_model(config))
-        if torch_dist_buffers.has_buffers(content):
+        found.problem = torch_dist.problem_of_experts(content, arguments)
+        unknown = torch_dist.add_tensors(manifest, folder, content, describe_model(config), not found.problem)
+        if not found.problem and torch_dist_buffers.has_buffers(content):
             torch_dist_buffers.add_buffers(manifest, folder, content, describe_model(config), style, found)
     except LayoutError as error:
         raise CheckpointError(f"{folder}: its args describe an impossible layout: {error}") from error
@@ -154,13 +155,16 @@ def _counts_of_arguments(arguments):
         "first_stage": arguments.get("decoder_first_pipeline_num_layers"),
         "last_stage": arguments.get("decoder_last_pipeline_num_layers"),
     }
+    chunks = arguments.get("virtual_pipeline_model_parallel_size")
+    # the embedding and the loss may count as a layer
+    first, last = (bool(arguments.get(f"account_for_{part}_in_pipeline_split")) for part in ("embedding", "loss"))
     try:
-        return [
-            list(row)
-            for row in split_layers(layers, stages, arguments.get("virtual_pipeline_model_parallel_size"), **ends).counts
-        ]
+        counts = [list(row) for row in split_layers(layers + first + last, stages, chunks, **ends).counts]
     except LayoutError:
         return [[layers]]
+    counts[0][0] -= first
+    counts[-1][-1] -= last
+    return counts
 
 
 def _check_versions(folder, ranks):

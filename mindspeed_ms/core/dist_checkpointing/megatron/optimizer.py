@@ -85,7 +85,7 @@ def add_states(manifest, folder, rank, parameters, references, found):
     found.schedule = found.schedule or rank.tree.get("opt_param_scheduler") or {}
     parts = tree if isinstance(tree, list) else [tree]
     trained = [one for one in parameters if one.description.trainable]
-    flat = _distributed_tree(manifest, folder, rank)
+    flat = _distributed_tree(manifest, folder, rank, trained)
     shares = shares_of(path, parts, trained)
     if isinstance(flat, list) != (len(parts) > 1) and flat is not None:
         raise CheckpointError(f"{os.path.join(rank.folder, files.OPTIMIZER_FILE)} does not belong to {path}: one holds a list.")
@@ -107,14 +107,16 @@ def add_states(manifest, folder, rank, parameters, references, found):
                 dtypes = {one.key: references[one.chunk, one.core].dtype for one in share}
                 place = os.path.join(folder, rank.folder, files.OPTIMIZER_FILE)
                 add_flat(manifest, folder, place, rank.pipeline, buffer, share, dtypes)
-        elif share:
+        elif share and not (rank.expert and len(parts) == 1):
             found.problem = found.problem or f"{path} has settings only, and {rank.folder} no {files.OPTIMIZER_FILE}"
 
 
-def _distributed_tree(manifest, folder, rank):
+def _distributed_tree(manifest, folder, rank, parameters):
     name = f"{rank.folder}/{files.OPTIMIZER_FILE}"
     path = os.path.join(folder, name)
     if not os.path.isfile(path):
+        if rank.expert and not any(one.is_expert for one in parameters):
+            return None  # the rank before it has the whole state of a stage without experts
         if manifest.arguments.get("use_distributed_optimizer") and not manifest.arguments.get("no_save_optim"):
             raise DamagedCheckpointError(f"{folder} is incomplete: {name} is missing (its args say use_distributed_optimizer).")
         return None

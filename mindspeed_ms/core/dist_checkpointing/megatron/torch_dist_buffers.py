@@ -53,10 +53,12 @@ def add_buffers(manifest, folder, content, model, style, found):
         for group, at in _ranks(model.parallel, is_expert).items():
             path = f"{folder}: chained_{number}.dp_group_idx_{group}" if len(parts) > 1 else f"{folder}: dp_group_idx_{group}"
             held = groups.get(group, {})
-            if "param_state" not in held:
-                raise CheckpointError(f"{path} of the optimizer is missing.")
             trained = [one for one in parameters_of(model, at, style) if one.description.trainable]
             share = optimizer.shares_of(path, parts, trained)[number]
+            if not share:
+                continue  # a stage without experts
+            if "param_state" not in held:
+                raise CheckpointError(f"{path} of the optimizer is missing.")
             dtypes = {one.key: manifest.tensors[one.key].dtype for one in share}
             optimizer.add_flat(manifest, folder, path, at.pp, held["param_state"][1], share, dtypes, with_weights=False)
             settings = held["optimizer"][1].get("param_groups") or []

@@ -90,8 +90,13 @@ class TorchDistTarget(MegatronTarget):
 
     def _write_files(self, folder):
         seen, contents = set(), []
+        with_experts = {id(one) for _, _, ones in self.ranks if self.experts_in(ones) for one in ones}
         for _, parameters in self.written:
-            entries = {(one.key, one.offsets): one for parameter in parameters for one in self._entries(parameter)}
+            entries = {}
+            for one in parameters:
+                # the optimizers of a rank with experts are numbered
+                chained = f"chained_{int(one.is_expert)}." if id(one) in with_experts else ""
+                entries.update({(entry.key, entry.offsets): entry for entry in self._entries(one, chained)})
             contents.append([one for place, one in entries.items() if place not in seen])  # extra states repeat
             seen |= set(entries)
         write_distributed(folder, contents, WORKERS)
@@ -105,15 +110,14 @@ class TorchDistTarget(MegatronTarget):
         }
         if self.has_optimizer:
             everything = [one for _, _, parameters in self.ranks for one in parameters]
-            tree["optimizer"] = self.optimizer.common_tree(everything, self.has_experts)
+            tree["optimizer"] = self.optimizer.common_tree(everything, self.experts_in(everything))
         return {**tree, **self._counters()}
 
-    def _entries(self, parameter):
-        """EntryToWrite of a parameter, its optimizer states, and the extra state of its module."""
+    def _entries(self, parameter, chained):
+        """EntryToWrite of a parameter, its optimizer states (`chained` before their names), and its module's extra state."""
         states = []
         if self.has_optimizer and parameter.description.trainable:
             states = self.optimizer.states_of(parameter, self.distributed)
-        chained = f"chained_{int(parameter.is_expert)}." if self.has_experts else ""
         for box in self._boxes(parameter):
             yield self._entry(box.key, box, box.ours, False)
             for name, source in states:

@@ -118,6 +118,10 @@ class MegatronTarget:
         """Whether files are those of expert-parallel ranks."""
         return self.model.parallel.expert_model_parallel_size > 1
 
+    def experts_in(self, parameters):
+        """Whether a rank with these parameters has an optimizer of experts."""
+        return self.has_experts and any(one.is_expert for one in parameters)
+
     def folder_of(self, place):
         """Name of a rank's folder."""
         return files.rank_folder(*place, self.model.stages.pp > 1, self.has_experts)
@@ -169,8 +173,9 @@ class MegatronTarget:
         path = os.path.join(folder, self.folder_of(place))
         os.makedirs(path)
         write_torch_file(os.path.join(path, files.MODEL_FILE), self._tree(at, parameters))
-        if self.distributed:
-            tree = self.optimizer.flat(parameters, at, self.has_experts, at.dp == 0 and at.cp == 0)
+        has_dense, has_experts = at.dp == 0 and at.cp == 0, self.experts_in(parameters)
+        if self.distributed and (has_dense or has_experts):
+            tree = self.optimizer.flat(parameters, at, has_experts, has_dense)
             write_torch_file(os.path.join(path, files.OPTIMIZER_FILE), tree)
 
     def _tree(self, at, parameters):
@@ -185,7 +190,7 @@ class MegatronTarget:
             members = [one for one in parameters if one.chunk == chunk]
             tree["model" if len(chunks) == 1 else f"model{chunk}"] = self._chunk(at, chunk, members)
         if self.has_optimizer:
-            tree["optimizer"] = self.optimizer.tree(parameters, self.has_experts)
+            tree["optimizer"] = self.optimizer.tree(parameters, self.experts_in(parameters))
         return {**tree, **self._counters()}
 
     def _counters(self):

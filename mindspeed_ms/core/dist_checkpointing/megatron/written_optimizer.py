@@ -56,7 +56,7 @@ class OptimizerWriter:
         return self.kept[f"step_in_{place}"] if is_known else True
 
     def tree(self, parameters, with_expert_list):
-        """`optimizer` of a `model_optim_rng.pt`; with expert parallelism a list: dense parameters, experts."""
+        """`optimizer` of a `model_optim_rng.pt`; of a rank with experts (expert parallelism) a list: dense ones, experts."""
         trained = [one for one in parameters if one.description.trainable]
         if not with_expert_list:
             return self._one(trained, False)
@@ -172,7 +172,7 @@ class OptimizerWriter:
         Args:
             parameters (list[FileParameter]): of the file.
             at (Coordinates): of the rank that writes it.
-            with_expert_list (bool): expert parallelism: [dense parameters, experts].
+            with_expert_list (bool): the rank has experts: [dense parameters, experts].
             has_dense (bool): the rank is the first of its data-parallel group.
         """
         trained = [one for one in parameters if one.description.trainable]

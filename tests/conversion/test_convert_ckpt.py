@@ -98,6 +98,31 @@ def test_upstreams_flags():
     assert asked.parallel["num_layers_per_virtual_pipeline_stage"] == 2
 
 
+def test_megatrons_format_torch_dist(qwen, tmp_path, capsys):
+    """Written, compared, and converted back; refused where Megatron has none."""
+    mg = convert(
+        qwen,
+        tmp_path / "mg",
+        "--ckpt-format",
+        "torch_dist",
+        "--target-tensor-parallel-size",
+        "2",
+        "--verify",
+        "--save-model-type",
+        "mg",
+    )
+    assert sorted(os.listdir(tmp_path / "mg" / "release"))[0] == ".metadata"
+    back = convert(mg, tmp_path / "hf", "--save-model-type", "hf")
+    assert read_tensors(back) == read_tensors(qwen)
+    for words, text in (
+        (("--save-model-type", "hf"), "--ckpt-format torch_dist: it is Megatron's"),
+        (("--save-to-legacy",), "--ckpt-format torch_dist: Megatron has only the format torch for its legacy models"),
+        (("--noop-layers", "1"), "Leave --noop-layers out"),
+    ):
+        convert(qwen, tmp_path / "no", "--save-ckpt-format", "torch_dist", *words, code=1)
+        assert text in capsys.readouterr().err.splitlines()[-1]
+
+
 def test_the_plan_writes_nothing(qwen, tmp_path, capsys):
     convert(qwen, tmp_path / "x" / "native", "--save-model-type", "native", "--dry-run", "--target-tensor-parallel-size", "2")
     lines = capsys.readouterr().out.splitlines()

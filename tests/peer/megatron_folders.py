@@ -237,7 +237,8 @@ def arguments(case):
         "add_qkv_bias": bool(model.get("add_qkv_bias")),
         "swiglu": case["activation"] == "swiglu",
         "num_experts": model.get("num_moe_experts"),
-        "moe_ffn_hidden_size": model.get("moe_ffn_hidden_size") or (model["ffn_hidden_size"] if model.get("num_moe_experts") else None),
+        "moe_ffn_hidden_size": model.get("moe_ffn_hidden_size")
+        or (model["ffn_hidden_size"] if model.get("num_moe_experts") else None),
         "moe_layer_freq": model.get("moe_layer_freq", 1),
         "moe_router_enable_expert_bias": bool(model.get("moe_router_enable_expert_bias")),
         "moe_router_score_function": model.get("moe_router_score_function", "softmax"),
@@ -328,7 +329,10 @@ def save_torch_dist(case, model, optimizer, folder, sharding_type, fully_paralle
     shards = {key: value for key, value in tree.items() if key.startswith("model")}
     kind = {"sharding_type": sharding_type} if case.get("distributed") else {}
     tree["optimizer"] = optimizer.sharded_state_dict(shards, **kind)
-    shape, place = (size(case, "pp"), size(case, "tp")), (at.get_pipeline_model_parallel_rank(), at.get_tensor_model_parallel_rank())
+    shape, place = (
+        (size(case, "pp"), size(case, "tp")),
+        (at.get_pipeline_model_parallel_rank(), at.get_tensor_model_parallel_rank()),
+    )
     tree["rng_state"] = ShardedObject("rng_state", [{"a": 1}], shape, place, replica_id=at.get_data_parallel_rank())
     strategy = get_default_save_sharded_strategy("torch_dist", 1)
     if fully_parallel:
@@ -506,7 +510,9 @@ def main():
         place.mkdir(parents=True, exist_ok=True)
         started = time.monotonic()
         world = size(case, "tp") * size(case, "pp") * size(case, "cp") * size(case, "dp")
-        if in_world(world, lambda case=case, place=place: (load if "load" in case else generate)(case, place), place / "meeting"):
+        if in_world(
+            world, lambda case=case, place=place: (load if "load" in case else generate)(case, place), place / "meeting"
+        ):
             failed.append(name)
         print(name, f"{time.monotonic() - started:.1f} s", "FAILED" if name in failed else "", flush=True)
     return len(failed)

@@ -7,7 +7,14 @@ from dataclasses import dataclass, field
 from mindspeed_ms.models.families import families
 from mindspeed_ms.spelling import did_you_mean
 from mindspeed_ms.tools.converter.errors import ConversionError
-from mindspeed_ms.tools.converter.flags import HARMLESS, IGNORED, IGNORED_WITHOUT_VALUE, REFUSED, REFUSED_WITHOUT_VALUE, WITHOUT_TORCH_DIST
+from mindspeed_ms.tools.converter.flags import (
+    HARMLESS,
+    IGNORED,
+    IGNORED_WITHOUT_VALUE,
+    REFUSED,
+    REFUSED_WITHOUT_VALUE,
+    WITHOUT_TORCH_DIST,
+)
 
 HUGGING_FACE, MEGATRON, NATIVE, UPSTREAM, GGUF = "hf", "mg", "native", "ckpt", "gguf"
 _SOURCES = {"hf": HUGGING_FACE, "mg": MEGATRON, "optim": MEGATRON, "native": NATIVE, "ckpt": UPSTREAM, "gguf": GGUF}

@@ -6,6 +6,7 @@ from mindspeed_ms.core.dist_checkpointing.megatron.torch_dist_writer import Torc
 from mindspeed_ms.core.dist_checkpointing.megatron.writer import MegatronTarget
 from mindspeed_ms.tools.checkpoint.rewrite import progress_bar
 from mindspeed_ms.tools.converter.arguments import MEGATRON
+from mindspeed_ms.tools.converter.errors import ConversionError
 from mindspeed_ms.tools.converter.model_folder import write_model_folder
 
 
@@ -17,6 +18,11 @@ class MegatronFolder:
     def __init__(self, conversion, source, reader, config):
         self.conversion, self.source = conversion, source
         style = names.LEGACY if conversion.legacy_names else None
+        if conversion.verify and conversion.ckpt_format == TorchDistTarget.ckpt_format and config.moe_config.moe_grouped_gemm:
+            raise ConversionError(
+                "--verify: --ckpt-format torch_dist stores experts one by one, which cannot be compared with a tensor of all "
+                "(--moe-grouped-gemm). Leave --verify out."
+            )
         kind = TorchDistTarget if conversion.ckpt_format == TorchDistTarget.ckpt_format else MegatronTarget
         self.target = kind(reader, config, style, with_optimizer=conversion.with_optimizer)
         self.nbytes = self.target.nbytes()

@@ -142,7 +142,9 @@ class TorchDistTarget(MegatronTarget):
             values = np.empty(box.sharding.numel, numpy_dtype(dtype))
             missing = self.reader.read(source, FlatSlice(box.sharding, 0, box.sharding.numel), values)
             if missing:
-                raise CheckpointError(f"{self.reader.folder} stores no elements {missing[0][0]} to {missing[0][1]} of {source}.")
+                raise CheckpointError(
+                    f"{self.reader.folder} stores no elements {missing[0][0]} to {missing[0][1]} of {source}."
+                )
             self._progress(values.nbytes)
             return np.ascontiguousarray(values.reshape(box.sizes[::-1]).T) if box.transposed else values
 

@@ -60,9 +60,7 @@ class MegatronTarget:
                 not self.kept and training.get("use_distributed_optimizer")
             )
         self.distributed = distributed and self.has_optimizer
-        self.arguments = written_arguments.arguments_of(
-            manifest, config, self.style, self.distributed, self.ckpt_format
-        )
+        self.arguments = written_arguments.arguments_of(manifest, config, self.style, self.distributed, self.ckpt_format)
         self.ranks = [(place, at, parameters_of(self.model, at, self.style)) for place, at in file_places(self.model).items()]
         settings = {**self.kept, "groups": kept.restored(self.kept.get("groups") or [])} if self.kept else {}
         self.optimizer = OptimizerWriter(reader, self._values, self.arguments, settings, self.distributed)

@@ -248,7 +248,7 @@ def save_in_buffers(monkeypatch, path, case):
 
     def with_objects(folder, contents, workers):
         target, expert_groups = made[0], itertools.count()
-        for group, (_, at, parameters) in enumerate(target.ranks):
+        for _group, (_, at, parameters) in enumerate(target.ranks):
             has_experts = target.experts_in(parameters)
             tree = target.optimizer.flat(parameters, at, has_experts, at.ep == 0)
             settings = target.optimizer.tree(parameters, has_experts)
@@ -256,7 +256,7 @@ def save_in_buffers(monkeypatch, path, case):
             pairs = zip(tree, settings, groups) if has_experts else [(tree, settings, groups[0])]
             for number, (buffer, one, place) in enumerate(pairs):
                 if buffer is not None and (number or at.ep == 0):
-                    key = f"{'chained_%d.' % number if has_experts else ''}{prefix}{place}"
+                    key = f"{f'chained_{number}.' if has_experts else ''}{prefix}{place}"
                     contents[0].append(EntryToWrite(f"{key}.param_state/shard_0_1", [buffer]))
                     contents[0].append(EntryToWrite(f"{key}.optimizer/shard_0_1", [one["optimizer"]]))
         write_distributed(folder, contents, workers)
@@ -293,7 +293,7 @@ def target_parameters(model):
 
 def test_experts_of_grouped_mlp_give_their_weights(tmp_path):
     """A distributed optimizer of Megatron's GroupedMLP has states of another form: they are not mistaken for ours."""
-    target, path = written(tmp_path, "experts on one stage, distributed")
+    _target, path = written(tmp_path, "experts on one stage, distributed")
     common = os.path.join(path, "common.pt")
     tree = read_torch_file(common)
     tree["args"].moe_grouped_gemm = True

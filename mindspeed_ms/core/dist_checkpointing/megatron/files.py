@@ -165,7 +165,7 @@ def _has_experts(tree):
     """Whether a tree, or any of the names in it, is that of an expert."""
     if not isinstance(tree, dict):
         return False
-    return any(isinstance(name, str) and ".experts." in name or _has_experts(value) for name, value in tree.items())
+    return any((isinstance(name, str) and ".experts." in name) or _has_experts(value) for name, value in tree.items())
 
 
 def _namespace(folder, name, tree):

@@ -1,7 +1,7 @@
 """Optimizer state of a folder of the format `torch_dist` in flat buffers (Megatron's `dp_zero_gather_scatter`).
 
-Without `--ckpt-fully-parallel-save`, each model-parallel rank saves its distributed optimizer as objects, whose content is that of
-`distrib_optim.pt` (see `buffers`), and the groups:
+Without `--ckpt-fully-parallel-save`, each model-parallel rank saves its distributed optimizer as objects, whose content is
+that of `distrib_optim.pt` (see `buffers`), and the groups:
 
     optimizer.distributed.dp_group_idx_G.param_state/shard_0_1    chained_N. before it where experts have an optimizer of
     optimizer.distributed.dp_group_idx_G.optimizer/shard_0_1      their own

@@ -318,7 +318,6 @@ def test_experts_of_grouped_mlp_give_their_weights(tmp_path):
             {"num_layers": 7, "account_for_loss_in_pipeline_split": True, "virtual_pipeline_model_parallel_size": 2},
             [[2, 2], [2, 1]],
         ),
-        ({"num_layers": 5}, [[5]]),
     ],
 )
 def test_layers_of_stages_by_the_arguments(values, counts):

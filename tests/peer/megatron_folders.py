@@ -3,8 +3,9 @@
 CASES maps a name to a case: `layout` (tp, pp, vpp, ep, etp, cp, dp), `model` (TransformerConfig fields), `gpt` (GPTModel's
 arguments), `activation`, `bf16`, `fp16`, `distributed`, `fused`, `bucket_size`, `grouped`, `order`, `formats`, `args` (further
 ones). With `load`, that folder is loaded by megatron-core instead, and FOLDER/NAME/loaded.json says what differs. Each rank is
-forked. Weights and optimizer states follow `rule` by the global name of the format torch_dist, so that anyone who knows the names
-knows all values. FOLDER/NAME/FORMAT/iter_0000010 is a checkpoint as Megatron saves it; FOLDER/NAME/shapes.json has the global shapes.
+forked. Weights and optimizer states follow `rule` by the global name of the format torch_dist, so that who knows the names
+knows all values. FOLDER/NAME/FORMAT/iter_0000010 is a checkpoint as Megatron saves it, FOLDER/NAME/shapes.json has the global
+shapes.
 """
 
 import json

@@ -8,6 +8,7 @@ knows all values. FOLDER/NAME/FORMAT/iter_0000010 is a checkpoint as Megatron sa
 shapes.
 """
 
+import contextlib
 import json
 import os
 import signal
@@ -238,13 +239,14 @@ def load(case, folder):
 
 
 def in_world(size, work, meeting):
-    """Fork the ranks of a world, each of which calls `work`; the number of ranks that failed."""
+    """Fork the ranks of a world, each of which calls `work`; whether one failed."""
     pids = []
     for rank in range(size):
         pid = os.fork()
         if pid == 0:
             status = 1
             try:
+                os.setpgid(0, 0)
                 run(rank, size, meeting, work)
                 status = 0
             except BaseException:
@@ -254,14 +256,16 @@ def in_world(size, work, meeting):
                 sys.stderr.flush()
                 os._exit(status)
         pids.append(pid)
-    failed = 0
-    for _ in range(size):
+    failed, running = False, list(pids)
+    while running and not failed:
         pid, status = os.waitpid(-1, 0)
-        pids.remove(pid)
-        if status and not failed:
-            failed = 1
-            for other in pids:  # they wait for the one that ended
-                os.kill(other, signal.SIGKILL)
+        running.remove(pid)
+        failed = status != 0
+    for pid in pids:  # ranks that wait for the one that failed, and the helpers of megatron-core's writer
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(pid, signal.SIGKILL)
+    for pid in running:
+        os.waitpid(pid, 0)
     return failed
 
 

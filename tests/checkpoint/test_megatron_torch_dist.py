@@ -21,6 +21,7 @@ from mindspeed_ms.core.dist_checkpointing.torch_file import (
     Opaque,
     Size,
     TensorToWrite,
+    read_distributed,
     read_torch_file,
     write_torch_file,
 )
@@ -227,6 +228,13 @@ def test_written_and_read_again(tmp_path, case):
     names_of_files = [name for name, _ in target.written]
     assert sorted(os.listdir(path)) == sorted([".metadata", "common.pt", "metadata.json", *names_of_files])
     assert read_torch_file(os.path.join(path, "common.pt"))["args"].ckpt_format == "torch_dist"
+
+
+def test_gate_and_up_are_parts_of_their_own(tmp_path):
+    """As Megatron saves them on one tensor-parallel rank too."""
+    _, path = written(tmp_path, "experts on one stage, distributed")
+    stored = read_distributed(path).tensors["decoder.layers.0.mlp.linear_fc1.weight"]
+    assert sorted(stored.parts) == [(0, 0), (24, 0)]
 
 
 def test_what_it_cannot_hold(tmp_path):

@@ -327,6 +327,18 @@ def without_tying(tree):
     del tree["args"].untie_embeddings_and_output_weights
 
 
+def test_expert_parallel_ranks_are_equal_on_a_stage_without_experts(tmp_path):
+    """As Megatron saves them: one optimizer there, whose buffers only the first rank has."""
+    saved = made_up("core, experts on one stage, distributed").write(str(tmp_path))
+    shutil.copy(file_of(saved, "00_000_000"), file_of(saved, "00_000_001"))
+    assert not os.path.exists(os.path.join(saved, "mp_rank_00_000_001", "distrib_optim.pt"))
+    assert isinstance(read_torch_file(file_of(saved, "00_000_000"))["optimizer"], dict)
+    assert isinstance(read_torch_file(file_of(saved, "00_001_000"))["optimizer"], list)
+    assert not read_megatron_manifest(saved).not_resumable
+    shutil.copy(file_of(saved, "00_001_000"), file_of(saved, "00_001_001"))
+    assert "is a copy of" in error_of(saved)
+
+
 def test_a_changed_byte(saved, capsys, monkeypatch):
     path = file_of(saved, "01_000")
     tensor = next(one for one in read_torch_file(path)["model"].values() if isinstance(one, TensorReference))

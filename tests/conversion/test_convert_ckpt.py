@@ -113,7 +113,8 @@ def test_flags_become_a_conversion(tmp_path):
         (["--vocab-file", str(tmp_path / "vocab.json")], {"tokenizer": (str(tmp_path / "vocab.json"),)}),
         (["--noop-layers", "0,3"], {"most_bytes": 5 * 10**9}),
         (["--save-model-type", "hf", "--max-file-size", "0.5"], {"most_bytes": 5 * 10**8}),
-        (["--save-to-legacy", "--moe-grouped-gemm"], {"legacy_names": True, "grouped_experts": True}),
+        (["--save-to-legacy"], {"legacy_names": True}),
+        (["--moe-grouped-gemm"], {"experts": "grouped"}),
     ):
         asked = parse([*FOLDERS, *words])
         assert {name: getattr(asked, name) for name in wanted} == wanted
@@ -135,6 +136,31 @@ def test_upstreams_flags():
     )
     assert (asked.load_dir, asked.save_dir, asked.target) == ("b", "a", "mg")
     assert asked.parallel["num_layers_per_virtual_pipeline_stage"] == 2
+
+
+def test_megatrons_format_torch_dist(qwen, tmp_path, capsys):
+    """Written, compared, and converted back; refused where Megatron has none."""
+    mg = convert(
+        qwen,
+        tmp_path / "mg",
+        "--ckpt-format",
+        "torch_dist",
+        "--target-tensor-parallel-size",
+        "2",
+        "--verify",
+        "--save-model-type",
+        "mg",
+    )
+    assert sorted(os.listdir(tmp_path / "mg" / "release"))[0] == ".metadata"
+    back = convert(mg, tmp_path / "hf", "--save-model-type", "hf")
+    assert read_tensors(back) == read_tensors(qwen)
+    for words, text in (
+        (("--save-model-type", "hf"), "--ckpt-format torch_dist: it is Megatron's"),
+        (("--save-to-legacy",), "--ckpt-format torch_dist: Megatron has only the format torch for its legacy models"),
+        (("--noop-layers", "1"), "Leave --noop-layers out"),
+    ):
+        convert(qwen, tmp_path / "no", "--save-ckpt-format", "torch_dist", *words, code=1)
+        assert text in capsys.readouterr().err.splitlines()[-1]
 
 
 def test_the_plan_writes_nothing(qwen, tmp_path, capsys):

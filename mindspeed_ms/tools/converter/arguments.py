@@ -9,7 +9,14 @@ from mindspeed_ms.models.families import families
 from mindspeed_ms.spelling import did_you_mean
 from mindspeed_ms.tools.converter import effects
 from mindspeed_ms.tools.converter.errors import ConversionError
-from mindspeed_ms.tools.converter.flags import HARMLESS, IGNORED, IGNORED_WITHOUT_VALUE, REFUSED, REFUSED_WITHOUT_VALUE
+from mindspeed_ms.tools.converter.flags import (
+    HARMLESS,
+    IGNORED,
+    IGNORED_WITHOUT_VALUE,
+    REFUSED,
+    REFUSED_WITHOUT_VALUE,
+    WITHOUT_TORCH_DIST,
+)
 from mindspeed_ms.tools.converter.sides import EXPERTS, GGUF, HUGGING_FACE, MEGATRON, NATIVE, UPSTREAM, WIDE_NAMES
 
 _SOURCES = {"hf": HUGGING_FACE, "mg": MEGATRON, "optim": MEGATRON, "native": NATIVE, "ckpt": UPSTREAM, "gguf": GGUF}
@@ -46,6 +53,7 @@ class Conversion:
         config (Optional[str]): yaml of the model; upstream's files need it.
         experts (Optional[str]): form of the experts, one of `names.EXPERT_FORMS`; None: as in the source.
         legacy_names (bool): Megatron's names before core.
+        ckpt_format (str): Megatron's: "torch" or "torch_dist".
         upstream_format (str): "ckpt" or "safetensors".
         upstream_prefix (str): of the files' names.
         most_bytes (int): of a file for Hugging Face.
@@ -73,6 +81,7 @@ class Conversion:
     config: str | None = None
     experts: str | None = None
     legacy_names: bool = False
+    ckpt_format: str = "torch"
     upstream_format: str = "ckpt"
     upstream_prefix: str = "network"
     most_bytes: int = 5 * 10**9
@@ -172,6 +181,12 @@ def _add_sides(group):
     group.add_argument("--config", metavar="YAML", help="the model, for files that upstream wrote")
     group.add_argument("--hf-cfg-dir", metavar="FOLDER", help="folder of the model's config.json and tokenizer, for hf")
     group.add_argument("--max-file-size", type=_gigabytes, metavar="GB", help="of each file for hf (default 5)")
+    group.add_argument(
+        "--ckpt-format",
+        "--save-ckpt-format",
+        choices=("torch", "torch_dist"),
+        help="Megatron's format of what is written as mg (default torch)",
+    )
     group.add_argument("--save-to-legacy", action="store_true", help="Megatron's names before core")
     group.add_argument("--load-from-legacy", action="store_true", help=argparse.SUPPRESS)
     group.add_argument("--use-mcore-models", action="store_true", help="Megatron core's names (default)")
@@ -265,6 +280,7 @@ def _of_mindspeed(arguments, notes):
     if arguments.expert_tensor_parallel_size not in (None, 1, arguments.target_tensor_parallel_size or 1):
         raise ConversionError("--expert-tensor-parallel-size: expected 1 or the tensor parallel size.")
     _check_family(arguments.model_type_hf)
+    _check_format(arguments)
     for name in ("tokenizer_model", "vocab_file"):
         path = getattr(arguments, name)
         if path is not None and not os.path.exists(path):
@@ -316,6 +332,7 @@ def _of_mindspeed(arguments, notes):
         config=arguments.config,
         experts=effects.expert_form(arguments),
         legacy_names=arguments.save_to_legacy,
+        ckpt_format=arguments.ckpt_format or "torch",
         upstream_format="safetensors" if arguments.save_model_type == "safetensors" else "ckpt",
         most_bytes=int((arguments.max_file_size or 5.0) * 10**9),
         workers=arguments.workers,
@@ -333,6 +350,16 @@ def _of_mindspeed(arguments, notes):
         },
         notes=tuple(notes),
     )
+
+
+def _check_format(arguments):
+    """ConversionError for a format of Megatron's that the target has none of."""
+    if arguments.ckpt_format is not None and _TARGETS[arguments.save_model_type] != MEGATRON:
+        raise ConversionError(f"--ckpt-format {arguments.ckpt_format}: it is Megatron's, expected with --save-model-type mg.")
+    if arguments.ckpt_format == "torch_dist":
+        for name, reason in WITHOUT_TORCH_DIST.items():
+            if getattr(arguments, name):
+                raise ConversionError(f"--ckpt-format torch_dist: {reason} Leave {_flag(name)} out.")
 
 
 def _check_family(name):

@@ -149,6 +149,8 @@ def _converted(conversion, source, config):
     manifest = source.reader.manifest
     wanted, found = config.model_config.vocab_size, vocabulary_rows(source.reader)
     with_optimizer = conversion.with_optimizer and conversion.target != HUGGING_FACE
+    if with_optimizer and manifest.not_resumable and not manifest.has_only_weights:
+        logger.warning("the optimizer's state is left out (%s)", manifest.not_resumable)
     if wanted != found:
         logger.warning(
             "the vocabulary gets %d rows instead of %d (%s): new rows are copies of the last one, and losses of a softmax over "

@@ -62,3 +62,8 @@ REFUSED_WITHOUT_VALUE = (
 )
 # values that ask for nothing: not refused
 HARMLESS = {"mtp_num_layers": ("0",)}
+# what cannot be written in Megatron's format torch_dist
+WITHOUT_TORCH_DIST = {
+    "save_to_legacy": "Megatron has only the format torch for its legacy models.",
+    "noop_layers": "it numbers layers by their place, and Megatron loads none without weights.",
+}

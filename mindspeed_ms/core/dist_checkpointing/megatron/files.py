@@ -143,23 +143,32 @@ def read_rank_files(folder):
                 f"{os.path.join(folder, name, MODEL_FILE)} holds a list: expected a dict that Megatron saved."
             )
         result.append(RankFile(f"{name}/{MODEL_FILE}", tensor, pipeline, expert, tree))
-    _check_no_copies(folder, list(wanted))
+    _check_no_copies(folder, result)
     return result
 
 
-def _check_no_copies(folder, names):
-    """CheckpointError if two ranks have the same file, byte by byte: one was copied in place of another."""
+def _check_no_copies(folder, ranks):
+    """CheckpointError if two ranks have the same file, byte by byte: one was copied in place of another. On a stage without
+    experts, expert-parallel ranks do have the same."""
     for file in (MODEL_FILE, OPTIMIZER_FILE):
         seen = {}
-        for name in names:
-            path = os.path.join(folder, name, file)
+        for rank in ranks:
+            path = os.path.join(folder, rank.folder, file)
             if not os.path.isfile(path):
                 continue
             with open(path, "rb") as opened:
                 start = opened.read(_FIRST_BYTES)
-            other = seen.setdefault((os.path.getsize(path), start), path)
-            if other != path and filecmp.cmp(other, path, shallow=False):
+            place = (rank.tensor, rank.pipeline) if not _has_experts(rank.tree) else rank.folder
+            other, where = seen.setdefault((os.path.getsize(path), start), (path, place))
+            if other != path and where != place and filecmp.cmp(other, path, shallow=False):
                 raise CheckpointError(f"{path} is a copy of {other}: each rank has values of its own, copy its own file there.")
+
+
+def _has_experts(tree):
+    """Whether a tree, or any of the names in it, is that of an expert."""
+    if not isinstance(tree, dict):
+        return False
+    return any((isinstance(name, str) and ".experts." in name) or _has_experts(value) for name, value in tree.items())
 
 
 def _namespace(folder, name, tree):

@@ -12,7 +12,7 @@ import numpy as np
 from mindspeed_ms.config.model_description import describe_model
 from mindspeed_ms.core.dist_checkpointing.errors import CheckpointError
 from mindspeed_ms.core.dist_checkpointing.manifest import DTYPE_BYTES, Manifest, StoredPiece, StoredTensor
-from mindspeed_ms.core.dist_checkpointing.megatron import files, kept, names, optimizer, torch_dist
+from mindspeed_ms.core.dist_checkpointing.megatron import files, kept, names, optimizer, torch_dist, torch_dist_buffers
 from mindspeed_ms.core.dist_checkpointing.megatron.arguments import (
     complete_arguments,
     configuration_of,
@@ -28,7 +28,6 @@ from mindspeed_ms.layout.stages import split_layers
 
 _OLDEST_VERSION = 2.0
 _UNTIED = "untie_embeddings_and_output_weights"
-WORDS = "embedding.word_embeddings.weight"
 
 
 @dataclass
@@ -137,7 +136,10 @@ def _read_torch_dist(folder):
     manifest = _new_manifest(folder, common, arguments, config, style)
     found = optimizer.FoundStates()
     try:
-        unknown = torch_dist.add_tensors(manifest, folder, content, describe_model(config))
+        found.problem = torch_dist.problem_of_experts(content, arguments)
+        unknown = torch_dist.add_tensors(manifest, folder, content, describe_model(config), not found.problem)
+        if not found.problem and torch_dist_buffers.has_buffers(content):
+            torch_dist_buffers.add_buffers(manifest, folder, content, describe_model(config), style, found)
     except LayoutError as error:
         raise CheckpointError(f"{folder}: its args describe an impossible layout: {error}") from error
     manifest.files[files.COMMON_FILE] = os.path.getsize(os.path.join(folder, files.COMMON_FILE))
@@ -162,13 +164,16 @@ def _counts_of_arguments(arguments):
         "first_stage": arguments.get("decoder_first_pipeline_num_layers"),
         "last_stage": arguments.get("decoder_last_pipeline_num_layers"),
     }
+    chunks = arguments.get("virtual_pipeline_model_parallel_size")
+    # the embedding and the loss may count as a layer
+    first, last = (bool(arguments.get(f"account_for_{part}_in_pipeline_split")) for part in ("embedding", "loss"))
     try:
-        return [
-            list(row)
-            for row in split_layers(layers, stages, arguments.get("virtual_pipeline_model_parallel_size"), **ends).counts
-        ]
+        counts = [list(row) for row in split_layers(layers + first + last, stages, chunks, **ends).counts]
     except LayoutError:
         return [[layers]]
+    counts[0][0] -= first
+    counts[-1][-1] -= last
+    return counts
 
 
 def _check_versions(folder, ranks):
@@ -232,7 +237,7 @@ def _style_of(chunks):
 def _is_untied(chunks):
     """Whether the head has a weight of its own, as the files show it: another name, or values, than a tied one's copy."""
     entries = [chunk[names.OUTPUT_LAYER] for rank in chunks for chunk in rank if names.OUTPUT_LAYER in chunk]
-    words = [chunk[WORDS][0] for rank in chunks for chunk in rank if WORDS in chunk]
+    words = [chunk[names.WORDS][0] for rank in chunks for chunk in rank if names.WORDS in chunk]
     if not entries or not words or entries[0][1].startswith("word_embeddings_for_head"):
         return False
     head = entries[0][0]

@@ -18,6 +18,7 @@ EXTRA_STATE = "_extra_state"
 CORE_LAYERS, _OUR_LAYERS = "decoder.layers", "language_model.encoder.layers"
 _LEGACY_LAYERS = "language_model.encoder.layers"
 OUTPUT_LAYER = "output_layer.weight"
+WORDS = "embedding.word_embeddings.weight"
 
 
 @dataclass(frozen=True)
@@ -87,7 +88,7 @@ LAYER_PARTS = (
 )
 # our name, core's, legacy ones; beside the layers
 _FIXED = (
-    (WORD_EMBEDDINGS, "embedding.word_embeddings.weight", ("language_model.embedding.word_embeddings.weight",)),
+    (WORD_EMBEDDINGS, WORDS, ("language_model.embedding.word_embeddings.weight",)),
     (
         "language_model.embedding.position_embeddings.weight",
         "embedding.position_embeddings.weight",

@@ -21,7 +21,7 @@ SCHEDULE = (
     *("max_lr", "min_lr", "lr_warmup_steps", "lr_decay_steps", "lr_decay_style"),
     *("start_wd", "end_wd", "wd_incr_steps", "wd_incr_style", "num_steps"),
 )
-_DECOUPLED = ("embedding.word_embeddings.weight", names.OUTPUT_LAYER)
+_DECOUPLED = (names.WORDS, names.OUTPUT_LAYER)
 
 
 @dataclass
@@ -85,8 +85,8 @@ def add_states(manifest, folder, rank, parameters, references, found):
     found.schedule = found.schedule or rank.tree.get("opt_param_scheduler") or {}
     parts = tree if isinstance(tree, list) else [tree]
     trained = [one for one in parameters if one.description.trainable]
-    flat = _distributed_tree(manifest, folder, rank)
-    shares = _shares(path, parts, trained)
+    flat = _distributed_tree(manifest, folder, rank, trained)
+    shares = shares_of(path, parts, trained)
     if isinstance(flat, list) != (len(parts) > 1) and flat is not None:
         raise CheckpointError(f"{os.path.join(rank.folder, files.OPTIMIZER_FILE)} does not belong to {path}: one holds a list.")
     for number, (part, share) in enumerate(zip(parts, shares)):
@@ -104,15 +104,19 @@ def add_states(manifest, folder, rank, parameters, references, found):
             found.kind = "distributed"
             buffer = flat[number] if isinstance(flat, list) else flat
             if buffer is not None:
-                _add_flat(manifest, folder, rank, buffer, share, references)
-        elif share:
+                dtypes = {one.key: references[one.chunk, one.core].dtype for one in share}
+                place = os.path.join(folder, rank.folder, files.OPTIMIZER_FILE)
+                add_flat(manifest, folder, place, rank.pipeline, buffer, share, dtypes)
+        elif share and not (rank.expert and len(parts) == 1):
             found.problem = found.problem or f"{path} has settings only, and {rank.folder} no {files.OPTIMIZER_FILE}"
 
 
-def _distributed_tree(manifest, folder, rank):
+def _distributed_tree(manifest, folder, rank, parameters):
     name = f"{rank.folder}/{files.OPTIMIZER_FILE}"
     path = os.path.join(folder, name)
     if not os.path.isfile(path):
+        if rank.expert and not any(one.is_expert for one in parameters):
+            return None  # the rank before it has the whole state of a stage without experts
         if manifest.arguments.get("use_distributed_optimizer") and not manifest.arguments.get("no_save_optim"):
             raise DamagedCheckpointError(f"{folder} is incomplete: {name} is missing (its args say use_distributed_optimizer).")
         return None
@@ -120,7 +124,7 @@ def _distributed_tree(manifest, folder, rank):
     return files.read_tree(path)
 
 
-def _shares(path, parts, parameters):
+def shares_of(path, parts, parameters):
     """Parameters of each optimizer of a list."""
     if len(parts) == 1:
         return [parameters]
@@ -220,27 +224,35 @@ def _add_tensor(manifest, file, path, what, tensor, state, parameter):
     manifest.add(key, part, tensor.dtype, grouping, file, (tensor.start, tensor.stop))
 
 
-def _add_flat(manifest, folder, rank, tree, parameters, references):
-    """Flat buffers of one rank: {number: {(parameter dtype, gradient dtype): {param, exp_avg, exp_avg_sq}}}."""
-    name = f"{rank.folder}/{files.OPTIMIZER_FILE}"
-    path = os.path.join(folder, name)
+def add_flat(manifest, folder, path, stage, tree, parameters, dtypes, with_weights=True):
+    """Add the flat buffers of one rank: {number: {(parameter dtype, gradient dtype): {param, exp_avg, exp_avg_sq}}}.
+
+    Args:
+        folder (str): of the checkpoint.
+        path (str): of their file, for messages.
+        stage (int): pipeline rank.
+        parameters (list[FileParameter]): that they hold, in module order.
+        dtypes (dict[str, str]): of the weights, by our key.
+        with_weights (bool): float32 weights are compared with those in the buffers.
+
+    Raises:
+        CheckpointError: buffers that do not fit the parameters.
+    """
     held = [
-        (_dtype_name(dtypes), entry)
+        (_dtype_name(kinds), entry)
         for number in sorted((key for key in tree if key != "buckets_coalesced"), key=int)
-        for dtypes, entry in tree[number].items()
+        for kinds, entry in tree[number].items()
     ]
     wanted = {}
     for parameter in parameters:
-        dtype = references[parameter.chunk, parameter.core].dtype
-        wanted.setdefault(parameter.chunk, {}).setdefault(dtype, []).append(parameter)
-    wanted = [(chunk, dtype, members) for chunk, by_dtype in wanted.items() for dtype, members in by_dtype.items()]
-    if [dtype for dtype, _ in held] != [dtype for _, dtype, _ in wanted]:
+        wanted.setdefault((parameter.chunk, dtypes[parameter.key]), []).append(parameter)
+    if [dtype for dtype, _ in held] != [dtype for _, dtype in wanted]:
         raise CheckpointError(
             f"{path} has buffers of {', '.join(dtype for dtype, _ in held) or 'nothing'}, but the weights beside it are "
-            f"{', '.join(dtype for _, dtype, _ in wanted)}."
+            f"{', '.join(dtype for _, dtype in wanted)}."
         )
-    for (dtype, entry), (chunk, _, members) in zip(held, wanted):
-        _add_buffer(manifest, rank, name, path, chunk, dtype, entry, members)
+    for (dtype, entry), ((chunk, _), members) in zip(held, wanted.items()):
+        _add_buffer(manifest, folder, path, stage, chunk, dtype, entry, members, with_weights)
 
 
 def _dtype_name(dtypes):
@@ -248,7 +260,7 @@ def _dtype_name(dtypes):
     return getattr(first, "name", str(first)).rpartition(".")[2]
 
 
-def _add_buffer(manifest, rank, name, path, chunk, dtype, entry, members):
+def _add_buffer(manifest, folder, path, stage, chunk, dtype, entry, members, with_weights):
     sizes = [one.sharding.numel for one in members]
     entries = entry if isinstance(entry, list) else [entry]
     states = [key for key in entries[0] if key != "numel_unpadded"]
@@ -260,13 +272,15 @@ def _add_buffer(manifest, rank, name, path, chunk, dtype, entry, members):
         if isinstance(entry, list):
             places = buffers.places_in_buckets(sizes, [prod(tensor.shape) for tensor in tensors])
         else:
-            places = _joined_places(manifest, rank, chunk, members, sizes, prod(tensors[0].shape))
+            places = _joined_places(manifest, stage, chunk, members, sizes, prod(tensors[0].shape))
         if places is None:
             raise CheckpointError(
                 f"{path}: {state} of buffer {chunk} has {sum(prod(tensor.shape) for tensor in tensors)} elements, which the "
                 f"{sum(sizes)} of its {len(sizes)} parameters do not fill by Megatron's rules."
             )
         target = STATES[state] if state != "param" else "fp32_param" if dtype in HALF else None
+        if target is None and not with_weights:
+            continue
         for (bucket, start), parameter in zip(places, members):
             tensor, part = tensors[bucket], FlatSlice(parameter.sharding, 0, parameter.sharding.numel)
             itemsize = (tensor.stop - tensor.start) // max(prod(tensor.shape), 1)
@@ -274,12 +288,13 @@ def _add_buffer(manifest, rank, name, path, chunk, dtype, entry, members):
             # the values of float32 weights are in both files
             key = parameter.key if target is None else optimizer_key(target, parameter.key)
             span = first, first + parameter.sharding.numel * itemsize
-            manifest.add(key, part, tensor.dtype, parameter.description.grouping, name, span)
+            file = os.path.relpath(tensor.path, folder)
+            manifest.add(key, part, tensor.dtype, parameter.description.grouping, file, span)
 
 
-def _joined_places(manifest, rank, chunk, members, sizes, length):
+def _joined_places(manifest, stage, chunk, members, sizes, length):
     shared = [index for index, one in enumerate(members) if one.description.shared]
-    for bucket_size in dict.fromkeys((buffers.bucket_size_of(manifest.arguments, rank.pipeline, chunk), None)):
+    for bucket_size in dict.fromkeys((buffers.bucket_size_of(manifest.arguments, stage, chunk), None)):
         starts, total = buffers.places(sizes, shared, bucket_size)
         if total == length:
             return [(0, start) for start in starts]

@@ -11,7 +11,7 @@ import os
 import re
 
 from mindspeed_ms.core.dist_checkpointing.errors import CheckpointError
-from mindspeed_ms.core.dist_checkpointing.manifest import OPTIMIZER_PREFIX, optimizer_key
+from mindspeed_ms.core.dist_checkpointing.manifest import optimizer_key
 from mindspeed_ms.core.dist_checkpointing.megatron import files, names, optimizer
 from mindspeed_ms.core.dist_checkpointing.torch_file import read_distributed
 from mindspeed_ms.layout.parameters import describe_whole_model
@@ -54,8 +54,32 @@ def _parts_of(key, shape):
         yield names.core_name(f"{names.CORE_LAYERS}.{number}.{name}")[0], indices, tuple(shape[leading:])
 
 
-def add_tensors(manifest, folder, content, model):
+def problem_of_experts(content, arguments):
+    """Why the optimizer cannot be read: Megatron's GroupedMLP keeps the experts' states transposed, in ranges that cross rows,
+    if the optimizer is a distributed one. "" if it is not so.
+
+    Args:
+        content (DistributedCheckpoint): of the folder.
+        arguments (dict): Megatron's `args`, plain values.
+    """
+    if not arguments.get("use_distributed_optimizer") or not arguments.get("num_experts"):
+        return ""
+    is_engine = arguments.get("transformer_impl") == names.TRANSFORMER_ENGINE
+    is_grouped = arguments.get("moe_grouped_gemm") and (arguments.get("moe_use_legacy_grouped_gemm") or not is_engine)
+    for key, tensor in content.tensors.items():
+        if "optimizer." not in key and ".experts.experts." in key:
+            axis = 1 if key.startswith("decoder.layers.mlp.") else 0  # each expert is a part, but of GroupedMLP
+            is_grouped = is_grouped or any(part.sizes[axis] > 1 for part in tensor.parts.values())
+    return "the states of its experts are those of GroupedMLP with a distributed optimizer" if is_grouped else ""
+
+
+def add_tensors(manifest, folder, content, model, with_states=True):
     """Add all weights and optimizer states to a manifest; returns keys of unknown kinds of optimizer state.
+
+    Args:
+        content (DistributedCheckpoint): of the folder.
+        model (ModelDescription): that it holds.
+        with_states (bool): False: the weights alone.
 
     Raises:
         CheckpointError: tensors that do not fit the model, are missing or left over.
@@ -64,6 +88,8 @@ def add_tensors(manifest, folder, content, model):
     missing, left, unknown = set(described), [], []
     for key, tensor in content.tensors.items():
         state = _STATE.fullmatch(key)
+        if state and not with_states:
+            continue
         if state is None and "optimizer." in key:
             unknown.append(key)
             continue
@@ -161,6 +187,6 @@ def note_optimizer(manifest, folder, common, unknown, found):
             found.add_step(path, step)
         if part.get("grad_scaler"):
             found.grad_scaler = {name: optimizer.scalar(value) for name, value in part["grad_scaler"].items()}
-    if unknown and not any(key.startswith(OPTIMIZER_PREFIX) for key in manifest.tensors):
-        found.problem = f"it is stored in a form that is not read here ({unknown[0]})"
+    if unknown:
+        found.problem = f"{folder}: the optimizer is stored in a form that is not read here ({unknown[0]})"
     found.kind = "distributed" if manifest.arguments.get("use_distributed_optimizer") else "plain"

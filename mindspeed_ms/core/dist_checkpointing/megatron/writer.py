@@ -47,6 +47,8 @@ class MegatronTarget:
         CheckpointError: parameters that Megatron does not have, or tensors that are missing or left over.
     """
 
+    ckpt_format = "torch"
+
     def __init__(self, reader, config, style=None, distributed=None, with_optimizer=True, experts=None):
         self.reader, self.model = reader, describe_model(config)
         manifest = reader.manifest
@@ -60,7 +62,9 @@ class MegatronTarget:
                 not self.kept and training.get("use_distributed_optimizer")
             )
         self.distributed = distributed and self.has_optimizer
-        self.arguments = written_arguments.arguments_of(manifest, config, self.style, self.distributed, self.experts)
+        self.arguments = written_arguments.arguments_of(
+            manifest, config, self.style, self.distributed, self.ckpt_format, self.experts
+        )
         self.ranks = [
             (place, at, parameters_of(self.model, at, self.style, self.experts))
             for place, at in file_places(self.model).items()
@@ -113,6 +117,11 @@ class MegatronTarget:
                 )
 
     @property
+    def written(self):
+        """(name of a file or folder, FileParameters that it gets)."""
+        return [(self.folder_of(place), parameters) for place, _, parameters in self.ranks]
+
+    @property
     def iteration(self):
         """Number of the iteration, or `files.RELEASE`."""
         manifest = self.reader.manifest
@@ -124,6 +133,10 @@ class MegatronTarget:
         """Whether files are those of expert-parallel ranks."""
         return self.model.parallel.expert_model_parallel_size > 1
 
+    def experts_in(self, parameters):
+        """Whether a rank with these parameters has an optimizer of experts."""
+        return self.has_experts and any(one.is_expert for one in parameters)
+
     def folder_of(self, place):
         """Name of a rank's folder."""
         return files.rank_folder(*place, self.model.stages.pp > 1, self.has_experts)
@@ -131,7 +144,7 @@ class MegatronTarget:
     def nbytes(self):
         """Bytes of all tensors."""
         total = 0
-        for _, _, parameters in self.ranks:
+        for _, parameters in self.written:
             for one in parameters:
                 total += one.sharding.numel * self.reader.tensor(one.key).itemsize
                 if self.has_optimizer and one.description.trainable:
@@ -159,7 +172,7 @@ class MegatronTarget:
         threads = Workers(workers, progress)
         self._progress = threads.advance
         try:
-            threads.run(lambda rank: self._write_rank(temporary, *rank), self.ranks)
+            self._write_files(temporary, threads, workers)
             durable.sync(temporary)
             os.rename(temporary, target)
         except BaseException:
@@ -168,12 +181,18 @@ class MegatronTarget:
         durable.replace_file(os.path.join(folder, files.TRACKER_FILE), str(self.iteration).encode())
         return target
 
+    def _write_files(self, folder, threads, workers):
+        """Write the files (`threads`: Workers, `workers` of them)."""
+        del workers
+        threads.run(lambda rank: self._write_rank(folder, *rank), self.ranks)
+
     def _write_rank(self, folder, place, at, parameters):
         path = os.path.join(folder, self.folder_of(place))
         os.makedirs(path)
         write_torch_file(os.path.join(path, files.MODEL_FILE), self._tree(at, parameters))
-        if self.distributed:
-            tree = self.optimizer.flat(parameters, at, self.has_experts, at.dp == 0 and at.cp == 0)
+        has_dense, has_experts = at.dp == 0 and at.cp == 0, self.experts_in(parameters)
+        if self.distributed and (has_dense or has_experts):
+            tree = self.optimizer.flat(parameters, at, has_experts, has_dense)
             write_torch_file(os.path.join(path, files.OPTIMIZER_FILE), tree)
 
     def _tree(self, at, parameters):
@@ -188,12 +207,14 @@ class MegatronTarget:
             members = [one for one in parameters if one.chunk == chunk]
             tree["model" if len(chunks) == 1 else f"model{chunk}"] = self._chunk(at, chunk, members)
         if self.has_optimizer:
-            tree["optimizer"] = self.optimizer.tree(parameters, self.has_experts)
-        schedule = manifest.states.get("opt_param_scheduler")
-        if schedule:
-            tree["opt_param_scheduler"] = {name: schedule[name] for name in _SCHEDULE_ORDER}
-        tree["num_floating_point_operations_so_far"] = self.kept.get("num_floating_point_operations_so_far", 0.0)
-        return tree
+            tree["optimizer"] = self.optimizer.tree(parameters, self.experts_in(parameters))
+        return {**tree, **self._counters()}
+
+    def _counters(self):
+        """Last entries of a tree: the schedule and the operations so far."""
+        schedule = self.reader.manifest.states.get("opt_param_scheduler")
+        tree = {"opt_param_scheduler": {name: schedule[name] for name in _SCHEDULE_ORDER}} if schedule else {}
+        return {**tree, "num_floating_point_operations_so_far": self.kept.get("num_floating_point_operations_so_far", 0.0)}
 
     def _chunk(self, at, chunk, parameters):
         entries = collections.OrderedDict()

@@ -18,7 +18,7 @@ _LAYOUT = (
 )
 
 
-def arguments_of(manifest, config, style, distributed, experts=None):
+def arguments_of(manifest, config, style, distributed, ckpt_format="torch", experts=None):
     """Arguments (dict) of a checkpoint in the layout of `config`.
 
     Args:
@@ -26,6 +26,7 @@ def arguments_of(manifest, config, style, distributed, experts=None):
         config (AllConfig): model and layout of the target.
         style (str): names in the files.
         distributed (bool): with the distributed optimizer.
+        ckpt_format (str): Megatron's name of the format.
         experts (Optional[str]): form of the experts, one of `names.EXPERT_FORMS`; None without any.
     """
     saved = manifest.foreign.get(kept.NAME, {}).get("args")
@@ -39,7 +40,7 @@ def arguments_of(manifest, config, style, distributed, experts=None):
         values.update(params_dtype=Global("torch", dtype), bf16=dtype == "bfloat16", fp16=dtype == "float16")
     values["padded_vocab_size"] = config.model_config.vocab_size
     values["use_distributed_optimizer"] = distributed
-    values["ckpt_format"] = "torch"
+    values["ckpt_format"] = ckpt_format
     state = manifest.states.get("train_state") or {}
     values["consumed_train_samples"] = state.get("consumed_train_samples", 0)
     values["consumed_valid_samples"] = state.get("consumed_valid_samples", 0)

@@ -56,12 +56,51 @@ class OptimizerWriter:
         return self.kept[f"step_in_{place}"] if is_known else True
 
     def tree(self, parameters, with_expert_list):
-        """`optimizer` of a `model_optim_rng.pt`; with expert parallelism a list: dense parameters, experts."""
+        """`optimizer` of a `model_optim_rng.pt`; of a rank with experts (expert parallelism) a list: dense ones, experts."""
         trained = [one for one in parameters if one.description.trainable]
         if not with_expert_list:
             return self._one(trained, False)
         shares = [[one for one in trained if one.is_expert == is_expert] for is_expert in (False, True)]
         return [self._one(share, is_expert) for share, is_expert in zip(shares, (False, True))]
+
+    def common_tree(self, parameters, with_expert_list):
+        """`optimizer` of a `common.pt`: settings of all groups, and Adam's step; by number with expert parallelism."""
+        trained = [one for one in parameters if one.description.trainable]
+        if not with_expert_list:
+            return self._common(trained, False)
+        shares = [[one for one in trained if one.is_expert == is_expert] for is_expert in (False, True)]
+        return {number: self._common(share, bool(number)) for number, share in enumerate(shares)}
+
+    def _common(self, parameters, is_expert):
+        groups = [self._group(decays, is_expert) for decays in dict.fromkeys(one.description.decay for one in parameters)]
+        inner = {"param_groups": groups}
+        if not self.distributed and self._steps_in("state"):
+            inner = {"state": {"common_step": TensorToWrite("float32", (), np.array(self.step, np.float32))}, **inner}
+        if not self.distributed and not any(self._dtype(one) in HALF for one in parameters):
+            return inner
+        kind = {"param_state_sharding_type": "fully_sharded_model_space"} if self.distributed else {}
+        return {"optimizer": inner, **self._grad_scaler(), **kind}
+
+    def states_of(self, parameter, with_all_masters):
+        """(Megatron's name, our key) of each state of a parameter.
+
+        Args:
+            with_all_masters (bool): float32 weights are their own masters, which the distributed optimizer saves again.
+        """
+        key = parameter.key
+        pairs = [(name, optimizer_key(name, key)) for name in _STATES]
+        if self._dtype(parameter) in HALF:
+            pairs.append(("fp32_param", optimizer_key("fp32_param", key)))
+        elif with_all_masters:
+            pairs.append(("fp32_param", key))
+        return pairs
+
+    def _grad_scaler(self):
+        scaler = self.reader.manifest.states["optimizer"].get("grad_scaler")
+        if not scaler:
+            return {}
+        scale = np.array([scaler["scale"]], np.float32)
+        return {"grad_scaler": {**scaler, "scale": TensorToWrite("float32", (1,), scale)}}
 
     def _one(self, parameters, is_expert):
         by_decay = {}
@@ -81,11 +120,7 @@ class OptimizerWriter:
         is_half = any(self._dtype(one) in HALF for one in parameters)
         if not self.distributed and not is_half:
             return inner
-        result = {"optimizer": inner}
-        scaler = self.reader.manifest.states["optimizer"].get("grad_scaler")
-        if scaler:
-            scale = np.array([scaler["scale"]], np.float32)
-            result["grad_scaler"] = {**scaler, "scale": TensorToWrite("float32", (1,), scale)}
+        result = {"optimizer": inner, **self._grad_scaler()}
         if not self.distributed:
             result["fp32_from_fp16_params"] = masters
         return result
@@ -137,7 +172,7 @@ class OptimizerWriter:
         Args:
             parameters (list[FileParameter]): of the file.
             at (Coordinates): of the rank that writes it.
-            with_expert_list (bool): expert parallelism: [dense parameters, experts].
+            with_expert_list (bool): the rank has experts: [dense parameters, experts].
             has_dense (bool): the rank is the first of its data-parallel group.
         """
         trained = [one for one in parameters if one.description.trainable]

@@ -34,17 +34,28 @@ def write_torch_file(path, tree):
         OSError: no space, no such folder, ...
     """
     path = os.fspath(path)
-    pickled = Pickler().dump(tree)
-    temporary = f"{path}.{os.getpid()}.tmp"
+    ((_, size),) = write_archives(path, [tree], _folder_name(path))
+    return size
+
+
+def write_archives(path, trees, folder="archive"):
+    """Write files of torch.save one behind the other into a file that appears when it is complete.
+
+    Args:
+        path (str): replaced if it exists.
+        trees (Iterable): of each file, see `write_torch_file`.
+        folder (str): of the records.
+
+    Returns:
+        list[(int, int)]: first byte and number of bytes of each.
+    """
+    temporary, places = f"{path}.{os.getpid()}.tmp", []
     try:
         with open(temporary, "wb", buffering=0) as file, ThreadPoolExecutor(1) as helper:
-            archive = _ZipFile(file, helper, _folder_name(path))
-            archive.add("data.pkl", [pickled.data], len(pickled.data))
-            archive.add("byteorder", [b"little"], 6)
-            for number, storage in enumerate(pickled.storages):
-                archive.add(f"data/{number}", _blocks(storage), storage.nbytes)
-            archive.add("version", [b"3\n"], 2)
-            size = archive.finish()
+            start = 0
+            for tree in trees:
+                places.append((start, _write_archive(file, helper, folder, start, Pickler().dump(tree))))
+                start += places[-1][1]
             os.fsync(file.fileno())
         os.replace(temporary, path)
     except BaseException:
@@ -52,7 +63,17 @@ def write_torch_file(path, tree):
             os.remove(temporary)
         raise
     sync(os.path.dirname(path) or ".")
-    return size
+    return places
+
+
+def _write_archive(file, helper, folder, start, pickled):
+    archive = _ZipFile(file, helper, folder, start)
+    archive.add("data.pkl", [pickled.data], len(pickled.data))
+    archive.add("byteorder", [b"little"], 6)
+    for number, storage in enumerate(pickled.storages):
+        archive.add(f"data/{number}", _blocks(storage), storage.nbytes)
+    archive.add("version", [b"3\n"], 2)
+    return archive.finish()
 
 
 def _folder_name(path):
@@ -103,10 +124,11 @@ def _blocks_of_file(reference, nbytes):
 
 
 class _ZipFile:
-    """Zip file under construction; records of more than 4 GB and more than 65535 records use the zip64 fields."""
+    """Zip file under construction at the end of a file, from byte `start` on; records of more than 4 GB and more than 65535
+    records use the zip64 fields."""
 
-    def __init__(self, file, helper, folder):
-        self._file, self._helper, self._folder = file, helper, folder
+    def __init__(self, file, helper, folder, start):
+        self._file, self._helper, self._folder, self._start = file, helper, folder, start
         self._entries, self._position = [], 0
 
     def add(self, name, blocks, nbytes):
@@ -125,7 +147,7 @@ class _ZipFile:
         sizes = (_LARGE32, _LARGE32) if large else (nbytes, nbytes)
         fields = (45 if large else 20, _UTF8_NAMES, 0, 0, _DATE_1980, checksum, *sizes, len(name))
         header = struct.pack("<4s5H3L2H", b"PK\3\4", *fields, len(extra)) + name + extra
-        os.pwrite(self._file.fileno(), header, offset)
+        os.pwrite(self._file.fileno(), header, self._start + offset)
         self._entries.append((name, nbytes, offset, fields))
 
     def finish(self):

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 from mindspeed_ms.config import fit_to_world, require_startable
 from mindspeed_ms.config.argument_table import row_at
-from mindspeed_ms.config.model_description import describe_model
+from mindspeed_ms.config.model_description import describe_model, vocab_size_of
 from mindspeed_ms.config.same_model import differences
 from mindspeed_ms.config.sections.field import option_of
 from mindspeed_ms.core import comm
@@ -124,7 +124,8 @@ def check_resumed(path, all_config, resumes):
         resumes (bool): the training goes on; else it takes the weights only.
 
     Raises:
-        CheckpointError: it is of another model; or its schedule is another one and nothing says which of the two to take.
+        CheckpointError: it is of another model, or has another vocabulary; or its schedule is another one and nothing says
+            which of the two to take.
     """
     if is_upstream_folder(path) or plain_weights.is_own(path):
         return
@@ -132,6 +133,7 @@ def check_resumed(path, all_config, resumes):
     resumes = resumes and not manifest.has_only_weights
     if training.load_strict:
         _check_model(path, manifest, all_config, resumes)
+    _check_vocabulary(path, manifest, all_config)
     if resumes and not training.no_load_optim and manifest.states.get("opt_param_scheduler"):
         _check_schedule(path, manifest, all_config)
 
@@ -145,10 +147,32 @@ def _check_model(path, manifest, all_config, resumes):
     if not found:
         return
     listed = "; ".join(f"{_written(all_config, name)} is {now!r} here and {before!r} there" for name, before, now in found)
+    elsewhere = "" if all_config.training_config.load_checkpoint else "Save elsewhere (--save), "
     instead = "load its weights alone (--finetune), " if resumes else ""
+    advice = f"{elsewhere}take the checkpoint's values (--use-checkpoint-args), {instead}or set load_strict: False"
+    raise CheckpointError(f"{path} holds another model: {listed}. {advice[0].upper()}{advice[1:]} (--load-strict false).")
+
+
+def _check_vocabulary(path, manifest, all_config):
+    """Raise CheckpointError if the rows of the vocabulary differ by more than padding, as `load_tensors` does later."""
+    rows = {stored.shape[0] for stored in manifest.tensors.values() if stored.grouping == "vocab"}
+    before, now = max(rows, default=0), all_config.model_config.vocab_size
+    needed = max(vocab_size_of(all_config), manifest.vocab_size or 0)
+    if not before or before == now or needed <= min(before, now):
+        return
+    names = (f"{_D}.vocab_size", "model_config.vocab_size")
+    name = next((name for name in names if all_config.settings is not None and all_config.settings.was_set(name)), names[1])
+    if now > before:
+        advice = (
+            f"set it, or a tokenizer, to at most {before} ids (--padded-vocab-size {before}), or give the model more rows "
+            f"first: convert_ckpt.py --load-dir {path} --save-dir NEW --save-model-type native --make-vocab-size-divisible-by "
+            f"{now}"
+        )
+    else:
+        advice = f"keep all of its {needed} ids (--padded-vocab-size {before})"
     raise CheckpointError(
-        f"{path} holds another model: {listed}. Save elsewhere (--save), take the checkpoint's values, {instead}or set "
-        "load_strict: False (--load-strict false)."
+        f"{path} has {before} rows of vocabulary, the model here {now} ({_written(all_config, name)}): {advice}, or take the "
+        "checkpoint's (--use-checkpoint-args)."
     )
 
 

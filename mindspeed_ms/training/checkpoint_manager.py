@@ -13,6 +13,7 @@ from mindspeed_ms.core.dist_checkpointing.agreement import on_rank_zero
 from mindspeed_ms.core.dist_checkpointing.errors import CheckpointError
 from mindspeed_ms.core.dist_checkpointing.foreign import is_foreign_folder
 from mindspeed_ms.core.dist_checkpointing.load import find_checkpoint, open_checkpoint
+from mindspeed_ms.core.dist_checkpointing.manifest import Manifest
 from mindspeed_ms.core.dist_checkpointing.save import CheckpointSaver
 from mindspeed_ms.core.dist_checkpointing.upstream_format import is_upstream_folder
 from mindspeed_ms.core.logging import logger
@@ -61,7 +62,7 @@ def find_starting_point(all_config, describe_data=None):
                 f"{path} holds weights alone (merge --weights-only), no training that could go on: start a new one from them, "
                 "with --finetune or without resume_training."
             )
-        if resumes and (is_upstream_folder(path) or is_foreign_folder(path)):
+        if resumes and (is_upstream_folder(path) or is_foreign_folder(path) or Manifest.read(path).has_only_weights):
             resumes = _can_resume(path, all_config)
         check_resumed(path, all_config, resumes)
     fingerprint = on_rank_zero("the training was not started", _fingerprint, path, all_config, resumes, describe_data)

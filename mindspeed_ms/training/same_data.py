@@ -177,7 +177,7 @@ def _is_conversion(path):
     if not os.path.isfile(os.path.join(path, MANIFEST_FILE)):
         return False
     manifest = Manifest.read(path)
-    return manifest.fingerprint is None and bool(manifest.foreign or not manifest.iteration)
+    return manifest.has_only_weights or (manifest.fingerprint is None and bool(manifest.foreign))
 
 
 def _starting_folder(settings):

@@ -167,8 +167,8 @@ def test_training_goes_on_with_the_checkpoints_model(world, tmp_path):
 
 def test_mappings_and_experts_are_the_checkpoints_too(monkeypatch):
     from mindspeed_ms.config import from_checkpoint
-    from mindspeed_ms.core.dist_checkpointing.manifest import Manifest
     from mindspeed_ms.config.settings import nested_settings
+    from mindspeed_ms.core.dist_checkpointing.manifest import Manifest
 
     def taken(saved, typed):
         settings = nested_settings({"training_config": {"use_checkpoint_args": True}, **typed})

@@ -1,4 +1,4 @@
-"""Starts from a folder that people own, over the default configuration of gpt/pretrain_gpt.sh: what the folder decides, and how."""
+"""Starts from a folder that people own, over the default configuration of gpt/pretrain_gpt.sh: what the folder decides."""
 
 import json
 import os
@@ -105,7 +105,7 @@ def test_finetune_and_resume_training():
 
 @pytest.mark.parametrize("words", [(), ("--tokenizer-name-or-path", "{}/tokenizer"), ("--vocab-size", "500")])
 def test_more_ids_than_rows(folders, words):
-    with pytest.raises(ConfigError, match="500 ids, but the model of .* has 400 rows .*make-vocab-size-divisible-by 500"):
+    with pytest.raises(ConfigError, match=r"500 ids, but the model of .* has 400 rows .*make-vocab-size-divisible-by 500"):
         over_the_default(*TAKE, folders / "few_rows", *(word.format(folders) for word in words))
 
 

@@ -22,6 +22,7 @@ def give_way_to_flags(settings):
         typed = [settings.by_path[path] for path in paths if path in settings.by_path and _is_typed(settings.by_path[path])]
         for path in paths if typed else ():
             _drop(settings, path, typed[0])
+    _begin_or_go_on(settings)
     _default_lowest_rate(settings)
 
 
@@ -36,6 +37,14 @@ def _drop(settings, path, typed):
         return
     del settings.by_path[path]
     settings.notices.append(f"{before.key} = {before.value!r} ({before.place}) gives way to {typed.key}")
+
+
+def _begin_or_go_on(settings):
+    """Drop a file's `resume_training` if `finetune` was typed over it, and the other way round."""
+    paths = f"{_T}.finetune", f"{_T}.resume_training"
+    for path, other in (paths, paths[::-1]):
+        if settings.is_on(path) and _is_typed(settings.by_path[path]) and settings.is_on(other):
+            _drop(settings, other, settings.by_path[path])
 
 
 def _default_lowest_rate(settings):

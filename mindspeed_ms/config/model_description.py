@@ -4,6 +4,7 @@ from dataclasses import dataclass, fields, replace
 
 from mindspeed_ms.config.schema import AllConfig, ModelParallelConfig, TransformerConfig
 from mindspeed_ms.layout.model_description import ModelDescription, ParallelDescription
+from mindspeed_ms.layout.vocabulary import true_vocab_size
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,3 +90,11 @@ def _values(kind, *sections):
 def _frozen(value):
     """Lists as tuples: nothing that a description holds can change."""
     return tuple(_frozen(item) for item in value) if isinstance(value, (list, tuple)) else value
+
+
+def vocab_size_of(all_config):
+    """Number of vocabulary rows that are no padding (int): dataset_config.vocab_size and extra tokens, if it is set."""
+    padded, data = all_config.model_config.vocab_size, all_config.dataset_config
+    if not data.vocab_size:
+        return padded
+    return min(padded, true_vocab_size(data.vocab_size, data.vocab_extra_ids, data.tokenizer_type))

@@ -5,7 +5,7 @@ import argparse
 from mindspeed_ms.config.arguments import settings_of_arguments
 from mindspeed_ms.config.beneath import documents_beneath
 from mindspeed_ms.config.errors import ConfigError, Problem
-from mindspeed_ms.config.from_checkpoint import ask_checkpoint
+from mindspeed_ms.config.from_checkpoint import ask_checkpoint, ask_vocabulary
 from mindspeed_ms.config.from_tokenizer import ask_tokenizer
 from mindspeed_ms.config.resolve import check, complete, environment_world_size
 from mindspeed_ms.config.schema import SECTIONS
@@ -91,8 +91,10 @@ def _finish(settings, config_classes):
     unknown = [kind for kind, name in zip(wanted, names) if name not in SECTIONS]
     if unknown:
         raise ConfigError(Problem("config_classes", f"expects classes of {', '.join(SECTIONS)}", unknown))
-    ask_tokenizer(settings)  # not in complete: a launch script is converted without the files that it names
-    ask_checkpoint(settings)
+    # not in complete: a launch script is converted without the files that it names
+    checkpoint = ask_checkpoint(settings)
+    ask_tokenizer(settings)
+    ask_vocabulary(settings, checkpoint)
     complete(settings)
     result = build(settings, required=names)
     check(result, settings)

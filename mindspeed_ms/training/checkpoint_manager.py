@@ -4,6 +4,7 @@ import os
 from dataclasses import dataclass, field
 from typing import Any
 
+from mindspeed_ms.config.model_description import vocab_size_of
 from mindspeed_ms.config.same_model import differences
 from mindspeed_ms.core import comm
 from mindspeed_ms.core.datasets.errors import DatasetError
@@ -15,7 +16,6 @@ from mindspeed_ms.core.dist_checkpointing.load import find_checkpoint, open_chec
 from mindspeed_ms.core.dist_checkpointing.save import CheckpointSaver
 from mindspeed_ms.core.logging import logger
 from mindspeed_ms.training import checkpointing, same_data
-from mindspeed_ms.training.checkpointing import vocab_size_of
 from mindspeed_ms.training.gpt_datasets import names_indexed_files
 from mindspeed_ms.training.start_checks import check_resumed
 

@@ -7,6 +7,7 @@ from dataclasses import asdict
 
 import numpy as np
 
+from mindspeed_ms.config.model_description import vocab_size_of
 from mindspeed_ms.core import comm, parallel_state, rng
 from mindspeed_ms.core.dist_checkpointing import job_lock
 from mindspeed_ms.core.dist_checkpointing.agreement import on_all_ranks, on_rank_zero
@@ -17,7 +18,6 @@ from mindspeed_ms.core.dist_checkpointing.manifest import Manifest
 from mindspeed_ms.core.dist_checkpointing.save import from_plain, plain
 from mindspeed_ms.core.dist_checkpointing.state import model_tensors, optimizer_tensors
 from mindspeed_ms.core.tensor_parallel.random import model_parallel_manual_seed
-from mindspeed_ms.layout import vocabulary
 from mindspeed_ms.training.utils import print_rank_0
 
 _RNG_SIZES = ("tensor", "pipeline", "virtual_pipeline", "context", "expert")
@@ -218,14 +218,6 @@ def layout_sizes():
         "data": parallel_state.get_data_parallel_world_size(),
         "world": comm.get_world_size(),
     }
-
-
-def vocab_size_of(all_config):
-    """Number of vocabulary rows that are no padding (int): dataset_config.vocab_size and extra tokens, if it is set."""
-    padded, data = all_config.model_config.vocab_size, all_config.dataset_config
-    if not data.vocab_size:
-        return padded
-    return min(padded, vocabulary.true_vocab_size(data.vocab_size, data.vocab_extra_ids, data.tokenizer_type))
 
 
 def _plain_config(all_config):

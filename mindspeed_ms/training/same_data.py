@@ -15,10 +15,12 @@ from mindspeed_ms.core.datasets.splits import normalize, parse_and_normalize_spl
 from mindspeed_ms.core.datasets.tokenizer import TokenizerSettings, build_tokenizer
 from mindspeed_ms.core.dist_checkpointing import folders
 from mindspeed_ms.core.dist_checkpointing.errors import CheckpointError
+from mindspeed_ms.core.dist_checkpointing.foreign import foreign_format, is_foreign_folder
 from mindspeed_ms.core.dist_checkpointing.manifest import MANIFEST_FILE, Manifest
 from mindspeed_ms.core.logging import logger
 
 _D = "dataset_config"
+_BPE = "the BPE "  # name of a tokenizer that was trained on the text
 _SHOWN = 3  # parts of a blend
 
 
@@ -76,8 +78,8 @@ def check_before_start(all_config, own):
     wanted = settings.resume_training and not settings.finetune
     places = settings.load_checkpoint, settings.output_dir, settings.pretrained_checkpoint
     folder, resumes = folders.checkpoint_to_start_from(*places, wanted)
-    if folder is None:
-        return
+    if folder is None or not os.path.isdir(folder):
+        return  # a missing one is reported where it is loaded
     folders.restore_replaced(folder)
     place, manifest = folders.newest_manifest(folder, settings.ckpt_step, all_config)
     check(place, manifest, own, all_config, resumes)
@@ -133,6 +135,8 @@ def check(path, manifest, own, all_config, resumes):
         if all_config.training_config.load_strict:
             raise CheckpointError(f"{text}. {_advice(before, own)}")
         logger.warning("%s (load_strict is off)", text)
+    if now and not before and now["name"].startswith(_BPE):
+        logger.warning("%s names no tokenizer: make sure that its ids are those of %s", path, now["name"])
     if not resumes or all_config.training_config.new_dataset or not saved["data"] or not own["data"]:
         return
     different = differences(saved["data"], own["data"])
@@ -142,6 +146,46 @@ def check(path, manifest, own, all_config, resumes):
             f"{path} was trained on other data: {shown}. Set that as it was, read the new data from its beginning "
             "(new_dataset: True, --new-dataset), or start another run (output_dir, --save)."
         )
+
+
+def check_trained_here(all_config):
+    """Check, before a BPE is trained on the text, that the run starts from no checkpoint of another program and from no
+    conversion of one: the model there knows the ids of another tokenizer.
+
+    Raises:
+        CheckpointError: it does, and load_strict is not off.
+    """
+    settings = all_config.training_config
+    folder = _starting_folder(settings)
+    named = None if folder is None else folders.named_checkpoint(folder, settings.ckpt_step)
+    path = named or next(iter(folders.candidates(folder) if folder else ()), None)
+    if path is None or not (is_foreign_folder(path) or _is_conversion(path)):
+        return
+    beside = "" if settings.use_checkpoint_args else "; --use-checkpoint-args takes the one beside the weights, if there is one"
+    text = (
+        f"{path} was trained with a tokenizer that is not named here, and a BPE of the text gives other ids: name its "
+        f"tokenizer (--tokenizer-type PretrainedFromHF --tokenizer-name-or-path FOLDER{beside})"
+    )
+    if settings.load_strict:
+        raise CheckpointError(f"{text}; load_strict: False (--load-strict false) takes the weights over all the same.")
+    logger.warning("%s (load_strict is off)", text)
+
+
+def _is_conversion(path):
+    if not os.path.isfile(os.path.join(path, MANIFEST_FILE)):
+        return False
+    manifest = Manifest.read(path)
+    return manifest.has_only_weights or (manifest.fingerprint is None and bool(manifest.foreign))
+
+
+def _starting_folder(settings):
+    """Folder of the checkpoint that a run starts from; None: of none whose files say anything."""
+    places = settings.load_checkpoint, settings.output_dir, settings.pretrained_checkpoint
+    folder, _ = folders.checkpoint_to_start_from(*places, settings.resume_training and not settings.finetune)
+    if folder is None or not os.path.isdir(folder):
+        return None
+    found = foreign_format(folder)
+    return folder if found is None or found.keeps_tokenizer else None
 
 
 def differences(saved, own):
@@ -200,10 +244,10 @@ def _tokenizer_setting(all_config, own):
 
 def _advice(before, own):
     data = own["data"] or {}
-    if data.get("kind") == "text" and before["name"].startswith("the BPE "):
+    if data.get("kind") == "text" and before["name"].startswith(_BPE):
         return (
             "The BPE follows from the text: train on the text as it was, or keep the tokenizer (--tokenizer-type "
-            f"PretrainedFromHF --tokenizer-name-or-path {before['name'].removeprefix('the BPE ')} --new-dataset), or start "
+            f"PretrainedFromHF --tokenizer-name-or-path {before['name'].removeprefix(_BPE)} --new-dataset), or start "
             "another run (output_dir, --save)."
         )
     return (

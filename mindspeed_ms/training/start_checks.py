@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 from mindspeed_ms.config import fit_to_world, require_startable
 from mindspeed_ms.config.argument_table import row_at
-from mindspeed_ms.config.model_description import describe_model
+from mindspeed_ms.config.model_description import describe_model, vocab_size_of
 from mindspeed_ms.config.same_model import differences
 from mindspeed_ms.config.sections.field import option_of
 from mindspeed_ms.core import comm
@@ -19,7 +19,6 @@ from mindspeed_ms.core.optimizer.optimizer_param_scheduler import OptimizerParam
 from mindspeed_ms.layout.errors import LayoutError
 from mindspeed_ms.layout.parameters import describe_whole_model
 from mindspeed_ms.layout.ranks import world_unit_of
-from mindspeed_ms.training.checkpointing import vocab_size_of
 from mindspeed_ms.training.tensorboard import require_tensorboard
 
 _T, _D, _O = "training_config", "dataset_config", "optimizer_config"
@@ -125,12 +124,14 @@ def check_resumed(path, manifest, all_config, resumes, is_gpt=False):
         is_gpt (bool): the model is the configuration's GPTModel, whose tensors the checkpoint must have.
 
     Raises:
-        CheckpointError: it is of another model; or its schedule is another one and nothing says which of the two to take.
+        CheckpointError: it is of another model, or has another vocabulary; or its schedule is another one and nothing says
+            which of the two to take.
     """
     training = all_config.training_config
     resumes = resumes and not manifest.has_only_weights
     if training.load_strict:
         _check_model(path, manifest, all_config, resumes, is_gpt)
+    _check_vocabulary(path, manifest, all_config)
     if resumes and not training.no_load_optim and manifest.states.get("opt_param_scheduler"):
         _check_schedule(path, manifest, all_config)
 
@@ -146,26 +147,47 @@ def _check_model(path, manifest, all_config, resumes, is_gpt):
         return
     listed = "; ".join(f"{_written(all_config, name)} is {now!r} here and {before!r} there" for name, before, now in found)
     listed = listed or tensors
+    elsewhere = "" if all_config.training_config.load_checkpoint else "Save elsewhere (--save), "
     instead = "load its weights alone (--finetune), " if resumes else ""
+    advice = f"{elsewhere}take the checkpoint's values (--use-checkpoint-args), {instead}or set load_strict: False"
+    raise CheckpointError(f"{path} holds another model: {listed}. {advice[0].upper()}{advice[1:]} (--load-strict false).")
+
+
+def _check_vocabulary(path, manifest, all_config):
+    """Raise CheckpointError if the rows of the vocabulary differ by more than padding, as `load_tensors` does later."""
+    rows = {stored.shape[0] for stored in manifest.tensors.values() if stored.grouping == "vocab"}
+    before, now = max(rows, default=0), all_config.model_config.vocab_size
+    needed = max(vocab_size_of(all_config), manifest.vocab_size or 0)
+    if not before or before == now or needed <= min(before, now):
+        return
+    names = (f"{_D}.vocab_size", "model_config.vocab_size")
+    name = next((name for name in names if all_config.settings is not None and all_config.settings.was_set(name)), names[1])
+    if now > before:
+        advice = (
+            f"set it, or a tokenizer, to at most {before} ids (--padded-vocab-size {before}), or give the model more rows "
+            f"first: convert_ckpt.py --load-dir {path} --save-dir NEW --save-model-type native --make-vocab-size-divisible-by "
+            f"{now}"
+        )
+    else:
+        advice = f"keep all of its {needed} ids (--padded-vocab-size {before})"
     raise CheckpointError(
-        f"{path} holds another model: {listed}. Save elsewhere (--save), take the checkpoint's values, {instead}or set "
-        "load_strict: False (--load-strict false)."
+        f"{path} has {before} rows of vocabulary, the model here {now} ({_written(all_config, name)}): {advice}, or take the "
+        "checkpoint's (--use-checkpoint-args)."
     )
 
 
 def _other_tensors(manifest, all_config):
-    """How the checkpoint's weights differ from the model's in names and shapes, rows of padding aside (str); "" if they fit."""
+    """How the checkpoint's weights differ from the model's in names and shapes, rows of the vocabulary aside (str); "" if they fit."""
     try:
         own = {entry.name: entry for entry in describe_whole_model(describe_model(all_config)) if entry.shared_with is None}
     except LayoutError:
         return ""  # the layout reports it
     stored = {key: one for key, one in manifest.tensors.items() if not key.startswith(OPTIMIZER_PREFIX)}
     shapes = {name: (tuple(own[name].sharding.global_shape), tuple(stored[name].shape)) for name in own if name in stored}
-    rows = max(vocab_size_of(all_config), manifest.vocab_size or 0)
     other = [
         f"{name} is {list(now)} here and {list(before)} there"
         for name, (now, before) in shapes.items()
-        if now != before and not (own[name].grouping == "vocab" and now[1:] == before[1:] and rows <= min(now[0], before[0]))
+        if now != before and not (own[name].grouping == "vocab" and now[1:] == before[1:])  # `_check_vocabulary` compares rows
     ]
     parts = (
         ("", other),

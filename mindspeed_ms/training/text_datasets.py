@@ -110,6 +110,8 @@ def _build(all_config):
     _check_settings(all_config)
     if tokenizer is not None:
         _check_vocabulary(all_config, tokenizer)
+    else:
+        same_data.check_trained_here(all_config)
     folder = settings.data_cache_path or os.path.join(all_config.training_config.output_dir, "corpus")
     vocab_size = min(settings.vocab_size or LARGEST_VOCABULARY, all_config.model_config.vocab_size)
     training, validation, test = _documents(settings)

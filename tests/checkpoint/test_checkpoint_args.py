@@ -168,10 +168,12 @@ def test_training_goes_on_with_the_checkpoints_model(world, tmp_path):
 def test_mappings_and_experts_are_the_checkpoints_too(monkeypatch):
     from mindspeed_ms.config import from_checkpoint
     from mindspeed_ms.config.settings import nested_settings
+    from mindspeed_ms.core.dist_checkpointing.manifest import Manifest
 
     def taken(saved, typed):
         settings = nested_settings({"training_config": {"use_checkpoint_args": True}, **typed})
-        monkeypatch.setattr(from_checkpoint, "_configuration", lambda settings: ("there", saved))
+        found = from_checkpoint.FoundCheckpoint("there", "there", Manifest(1, args=saved), False)
+        monkeypatch.setattr(from_checkpoint, "_find", lambda settings: found)
         from_checkpoint.ask_checkpoint(settings)
         values = {path: setting.value for path, setting in settings.by_path.items() if not path.startswith("training")}
         return values, [str(notice).split(" is not used")[0] for notice in settings.notices]

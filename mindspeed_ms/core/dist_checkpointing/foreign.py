@@ -30,6 +30,7 @@ class ForeignFormat:
             reads no tensor. No folder is of two formats.
         read_manifest (Callable): `(path, iteration, config) -> Manifest`, see `read_manifest`; its tensors
             have our names.
+        keeps_tokenizer (bool): its files, or others in the folder, say which tokenizer the model was trained with.
         needs_config (bool): its files do not say what model they hold, and cannot be read without knowing.
     """
 
@@ -39,6 +40,7 @@ class ForeignFormat:
     is_folder: Callable
     read_manifest: Callable
     needs_config: bool = False
+    keeps_tokenizer: bool = False
 
 
 def register_format(one):

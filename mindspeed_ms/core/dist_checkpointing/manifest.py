@@ -174,10 +174,14 @@ class Manifest:
     replicas: list = field(default_factory=list)
     # why a training cannot go on from it; "" if it can
     not_resumable = ""
-    # weights of another program, without any state of a training
-    has_only_weights = False
     # whether the headers of its files name tensors by their keys
     has_keys_in_files = True
+
+    @property
+    def has_only_weights(self):
+        """Whether it holds weights of another program, converted or not, without any state of a training."""
+        trained = self.iteration or self.fingerprint is not None
+        return not trained and not any(key.startswith(OPTIMIZER_PREFIX) for key in self.tensors)
 
     def to_bytes(self):
         """Content of the manifest file."""

@@ -23,5 +23,6 @@ HUGGING_FACE = register_format(
         holds=f"{folder.CONFIG_FILE} and model.safetensors, pytorch_model.bin or an index of several",
         is_folder=_is_folder,
         read_manifest=_read,
+        keeps_tokenizer=True,
     )
 )

@@ -17,5 +17,6 @@ MEGATRON = register_format(
         holds=f"mp_rank_*/{files.MODEL_FILE}, or {files.METADATA_FILE}, {files.COMMON_FILE} and *.distcp",
         is_folder=files.is_megatron_folder,
         read_manifest=_read,
+        keeps_tokenizer=True,
     )
 )

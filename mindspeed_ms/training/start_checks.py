@@ -177,7 +177,7 @@ def _check_vocabulary(path, manifest, all_config):
 
 
 def _other_tensors(manifest, all_config):
-    """How the checkpoint's weights differ from the model's in names and shapes, rows of the vocabulary aside (str); "" if they fit."""
+    """How the weights differ from the model's in names and shapes, rows of the vocabulary aside (str); "" if they fit."""
     try:
         own = {entry.name: entry for entry in describe_whole_model(describe_model(all_config)) if entry.shared_with is None}
     except LayoutError:

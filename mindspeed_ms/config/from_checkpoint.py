@@ -107,7 +107,8 @@ def ask_vocabulary(settings, found):
     ids, extra = settings.value(f"{_D}.vocab_size"), settings.value(f"{_D}.vocab_extra_ids", 0)
     parts = settings.value("parallel_config.tensor_model_parallel_size", 1)
     divisible_by = settings.value(f"{_M}.make_vocab_size_divisible_by", 128)
-    if not all(isinstance(value, int) and value > 0 for value in (rows, ids or 1, parts, divisible_by, extra + 1)):
+    numbers = rows, ids or 1, parts, divisible_by, extra or 1
+    if not all(isinstance(value, int) and value > 0 for value in numbers):
         return
     needed = true_vocab_size(ids, extra, settings.value(f"{_D}.tokenizer_type")) if ids else 0
     if needed > rows:

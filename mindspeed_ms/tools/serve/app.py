@@ -11,12 +11,13 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse, StreamingResponse
 from starlette.routing import Route
 
+from mindspeed_ms.core.datasets.tokenizer.interface import TokenizerError
 from mindspeed_ms.core.logging import logger
 from mindspeed_ms.inference.engine import Request
 from mindspeed_ms.inference.sampling import RequestError
 from mindspeed_ms.tools.serve import megatron_api
 from mindspeed_ms.tools.serve.openai_requests import ApiError, ChatRequest, CompletionRequest, parse, refused
-from mindspeed_ms.tools.serve.openai_responses import Answer, ChatCompletions, Completions
+from mindspeed_ms.tools.serve.openai_responses import Answer, ChatCompletions, Completions, usage_of
 from mindspeed_ms.tools.serve.service import ServiceClosed, TooManyRequests
 
 _WATCH_SECONDS = 0.25  # between looks whether the client of an answer that is not streamed is still there
@@ -43,16 +44,15 @@ class Server:
     """Handlers of the routes.
 
     Args:
-        service (GenerationService): the engine.
-        tokenizer (Optional[Tokenizer]): None: prompts are token ids.
+        service (GenerationService): the engine; its tokenizer may be None: then prompts are token ids.
         render_chat (Optional[Callable]): messages -> token ids; None: no chat template.
         model_name (str): name that answers give.
         only_this_model (bool): requests for another name get 404.
         limits (Limits): see there.
     """
 
-    def __init__(self, service, tokenizer, render_chat, model_name, only_this_model=False, limits=None):
-        self.service, self.tokenizer, self.render_chat = service, tokenizer, render_chat
+    def __init__(self, service, render_chat, model_name, only_this_model=False, limits=None):
+        self.service, self.tokenizer, self.render_chat = service, service.engine.tokenizer, render_chat
         self.model_name, self.only_this_model, self.limits = model_name, only_this_model, limits or Limits()
 
     def app(self):
@@ -119,12 +119,10 @@ class Server:
 
     def encode_prompts(self, prompts):
         """Token ids (list[tuple[int, ...]]) of prompts (str or ids)."""
-        if self.tokenizer is None and any(isinstance(prompt, str) for prompt in prompts):
-            raise ApiError(400, "the model has no tokenizer: give the prompt as token ids", "prompt")
-        for number, prompt in enumerate(prompts):
-            if isinstance(prompt, str):
-                _check_text(prompt, f"prompt {number}" if len(prompts) > 1 else "prompt")
-        return [tuple(self.tokenizer.tokenize(one)) if isinstance(one, str) else tuple(one) for one in prompts]
+        try:
+            return [self.service.engine.encode(prompt) for prompt in prompts]
+        except TokenizerError as error:
+            raise ApiError(400, f"prompt: {error}", "prompt", "invalid_value") from None
 
     # ---- answers ------------------------------------------------------------------------------------------------------
 
@@ -280,13 +278,6 @@ def _params(wanted):
         return wanted.params()
     except RequestError as error:
         raise refused(error) from None
-
-
-def _check_text(text, place):
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise ApiError(400, f"{place} holds half of a surrogate pair, which is no character", "prompt") from None
 
 
 def _answers(requests):

@@ -50,19 +50,18 @@ def parse(body):
         ]:
             raise ApiError(400, f"{name} is {values[name]!r}: this server cannot do that; leave it out")
     prompts = _prompts(values)
-    greedy = "temperature" not in values and values.get("top_k", 0) in (0, 1) and not values.get("top_p", 0.0)
     tokens = _integer(values, "tokens_to_generate", 64, 0)
     wants_logprobs = _boolean(values, "logprobs")
     if not tokens and not wants_logprobs:
         raise ApiError(400, "tokens_to_generate=0 implies logprobs=True")
-    stop = (["\\n\\n"] if _boolean(values, "stop_on_double_eol") else []) + (["\\n"] if _boolean(values, "stop_on_eol") else [])
+    stop = (["\n\n"] if _boolean(values, "stop_on_double_eol") else []) + (["\n"] if _boolean(values, "stop_on_eol") else [])
     _boolean(values, "no_log")  # prompts are never logged here
     seed = values.get("random_seed")
     seed = None if seed in (None, -1) else _integer(values, "random_seed", None, 0)
     top_p = _number(values, "top_p", 0.0)
     shared = dict(
         max_new_tokens=tokens,
-        temperature=0.0 if greedy else _number(values, "temperature", 1.0),
+        temperature=_number(values, "temperature", 1.0),
         top_k=_integer(values, "top_k", 0, 0),
         top_p=top_p or 1.0,
         stop=tuple(stop),

@@ -4,6 +4,7 @@ Beside OpenAI's fields those that other servers of open models take too: top_k, 
 """
 
 import json
+import re
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictBool, StrictFloat, StrictInt, StrictStr, ValidationError
@@ -46,6 +47,9 @@ def _only(*allowed):
 
     return Annotated[Any, BeforeValidator(check)]
 
+
+_KIND = re.compile(r"(list|constrained)[\[-].*|str|int|float")
+"""Parts of pydantic's places that name a type of a union, not a field."""
 
 Number = StrictInt | StrictFloat
 Ids = list[StrictInt]
@@ -210,7 +214,7 @@ def json_object(body):
 def _first_error(kind, error):
     """ApiError of the first thing that is wrong."""
     first = error.errors()[0]
-    place = ".".join(str(part) for part in first["loc"] if not str(part).startswith(("list[", "str", "strict", "constrained")))
+    place = ".".join(str(part) for part in first["loc"] if not _KIND.fullmatch(str(part)))
     if first["type"] == "extra_forbidden":
         hint = did_you_mean(place, kind.model_fields) if len(first["loc"]) == 1 else ""
         return ApiError(400, f"unknown field {place}.{hint}", place, "unknown_parameter")

@@ -22,10 +22,12 @@ class Answer:
     completion_tokens: int = 0
     prompt_logprobs: tuple | None = None
     logprobs: list = field(default_factory=list)
+    token_ids: list = field(default_factory=list)
 
     def take(self, event):
         """Add what an event tells."""
         self.text += event.text
+        self.token_ids.extend(event.token_ids)
         self.finish_reason = event.finish_reason
         self.prompt_tokens, self.completion_tokens = event.usage.prompt_tokens, event.usage.completion_tokens
         if event.prompt_logprobs is not None:
@@ -85,7 +87,9 @@ class Completions:
         return {"index": answer.index, "text": text, "logprobs": logprobs, "finish_reason": event.finish_reason}
 
     def _shown(self, ids):
-        return self.tokenizer.detokenize(list(ids)) if self.tokenizer is not None else " ".join(map(str, ids))
+        if self.tokenizer is None:
+            return " ".join(map(str, ids))
+        return self.tokenizer.detokenize([number for number in ids if number < self.tokenizer.vocab_size])  # no padding rows
 
     def _logprobs(self, prompt, of_prompt, of_answer):
         """OpenAI's legacy form: lists that run along the tokens."""

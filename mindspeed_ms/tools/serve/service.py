@@ -79,7 +79,13 @@ class GenerationService:
             block = False
             command(ticket)
         if self.engine.has_work:
-            for event in self.engine.step():
+            try:
+                events = self.engine.step()
+            except ValueError:  # it has dropped all requests, and can be used again
+                logger.exception("a step of the engine failed; the requests that ran end with an error")
+                self._fail_all(ServiceClosed("the engine failed at this request or at one beside it; see the server's log"))
+                return
+            for event in events:
                 self._deliver(event)
 
     def _finish(self):
@@ -89,8 +95,9 @@ class GenerationService:
         while self.engine.has_work and not self._hurry.is_set():
             self._turn()
         timer.cancel()
-        for ticket in list(self._tickets.values()):
-            self._cancel(ticket)
+        for number in self._tickets:
+            self.engine.cancel(number)
+        self._fail_all(ServiceClosed("the server is shutting down"))
         if self.engine.has_work:
             self._turn()
 
@@ -123,8 +130,11 @@ class GenerationService:
             command, ticket = self._commands.get()
             if command == self._add:
                 ticket.put(closed)
+        self._fail_all(closed)
+
+    def _fail_all(self, error):
         for ticket in self._tickets.values():
-            ticket.put(closed)
+            ticket.put(error)
         self._tickets.clear()
 
     # ---- other threads ------------------------------------------------------------------------------------------------

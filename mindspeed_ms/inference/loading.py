@@ -1,24 +1,20 @@
 """Loading for inference: from a folder with a checkpoint to a ModelRunner, its tokenizer and what ends a text."""
 
-import os
 from dataclasses import dataclass
 
 from mindspeed_ms.config import argument_parser, init_configs_from_args, require_available
 from mindspeed_ms.config.model_description import describe_model
 from mindspeed_ms.core import comm
-from mindspeed_ms.core.dist_checkpointing.errors import CheckpointError
-from mindspeed_ms.core.dist_checkpointing.folders import newest_manifest
 from mindspeed_ms.core.dist_checkpointing.load import load_tensors, open_checkpoint
 from mindspeed_ms.core.dist_checkpointing.state import model_tensors
 from mindspeed_ms.core.logging import logger
+from mindspeed_ms.inference.checkpoint import context_length, find_checkpoint
 from mindspeed_ms.inference.model_runner import DEFAULT_PREFILL_CHUNK, ModelRunner
 from mindspeed_ms.inference.tokenizer import end_ids, find_tokenizer
 from mindspeed_ms.legacy.model.gpt_model import GPTModel
 from mindspeed_ms.training.model_setup import get_model
 from mindspeed_ms.training.utils import set_parallel_context, set_seed
 
-LONGEST_DEFAULT = 8192
-"""Largest max_sequence_length that is taken without being asked for: the cache is allocated whole."""
 _DTYPES = {"float32": (), "bfloat16": ("--bf16",), "float16": ("--fp16",)}
 _SHORT_DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 
@@ -73,12 +69,12 @@ def load(
         CheckpointError: no checkpoint, or one that does not fit.
         ValueError: any other argument that cannot be used (ConfigError: of the layout); before anything is built.
     """
-    place, manifest = _find(checkpoint, iteration)
+    place, manifest = find_checkpoint(checkpoint, iteration)
     for name, value in (("slots", slots), ("prefill_chunk", prefill_chunk), ("max_sequence_length", max_sequence_length)):
         if value is not None and not (isinstance(value, int) and value > 0):
             raise ValueError(f"{name} is {value!r}: expected an integer > 0.")
     saved = manifest.args["model_config"]
-    length = _checked_length(max_sequence_length, saved)
+    length = context_length(max_sequence_length, saved)
     sizes = {
         "--tensor-model-parallel-size": tensor_model_parallel_size,
         "--pipeline-model-parallel-size": pipeline_model_parallel_size,
@@ -103,38 +99,6 @@ def load(
         )
     template = getattr(tokenizer, "chat_template", None)
     return Loaded(runner, tokenizer, template, end_ids(checkpoint, place, manifest, tokenizer), config)
-
-
-def _find(checkpoint, iteration):
-    """(folder, Manifest) of the checkpoint. CheckpointError without one."""
-    path = os.fspath(checkpoint)
-    if os.path.isfile(path) and path.endswith(".gguf"):
-        raise CheckpointError(
-            f"{path} is a GGUF file, whose weights must be unpacked: convert it with convert_ckpt.py --load-dir {path} "
-            "--save-dir FOLDER --save-model-type hf, and load FOLDER."
-        )
-    if not os.path.isdir(path):
-        raise CheckpointError(f"{path} holds no checkpoint: {'it is a file' if os.path.exists(path) else 'it does not exist'}.")
-    place, manifest = newest_manifest(path, iteration)
-    if manifest is None:
-        raise CheckpointError(
-            f"{path} holds no checkpoint: expected config.json with weights, an iter_* folder, or latest_checkpointed_iteration.txt."
-        )
-    if not manifest.args.get("model_config"):
-        raise CheckpointError(f"{place} holds no configuration of its model, which inference takes from the checkpoint.")
-    return place, manifest
-
-
-def _checked_length(length, saved):
-    """Longest sequence (int): the given one, checked, or the model's."""
-    positions = saved.get("max_position_embeddings") or saved.get("seq_length")
-    if length is None:
-        return min(positions, LONGEST_DEFAULT)
-    if saved.get("position_embedding_type") == "learned_absolute" and length > positions:
-        raise ValueError(
-            f"max_sequence_length is {length}: the model has a table of {positions} learned positions, expected at most that."
-        )
-    return length
 
 
 def _dtype_flags(dtype, saved):

@@ -1,8 +1,5 @@
 """ModelRunner: logits of new tokens through the key-value cache, and log-probabilities of whole texts, in every layout."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-
 import numpy as np
 from mindspore import Tensor
 
@@ -17,23 +14,6 @@ from mindspeed_ms.inference.scoring import Scored, TokenScorer
 DEFAULT_PREFILL_CHUNK = 512
 _SCORED_TOKENS = 2048
 """Tokens of a batch of short sequences that are scored together."""
-
-
-@dataclass(frozen=True)
-class Feed:
-    """New tokens of one sequence.
-
-    Attributes:
-        slot (int): cache slot of the sequence.
-        start (int): position of the first new token; the positions before are in the slot.
-        ids (sequence[int]): the tokens, at least one.
-        wants (str): "last": the logits after the last token; "none": only the cache is filled.
-    """
-
-    slot: int
-    start: int
-    ids: Sequence[int]
-    wants: str = "last"
 
 
 class ModelRunner:
@@ -115,12 +95,18 @@ class ModelRunner:
                 f"{len(feed.ids)} tokens from position {feed.start} on end at {stop}: expected at most max_sequence_length "
                 f"{self.max_sequence_length}."
             )
-        oldest = max(0, self._reached[feed.slot] - self._ring)
-        if feed.start and oldest > max(0, feed.start - self._window + 1):
+        if not self.can_start(feed.slot, feed.start):
             raise ValueError(
                 f"tokens start at position {feed.start} of slot {feed.slot}, whose window of {self._window} tokens "
-                f"reaches behind position {oldest}, the first that is still held: start at 0."
+                f"reaches behind position {self._oldest(feed.slot)}, the first that is still held: start at 0."
             )
+
+    def can_start(self, slot, start):
+        """Whether new tokens of a slot may enter from a position on: it holds all that they see of those before."""
+        return start == 0 or (start <= self._filled[slot] and self._oldest(slot) <= max(0, start - self._window + 1))
+
+    def _oldest(self, slot):
+        return max(0, self._reached[slot] - self._ring)
 
     def _check_ids(self, ids):
         if not len(ids):

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mindspeed_ms.inference.engine import Engine
+from mindspeed_ms.inference.engine import check
 from mindspeed_ms.inference.feed import Feed
 from mindspeed_ms.inference.requests import Request
 from mindspeed_ms.inference.sampling import RequestError, log_softmax, penalized, probabilities
@@ -44,8 +44,8 @@ def beam_search(runner, prompt, params, num_beams, eos_ids=(), length_penalty=1.
         RequestError: a prompt that does not fit, more beams than slots, more answers than beams, a parameter that is not used.
     """
     prompt = tuple(prompt)
-    Engine(runner).check(Request(prompt, params))
-    _check(params, num_beams, runner.slots)
+    check(Request(prompt, params), runner, None)
+    check_beams(params, num_beams, runner.slots)
     ends = set(params.stop_token_ids) | (set() if params.ignore_eos else set(eos_ids))
     room = runner.max_sequence_length - len(prompt)
     longest = room if params.max_new_tokens is None else params.max_new_tokens
@@ -69,7 +69,8 @@ def beam_search(runner, prompt, params, num_beams, eos_ids=(), length_penalty=1.
     return finished[: params.n]
 
 
-def _check(params, num_beams, slots):
+def check_beams(params, num_beams, slots):
+    """Raise RequestError if a search cannot be made with these parameters and this many cache slots."""
     if not isinstance(num_beams, int) or num_beams < 1:
         raise RequestError("num_beams", f"is {num_beams!r}: expected an integer >= 1.")
     if num_beams > slots:

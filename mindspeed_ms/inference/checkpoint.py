@@ -26,11 +26,11 @@ class CheckpointFacts:
     eos_ids: tuple
 
 
-def read_facts(checkpoint, iteration=None, max_sequence_length=None):
-    """CheckpointFacts of a checkpoint; arguments and errors as of `loading.load`."""
+def read_facts(checkpoint, iteration=None, max_sequence_length=None, tokenizer=None):
+    """CheckpointFacts of a checkpoint; arguments and errors as of `loading.load`. A `tokenizer` is used instead of its own."""
     place, manifest = find_checkpoint(checkpoint, iteration)
     saved = manifest.args["model_config"]
-    tokenizer = find_tokenizer(checkpoint, place, manifest)
+    tokenizer = tokenizer or find_tokenizer(checkpoint, place, manifest)
     vocab_size = manifest.vocab_size or saved.get("vocab_size")
     return CheckpointFacts(
         context_length(max_sequence_length, saved), vocab_size, tokenizer, end_ids(checkpoint, place, manifest, tokenizer)

@@ -11,7 +11,7 @@ def parser():
     """The argparse.ArgumentParser."""
     result = SuggestingParser(
         prog=PROGRAM,
-        description="Let a trained or converted model continue texts, or chat with it. Greedy unless something of sampling is typed.",
+        description="Let a model continue texts, or chat with it. Greedy unless a flag of sampling is typed.",
         allow_abbrev=False,
     )
     result.add_argument("checkpoint", help="folder of a run, of a checkpoint (ours or Megatron's), or of Hugging Face")
@@ -63,9 +63,8 @@ def job_of(arguments):
     if options.json and options.chat:
         raise JobError("--json is for --prompt and --prompt-file: leave it out of a chat.")
     _check_conversation(options)
-    task = Task(
-        "chat" if options.chat else "prompts", params, options.num_beams, _or(options.length_penalty, 1.0), options.chat
-    )
+    penalty = 1.0 if options.length_penalty is None else options.length_penalty
+    task = Task("chat" if options.chat else "prompts", params, options.num_beams, penalty, options.chat)
     return Job(
         options.checkpoint,
         [task],
@@ -83,16 +82,16 @@ def common(options):
     for name in ("tensor_model_parallel_size", "pipeline_model_parallel_size"):
         if getattr(options, name) < 1:
             raise JobError(f"{flags.flag_of(name)} is {getattr(options, name)}: expected an integer >= 1.")
-    return dict(
-        tokenizer_path=options.tokenizer_name_or_path,
-        prompt_type=options.prompt_type,
-        prompt_type_path=options.prompt_type_path,
-        enable_thinking=None if options.enable_thinking is None else options.enable_thinking == "true",
-        system=options.system,
-        history_turns=options.history_turns,
-        tensor_model_parallel_size=options.tensor_model_parallel_size,
-        pipeline_model_parallel_size=options.pipeline_model_parallel_size,
-    )
+    return {
+        "tokenizer_path": options.tokenizer_name_or_path,
+        "prompt_type": options.prompt_type,
+        "prompt_type_path": options.prompt_type_path,
+        "enable_thinking": None if options.enable_thinking is None else options.enable_thinking == "true",
+        "system": options.system,
+        "history_turns": options.history_turns,
+        "tensor_model_parallel_size": options.tensor_model_parallel_size,
+        "pipeline_model_parallel_size": options.pipeline_model_parallel_size,
+    }
 
 
 def _check_conversation(options):
@@ -102,7 +101,3 @@ def _check_conversation(options):
         raise JobError("--history-turns is of a chat: give --chat too, or leave it out.")
     if options.enable_thinking is not None and not (options.chat or options.prompt_type or options.system):
         raise JobError("--enable-thinking is of a chat template: give --chat or --prompt-type too.")
-
-
-def _or(value, default):
-    return default if value is None else value

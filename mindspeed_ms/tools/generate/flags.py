@@ -33,9 +33,8 @@ def add_sampling_flags(parser, **defaults):
         said = f"{text} (default: {defaults[name]})" if name in defaults else text
         parser.add_argument("--" + name.replace("_", "-"), type=kind, metavar="N" if kind is int else "X", help=said)
     parser.add_argument("--stop", action="append", metavar="TEXT", help="a text that ends an answer; may be repeated")
-    parser.add_argument(
-        "--stop-token-id", dest="stop_token_ids", type=int, action="append", metavar="ID", help="a token likewise"
-    )
+    stop_id = {"dest": "stop_token_ids", "type": int, "action": "append", "metavar": "ID"}
+    parser.add_argument("--stop-token-id", help="a token that ends an answer; may be repeated", **stop_id)
     parser.add_argument("--ignore-eos", action="store_true", default=None, help="the model's end tokens do not end an answer")
 
 

@@ -61,6 +61,7 @@ class Job:
         as_json (bool): print a json line for each answer.
         tensor_model_parallel_size, pipeline_model_parallel_size (int), dtype (Optional[str]),
             max_sequence_length (Optional[int]), flags (list[str]): as of `inference.loading.load`.
+        length_flag (str): the flag that gave max_sequence_length.
     """
 
     checkpoint: str
@@ -79,6 +80,7 @@ class Job:
     pipeline_model_parallel_size: int = 1
     dtype: str | None = None
     max_sequence_length: int | None = None
+    length_flag: str = "--max-sequence-length"
     flags: list = field(default_factory=list)
 
     @property
@@ -119,13 +121,24 @@ def plan(job):
     try:
         argument_parser().parse_args(job.flags)
         tokenizer = None if job.tokenizer_path is None else from_folder(job.tokenizer_path)
-        facts = read_facts(job.checkpoint, job.iteration, job.max_sequence_length, tokenizer)
-        return _plan(job, facts)
+        return _plan(job, _facts(job, tokenizer))
     except RequestError as error:
         name = _FLAGS.get(error.parameter, "--" + error.parameter.replace("_", "-"))
         raise JobError(f"{name} {error.rest}") from error
     except (CheckpointError, TemplateError, TokenizerError, OSError) as error:
         raise JobError(str(error)) from error
+
+
+def _facts(job, tokenizer):
+    length = job.max_sequence_length
+    if length is not None and length < 1:
+        raise JobError(f"{job.length_flag} is {length}: expected an integer > 0.")
+    try:
+        return read_facts(job.checkpoint, job.iteration, length, tokenizer)
+    except CheckpointError:
+        raise
+    except ValueError as error:
+        raise JobError(str(error).replace("max_sequence_length", job.length_flag, 1)) from error
 
 
 def _plan(job, facts):

@@ -6,10 +6,8 @@ from mindspeed_ms.tools.generate import flags
 from mindspeed_ms.tools.generate.command import common
 from mindspeed_ms.tools.generate.job import Job, JobError, Task
 
-GREEDY, SAMPLE, BEAMS, BEAM_SAMPLE, SCORES, CHAT = (
-    *("greedy", "do-sample", "beam-search", "beam-search-with-sampling", "return-output-log-probs", "chat"),
-)
-TASKS = (GREEDY, SAMPLE, BEAMS, BEAM_SAMPLE, SCORES, CHAT)
+TASKS = "greedy", "do-sample", "beam-search", "beam-search-with-sampling", "return-output-log-probs", "chat"
+GREEDY, SAMPLE, BEAMS, BEAM_SAMPLE, SCORES, CHAT = TASKS
 _DRAWING = (SAMPLE, BEAM_SAMPLE, CHAT)
 _SEARCHING = (BEAMS, BEAM_SAMPLE)
 # MindSpeed-LLM's defaults
@@ -69,6 +67,7 @@ def job_of(arguments):
         added_ends=[*options.add_eos_token, *(str(number) for number in options.eos_id)],
         dtype="bf16" if options.bf16 else "fp16" if options.fp16 else None,
         max_sequence_length=_smaller(options.seq_length, options.max_length),
+        length_flag="--seq-length" if options.max_length is None else "--max-length",
         flags=others,
         **shared,
     )
@@ -95,7 +94,8 @@ def _check(options, typed):
     drawn = [name for name in flags.SHAPING if name in typed]
     if drawn and not set(options.task) & set(_DRAWING):
         raise JobError(
-            f"{flags.flag_of(drawn[0])} {typed[drawn[0]]} is for --task {', '.join(_DRAWING)}, but --task is {tasks}: leave it out."
+            f"{flags.flag_of(drawn[0])} {typed[drawn[0]]} is for --task {', '.join(_DRAWING)}, but --task is {tasks}: "
+            "leave it out."
         )
     for name in ("num_beams", "length_penalty"):
         if getattr(options, name) is not None and not set(options.task) & set(_SEARCHING):

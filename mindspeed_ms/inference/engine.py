@@ -44,23 +44,7 @@ class Engine:
 
     def check(self, request):
         """Raise RequestError if a request cannot be served: empty or too long prompt, id out of the vocabulary, ..."""
-        prompt, params, longest = request.prompt, request.params, self.runner.max_sequence_length
-        _check_ids("prompt", prompt, self.runner.vocab_size)
-        _check_ids("stop_token_ids", params.stop_token_ids, self.runner.vocab_size)
-        if not len(prompt):
-            raise RequestError("prompt", "is empty: expected at least one token.")
-        if len(prompt) > longest or (len(prompt) == longest and params.max_new_tokens != 0):
-            raise RequestError(
-                "prompt", f"has {len(prompt)} tokens, which leave no room in the context of {longest}: shorten it."
-            )
-        if params.max_new_tokens is not None and len(prompt) + params.max_new_tokens > longest:
-            raise RequestError(
-                "max_new_tokens",
-                f"is {params.max_new_tokens}, but the prompt's {len(prompt)} tokens leave {longest - len(prompt)} of the "
-                f"context of {longest}: lower it or shorten the prompt.",
-            )
-        if params.stop and self.tokenizer is None:
-            raise RequestError("stop", f"is {params.stop!r}, but there is no tokenizer: name stop_token_ids instead.")
+        check(request, self.runner, self.tokenizer)
 
     def add(self, request):
         """Add a request; returns its id (int). Ids count from 0.
@@ -149,19 +133,8 @@ class Engine:
                 self.step()
 
     def encode(self, prompt):
-        """Token ids (tuple[int, ...]) of a prompt (str or sequence of ids).
-
-        Raises:
-            RequestError: a text, and there is no tokenizer; a text without tokens.
-        """
-        if not isinstance(prompt, str):
-            return tuple(int(number) for number in prompt)
-        if self.tokenizer is None:
-            raise RequestError("prompt", "is a text, but there is no tokenizer: give token ids.")
-        if not prompt:
-            raise RequestError("prompt", "is empty: expected some text.")
-        ids = self.tokenizer.tokenize(prompt)
-        return tuple(ids[:-1] if self.tokenizer.adds_eos and ids[-1:] == [self.tokenizer.eos] else ids)
+        """See the function of this name."""
+        return encode(prompt, self.tokenizer)
 
     # ---- parts of a step ----------------------------------------------------------------------------------------------
 
@@ -219,6 +192,47 @@ class Engine:
             if event.finish_reason:
                 self._release(slot)
         return events
+
+
+def check(request, limits, tokenizer):
+    """Raise RequestError if a request cannot be served: empty or too long prompt, id out of the vocabulary, ...
+
+    Args:
+        request (Request): the request.
+        limits: with `max_sequence_length` and `vocab_size`: a ModelRunner, or CheckpointFacts before one is loaded.
+        tokenizer (Optional[Tokenizer]): the engine's.
+    """
+    prompt, params, longest = request.prompt, request.params, limits.max_sequence_length
+    _check_ids("prompt", prompt, limits.vocab_size)
+    _check_ids("stop_token_ids", params.stop_token_ids, limits.vocab_size)
+    if not len(prompt):
+        raise RequestError("prompt", "is empty: expected at least one token.")
+    if len(prompt) > longest or (len(prompt) == longest and params.max_new_tokens != 0):
+        raise RequestError("prompt", f"has {len(prompt)} tokens, which leave no room in the context of {longest}: shorten it.")
+    if params.max_new_tokens is not None and len(prompt) + params.max_new_tokens > longest:
+        raise RequestError(
+            "max_new_tokens",
+            f"is {params.max_new_tokens}, but the prompt's {len(prompt)} tokens leave {longest - len(prompt)} of the "
+            f"context of {longest}: lower it or shorten the prompt.",
+        )
+    if params.stop and tokenizer is None:
+        raise RequestError("stop", f"is {params.stop!r}, but there is no tokenizer: name stop_token_ids instead.")
+
+
+def encode(prompt, tokenizer):
+    """Token ids (tuple[int, ...]) of a prompt (str or sequence of ids).
+
+    Raises:
+        RequestError: a text, and there is no tokenizer; a text without tokens.
+    """
+    if not isinstance(prompt, str):
+        return tuple(int(number) for number in prompt)
+    if tokenizer is None:
+        raise RequestError("prompt", "is a text, but there is no tokenizer: give token ids.")
+    if not prompt:
+        raise RequestError("prompt", "is empty: expected some text.")
+    ids = tokenizer.tokenize(prompt)
+    return tuple(ids[:-1] if tokenizer.adds_eos and ids[-1:] == [tokenizer.eos] else ids)
 
 
 def seeded(request):

@@ -41,6 +41,10 @@ class TableRunner:
         assert len({feed.slot for feed in feeds}) == len(feeds), "a slot is fed twice"
         return [self._forward(feed) for feed in feeds]
 
+    def can_start(self, slot, start):
+        """Whether a feed of a slot may start at a position."""
+        return start <= len(self._held[slot])
+
     def score(self, sequences, starts=None):
         """Log-probabilities of ids[1:] of each sequence, from `starts` on: list[TableScored]."""
         return [self._score(list(ids), start) for ids, start in zip(sequences, starts or [1] * len(sequences))]

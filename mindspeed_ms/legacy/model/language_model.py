@@ -56,7 +56,7 @@ class TransformerLanguageModel(Module):
         post_process (bool): the stage ends the model and holds final norm and head.
 
     Inputs: ids `[b, s]`, position ids `[b, s]` or None, attention mask or None (see `attention_mask`), tokentype_ids
-    `[b, s]`; the other arguments must be None. Output: hidden states `[s, b, h]` (`[s / tp, b, h]` under sequence
+    `[b, s]`, inference_params; the other arguments must be None. Output: hidden states `[s, b, h]` (`[s / tp, b, h]` under sequence
     parallelism).
 
     Raises:
@@ -165,7 +165,6 @@ class TransformerLanguageModel(Module):
             "retriever_position_ids": retriever_position_ids,
             "retriever_attn_mask": retriever_attn_mask,
             "enc_dec_attn_mask": enc_dec_attn_mask,
-            "inference_params": inference_params,
             "enc_hidden_states": enc_hidden_states,
             "input_image": input_image,
         }
@@ -179,7 +178,7 @@ class TransformerLanguageModel(Module):
         rotary_pos_emb = None
         if self.use_rope:
             rotary_pos_emb = self.rotary_pos_emb.table(length, enc_position_ids)
-        return self.encoder(hidden_states, enc_attn_mask, rotary_pos_emb=rotary_pos_emb)
+        return self.encoder(hidden_states, enc_attn_mask, inference_params=inference_params, rotary_pos_emb=rotary_pos_emb)
 
     def _sequence_length(self, ids):
         """Length of this rank's whole sequence, from the ids or, on later stages, from the hidden states."""

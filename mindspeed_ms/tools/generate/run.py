@@ -15,7 +15,7 @@ INTERRUPTED = 130
 
 def run(job, plan):
     """Do the tasks of a job (Job, Plan); all ranks call it. Returns the exit status."""
-    is_first_task_alone = len(job.tasks) == 1
+    is_alone = len(job.tasks) == 1
     with chatter_to_stderr():
         loaded = load(
             job.checkpoint,
@@ -33,13 +33,13 @@ def run(job, plan):
     for task in job.tasks:
         engine = Engine(loaded.runner, plan.tokenizer, plan.eos_ids)
         if task.num_beams:
-            is_interrupted = _search(loaded.runner, job, plan, task, terminal, is_first_task_alone)
+            is_interrupted = _search(loaded.runner, job, plan, task, terminal, is_alone)
         elif comm.get_rank() != 0:
             follow(engine)
             is_interrupted = False
         else:
             with lead(engine) as leader:
-                is_interrupted = _lead(leader, job, plan, task, terminal, is_first_task_alone)
+                is_interrupted = _lead(leader, job, plan, task, terminal, is_alone)
         if _from_rank_0(is_interrupted):
             return INTERRUPTED
     return 0

@@ -10,8 +10,9 @@ from mindspeed_ms.core.datasets.tokenizer.interface import Tokenizer, check_char
 from mindspeed_ms.inference.engine import Engine
 from mindspeed_ms.testing.inference import TableRunner
 from mindspeed_ms.tools.serve.app import Limits, Server
-from mindspeed_ms.tools.serve.http_server import HttpServer, bound_socket
+from mindspeed_ms.tools.serve.http_server import HttpServer
 from mindspeed_ms.tools.serve.service import GenerationService
+from mindspeed_ms.tools.serve.sockets import bound_socket
 
 EOS = 256
 

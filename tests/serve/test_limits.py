@@ -9,7 +9,7 @@ import pytest
 
 from mindspeed_ms.testing.inference import TableRunner
 from mindspeed_ms.tools.serve.app import Limits
-from mindspeed_ms.tools.serve.http_server import bound_socket
+from mindspeed_ms.tools.serve.sockets import bound_socket
 
 LONG = {"prompt": "a", "max_tokens": 200, "ignore_eos": True}
 

@@ -57,8 +57,8 @@ def test_openais_defaults(client):
 
 
 def test_sampling_parameters_arrive(client):
-    given = dict(temperature=1.5, top_p=0.9, n=3, seed=70, presence_penalty=0.5, frequency_penalty=0.25)
-    extra = dict(top_k=12, min_p=0.05, repetition_penalty=1.3, stop_token_ids=[101])
+    given = {"temperature": 1.5, "top_p": 0.9, "n": 3, "seed": 70, "presence_penalty": 0.5, "frequency_penalty": 0.25}
+    extra = {"top_k": 12, "min_p": 0.05, "repetition_penalty": 1.3, "stop_token_ids": [101]}
     answer = client.completions.create(model="x", prompt="Hello", max_tokens=30, stop="x", extra_body=extra, **given)
     params = {"max_new_tokens": 30, "stop": ("x",), **given, **extra, "stop_token_ids": (101,)}
     wanted = [one.text for one in expected("Hello", **params)]
@@ -81,7 +81,7 @@ def test_prompts_as_texts_and_ids(client, prompt):
 
 @pytest.mark.parametrize("n", [1, 2])
 def test_a_stream_says_the_same_as_a_whole_answer(client, n):
-    request = dict(model="x", prompt=["Hello", "you"], max_tokens=9, seed=5, n=n, stop=["zz"])
+    request = {"model": "x", "prompt": ["Hello", "you"], "max_tokens": 9, "seed": 5, "n": n, "stop": ["zz"]}
     whole = client.completions.create(**request)
     texts, reasons, usages = {}, {}, []
     for chunk in client.completions.create(stream=True, stream_options={"include_usage": True}, **request):
@@ -96,17 +96,20 @@ def test_a_stream_says_the_same_as_a_whole_answer(client, n):
 
 def test_chat_whole_and_streamed(client):
     messages = [{"role": "system", "content": "Be kind."}, {"role": "user", "content": [{"type": "text", "text": "Hi"}]}]
-    request = dict(model="x", messages=messages, max_tokens=6, temperature=0)
+    request = {"model": "x", "messages": messages, "max_tokens": 6, "temperature": 0}
     whole = client.chat.completions.create(**request)
     (wanted,) = expected("<system>Be kind.<user>Hi", max_new_tokens=6, temperature=0.0)
     assert whole.choices[0].message.content == wanted.text and whole.choices[0].message.role == "assistant"
-    chunks = [chunk for chunk in client.chat.completions.create(stream=True, **request)]
+    chunks = list(client.chat.completions.create(stream=True, **request))
     assert chunks[0].choices[0].delta.role == "assistant"
     assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == wanted.text
     assert [chunk.choices[0].finish_reason for chunk in chunks][-1] == "length"
-    assert client.chat.completions.create(**{**request, "max_tokens": openai.NOT_GIVEN}, max_completion_tokens=6) .choices[
-        0
-    ].message.content == wanted.text
+    assert (
+        client.chat.completions.create(**{**request, "max_tokens": openai.NOT_GIVEN}, max_completion_tokens=6)
+        .choices[0]
+        .message.content
+        == wanted.text
+    )
 
 
 def test_log_probabilities(client):
@@ -137,7 +140,10 @@ def test_models(client):
 def test_requests_at_once_are_batched_and_stay_apart(server, client):
     prompts = [f"prompt {number}" for number in range(12)]
     with concurrent.futures.ThreadPoolExecutor(12) as pool:
-        ask = lambda prompt: client.completions.create(model="x", prompt=prompt, max_tokens=20, temperature=0).choices[0].text
+
+        def ask(prompt):
+            return client.completions.create(model="x", prompt=prompt, max_tokens=20, temperature=0).choices[0].text
+
         texts = list(pool.map(ask, prompts))
     assert texts == [expected(prompt, max_new_tokens=20, temperature=0.0)[0].text for prompt in prompts]
     assert max(len(call) for call in server.runner.calls) > 1

@@ -1,5 +1,6 @@
 """Generate in the terminal: `python -m mindspeed_ms.tools.generate CHECKPOINT --prompt TEXT`, or `--chat`."""
 
+import importlib
 import os
 import sys
 
@@ -7,7 +8,9 @@ from mindspeed_ms.tools.generate import command
 from mindspeed_ms.tools.generate.job import JobError, plan
 
 
-def main(arguments=None, job_of=command.job_of, program=command.PROGRAM, script=__file__):
+def main(
+    arguments=None, job_of=command.job_of, program=command.PROGRAM, script=__file__, runner="mindspeed_ms.tools.generate.run"
+):
     """Run a command line (list[str]; default: this process's); returns the exit status: 0, 2 for a mistake, 130 after Ctrl-C.
 
     More than one rank is started by itself, unless msrun or mindspeed_ms.launch has done so.
@@ -16,6 +19,7 @@ def main(arguments=None, job_of=command.job_of, program=command.PROGRAM, script=
         job_of (Callable): arguments -> Job.
         program (str): name of the command in messages.
         script (str): file that each rank runs.
+        runner (str): module whose `run` does the job.
     """
     arguments = sys.argv[1:] if arguments is None else arguments
     try:
@@ -35,9 +39,7 @@ def main(arguments=None, job_of=command.job_of, program=command.PROGRAM, script=
         _start_ranks(job.ranks, script, arguments)
     setup_logging("WARNING")
     with in_one_line():
-        from mindspeed_ms.tools.generate.run import run
-
-        return run(job, planned)
+        return importlib.import_module(runner).run(job, planned)
 
 
 def _start_ranks(ranks, script, arguments):

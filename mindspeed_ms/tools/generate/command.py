@@ -24,11 +24,7 @@ def parser():
     result.add_argument("--length-penalty", type=float, metavar="X", help="of beam search; above 0 favours long answers (1)")
     flags.add_conversation_flags(result)
     result.add_argument("--json", action="store_true", help="print a json line for each answer")
-    result.add_argument("--tensor-model-parallel-size", type=int, default=1, metavar="N", help="ranks that share each layer")
-    result.add_argument("--pipeline-model-parallel-size", type=int, default=1, metavar="N", help="ranks that share the layers")
-    result.add_argument("--dtype", choices=("fp32", "bf16", "fp16"), help="of computation and cache; default: the checkpoint's")
-    result.add_argument("--max-sequence-length", type=int, metavar="N", help="context; default: the model's, at most 8192")
-    result.add_argument("--iteration", type=int, metavar="N", help="of the checkpoints of a run; default: the newest")
+    flags.add_model_flags(result)
     return result
 
 

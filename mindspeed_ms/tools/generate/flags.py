@@ -38,6 +38,15 @@ def add_sampling_flags(parser, **defaults):
     parser.add_argument("--ignore-eos", action="store_true", default=None, help="the model's end tokens do not end an answer")
 
 
+def add_model_flags(parser):
+    """Add the flags that say how the model is loaded."""
+    parser.add_argument("--tensor-model-parallel-size", type=int, default=1, metavar="N", help="ranks that share each layer")
+    parser.add_argument("--pipeline-model-parallel-size", type=int, default=1, metavar="N", help="ranks that share the layers")
+    parser.add_argument("--dtype", choices=("fp32", "bf16", "fp16"), help="of computation and cache; default: the checkpoint's")
+    parser.add_argument("--max-sequence-length", type=int, metavar="N", help="context; default: the model's, at most 8192")
+    parser.add_argument("--iteration", type=int, metavar="N", help="of the checkpoints of a run; default: the newest")
+
+
 def add_conversation_flags(parser, history_turns=None):
     """Add the flags of chats and templates."""
     kept = "as many as fit" if history_turns is None else history_turns

@@ -99,7 +99,9 @@ class Server:
         wanted = parse(ChatRequest, body)
         self._check_model(wanted.model)
         if self.render_chat is None:
-            raise ApiError(400, "the model has no chat template: use /v1/completions, or start the server with a template", "messages")
+            raise ApiError(
+                400, "the model has no chat template: use /v1/completions, or start the server with a template", "messages"
+            )
         params, messages = _params(wanted), wanted.plain_messages()
         try:
             prompt = await run_in_threadpool(self.render_chat, messages)
@@ -267,7 +269,9 @@ class Server:
             raise self._unknown_model(name)
 
     def _unknown_model(self, name):
-        return ApiError(404, f"there is no model {name!r} here: this server has {self.model_name!r}", "model", "model_not_found")
+        return ApiError(
+            404, f"there is no model {name!r} here: this server has {self.model_name!r}", "model", "model_not_found"
+        )
 
     def _model(self):
         return {"id": self.model_name, "object": "model", "created": 0, "owned_by": "mindspeed_ms"}
@@ -323,7 +327,9 @@ def _error_response(error):
 
 
 async def _no_such_route(request, error):
-    return _error_response(ApiError(404, f"there is no {request.url.path} here: /v1/completions, /v1/chat/completions, /v1/models, /api, /health"))
+    return _error_response(
+        ApiError(404, f"there is no {request.url.path} here: /v1/completions, /v1/chat/completions, /v1/models, /api, /health")
+    )
 
 
 async def _wrong_method(request, error):

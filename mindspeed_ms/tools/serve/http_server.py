@@ -1,27 +1,9 @@
 """HttpServer: uvicorn in a thread of its own; the thread that made it keeps the model and the signals."""
 
-import socket
 import threading
 import time
 
 import uvicorn
-
-
-def bound_socket(host, port):
-    """Socket that listens on host and port (0: a free one).
-
-    Raises:
-        OSError: the address is in use or not of this machine.
-    """
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    result = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        result.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        result.bind((host, port))
-    except OSError:
-        result.close()
-        raise
-    return result
 
 
 class HttpServer:
@@ -35,7 +17,11 @@ class HttpServer:
 
     def __init__(self, app, bound, grace_seconds=5.0):
         config = uvicorn.Config(
-            app, log_level="warning", access_log=False, timeout_keep_alive=30, timeout_graceful_shutdown=max(1, int(grace_seconds))
+            app,
+            log_level="warning",
+            access_log=False,
+            timeout_keep_alive=30,
+            timeout_graceful_shutdown=max(1, int(grace_seconds)),
         )
         self._server, self._socket = uvicorn.Server(config), bound
         self._thread = threading.Thread(target=self._server.run, kwargs={"sockets": [bound]}, name="http", daemon=True)

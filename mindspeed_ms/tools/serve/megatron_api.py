@@ -59,16 +59,16 @@ def parse(body):
     seed = values.get("random_seed")
     seed = None if seed in (None, -1) else _integer(values, "random_seed", None, 0)
     top_p = _number(values, "top_p", 0.0)
-    shared = dict(
-        max_new_tokens=tokens,
-        temperature=_number(values, "temperature", 1.0),
-        top_k=_integer(values, "top_k", 0, 0),
-        top_p=top_p or 1.0,
-        stop=tuple(stop),
-        stop_token_ids=() if values.get("stop_token") is None else (_integer(values, "stop_token", None, 0),),
-        logprobs=0 if wants_logprobs else None,
-        prompt_logprobs=wants_logprobs,
-    )
+    shared = {
+        "max_new_tokens": tokens,
+        "temperature": _number(values, "temperature", 1.0),
+        "top_k": _integer(values, "top_k", 0, 0),
+        "top_p": top_p or 1.0,
+        "stop": tuple(stop),
+        "stop_token_ids": () if values.get("stop_token") is None else (_integer(values, "stop_token", None, 0),),
+        "logprobs": 0 if wants_logprobs else None,
+        "prompt_logprobs": wants_logprobs,
+    }
     if shared["top_k"] and top_p:
         raise ApiError(400, "cannot set both top-k and top-p samplings.")
     try:

@@ -5,9 +5,19 @@ Beside OpenAI's fields those that other servers of open models take too: top_k, 
 
 import json
 import re
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictBool, StrictFloat, StrictInt, StrictStr, ValidationError
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    StrictBool,
+    StrictFloat,
+    StrictInt,
+    StrictStr,
+    ValidationError,
+)
 
 from mindspeed_ms.inference.sampling import RequestError, SamplingParams
 from mindspeed_ms.spelling import did_you_mean
@@ -165,7 +175,7 @@ class ChatRequest(_Common):
 
 def _plain_message(message, place):
     if not isinstance(message.get("role"), str):
-        raise ApiError(400, f"{place}.role is {message.get('role')!r}: expected a text such as \"user\"", f"{place}.role")
+        raise ApiError(400, f'{place}.role is {message.get("role")!r}: expected a text such as "user"', f"{place}.role")
     if message.get("tool_calls") or message.get("function_call"):
         raise ApiError(400, f"{place} calls tools, which this server cannot do", place)
     content = message.get("content")

@@ -125,7 +125,9 @@ class GenerationService:
                 del self._tickets[event.request]
 
     def _end_all(self):
-        closed = ServiceClosed("the server is shutting down" if self.failure is None else "the engine failed; see the server's log")
+        closed = ServiceClosed(
+            "the server is shutting down" if self.failure is None else "the engine failed; see the server's log"
+        )
         while not self._commands.empty():
             command, ticket = self._commands.get()
             if command == self._add:

@@ -46,7 +46,7 @@ def render(messages):
 class Running:
     """A running server: `url`, `client` (httpx), `engine`, `runner`, `service`."""
 
-    def __init__(self, runner, limits, render_chat, **settings):
+    def __init__(self, runner, limits, render_chat=render, **settings):
         self.runner = runner
         self.engine = Engine(runner, ByteTokenizer(), (EOS,))
         self.service = GenerationService(self.engine, **settings)

@@ -81,7 +81,8 @@ def test_an_answer_that_takes_too_long(serve):
 
 def test_too_many_requests(serve):
     server = serve(runner=SlowRunner(257, 256, 1), max_requests=2)
-    threads = [threading.Thread(target=server.client.post, args=("/v1/completions",), kwargs={"json": LONG}) for _ in range(2)]
+    body = {**LONG, "max_tokens": 40}
+    threads = [threading.Thread(target=server.client.post, args=("/v1/completions",), kwargs={"json": body}) for _ in range(2)]
     for thread in threads:
         thread.start()
     wait_until(lambda: server.service._count == 2)

@@ -11,8 +11,9 @@ import pytest
 from mindspeed_ms.inference.engine import Engine
 from mindspeed_ms.inference.sampling import SamplingParams
 from mindspeed_ms.testing.inference import TableRunner
+from mindspeed_ms.tools.serve.app import Limits
 
-from .conftest import EOS, ByteTokenizer
+from .conftest import EOS, ByteTokenizer, Running
 
 
 def letters(ids):
@@ -27,12 +28,13 @@ def runner(slots=4):
     return TableRunner(257, 256, slots, logits=letters)
 
 
-@pytest.fixture
-def server(serve):
-    return serve(runner=runner())
+@pytest.fixture(scope="module")
+def server():
+    with Running(runner(), Limits()) as running:
+        yield running
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def client(server):
     return openai.OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0)
 

@@ -7,10 +7,10 @@ import sys
 from mindspeed_ms.tools.generate import command
 from mindspeed_ms.tools.generate.job import JobError, plan
 
+_RUNNER = "mindspeed_ms.tools.generate.run"
 
-def main(
-    arguments=None, job_of=command.job_of, program=command.PROGRAM, script=__file__, runner="mindspeed_ms.tools.generate.run"
-):
+
+def main(arguments=None, job_of=command.job_of, program=command.PROGRAM, script=__file__, runner=_RUNNER):
     """Run a command line (list[str]; default: this process's); returns the exit status: 0, 2 for a mistake, 130 after Ctrl-C.
 
     More than one rank is started by itself, unless msrun or mindspeed_ms.launch has done so.

@@ -100,7 +100,7 @@ class Server:
         self._check_model(wanted.model)
         if self.render_chat is None:
             raise ApiError(
-                400, "the model has no chat template: use /v1/completions, or start the server with a template", "messages"
+                400, "the model has no chat template: use /v1/completions, or start the server with --prompt-type", "messages"
             )
         params, messages = _params(wanted), wanted.plain_messages()
         try:
@@ -327,9 +327,8 @@ def _error_response(error):
 
 
 async def _no_such_route(request, error):
-    return _error_response(
-        ApiError(404, f"there is no {request.url.path} here: /v1/completions, /v1/chat/completions, /v1/models, /api, /health")
-    )
+    known = "/v1/completions, /v1/chat/completions, /v1/models, /api, /health"
+    return _error_response(ApiError(404, f"there is no {request.url.path} here: {known}"))
 
 
 async def _wrong_method(request, error):

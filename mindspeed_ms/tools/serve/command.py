@@ -48,22 +48,14 @@ def parser():
         allow_abbrev=False,
     )
     result.add_argument("checkpoint", help="folder of a run, of a checkpoint (ours or Megatron's), or of Hugging Face")
-    result.add_argument("--host", default="127.0.0.1", help="address to listen on (127.0.0.1: this machine only; 0.0.0.0: all)")
-    result.add_argument(
-        "--port", type=_port, default=8000, metavar="N", help="port to listen on (8000); 0: a free one, printed"
-    )
-    result.add_argument(
-        "--model-name", metavar="NAME", help="name of the model; requests for another get 404 (default: any is taken)"
-    )
+    result.add_argument("--host", default="127.0.0.1", help="address to listen on (127.0.0.1; 0.0.0.0: all of the machine)")
+    result.add_argument("--port", type=_port, default=8000, metavar="N", help="port (8000); 0: a free one, which the log names")
+    result.add_argument("--model-name", metavar="NAME", help="requests for another model get 404 (default: any name is taken)")
     result.add_argument("--slots", type=_positive, default=8, metavar="N", help="answers generated at a time (8); others wait")
     result.add_argument("--max-requests", type=_positive, default=64, metavar="N", help="waiting or running; more get 429 (64)")
-    result.add_argument("--max-body-bytes", type=_positive, default=4 * 2**20, metavar="N", help="longest request (4194304)")
-    result.add_argument(
-        "--timeout", type=_seconds, default=600.0, metavar="S", help="seconds until an answer is given up (600)"
-    )
-    result.add_argument(
-        "--grace", type=_seconds, default=5.0, metavar="S", help="seconds that running answers get at the end (5)"
-    )
+    result.add_argument("--max-body-bytes", type=_positive, default=4 * 2**20, metavar="N", help="longest body (4194304)")
+    result.add_argument("--timeout", type=_seconds, default=600.0, metavar="S", help="an answer is given up after them (600)")
+    result.add_argument("--grace", type=_seconds, default=5.0, metavar="S", help="of running answers at the end (5)")
     result.add_argument("--prompt-type", metavar="NAME", help="template of templates.json for chats; default: the folder's own")
     result.add_argument("--prompt-type-path", metavar="FILE", help="a templates.json in place of the package's")
     result.add_argument("--enable-thinking", choices=("true", "false"), help="handed to the chat template, which may heed it")

@@ -16,13 +16,8 @@ class HttpServer:
     """
 
     def __init__(self, app, bound, grace_seconds=5.0):
-        config = uvicorn.Config(
-            app,
-            log_level="warning",
-            access_log=False,
-            timeout_keep_alive=30,
-            timeout_graceful_shutdown=max(1, int(grace_seconds)),
-        )
+        timeouts = {"timeout_keep_alive": 30, "timeout_graceful_shutdown": max(1, int(grace_seconds))}
+        config = uvicorn.Config(app, log_level="warning", access_log=False, **timeouts)
         self._server, self._socket = uvicorn.Server(config), bound
         self._thread = threading.Thread(target=self._server.run, kwargs={"sockets": [bound]}, name="http", daemon=True)
 

@@ -10,8 +10,8 @@ from mindspeed_ms.tools.serve.openai_requests import ApiError, json_object
 
 MOST_PROMPTS = 128
 _KNOWN = (
-    "prompts tokens_to_generate logprobs temperature top_k top_p top_p_decay top_p_bound add_BOS stop_on_double_eol stop_on_eol "
-    "prevent_newline_after_colon random_seed no_log stop_token length_penalty beam_width max_len sentences"
+    "prompts tokens_to_generate logprobs temperature top_k top_p top_p_decay top_p_bound add_BOS stop_on_double_eol "
+    "stop_on_eol prevent_newline_after_colon random_seed no_log stop_token length_penalty beam_width max_len sentences"
 ).split()
 _INSTEAD = {"max_len": "tokens_to_generate", "sentences": "prompts"}
 _FIXED = {  # fields that change the answer in a way that is not here, with the values that do not

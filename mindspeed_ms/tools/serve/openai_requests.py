@@ -1,6 +1,7 @@
 """Bodies of OpenAI's requests: fields, ranges, and the SamplingParams that they mean.
 
-Beside OpenAI's fields those that other servers of open models take too: top_k, min_p, repetition_penalty, stop_token_ids, ignore_eos.
+Beside OpenAI's fields those that other servers of open models take too: top_k, min_p, repetition_penalty, stop_token_ids,
+ignore_eos.
 """
 
 import json

@@ -76,7 +76,7 @@ class Completions:
         return {"index": answer.index, "text": text, "logprobs": logprobs, "finish_reason": answer.finish_reason}
 
     def first(self, answer):
-        """Choices that open the stream of an answer, before its first token: the prompt with `echo`, unless log-probabilities are due."""
+        """Choices that open the stream of an answer, before its first token."""
         return []
 
     def delta(self, answer, event, is_first):

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 
 from mindspeed_ms.core.logging import logger
 
-_IDLE_SECONDS = 0.2  # between looks at `stop` while there is nothing to do
+_CLOSING = "the server is shutting down"
+_IDLE_SECONDS = 0.1  # between looks at `stop` while there is nothing to do
 
 
 class ServiceClosed(Exception):
@@ -97,7 +98,7 @@ class GenerationService:
         timer.cancel()
         for number in self._tickets:
             self.engine.cancel(number)
-        self._fail_all(ServiceClosed("the server is shutting down"))
+        self._fail_all(ServiceClosed(_CLOSING))
         if self.engine.has_work:
             self._turn()
 
@@ -125,9 +126,7 @@ class GenerationService:
                 del self._tickets[event.request]
 
     def _end_all(self):
-        closed = ServiceClosed(
-            "the server is shutting down" if self.failure is None else "the engine failed; see the server's log"
-        )
+        closed = ServiceClosed(_CLOSING if self.failure is None else "the engine failed; see the server's log")
         while not self._commands.empty():
             command, ticket = self._commands.get()
             if command == self._add:
@@ -167,7 +166,7 @@ class GenerationService:
         remaining = request.params.n
         try:
             if self._stop.is_set():
-                raise ServiceClosed("the server is shutting down")
+                raise ServiceClosed(_CLOSING)
             self._commands.put((self._add, ticket))
             while remaining:
                 item = await self._next(ticket)
@@ -190,4 +189,4 @@ class GenerationService:
                 return await asyncio.wait_for(ticket.events.get(), 5.0)
             except asyncio.TimeoutError:
                 if self._stop.is_set() and ticket.number is None:
-                    return ServiceClosed("the server is shutting down")
+                    return ServiceClosed(_CLOSING)

@@ -7,6 +7,7 @@ from mindspeed_ms.core import comm
 from mindspeed_ms.core.logging import logger
 from mindspeed_ms.inference.conversation import jinja_prompt
 from mindspeed_ms.inference.engine import Engine
+from mindspeed_ms.inference.feed import Feed
 from mindspeed_ms.inference.loading import load
 from mindspeed_ms.inference.ranks import follow, lead
 from mindspeed_ms.tools.serve.app import Limits, Server
@@ -27,6 +28,7 @@ def run(job, plan):
         slots=job.slots,
         iteration=job.iteration,
     )
+    _warm_up(loaded.runner)
     engine = Engine(loaded.runner, plan.tokenizer, plan.eos_ids)
     if comm.get_rank() != 0:  # signals are rank 0's
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -36,6 +38,13 @@ def run(job, plan):
     with lead(engine) as leader:
         _serve(job, plan, leader)
     return 0
+
+
+def _warm_up(runner):
+    """Run each kind of step once: what is compiled or read at the first call does not delay the first request."""
+    runner.forward([Feed(0, 0, (0, 0), "last")])
+    runner.forward([Feed(0, 2, (0,), "last")])
+    runner.score([[0, 0]])
 
 
 def _serve(job, plan, engine):

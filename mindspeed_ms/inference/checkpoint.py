@@ -53,6 +53,8 @@ def find_checkpoint(checkpoint, iteration):
             f"{path} holds no checkpoint: expected config.json with weights, an iter_* folder, or "
             "latest_checkpointed_iteration.txt."
         )
+    if iteration is not None and manifest.iteration != iteration:
+        raise CheckpointError(f"{path} is one checkpoint, not a run with several: leave the iteration ({iteration}) out.")
     if not manifest.args.get("model_config"):
         raise CheckpointError(f"{place} holds no configuration of its model, which inference takes from the checkpoint.")
     return place, manifest

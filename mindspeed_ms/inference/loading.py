@@ -118,7 +118,8 @@ def _find(checkpoint, iteration):
     place, manifest = newest_manifest(path, iteration)
     if manifest is None:
         raise CheckpointError(
-            f"{path} holds no checkpoint: expected config.json with weights, an iter_* folder, or latest_checkpointed_iteration.txt."
+            f"{path} holds no checkpoint: expected an iter_* folder, latest_checkpointed_iteration.txt, or config.json with "
+            "weights."
         )
     if not manifest.args.get("model_config"):
         raise CheckpointError(f"{place} holds no configuration of its model, which inference takes from the checkpoint.")
@@ -148,8 +149,9 @@ def _check_world(parallel):
     size = parallel.tensor_model_parallel_size * parallel.pipeline_model_parallel_size
     if size != comm.get_world_size():
         raise ValueError(
-            f"{comm.get_world_size()} ranks were started, but tensor_model_parallel_size {parallel.tensor_model_parallel_size} x "
-            f"pipeline_model_parallel_size {parallel.pipeline_model_parallel_size} is {size}: start that many."
+            f"{comm.get_world_size()} ranks were started, but tensor_model_parallel_size "
+            f"{parallel.tensor_model_parallel_size} x pipeline_model_parallel_size {parallel.pipeline_model_parallel_size} "
+            f"is {size}: start that many."
         )
 
 

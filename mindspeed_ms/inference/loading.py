@@ -112,8 +112,9 @@ def _check_world(parallel):
     size = parallel.tensor_model_parallel_size * parallel.pipeline_model_parallel_size
     if size != comm.get_world_size():
         raise ValueError(
-            f"{comm.get_world_size()} ranks were started, but tensor_model_parallel_size {parallel.tensor_model_parallel_size} x "
-            f"pipeline_model_parallel_size {parallel.pipeline_model_parallel_size} is {size}: start that many."
+            f"{comm.get_world_size()} ranks were started, but tensor_model_parallel_size "
+            f"{parallel.tensor_model_parallel_size} x pipeline_model_parallel_size {parallel.pipeline_model_parallel_size} "
+            f"is {size}: start that many."
         )
 
 

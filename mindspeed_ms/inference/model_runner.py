@@ -1,5 +1,7 @@
 """ModelRunner: logits of new tokens through the key-value cache, and log-probabilities of whole texts, in every layout."""
 
+from itertools import chain
+
 import numpy as np
 from mindspore import Tensor
 
@@ -191,10 +193,10 @@ class ModelRunner:
             micro_batches = self._micro_batches(batch)
             uses, counts = zip(*(self._scoring(rows, starts) for rows in micro_batches))
             found = self._run(micro_batches, uses)
-            shape = 2, sum(map(sum, counts))
+            shape = 2, sum(chain(*counts))
             values = self._from_last_stage([np.concatenate(found, axis=1)] if found else [], shape, np.float64)
             first = 0
-            for row, count in zip(sum(micro_batches, []), sum(counts, [])):
+            for row, count in zip(chain(*micro_batches), chain(*counts)):
                 if row.number >= 0:
                     part = values[:, first : first + count]
                     results[row.number] = Scored(part[0].copy(), part[1] > 0)

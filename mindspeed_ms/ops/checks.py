@@ -102,7 +102,8 @@ def check_cache(query, key, key_cache, value_cache, slots, starts, lengths, wind
         )
     if not key.dtype == key_cache.dtype == value_cache.dtype:
         raise ValueError(
-            f"cached_attention got keys of {key.dtype} and caches of {key_cache.dtype} and {value_cache.dtype}: expected one dtype."
+            f"cached_attention got keys of {key.dtype} and caches of {key_cache.dtype} and {value_cache.dtype}: expected one "
+            "dtype."
         )
     if not len(slots) == len(starts) == len(lengths) == batch:
         raise ValueError(
@@ -112,8 +113,8 @@ def check_cache(query, key, key_cache, value_cache, slots, starts, lengths, wind
         places = start + length if window is None else min(start + length, window - 1 + length)
         if not (0 <= slot < count and start >= 0 and 0 <= length <= new and places <= capacity):
             raise ValueError(
-                f"cached_attention got {length} of {new} tokens from position {start} on for slot {slot} (window {window}): the "
-                f"caches have {count} slots of {capacity} places."
+                f"cached_attention got {length} of {new} tokens from position {start} on for slot {slot} (window {window}): "
+                f"the caches have {count} slots of {capacity} places."
             )
 
 

@@ -56,8 +56,8 @@ class TransformerLanguageModel(Module):
         post_process (bool): the stage ends the model and holds final norm and head.
 
     Inputs: ids `[b, s]`, position ids `[b, s]` or None, attention mask or None (see `attention_mask`), tokentype_ids
-    `[b, s]`, inference_params; the other arguments must be None. Output: hidden states `[s, b, h]` (`[s / tp, b, h]` under sequence
-    parallelism).
+    `[b, s]`, inference_params; the other arguments must be None. Output: hidden states `[s, b, h]` (`[s / tp, b, h]` under
+    sequence parallelism).
 
     Raises:
         ValueError: settings of a feature that is not available, another architecture, or inputs of one; sequence length

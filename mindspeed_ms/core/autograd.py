@@ -143,6 +143,8 @@ def _run(outputs, grads, retain_graph, inputs, accumulate_grad):
         _called_hooks.clear()
 
 
+ARRAY = "_array_of_values"
+"""Attribute of a tensor that was made of a numpy array: the array, see `core.storage`."""
 _called_hooks = []
 """Handles of gradient hooks that were called: MindSpore keeps 100 bytes of each until it is removed, which a hook cannot do
 itself."""
@@ -278,6 +280,7 @@ def deallocate_output(tensor):
 
     Source: Megatron's `deallocate_output_tensor`. `backward(tensor, grad)` afterwards takes the original shape.
     """
+    tensor.__dict__.pop(ARRAY, None)
     with no_grad():
         tensor.data = _placeholder(tensor.dtype)
 

@@ -22,7 +22,7 @@ class ModelRunner:
     """Forward of a model for inference. All ranks of the model call it together, with equal arguments.
 
     Args:
-        chunks (list[Cell]): this rank's model chunks, filled, as `training.model_setup.get_model` builds them.
+        chunks (list[Cell]): this rank's GPTModel chunks, filled.
         model (ModelDescription): of the model, without sequence parallelism.
         vocab_size (int): rows of the vocabulary that are tokens.
         max_sequence_length (int): longest sequence; of learned positions at most their number.
@@ -50,6 +50,7 @@ class ModelRunner:
         self._reached = [0] * slots  # most tokens that it held since it was filled from 0
         for chunk in chunks:
             chunk.set_train(False)
+            chunk.language_model.reserve_positions(max_sequence_length)
 
     # ---- with the cache -----------------------------------------------------------------------------------------------
 

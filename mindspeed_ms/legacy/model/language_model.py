@@ -125,6 +125,20 @@ class TransformerLanguageModel(Module):
             weight = self.output_layer.weight
             set_description(weight, as_tied_copy(model, weight.description.under("output_layer")))
 
+    def reserve_positions(self, length):
+        """Allow explicit position ids below `length`, for sequences that are longer than those of the training.
+
+        Raises:
+            ValueError: the table of learned positions is shorter.
+        """
+        if self.use_rope:
+            self.rotary_pos_emb.reserve(length)
+        elif self.described.model.has_position_table and length > self.described.model.max_position_embeddings:
+            raise ValueError(
+                f"{length} positions are asked for, but the table of learned ones has "
+                f"{self.described.model.max_position_embeddings} (max_position_embeddings)."
+            )
+
     def set_input_tensor(self, input_tensor):
         """Set the hidden states from the previous stage: a Tensor, a list of one, or None.
 

@@ -71,7 +71,7 @@ class FlatBuffer:
             raise ValueError(f"slice {start}:{stop} is outside a buffer of {self.numel} elements.")
         shape = (stop - start,) if shape is None else tuple(shape)
         if self._on_host:
-            return Tensor.from_numpy(self._array[start:stop].reshape(shape))
+            return from_array(self._array[start:stop].reshape(shape), self.dtype)
         return mint.narrow(self.tensor, 0, start, stop - start).view(shape)
 
     def zero(self):
@@ -134,16 +134,27 @@ def read_array(tensor):
     Raises:
         RuntimeError: the memory is a device's.
     """
+    array = tensor.__dict__.get(autograd.ARRAY)
+    if array is not None:
+        return array
     if not is_in_host_memory():
         raise RuntimeError("numpy cannot look into a device's memory: use storage.host_array, which copies.")
     return np.asarray(_Memory(tensor))
 
 
 def from_array(array, dtype=None):
-    """Tensor that shares memory with a contiguous numpy array; with `dtype` bfloat16 the array holds its int16 bits."""
+    """Tensor that shares memory with a contiguous numpy array; with `dtype` bfloat16 the array holds its int16 bits.
+
+    The tensor keeps the array, so that `read_array` need not ask for its memory.
+    """
     if dtype is not None and to_dtype(dtype) == ms.bfloat16:
-        array = array.view(np_bfloat16)
-    return Tensor.from_numpy(array)
+        tensor = Tensor.from_numpy(array.view(np_bfloat16))
+        array = array.view(np.int16)
+    else:
+        tensor = Tensor.from_numpy(array)
+    if is_in_host_memory() and array.flags.carray:  # of another one the tensor has a copy
+        tensor.__dict__[autograd.ARRAY] = array
+    return tensor
 
 
 def host_array(tensor):
@@ -227,6 +238,7 @@ def zero(tensor):
 def set_data(parameter, tensor):
     """Replace the storage of a parameter by that of `tensor`; its identity, name and hooks stay."""
     mark_held(parameter)
+    parameter.__dict__.pop(autograd.ARRAY, None)
     with autograd.no_grad():
         parameter.data = tensor
 

@@ -44,8 +44,8 @@ def beam_search(runner, prompt, params, num_beams, eos_ids=(), length_penalty=1.
         RequestError: a prompt that does not fit, more beams than slots, more answers than beams, a parameter that is not used.
     """
     prompt = tuple(prompt)
-    check(Request(prompt, params), runner, None)
     check_beams(params, num_beams, runner.slots)
+    check(Request(prompt, params), runner, None)
     ends = set(params.stop_token_ids) | (set() if params.ignore_eos else set(eos_ids))
     room = runner.max_sequence_length - len(prompt)
     longest = room if params.max_new_tokens is None else params.max_new_tokens

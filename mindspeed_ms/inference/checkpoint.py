@@ -50,9 +50,11 @@ def find_checkpoint(checkpoint, iteration):
     place, manifest = newest_manifest(path, iteration)
     if manifest is None:
         raise CheckpointError(
-            f"{path} holds no checkpoint: expected config.json with weights, an iter_* folder, or "
-            "latest_checkpointed_iteration.txt."
+            f"{path} holds no checkpoint: expected an iter_* folder, latest_checkpointed_iteration.txt, or config.json with "
+            "weights."
         )
+    if iteration is not None and manifest.iteration != iteration:
+        raise CheckpointError(f"{path} is one checkpoint, not a run with several: leave the iteration ({iteration}) out.")
     if not manifest.args.get("model_config"):
         raise CheckpointError(f"{place} holds no configuration of its model, which inference takes from the checkpoint.")
     return place, manifest

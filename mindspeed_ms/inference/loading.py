@@ -88,7 +88,7 @@ def load(
     set_parallel_context(config.parallel_config)
     _check_world(config.parallel_config)
     set_seed(1)
-    chunks = _build(config)
+    chunks = build_chunks(config)
     vocab_size = manifest.vocab_size or config.model_config.vocab_size
     with open_checkpoint(place, config, iteration) as reader:
         load_tensors(reader, list(model_tensors(chunks)), vocab_size=config.model_config.vocab_size)
@@ -112,13 +112,14 @@ def _check_world(parallel):
     size = parallel.tensor_model_parallel_size * parallel.pipeline_model_parallel_size
     if size != comm.get_world_size():
         raise ValueError(
-            f"{comm.get_world_size()} ranks were started, but tensor_model_parallel_size {parallel.tensor_model_parallel_size} x "
-            f"pipeline_model_parallel_size {parallel.pipeline_model_parallel_size} is {size}: start that many."
+            f"{comm.get_world_size()} ranks were started, but tensor_model_parallel_size "
+            f"{parallel.tensor_model_parallel_size} x pipeline_model_parallel_size {parallel.pipeline_model_parallel_size} "
+            f"is {size}: start that many."
         )
 
 
-def _build(config):
-    """This rank's model chunks, without values."""
+def build_chunks(config):
+    """This rank's GPTModel chunks of an AllConfig (list[Cell]), with initial values."""
 
     def provider(pre_process=True, post_process=True):
         return GPTModel(config.model_config, pre_process=pre_process, post_process=post_process)

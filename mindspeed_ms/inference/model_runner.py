@@ -1,5 +1,7 @@
 """ModelRunner: logits of new tokens through the key-value cache, and log-probabilities of whole texts, in every layout."""
 
+from itertools import chain
+
 import numpy as np
 from mindspore import Tensor
 
@@ -20,7 +22,7 @@ class ModelRunner:
     """Forward of a model for inference. All ranks of the model call it together, with equal arguments.
 
     Args:
-        chunks (list[Cell]): this rank's model chunks, filled, as `training.model_setup.get_model` builds them.
+        chunks (list[Cell]): this rank's GPTModel chunks, filled.
         model (ModelDescription): of the model, without sequence parallelism.
         vocab_size (int): rows of the vocabulary that are tokens.
         max_sequence_length (int): longest sequence; of learned positions at most their number.
@@ -48,6 +50,7 @@ class ModelRunner:
         self._reached = [0] * slots  # most tokens that it held since it was filled from 0
         for chunk in chunks:
             chunk.set_train(False)
+            chunk.language_model.reserve_positions(max_sequence_length)
 
     # ---- with the cache -----------------------------------------------------------------------------------------------
 
@@ -191,10 +194,10 @@ class ModelRunner:
             micro_batches = self._micro_batches(batch)
             uses, counts = zip(*(self._scoring(rows, starts) for rows in micro_batches))
             found = self._run(micro_batches, uses)
-            shape = 2, sum(map(sum, counts))
+            shape = 2, sum(chain(*counts))
             values = self._from_last_stage([np.concatenate(found, axis=1)] if found else [], shape, np.float64)
             first = 0
-            for row, count in zip(sum(micro_batches, []), sum(counts, [])):
+            for row, count in zip(chain(*micro_batches), chain(*counts)):
                 if row.number >= 0:
                     part = values[:, first : first + count]
                     results[row.number] = Scored(part[0].copy(), part[1] > 0)

@@ -99,6 +99,7 @@ _NUMBERS = {
     "presence_penalty": (-math.inf, math.inf, "a number (0: no penalty)"),
     "frequency_penalty": (-math.inf, math.inf, "a number (0: no penalty)"),
 }
+_FEW = 512
 _INTEGERS = {"top_k": (0, "an integer >= 0 (0: all tokens)"), "n": (1, "an integer >= 1")}
 _OPTIONAL_INTEGERS = {
     "max_new_tokens": "an integer >= 0, or None for what fits into the context",
@@ -155,12 +156,7 @@ def probabilities(logits, params):
         ids = _likeliest(logits, params.top_k)
     weights = _softmax(logits[ids], params.temperature)
     if params.top_p < 1:
-        # all tokens below this have less than 1 - top_p together, so none of them is left
-        likely = np.flatnonzero(weights >= (1 - params.top_p) / len(weights) / 2)
-        ids, weights = ids[likely], weights[likely]
-        order = np.argsort(-weights, kind="stable")
-        before = np.cumsum(weights[order]) - weights[order]  # of the tokens in front of each
-        keep = np.sort(order[before < params.top_p])
+        keep = _nucleus(weights, params.top_p)
         ids, weights = ids[keep], weights[keep]
     if params.min_p > 0:
         keep = weights >= params.min_p * weights.max()
@@ -172,6 +168,17 @@ def _softmax(logits, temperature):
     with np.errstate(over="ignore"):  # a tiny temperature: all but the likeliest become 0
         weights = np.exp((logits - logits.max()) / temperature)
     return weights / weights.sum()
+
+
+def _nucleus(weights, mass):
+    """Indices, ascending, of the likeliest tokens that reach a probability together."""
+    for count in (_FEW, len(weights)):  # sorting all of a large vocabulary takes as long as a small model's step
+        likely = _likeliest(weights, min(count, len(weights)))
+        order = likely[np.argsort(-weights[likely], kind="stable")]
+        before = np.cumsum(weights[order]) - weights[order]  # of the tokens in front of each
+        if before[-1] >= mass:
+            break
+    return np.sort(order[before < mass])
 
 
 def _likeliest(logits, count):

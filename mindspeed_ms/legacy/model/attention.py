@@ -277,7 +277,8 @@ class ParallelAttention(LayerCell):
             )
         if self.has_explicit_band:
             raise ValueError(
-                "inference_params cannot be combined with pre_tokens, next_tokens or sparse_mode of fa_config: set sliding_window."
+                "inference_params cannot be combined with pre_tokens, next_tokens or sparse_mode of fa_config: set "
+                "sliding_window."
             )
 
     def _cross_query_key_value(self, hidden_states, encoder_output):

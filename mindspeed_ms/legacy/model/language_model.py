@@ -56,8 +56,8 @@ class TransformerLanguageModel(Module):
         post_process (bool): the stage ends the model and holds final norm and head.
 
     Inputs: ids `[b, s]`, position ids `[b, s]` or None, attention mask or None (see `attention_mask`), tokentype_ids
-    `[b, s]`, inference_params; the other arguments must be None. Output: hidden states `[s, b, h]` (`[s / tp, b, h]` under sequence
-    parallelism).
+    `[b, s]`, inference_params; the other arguments must be None. Output: hidden states `[s, b, h]` (`[s / tp, b, h]` under
+    sequence parallelism).
 
     Raises:
         ValueError: settings of a feature that is not available, another architecture, or inputs of one; sequence length
@@ -124,6 +124,20 @@ class TransformerLanguageModel(Module):
         if model.is_tied:
             weight = self.output_layer.weight
             set_description(weight, as_tied_copy(model, weight.description.under("output_layer")))
+
+    def reserve_positions(self, length):
+        """Allow explicit position ids below `length`, for sequences that are longer than those of the training.
+
+        Raises:
+            ValueError: the table of learned positions is shorter.
+        """
+        if self.use_rope:
+            self.rotary_pos_emb.reserve(length)
+        elif self.described.model.has_position_table and length > self.described.model.max_position_embeddings:
+            raise ValueError(
+                f"{length} positions are asked for, but the table of learned ones has "
+                f"{self.described.model.max_position_embeddings} (max_position_embeddings)."
+            )
 
     def set_input_tensor(self, input_tensor):
         """Set the hidden states from the previous stage: a Tensor, a list of one, or None.

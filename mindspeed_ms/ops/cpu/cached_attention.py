@@ -10,23 +10,25 @@ from mindspeed_ms.ops.cpu.arrays import empty, float32_of, tensor_of
 from mindspeed_ms.ops.cpu.blas import sgemm_address
 from mindspeed_ms.ops.cpu.kernels import cached_attention as kernels
 
-_KINDS = {ms.float32: kernels.FLOAT32, ms.bfloat16: kernels.BFLOAT16, ms.float16: kernels.FLOAT16}
+_KINDS = {ms.bfloat16: kernels.BFLOAT16, ms.float16: kernels.FLOAT16}
 
 
 def cached_attention(query, key, value, key_cache, value_cache, slots, starts, lengths, scale=None, window=None):
     """See `ops.cached_attention`."""
-    checks.check_heads(query, key, value)
-    checks.check_cache(query, key, key_cache, value_cache, slots, starts, lengths, window)
-    queries, batch, heads, size = query.shape
-    groups = key.shape[2]
+    q, new_keys, new_values = float32_of(query), storage.read_array(key), storage.read_array(value)
+    keys, values = storage.as_array(key_cache), storage.as_array(value_cache)
+    # arrays give their shapes quicker than Tensors
+    checks.check_heads(q, new_keys, new_values)
+    seen = checks.check_cache(q, new_keys, keys, values, slots, starts, lengths, window)
+    kind = kernels.FLOAT32 if keys.dtype == np.float32 else _KINDS[key_cache.dtype]
+    queries, batch, heads, size = q.shape
+    groups = new_keys.shape[2]
     rows = slots, starts, lengths
-    caches = [storage.as_array(cache).view(np.int16) for cache in (key_cache, value_cache)]
-    new = [np.ascontiguousarray(storage.read_array(tensor)).view(np.int16) for tensor in (key, value)]
+    caches = keys.view(np.int16), values.view(np.int16)
+    new = np.ascontiguousarray(new_keys).view(np.int16), np.ascontiguousarray(new_values).view(np.int16)
     threads.run(kernels.write_to_cache, queries * batch, 2 * new[0].size, *new, *caches, *rows)
-    q = float32_of(query)
     output = empty(q.shape)
     units, unit_rows = (groups, heads // groups) if queries == 1 else (heads, queries)
-    seen = int((starts + lengths).max(initial=0))
     threads.run(
         kernels.cached_attention,
         batch * units * -(-unit_rows // kernels.ROW_BLOCK),
@@ -34,7 +36,7 @@ def cached_attention(query, key, value, key_cache, value_cache, slots, starts, l
         sgemm_address(),
         q,
         *caches,
-        _KINDS[key_cache.dtype],
+        kind,
         *rows,
         checks.default_scale(scale, size),
         kernels.UNLIMITED if window is None else window,

@@ -5,12 +5,10 @@ them. Half precisions are widened block by block. Position p of a slot lies at p
 """
 
 import numpy as np
-from llvmlite import ir
-from numba import types
-from numba.extending import intrinsic
 
 from mindspeed_ms.ops.cpu.compiler import inline, kernel, shared
 from mindspeed_ms.ops.cpu.kernels.blas import ITEM, address_of, multiply, multiply_transposed
+from mindspeed_ms.ops.cpu.kernels.casts import float_of_bfloat16, float_of_bits
 from mindspeed_ms.ops.cpu.kernels.math import exp, row_maximum, row_sum
 from mindspeed_ms.ops.cpu.kernels.softmax import fill
 
@@ -25,25 +23,17 @@ _LOWEST = np.float32(-3.0e38)
 _FLOAT16_SCALE = np.float32(2.0**112)
 
 
-@intrinsic
-def _float_of_bits(typing_context, bits):
-    def generate(context, builder, signature, arguments):
-        return builder.bitcast(arguments[0], ir.FloatType())
-
-    return types.float32(types.uint32), generate
-
-
 @inline
 def _widened(bits, kind):
     """float32 of the int16 bits of a bfloat16 or float16."""
-    wide = np.uint32(np.uint16(bits))
     if kind == BFLOAT16:
-        return _float_of_bits(np.uint32(wide << np.uint32(16)))
+        return float_of_bfloat16(bits)
+    wide = np.uint32(np.uint16(bits))
     rest = np.uint32(wide & np.uint32(0x7FFF))
     sign = np.uint32(np.uint32(wide & np.uint32(0x8000)) << np.uint32(16))
     if rest >= np.uint32(0x7C00):  # infinite or no number
-        return _float_of_bits(np.uint32(sign | np.uint32(0x7F800000) | np.uint32(np.uint32(rest << np.uint32(13)))))
-    magnitude = _float_of_bits(np.uint32(rest << np.uint32(13))) * _FLOAT16_SCALE
+        return float_of_bits(np.uint32(sign | np.uint32(0x7F800000) | np.uint32(np.uint32(rest << np.uint32(13)))))
+    magnitude = float_of_bits(np.uint32(rest << np.uint32(13))) * _FLOAT16_SCALE
     return -magnitude if sign else magnitude
 
 

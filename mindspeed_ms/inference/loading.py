@@ -164,8 +164,8 @@ def _check_world(parallel):
     sizes = parallel.tensor_model_parallel_size, parallel.pipeline_model_parallel_size
     if sizes[0] * sizes[1] != ranks:
         raise ValueError(
-            f"{ranks} ranks were started, but tensor_model_parallel_size {sizes[0]} x pipeline_model_parallel_size {sizes[1]} is "
-            f"{sizes[0] * sizes[1]}: start that many."
+            f"{ranks} ranks were started, but tensor_model_parallel_size {sizes[0]} x pipeline_model_parallel_size {sizes[1]} "
+            f"is {sizes[0] * sizes[1]}: start that many."
         )
 
 

@@ -148,6 +148,11 @@ class ModelRunner:
             for rows, indices in zip(micro_batches, wanted)
         ]
         found = self._run(micro_batches, uses)
+        if any(use.attended != len(self.cache.capacities) for use in uses):
+            raise ValueError(
+                f"{uses[0].attended} of {len(self.cache.capacities)} layers used the cache: the attention "
+                f"'{self._model.attention_type}' must call inference_params.attend(...)."
+            )
         numbers = [rows[index].number for rows, indices in zip(micro_batches, wanted) for index in indices]
         if not numbers:
             return []

@@ -46,18 +46,17 @@ class ModelRunner:
         vocab_size (int): rows of the vocabulary that are tokens.
         max_sequence_length (int): longest sequence; of learned positions at most their number.
         slots (int): sequences in the cache at a time.
-        dtype: of cached keys and values; default the compute dtype.
         prefill_chunk (int): tokens of a sequence that enter in one forward; longer feeds go in several.
 
     Attributes:
         cache (KeyValueCache): of this rank.
     """
 
-    def __init__(self, chunks, model, vocab_size, max_sequence_length, slots, dtype=None, prefill_chunk=DEFAULT_PREFILL_CHUNK):
+    def __init__(self, chunks, model, vocab_size, max_sequence_length, slots, prefill_chunk=DEFAULT_PREFILL_CHUNK):
         self.vocab_size, self.max_sequence_length, self.slots = vocab_size, max_sequence_length, slots
         self._chunks, self._model = chunks, model
         self._prefill_chunk = min(prefill_chunk, max_sequence_length)
-        self.cache = KeyValueCache(model, slots, max_sequence_length, dtype or model.compute_dtype, self._prefill_chunk)
+        self.cache = KeyValueCache(model, slots, max_sequence_length, model.compute_dtype, self._prefill_chunk)
         self._scorer = TokenScorer(vocab_size)
         # of the whole model, not only of this rank's layers: all ranks must refuse the same feeds
         windows = [layer for layer in range(model.stages.num_layers) if model.window_of(layer) is not None]

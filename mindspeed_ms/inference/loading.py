@@ -9,6 +9,7 @@ from mindspeed_ms.core.device import launch_environment
 from mindspeed_ms.core.dist_checkpointing.load import load_tensors, open_checkpoint
 from mindspeed_ms.core.dist_checkpointing.state import model_tensors
 from mindspeed_ms.core.logging import logger
+from mindspeed_ms.core.tensor_parallel.cell import allocate_parameters, initialize_parameters
 from mindspeed_ms.inference.checkpoint import context_length, find_checkpoint
 from mindspeed_ms.inference.model_runner import DEFAULT_PREFILL_CHUNK, ModelRunner
 from mindspeed_ms.inference.tokenizer import end_ids, find_tokenizer
@@ -91,8 +92,8 @@ def load(
     tokenizer = find_tokenizer(checkpoint, place, manifest)
     _check_world(config.parallel_config)
     set_parallel_context(config.parallel_config)
-    set_seed(1)
-    chunks = build_chunks(config)
+    set_seed(1)  # a model cannot be built without; nothing is drawn
+    chunks = build_chunks(config, allocate_parameters)
     vocab_size = manifest.vocab_size or config.model_config.vocab_size
     with open_checkpoint(place, config, iteration) as reader:
         load_tensors(reader, list(model_tensors(chunks)), vocab_size=config.model_config.vocab_size)
@@ -127,15 +128,15 @@ def _check_world(parallel):
     sizes = parallel.tensor_model_parallel_size, parallel.pipeline_model_parallel_size
     if sizes[0] * sizes[1] != ranks:
         raise ValueError(
-            f"{ranks} ranks were started, but tensor_model_parallel_size {sizes[0]} x pipeline_model_parallel_size {sizes[1]} is "
-            f"{sizes[0] * sizes[1]}: start that many."
+            f"{ranks} ranks were started, but tensor_model_parallel_size {sizes[0]} x pipeline_model_parallel_size {sizes[1]} "
+            f"is {sizes[0] * sizes[1]}: start that many."
         )
 
 
-def build_chunks(config):
-    """This rank's GPTModel chunks of an AllConfig (list[Cell]), with initial values."""
+def build_chunks(config, initialize=initialize_parameters):
+    """This rank's GPTModel chunks of an AllConfig (list[Cell]), filled by `initialize`."""
 
     def provider(pre_process=True, post_process=True):
         return GPTModel(config.model_config, pre_process=pre_process, post_process=post_process)
 
-    return get_model(provider, config, wrap=lambda description, ddp_config, cell, **_: cell)
+    return get_model(provider, config, wrap=lambda description, ddp_config, cell, **_: cell, initialize=initialize)

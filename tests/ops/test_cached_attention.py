@@ -91,6 +91,14 @@ def refused():
 
 def test_arguments_that_do_not_fit_are_refused(world):
     (messages,) = world(1)(refused)
-    words = ("slot 5", "position 3 on", "3 of 2 tokens", "position -1", "expected one dtype", "twice [slots", "2 slots, 1 starts")
+    words = (
+        "slot 5",
+        "position 3 on",
+        "3 of 2 tokens",
+        "position -1",
+        "expected one dtype",
+        "twice [slots",
+        "2 slots, 1 starts",
+    )
     for message, word in zip(messages, words, strict=True):
         assert word in message and "cached_attention" in message

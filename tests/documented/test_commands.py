@@ -4,7 +4,15 @@ import pytest
 
 from tests.conversion.tiny_models import CONFIGS, write_folder
 from tests.documented.pages import PAGES, ROOT, blocks
-from tests.documented.sandbox import Sandbox, write_conversations, write_indexed, write_records, write_texts, write_tokenizer
+from tests.documented.sandbox import (
+    Sandbox,
+    write_chat_model,
+    write_conversations,
+    write_indexed,
+    write_records,
+    write_texts,
+    write_tokenizer,
+)
 
 pytestmark = [pytest.mark.documented, pytest.mark.slow]
 
@@ -47,6 +55,11 @@ def _conversion(sandbox):
     write_tokenizer(sandbox, "models/Qwen2.5")
 
 
+def _inference(sandbox):
+    write_chat_model(sandbox, "models/Qwen2.5")
+    sandbox.path("prompts.txt").write_text("one\n\ntwo\n", encoding="utf-8")
+
+
 def _profiling(sandbox):
     settings = blocks("docs/profiling.md", "yaml")[0].text
     sandbox.path("profile.yaml").write_text(settings, encoding="utf-8")
@@ -79,6 +92,7 @@ PREPARATION = {
     "docs/checkpoints.md": _checkpoints,
     "docs/data.md": _data,
     "docs/getting-started.md": _getting_started,
+    "docs/inference.md": _inference,
     "docs/profiling.md": _profiling,
     "docs/tokenizers-and-templates.md": _templates,
 }

@@ -13,6 +13,7 @@ import pytest
 
 from mindspeed_ms.tools.generate import __main__ as generate
 from mindspeed_ms.tools.generate import command, mindspeed_llm
+from mindspeed_ms.tools.generate.job import plan
 from tests.conversion.tiny_models import CONFIGS, write_folder, write_json
 from tests.preprocess.toy_tokenizer import write_tokenizer
 
@@ -233,6 +234,31 @@ def test_mistakes(model, capsys, words, message):
 )
 def test_mistakes_of_mindspeed_llm(model, capsys, words, message):
     assert message in refused(capsys, ["--load", model, *words], True)
+
+
+def test_prompts_in_a_template(model):
+    """The folder's own, and those of templates.json with system message, history and thoughts."""
+
+    def ids(words, messages=None):
+        planned = plan(mindspeed_llm.job_of(["--load", model, "--prompt", "hi", *words]))
+        [request] = planned.requests["greedy"]
+        text = planned.tokenizer.detokenize(request.prompt if messages is None else planned.template(messages))
+        ends = {planned.tokenizer.detokenize([number]) for number in planned.eos_ids}
+        return text, ends
+
+    assert ids([]) == ("hi", {"</s>"})
+    asked = "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
+    assert ids(["--hf-chat-template"]) == (asked, {"</s>"})
+    assert ids(["--hf-chat-template", "--system", "be"])[0] == f"<|im_start|>system\nbe<|im_end|>\n{asked}"
+    assert ids(["--add-eos-token", "<|im_end|>", "7"])[1] == {"</s>", "<|im_end|>", "7"}  # a token's text before an id
+    assert len(ids(["--add-eos-token", "340", "--eos-id", "341"])[1]) == 3
+    text, ends = ids(["--prompt-type", "qwen"])
+    assert text.endswith(asked) and ends == {"</s>", "<|im_end|>"}
+    assert ids(["--prompt-type", "qwen3"])[0].endswith(asked)
+    assert ids(["--prompt-type", "qwen3", "--enable-thinking", "true"])[0].endswith(asked)
+    assert ids(["--prompt-type", "qwen3", "--enable-thinking", "false"])[0].endswith(f"{asked}<think>\n\n</think>\n\n")
+    said = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}, {"role": "user", "content": "hi"}]
+    assert ids(["--prompt-type", "qwen"], said)[0].endswith(f"a<|im_end|>\n<|im_start|>assistant\nb<|im_end|>\n{asked}")
 
 
 def test_folders_that_lack_something(tmp_path, capsys):

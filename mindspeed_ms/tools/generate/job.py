@@ -207,10 +207,12 @@ def _template(job, tokenizer):
 
 
 def _prompt_by_template(template, tokenizer, messages):
-    """Ids of all turns, and of the header of the next answer."""
-    pairs = template.encode_multiturn(tokenizer, [*messages, {"role": "assistant", "content": ""}])
-    turns = [token for source, target in pairs[:-1] for token in (*source, *target)]
-    return [*turns, *pairs[-1][0]]
+    """Ids of all turns, and of the header of the next answer, whose thought is up to the model unless it is not to think."""
+    answered = [*messages, {"role": "assistant", "content": ""}]
+    turns = template.encode_multiturn(tokenizer, answered)[:-1]
+    free = template if template.enable_thinking is False else replace(template, enable_thinking=True)
+    header, _ = free.encode_multiturn(tokenizer, answered)[-1]
+    return [*(token for source, target in turns for token in (*source, *target)), *header]
 
 
 def _end(word, tokenizer, vocab_size):

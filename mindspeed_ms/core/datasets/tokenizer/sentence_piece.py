@@ -3,6 +3,7 @@
 import json
 import os
 import re
+from functools import cached_property
 
 from mindspeed_ms.core.datasets.tokenizer.interface import Tokenizer, TokenizerError, check_characters, wrap
 
@@ -56,11 +57,14 @@ class SentencePieceTokenizer(Tokenizer):
         """See Tokenizer."""
         return self._inverse
 
+    @cached_property
+    def _control(self):
+        return {number for number in range(self._model.vocab_size()) if self._model.is_control(number)}
+
     @property
     def special_ids(self):
         """See Tokenizer."""
-        control = {number for number in range(self._model.vocab_size()) if self._model.is_control(number)}
-        return super().special_ids | control | {self._vocab[token] for token in self._special if token in self._vocab}
+        return super().special_ids | self._control | {self._vocab[token] for token in self._special if token in self._vocab}
 
     def encode_batch(self, texts, add_special_tokens=True):
         """See Tokenizer."""

@@ -1,5 +1,7 @@
 """Every shell command of README and docs, pasted page by page as it is printed; trainings are interrupted after some steps."""
 
+import json
+
 import pytest
 
 from tests.conversion.tiny_models import CONFIGS, write_folder
@@ -60,6 +62,28 @@ def _inference(sandbox):
     sandbox.path("prompts.txt").write_text("one\n\ntwo\n", encoding="utf-8")
 
 
+def _chat_model(sandbox, folder):
+    """A small model with tokenizer and chat template."""
+    sizes = {"vocab_size": 512, "max_position_embeddings": 512}
+    write_folder(sandbox.path(f"{folder}/config.json").parent, {**CONFIGS["qwen3"], **sizes})
+    write_tokenizer(sandbox, folder)
+    template = "{% for one in messages %}<|im_start|>{{ one.content }}<|im_end|>{% endfor %}<|im_start|>"
+    sandbox.path(f"{folder}/chat_template.jinja").write_text(template)
+
+
+def _serving(sandbox):
+    _chat_model(sandbox, "models/SmolLM2")
+
+
+def _evaluation(sandbox):
+    _chat_model(sandbox, "models/SmolLM2")
+    sandbox.path("my_text.txt").write_text("import os\n", encoding="utf-8")
+    question = json.dumps({"question": "Which?", "choices": ["a", "b", "c", "d"], "answer": 2, "subject": "law"})
+    for folder in ("test", "dev"):
+        sandbox.path(f"mmlu/{folder}/law.jsonl").write_text(f"{question}\n{question}\n")
+    sandbox.path("gsm8k.jsonl").write_text(json.dumps({"question": "1 + 1?", "answer": "#### 2"}))
+
+
 def _profiling(sandbox):
     settings = blocks("docs/profiling.md", "yaml")[0].text
     sandbox.path("profile.yaml").write_text(settings, encoding="utf-8")
@@ -93,7 +117,9 @@ PREPARATION = {
     "docs/data.md": _data,
     "docs/getting-started.md": _getting_started,
     "docs/inference.md": _inference,
+    "docs/evaluation.md": _evaluation,
     "docs/profiling.md": _profiling,
+    "docs/serving.md": _serving,
     "docs/tokenizers-and-templates.md": _templates,
 }
 

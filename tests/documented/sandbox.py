@@ -90,7 +90,7 @@ def write_tokenizer(sandbox, folder):
 
 def write_chat_model(sandbox, folder):
     """A tiny model as a Hugging Face folder, with a tokenizer and a chat template."""
-    write_folder(sandbox.path(folder), {**CONFIGS["qwen2"], "vocab_size": 512, "max_position_embeddings": 256})
+    write_folder(sandbox.path(folder), {**CONFIGS["qwen2"], "vocab_size": 512, "max_position_embeddings": 1024})
     write_tokenizer(sandbox, folder)
     template = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}<|im_start|>assistant\n"
     sandbox.path(f"{folder}/chat_template.jinja").write_text(template, encoding="utf-8")

@@ -62,21 +62,12 @@ def _inference(sandbox):
     sandbox.path("prompts.txt").write_text("one\n\ntwo\n", encoding="utf-8")
 
 
-def _chat_model(sandbox, folder):
-    """A small model with tokenizer and chat template."""
-    sizes = {"vocab_size": 512, "max_position_embeddings": 512}
-    write_folder(sandbox.path(f"{folder}/config.json").parent, {**CONFIGS["qwen3"], **sizes})
-    write_tokenizer(sandbox, folder)
-    template = "{% for one in messages %}<|im_start|>{{ one.content }}<|im_end|>{% endfor %}<|im_start|>"
-    sandbox.path(f"{folder}/chat_template.jinja").write_text(template)
-
-
 def _serving(sandbox):
-    _chat_model(sandbox, "models/SmolLM2")
+    write_chat_model(sandbox, "models/SmolLM2")
 
 
 def _evaluation(sandbox):
-    _chat_model(sandbox, "models/SmolLM2")
+    write_chat_model(sandbox, "models/SmolLM2")
     sandbox.path("my_text.txt").write_text("import os\n", encoding="utf-8")
     question = json.dumps({"question": "Which?", "choices": ["a", "b", "c", "d"], "answer": 2, "subject": "law"})
     for folder in ("test", "dev"):

@@ -8,9 +8,8 @@ import sys
 import numpy as np
 import pytest
 
-from tests.conversion.tiny_models import CONFIGS, write_folder
 from tests.documented.pages import ROOT
-from tests.documented.sandbox import Sandbox, write_tokenizer
+from tests.documented.sandbox import Sandbox, write_chat_model
 
 TEXT = "def read(path):\n    with open(path) as file:\n        return file.read()\n"
 
@@ -19,8 +18,7 @@ TEXT = "def read(path):\n    with open(path) as file:\n        return file.read(
 def folder(tmp_path_factory):
     """Model, text and questions."""
     sandbox = Sandbox(tmp_path_factory.mktemp("evaluation"))
-    write_folder(sandbox.path("model/config.json").parent, {**CONFIGS["qwen3"], "vocab_size": 512})
-    write_tokenizer(sandbox, "model")
+    write_chat_model(sandbox, "model")
     sandbox.path("text.txt").write_text(TEXT, encoding="utf-8")
     questions = [{"question": f"{n}?", "choices": ["import", "class", "return x"], "answer": n % 3} for n in range(5)]
     sandbox.path("questions.jsonl").write_text("\n".join(json.dumps(one) for one in questions), encoding="utf-8")

@@ -13,21 +13,15 @@ import openai
 import pytest
 
 from mindspeed_ms.tools.serve.sockets import bound_socket
-from tests.conversion.tiny_models import CONFIGS, write_folder
-from tests.documented.sandbox import Sandbox, write_tokenizer
-
-TEMPLATE = "{% for message in messages %}<|im_start|>{{ message.content }}<|im_end|>{% endfor %}<|im_start|>"
+from tests.documented.sandbox import Sandbox, write_chat_model
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
     """A Hugging Face folder of random weights with tokenizer and chat template."""
     sandbox = Sandbox(tmp_path_factory.mktemp("model"))
-    folder = sandbox.path("model/config.json").parent
-    write_folder(folder, {**CONFIGS["qwen3"], "vocab_size": 512})
-    write_tokenizer(sandbox, "model")
-    (folder / "chat_template.jinja").write_text(TEMPLATE)
-    return str(folder)
+    write_chat_model(sandbox, "model")
+    return str(sandbox.folder / "model")
 
 
 class Command:

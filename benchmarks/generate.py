@@ -95,7 +95,7 @@ def main():
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 8])
     parser.add_argument("--prompt", type=int, default=64, help="tokens of a prompt")
     parser.add_argument("--tokens", type=int, default=24, help="new tokens")
-    parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--at-least", type=float, default=1.0, help="smallest ratio ours / peer")
     options = parser.parse_args()
     threads = str(min(2, os.cpu_count() or 1))

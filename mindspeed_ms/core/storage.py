@@ -193,6 +193,22 @@ def write(destination, source):
             destination[:] = source.reshape(destination.shape).astype(destination.dtype)
 
 
+def write_rows(destination, numbers, rows):
+    """Replace rows of a contiguous tensor, seen as [all leading dimensions, last dimension].
+
+    Args:
+        destination (Tensor): such as a cache; changed in place.
+        numbers (ndarray): int64 [n], different ones.
+        rows (Tensor): [n, last dimension], of its dtype.
+    """
+    with autograd.no_grad():
+        if device_target() == "CPU":
+            array = as_array(destination)
+            array.reshape(-1, array.shape[-1])[numbers] = read_array(rows)
+        else:
+            destination.view(-1, destination.shape[-1]).index_copy_(0, Tensor(numbers, ms.int64), rows)
+
+
 def _write_cast(destination, source):
     """Write with a cast, in parts that stay in the processor's cache."""
     target, values = as_array(destination).reshape(-1), read_array(source).reshape(-1)

@@ -14,14 +14,19 @@ class CacheUse:
         slots, starts, lengths (ndarray): int32 [b]: slot of each row, position of its first new token, number of new tokens
             (0: an empty row).
         wanted (sequence[int]): rows whose last token's logits are wanted.
+
+    Attributes:
+        attended (int): calls of `attend`.
     """
 
     def __init__(self, cache, slots, starts, lengths, wanted):
         self.cache, self.slots, self.starts, self.lengths = cache, slots, starts, lengths
         self.wanted = wanted
+        self.attended = 0
 
     def attend(self, core_attention, query, key, value):
         """Context [s, b, n * d] of a layer, through the cache; arguments as `CoreAttention`."""
+        self.attended += 1
         keys, values = self.cache.of_layer(core_attention.layer_number - 1)
         return ops.cached_attention(
             query, key, value, keys, values, self.slots, self.starts, self.lengths, window=core_attention.window

@@ -2,12 +2,14 @@
 
 from dataclasses import dataclass
 
-from mindspeed_ms.config import argument_parser, init_configs_from_args, require_available
+from mindspeed_ms.config import ConfigError, argument_parser, init_configs_from_args, require_available
 from mindspeed_ms.config.model_description import describe_model
 from mindspeed_ms.core import comm
+from mindspeed_ms.core.device import launch_environment
 from mindspeed_ms.core.dist_checkpointing.load import load_tensors, open_checkpoint
 from mindspeed_ms.core.dist_checkpointing.state import model_tensors
 from mindspeed_ms.core.logging import logger
+from mindspeed_ms.core.tensor_parallel.cell import allocate_parameters, initialize_parameters
 from mindspeed_ms.inference.checkpoint import context_length, find_checkpoint
 from mindspeed_ms.inference.model_runner import DEFAULT_PREFILL_CHUNK, ModelRunner
 from mindspeed_ms.inference.tokenizer import end_ids, find_tokenizer
@@ -70,25 +72,28 @@ def load(
         ValueError: any other argument that cannot be used (ConfigError: of the layout); before anything is built.
     """
     place, manifest = find_checkpoint(checkpoint, iteration)
-    for name, value in (("slots", slots), ("prefill_chunk", prefill_chunk), ("max_sequence_length", max_sequence_length)):
-        if value is not None and not (isinstance(value, int) and value > 0):
+    numbers = {
+        "tensor_model_parallel_size": tensor_model_parallel_size,
+        "pipeline_model_parallel_size": pipeline_model_parallel_size,
+        "slots": slots,
+        "prefill_chunk": prefill_chunk,
+        **({} if max_sequence_length is None else {"max_sequence_length": max_sequence_length}),
+    }
+    for name, value in numbers.items():
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise ValueError(f"{name} is {value!r}: expected an integer > 0.")
     saved = manifest.args["model_config"]
     length = context_length(max_sequence_length, saved)
-    sizes = {
-        "--tensor-model-parallel-size": tensor_model_parallel_size,
-        "--pipeline-model-parallel-size": pipeline_model_parallel_size,
-    }
-    words = ["--use-checkpoint-args", "--load", place, "--seq-length", length, "--micro-batch-size", 1, "--finetune"]
-    words += [word for flag, size in sizes.items() for word in (flag, size)]
+    words = ["--tensor-model-parallel-size", tensor_model_parallel_size]
+    words += ["--pipeline-model-parallel-size", pipeline_model_parallel_size]
+    words += ["--use-checkpoint-args", "--load", place, "--seq-length", length, "--micro-batch-size", 1, "--finetune"]
     words += [*_dtype_flags(dtype, saved), "--train-iters", 1, "--lr", 1, *flags]
-    config = init_configs_from_args(argument_parser().parse_args([str(word) for word in words]))
-    require_available(config)
+    config = _configuration([str(word) for word in words])
     tokenizer = find_tokenizer(checkpoint, place, manifest)
-    set_parallel_context(config.parallel_config)
     _check_world(config.parallel_config)
-    set_seed(1)
-    chunks = build_chunks(config)
+    set_parallel_context(config.parallel_config)
+    set_seed(1)  # a model cannot be built without; nothing is drawn
+    chunks = build_chunks(config, allocate_parameters)
     vocab_size = manifest.vocab_size or config.model_config.vocab_size
     with open_checkpoint(place, config, iteration) as reader:
         load_tensors(reader, list(model_tensors(chunks)), vocab_size=config.model_config.vocab_size)
@@ -108,20 +113,30 @@ def _dtype_flags(dtype, saved):
     return _DTYPES[name]
 
 
+def _configuration(words):
+    """AllConfig of flags. ConfigError: the first problem alone, since the others often follow from it."""
+    try:
+        config = init_configs_from_args(argument_parser().parse_args(words))
+        require_available(config)
+    except ConfigError as error:
+        raise ConfigError(error.problems[0]) from None
+    return config
+
+
 def _check_world(parallel):
-    size = parallel.tensor_model_parallel_size * parallel.pipeline_model_parallel_size
-    if size != comm.get_world_size():
+    ranks = comm.get_world_size() if comm.is_initialized() else launch_environment().world_size
+    sizes = parallel.tensor_model_parallel_size, parallel.pipeline_model_parallel_size
+    if sizes[0] * sizes[1] != ranks:
         raise ValueError(
-            f"{comm.get_world_size()} ranks were started, but tensor_model_parallel_size "
-            f"{parallel.tensor_model_parallel_size} x pipeline_model_parallel_size {parallel.pipeline_model_parallel_size} "
-            f"is {size}: start that many."
+            f"{ranks} ranks were started, but tensor_model_parallel_size {sizes[0]} x pipeline_model_parallel_size {sizes[1]} "
+            f"is {sizes[0] * sizes[1]}: start that many."
         )
 
 
-def build_chunks(config):
-    """This rank's GPTModel chunks of an AllConfig (list[Cell]), with initial values."""
+def build_chunks(config, initialize=initialize_parameters):
+    """This rank's GPTModel chunks of an AllConfig (list[Cell]), filled by `initialize`."""
 
     def provider(pre_process=True, post_process=True):
         return GPTModel(config.model_config, pre_process=pre_process, post_process=post_process)
 
-    return get_model(provider, config, wrap=lambda description, ddp_config, cell, **_: cell)
+    return get_model(provider, config, wrap=lambda description, ddp_config, cell, **_: cell, initialize=initialize)

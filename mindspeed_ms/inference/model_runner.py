@@ -27,18 +27,17 @@ class ModelRunner:
         vocab_size (int): rows of the vocabulary that are tokens.
         max_sequence_length (int): longest sequence; of learned positions at most their number.
         slots (int): sequences in the cache at a time.
-        dtype: of cached keys and values; default the compute dtype.
         prefill_chunk (int): tokens of a sequence that enter in one forward; longer feeds go in several.
 
     Attributes:
         cache (KeyValueCache): of this rank.
     """
 
-    def __init__(self, chunks, model, vocab_size, max_sequence_length, slots, dtype=None, prefill_chunk=DEFAULT_PREFILL_CHUNK):
+    def __init__(self, chunks, model, vocab_size, max_sequence_length, slots, prefill_chunk=DEFAULT_PREFILL_CHUNK):
         self.vocab_size, self.max_sequence_length, self.slots = vocab_size, max_sequence_length, slots
         self._chunks, self._model = chunks, model
         self._prefill_chunk = min(prefill_chunk, max_sequence_length)
-        self.cache = KeyValueCache(model, slots, max_sequence_length, dtype or model.compute_dtype, self._prefill_chunk)
+        self.cache = KeyValueCache(model, slots, max_sequence_length, model.compute_dtype, self._prefill_chunk)
         self._scorer = TokenScorer(vocab_size)
         # of the whole model, not only of this rank's layers: all ranks must refuse the same feeds
         windows = [layer for layer in range(model.stages.num_layers) if model.window_of(layer) is not None]
@@ -135,6 +134,11 @@ class ModelRunner:
             for rows, indices in zip(micro_batches, wanted)
         ]
         found = self._run(micro_batches, uses)
+        if any(use.attended != len(self.cache.capacities) for use in uses):
+            raise ValueError(
+                f"{uses[0].attended} of {len(self.cache.capacities)} layers used the cache: the attention "
+                f"'{self._model.attention_type}' must call inference_params.attend(...)."
+            )
         numbers = [rows[index].number for rows, indices in zip(micro_batches, wanted) for index in indices]
         if not numbers:
             return []

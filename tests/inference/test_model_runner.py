@@ -1,5 +1,7 @@
 """ModelRunner: cached = uncached logits in every layout, scores, memory, launched operators, refused feeds."""
 
+from unittest.mock import patch
+
 import numpy as np
 import pytest
 
@@ -144,9 +146,15 @@ def test_a_decode_step_leaves_no_memory_behind(world):
         assert blocks < 1, (name, blocks)
 
 
+def _without_cache(self, hidden_states, attention_mask=None, inference_params=None, rotary_pos_emb=None):
+    """An attention that ignores `inference_params`."""
+    return self.out_proj(hidden_states)
+
+
 def refusals(fields):
     """Messages of feeds and scores that are refused; nothing enters the cache by them."""
     from mindspeed_ms.inference.model_runner import Feed
+    from mindspeed_ms.legacy.model.attention import ParallelAttention
 
     runner = models.runner_of(fields)
     runner.forward([Feed(0, 0, list(range(25)))])
@@ -169,6 +177,9 @@ def refusals(fields):
         with pytest.raises(ValueError) as caught:
             runner.score(*arguments)
         messages[name] = str(caught.value)
+    with patch.object(ParallelAttention, "construct", _without_cache), pytest.raises(ValueError) as caught:
+        runner.forward([Feed(1, 0, [1])])
+    messages["attention"] = str(caught.value)
     none, again = runner.forward([Feed(1, 0, [3], "none"), Feed(0, 24, [24])])
     return messages, none, again
 
@@ -188,6 +199,7 @@ def test_feeds_that_cannot_be_run_are_refused(world, references):
         "score": "at most max_sequence_length 32",
         "start": "scored from position 3 on",
         "count": "1 sequences and 2 starts",
+        "attention": "0 of 4 layers used the cache: the attention 'self_attn' must call inference_params.attend",
     }.items():
         assert word in messages[name] and "\n" not in messages[name], messages[name]
     assert none is None

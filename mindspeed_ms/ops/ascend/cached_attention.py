@@ -4,6 +4,7 @@ import mindspore as ms
 import numpy as np
 from mindspore import Tensor, mint
 
+from mindspeed_ms.core import storage
 from mindspeed_ms.ops import checks
 from mindspeed_ms.ops.ascend.attention import core_attention
 
@@ -23,7 +24,7 @@ def cached_attention(query, key, value, key_cache, value_cache, slots, starts, l
     for new, cache in ((key, key_cache), (value, value_cache)):
         if tokens.size:
             source = mint.index_select(new.reshape(queries * batch * groups, size), 0, Tensor(tokens, ms.int64))
-            cache.view(-1, size).index_copy_(0, Tensor(places, ms.int64), source)
+            storage.write_rows(cache, places, source)
         held = mint.index_select(cache.view(-1, capacity, size), 0, read.reshape(-1))
         held = mint.narrow(held, 1, 0, kept).reshape(batch, groups, kept, size)
         rows.append(mint.permute(held, (2, 0, 1, 3)))

@@ -144,7 +144,7 @@ def _run(outputs, grads, retain_graph, inputs, accumulate_grad):
 
 
 ARRAY = "_array_of_values"
-"""Attribute of a tensor that was made of a numpy array: the array, see `core.storage`."""
+"""Attribute of a tensor that was made of a numpy array: the array and its address, see `core.storage`."""
 _called_hooks = []
 """Handles of gradient hooks that were called: MindSpore keeps 100 bytes of each until it is removed, which a hook cannot do
 itself."""

@@ -32,6 +32,7 @@ _NUMPY_DTYPES = {
 }  # MindSpore's extension dtype: arithmetic goes through its int16 bits
 _ARRAY_KINDS = {to_dtype(name): np.dtype(np.int16 if name == "bfloat16" else kind) for name, kind in _NUMPY_DTYPES.items()}
 
+_NO_ARRAY = None, None
 _ALIGNMENT = 64
 _CAST_ELEMENTS = 1 << 15
 
@@ -134,8 +135,8 @@ def read_array(tensor):
     Raises:
         RuntimeError: the memory is a device's.
     """
-    array = tensor.__dict__.get(autograd.ARRAY)
-    if array is not None:
+    array, address = tensor.__dict__.get(autograd.ARRAY, _NO_ARRAY)
+    if array is not None and tensor._data_ptr() == address:
         return array
     if not is_in_host_memory():
         raise RuntimeError("numpy cannot look into a device's memory: use storage.host_array, which copies.")
@@ -145,15 +146,14 @@ def read_array(tensor):
 def from_array(array, dtype=None):
     """Tensor that shares memory with a contiguous numpy array; with `dtype` bfloat16 the array holds its int16 bits.
 
-    The tensor keeps the array, so that `read_array` need not ask for its memory.
+    The tensor keeps the array with its address: while the tensor's memory is there, `read_array` gives it at once.
     """
     if dtype is not None and to_dtype(dtype) == ms.bfloat16:
         tensor = Tensor.from_numpy(array.view(np_bfloat16))
         array = array.view(np.int16)
     else:
         tensor = Tensor.from_numpy(array)
-    if is_in_host_memory() and array.flags.carray:  # of another one the tensor has a copy
-        tensor.__dict__[autograd.ARRAY] = array
+    tensor.__dict__[autograd.ARRAY] = array, array.__array_interface__["data"][0]
     return tensor
 
 

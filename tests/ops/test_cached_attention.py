@@ -53,6 +53,7 @@ def run(steps, length, capacity, window, dtype):
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_rows_of_different_starts_and_lengths(world, dtype):
     steps = [[(3, 0, 4), (0, 0, 2)], [(0, 2, 1), (3, 4, 1), (1, 0, 1)], [(4, 0, 9), (0, 3, 6), (2, 0, 0)], [(4, 9, 1)]]
+    steps += [[(0, 9, 2), (3, 5, 7)], [(0, 11, 1)]]  # padding that would wrap around to the first places
     world(1)(run, steps, 12, 12, None, dtype)
 
 

@@ -7,11 +7,15 @@ from mindspore import Tensor
 
 from mindspeed_ms import ops
 from mindspeed_ms.core import parallel_state, storage
+from mindspeed_ms.core.distributed import unwrap_model
 from mindspeed_ms.core.pipeline_parallel import get_forward_backward_func
+from mindspeed_ms.inference.feed import Feed
 from mindspeed_ms.inference.inference_params import CacheUse, WholeSequences
 from mindspeed_ms.inference.kv_cache import KeyValueCache, cache_capacity
 from mindspeed_ms.inference.micro_batches import batches_of_similar_length, micro_batches_of, rounds_of, rows_of
 from mindspeed_ms.inference.scoring import Scored, TokenScorer
+
+__all__ = ["DEFAULT_PREFILL_CHUNK", "Feed", "ModelRunner"]
 
 DEFAULT_PREFILL_CHUNK = 512
 _SCORED_TOKENS = 2048
@@ -49,7 +53,7 @@ class ModelRunner:
         self._reached = [0] * slots  # most tokens that it held since it was filled from 0
         for chunk in chunks:
             chunk.set_train(False)
-            chunk.language_model.reserve_positions(max_sequence_length)
+            unwrap_model(chunk).language_model.reserve_positions(max_sequence_length)
 
     # ---- with the cache -----------------------------------------------------------------------------------------------
 

@@ -54,7 +54,9 @@ def test_the_oldest_turns_go_when_the_context_is_full():
         talk.ask("x" * 15)
     assert str(error.value) == "prompt has 16 tokens with the template, but 15 fit beside an answer: shorten it."
     assert "".join(message["content"] for message in talk.messages) == "ijklmnopqrst", "the history stays"
-    assert talk.ask("x" * 14).dropped == 4
+    assert talk.ask("x" * 3).dropped == 1, "one token too many"
+    talk.answer("")
+    assert talk.ask("x" * 14).dropped == 3
 
 
 def test_no_more_turns_than_asked_for():

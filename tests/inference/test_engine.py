@@ -122,6 +122,14 @@ def test_an_unfinished_character_at_the_end_is_not_shown(tokenizer):
         assert Engine(runner, tokenizer).generate(["x"], params)[0].text == text
 
 
+def test_an_end_token_behind_each_text_is_no_part_of_a_prompt(tmp_path):
+    ending = byte_level_tokenizer(tmp_path)
+    bare = ending.tokenize("well")
+    ending.adds_eos, ending._by_backend = True, False
+    assert ending.tokenize("well") == [*bare, ending.eos]
+    assert Engine(TableRunner(300), ending).encode("well") == tuple(bare)
+
+
 def test_prompts_take_turns_with_running_answers(monkeypatch):
     """A long prompt enters in pieces, between which other answers go on."""
     monkeypatch.setattr(engine_module, "PREFILL_CHUNK", 10)

@@ -97,7 +97,8 @@ def test_what_cannot_be_loaded_is_said_in_one_line(world, folder, tmp_path):
         "dtype": (("folder", {"dtype": "int8"}), "dtype is 'int8': expected one of float32, bfloat16, float16"),
         "length": (("learned", {"max_sequence_length": 65}), "max_sequence_length is 65: the model has a table of 64"),
         "slots": (("folder", {"slots": 0}), "slots is 0: expected an integer > 0"),
-        "iteration": (("folder", {"iteration": 7, "prefill_chunk": "x"}), "prefill_chunk is 'x'"),
+        "chunk": (("folder", {"prefill_chunk": "x"}), "prefill_chunk is 'x'"),
+        "iteration": (("folder", {"iteration": 7}), "is one checkpoint, not a run with several: leave the iteration (7) out"),
     }
     (messages,) = world(1)(refusals, folder, tmp_path / "learned", {name: case for name, (case, _) in expected.items()})
     for name, (_, words) in expected.items():

@@ -68,6 +68,12 @@ def test_probabilities_match_the_definitions(vocab):
         np.testing.assert_allclose(found, directly(logits, **case), atol=1e-12)
 
 
+def test_a_large_nucleus():
+    logits = np.linspace(0, 1, 2000)
+    ids, _ = probabilities(logits, SamplingParams(top_p=0.9))
+    assert len(ids) == np.count_nonzero(directly(logits, top_p=0.9)) > 1500
+
+
 def test_random_numbers_cover_positions_samples_and_seeds_evenly():
     for key in (lambda i: (3, 0, i), lambda i: (3, i, 0), lambda i: (i, 0, 0)):
         numbers = np.array([draw(*key(i)) for i in range(2000)])

@@ -4,12 +4,11 @@
     python benchmarks/smollm2.py FOLDER [--prompts FILE] [--checkpoints native hf] [--layouts tp1 tp3 pp2 pp3vpp2]
 
 The recording (default: smollm2.json of the folder MINDSPEED_MS_GOLDEN) is a list of prompts with `text` or `chat`, `ids`,
-`mean_nll`, `last_top5_ids` and `last_top5_logits`; other keys are not read. Each prompt goes alone through the pipeline
-schedule of the layout. The interleaved schedule takes only multiples of pp micro-batches, so a prompt goes into pp3vpp2 as 3
-copies, each of which is compared. Nothing is gathered on one rank: the loss is that of the cross entropy over the cut
-vocabulary, each logit is taken from the tensor-parallel rank that holds its row.
-Prints one table and whether the tokenizer gives the recorded ids; exits 1 above 1e-4 (mean_nll) or 1e-3 (logits), or for
-other ids.
+`mean_nll`, `last_top5_ids`, `last_top5_logits`, `greedy_ids` and `smallest_greedy_margin`; other keys are not read. The checkpoint is
+loaded by `inference.loading`. Losses come from whole sequences through the forward-only schedule, whose cross entropy is over the
+cut vocabulary; logits and greedy texts come through the key-value cache, each prompt alone and all together.
+Prints one table and whether the tokenizer gives the recorded ids; exits 1 above 1e-4 (mean_nll) or 1e-3 (logits), for other
+ids, and for another greedy text where no margin is below 0.005.
 """
 
 import json
@@ -22,116 +21,73 @@ import numpy as np
 from mindspeed_ms.spelling import SuggestingParser
 from mindspeed_ms.testing.worlds import World, close_nursery
 
-LIMITS = {"mean_nll": 1e-4, "last_top5_logits": 1e-3}
-LAYOUTS = {  # name: (ranks, flags)
-    "tp1": (1, ()),
-    "tp3": (3, ("--tensor-model-parallel-size", "3")),
-    "pp2": (2, ("--pipeline-model-parallel-size", "2")),
-    "pp3vpp2": (3, ("--pipeline-model-parallel-size", "3", "--num-layers-per-virtual-pipeline-stage", "5")),
+LIMITS = {"mean_nll": 1e-4, "last_top5_logits": 1e-3, "other_texts": 0}
+LAYOUTS = {  # name: (ranks, arguments of inference.loading.load)
+    "tp1": (1, {}),
+    "tp3": (3, {"tensor_model_parallel_size": 3}),
+    "pp2": (2, {"pipeline_model_parallel_size": 2}),
+    "pp3vpp2": (3, {"pipeline_model_parallel_size": 3, "flags": ("--num-layers-per-virtual-pipeline-stage", "5")}),
 }
+SMALLEST_MARGIN = 0.005
 
 
-def run_prompts(load, flags, prompts):
-    """Load a checkpoint in a layout and run each prompt alone through its schedule; on every rank of a world.
+def run_prompts(load, layout, prompts):
+    """Load a checkpoint in a layout and run all prompts; on every rank of a world.
 
     Returns:
-        list[list[dict]]: for each prompt what this rank has of it, nothing on stages before the last: "mean_nll" and
-            "last_top5_logits" ({position among the five: logit} of the rows that this rank holds).
+        list[dict]: for each prompt "mean_nll", "last_top5_logits" (list) and "greedy" (ids, alone and with the others).
     """
-    from mindspeed_ms.config import argument_parser, init_configs_from_args
-    from mindspeed_ms.core.autograd import no_grad
-    from mindspeed_ms.core.dist_checkpointing.load import find_checkpoint, load_tensors, open_checkpoint
-    from mindspeed_ms.core.dist_checkpointing.state import model_tensors
     from mindspeed_ms.core.logging import logger
-    from mindspeed_ms.core.pipeline_parallel import get_forward_backward_func
-    from mindspeed_ms.legacy.model.gpt_model import GPTModel
-    from mindspeed_ms.training.model_setup import get_model
-    from mindspeed_ms.training.utils import set_parallel_context, set_seed
+    from mindspeed_ms.inference.loading import load as load_checkpoint
 
     logger.setLevel("ERROR")  # no log lines in the table
-    longest = max(len(prompt["ids"]) for prompt in prompts)
-    words = f"--use-checkpoint-args --seq-length {longest} --micro-batch-size 1 --train-iters 1 --lr 1".split()
-    config = init_configs_from_args(argument_parser().parse_args([*words, *flags, "--load", load]))
-    set_parallel_context(config.parallel_config)
-    set_seed(1)
-    chunks = get_model(
-        lambda pre_process=True, post_process=True: GPTModel(
-            config.model_config, pre_process=pre_process, post_process=post_process
-        ),
-        config,
-        wrap=lambda description, ddp_config, cell, **_: cell,
-    )
-    with open_checkpoint(find_checkpoint(load), config) as reader:
-        load_tensors(reader, list(model_tensors(chunks)), vocab_size=config.model_config.vocab_size)
-    for chunk in chunks:
-        chunk.set_train(False)
-    copies = config.parallel_config.pipeline_model_parallel_size if len(chunks) > 1 else 1
+    longest = max(len(prompt["ids"]) + len(prompt["greedy_ids"]) for prompt in prompts)
+    runner = load_checkpoint(load, max_sequence_length=longest, slots=len(prompts), **layout).runner
+    scored = runner.score([prompt["ids"] for prompt in prompts])
+    together = greedy(runner, prompts)
     results = []
-    for prompt in prompts:
-        with no_grad():
-            found = get_forward_backward_func()(
-                forward_step_func=forward_step,
-                data_iterator=iter([prompt] * copies),
-                model=chunks,
-                num_microbatches=copies,
-                seq_length=len(prompt["ids"]),
-                micro_batch_size=1,
-                forward_only=True,
-                collect_non_loss_data=True,
-            )
-        results.append(found)
+    for prompt, scores, text in zip(prompts, scored, together):
+        (alone,) = greedy(runner, [prompt])
+        results.append(
+            {
+                "mean_nll": float(-scores.log_probabilities.mean()),
+                "last_top5_logits": [float(alone["logits"][token]) for token in prompt["last_top5_ids"]],
+                "greedy": [alone["ids"], text["ids"]],
+            }
+        )
     return results
 
 
-def forward_step(data_iterator, model):
-    """Forward step of a schedule: the logits `[1, s, v / tp]` of a prompt and the function that reads them."""
-    from mindspore import Tensor
+def greedy(runner, prompts):
+    """Most probable next tokens of prompts that run together, as many as were recorded, and the logits of the first one."""
+    from mindspeed_ms.inference.model_runner import Feed
 
-    prompt = next(data_iterator)
-    ids = np.array([prompt["ids"]], np.int32)
-    positions = np.arange(ids.shape[1], dtype=np.int32)[None]
-
-    def read(logits, non_loss_data=True):
-        return figures_of(logits, prompt)
-
-    return model(Tensor.from_numpy(ids), Tensor.from_numpy(positions)), read
-
-
-def figures_of(logits, prompt):
-    """What a tensor-parallel rank knows of a prompt, see `run_prompts`, from its logits `[1, s, v / tp]`."""
-    from mindspore import Tensor
-
-    from mindspeed_ms.core import parallel_state
-    from mindspeed_ms.core.tensor_parallel import vocab_parallel_cross_entropy
-
-    last = logits[0, -1].asnumpy().astype(np.float64)
-    first = parallel_state.get_tensor_model_parallel_rank() * last.size
-    rows = [(position, token - first) for position, token in enumerate(prompt["last_top5_ids"])]
-    labels = Tensor.from_numpy(np.array([prompt["ids"][1:]], np.int32))
-    losses = vocab_parallel_cross_entropy(logits[:, :-1].contiguous(), labels).asnumpy()
-    return {
-        "mean_nll": float(losses.astype(np.float64).mean()),
-        "last_top5_logits": {position: float(last[row]) for position, row in rows if 0 <= row < last.size},
-    }
+    found = [{"ids": [], "logits": None} for _ in prompts]
+    feeds = {slot: Feed(slot, 0, tuple(prompt["ids"])) for slot, prompt in enumerate(prompts)}
+    while feeds:
+        for slot, logits in zip(list(feeds), runner.forward(list(feeds.values()))):
+            one, feed = found[slot], feeds.pop(slot)
+            one["ids"].append(int(logits.argmax()))
+            one["logits"] = logits.copy() if one["logits"] is None else one["logits"]
+            if len(one["ids"]) < len(prompts[slot]["greedy_ids"]):
+                feeds[slot] = Feed(slot, feed.start + len(feed.ids), (one["ids"][-1],))
+    return found
 
 
 def largest_differences(prompts, results):
-    """{"mean_nll": ..., "last_top5_logits": ...}: the largest difference over prompts and ranks; nan if a figure is missing.
+    """Largest differences over prompts and ranks: {"mean_nll": ..., "last_top5_logits": ..., "other_texts": their number}.
 
     Args:
         prompts (list[dict]): the recording.
         results (list): what each rank returned.
     """
-    differences = {"mean_nll": [], "last_top5_logits": []}
-    for number, prompt in enumerate(prompts):
-        parts = [part for rank in results for part in rank[number]]
-        losses = [part["mean_nll"] for part in parts] or [np.nan]
-        differences["mean_nll"] += [abs(loss - prompt["mean_nll"]) for loss in losses]
-        logits = {position: value for part in parts for position, value in part["last_top5_logits"].items()}
-        differences["last_top5_logits"] += [
-            abs(logits.get(position, np.nan) - wanted) for position, wanted in enumerate(prompt["last_top5_logits"])
-        ]
-    return {name: float(np.max(values)) for name, values in differences.items()}  # np.max: nan wins
+    pairs = [(prompt, result) for rank in results for prompt, result in zip(prompts, rank, strict=True)]
+    clear = [pair for pair in pairs if pair[0]["smallest_greedy_margin"] > SMALLEST_MARGIN]
+    largest = {  # np.max: nan wins
+        name: float(np.max([np.abs(np.subtract(result[name], prompt[name])).max() for prompt, result in pairs]))
+        for name in ("mean_nll", "last_top5_logits")
+    }
+    return {**largest, "other_texts": sum(ids != prompt["greedy_ids"] for prompt, result in clear for ids in result["greedy"])}
 
 
 def other_ids(folder, prompts):
@@ -151,7 +107,7 @@ def other_ids(folder, prompts):
 
 
 def prompts_of(path):
-    """The prompts of a recording: list[dict]; `text` is None where there is only `chat`.
+    """The prompts of a recording: list[dict]; `text` is None where there is only `chat`, `greedy_ids` empty where there are none.
 
     Raises:
         ValueError: it is no JSON, not a list, empty, or a prompt lacks a key.
@@ -164,7 +120,7 @@ def prompts_of(path):
         lost += [] if prompt.get("text") is not None or prompt.get("chat") else ["text or chat"]
         if lost:
             raise ValueError(f"prompt {number} lacks {', '.join(lost)}")
-    return [{"text": None, **prompt} for prompt in prompts]
+    return [{"text": None, "greedy_ids": [], "smallest_greedy_margin": 0.0, **prompt} for prompt in prompts]
 
 
 def main(arguments=None):
@@ -191,11 +147,11 @@ def main(arguments=None):
     sys.stdout.write(f"| checkpoint | layout | {' | '.join(LIMITS)} |\n|---|---|---|---|\n")
     for name in options.checkpoints:
         for layout in options.layouts:
-            ranks, flags = LAYOUTS[layout]
+            ranks, arguments = LAYOUTS[layout]
             with World(ranks) as world:
-                found = largest_differences(prompts, world(run_prompts, str(options.folder / name), flags, prompts))
+                found = largest_differences(prompts, world(run_prompts, str(options.folder / name), arguments, prompts))
             missed = missed or any(not found[key] <= limit for key, limit in LIMITS.items())
-            sys.stdout.write(f"| {name} | {layout} | {' | '.join(f'{found[key]:.1e}' for key in LIMITS)} |\n")
+            sys.stdout.write(f"| {name} | {layout} | {' | '.join(f'{found[key]:.2g}' for key in LIMITS)} |\n")
             sys.stdout.flush()
     close_nursery()
     wrong = other_ids(options.folder / "hf", prompts)

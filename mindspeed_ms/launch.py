@@ -43,6 +43,7 @@ def _parse(arguments):
     parser = SuggestingParser(prog="python -m mindspeed_ms.launch", description="run a script on several ranks of this machine")
     parser.add_argument("-n", "--ranks", type=int, required=True, help="number of ranks")
     parser.add_argument("--log-dir", type=Path, help="write each rank's output to LOG_DIR/worker_<rank>.log and show rank 0's")
+    parser.add_argument("--leave-ctrl-c", action="store_true", help="Ctrl-C is the script's, and no reason to end the job")
     parser.add_argument("script", help="Python file to run")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="its arguments")
     options = parser.parse_args(arguments)
@@ -102,7 +103,7 @@ class _Launch:
                 os.close(write)
                 self._pipe = read
                 self._log = open(logs / "worker_0.log", "wb")  # noqa: SIM115 - closed with the pipe
-        signal.signal(signal.SIGINT, self._on_signal)
+        signal.signal(signal.SIGINT, signal.SIG_IGN if self._options.leave_ctrl_c else self._on_signal)
         signal.signal(signal.SIGTERM, self._on_signal)
         return None
 

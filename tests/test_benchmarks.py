@@ -4,7 +4,6 @@ import ast
 import importlib
 import importlib.util
 import json
-import math
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-MODULES = ("shapes.py", "peer_megatron.py")  # no command line of their own: read by `step.py`
+MODULES = ("shapes.py", "peer_megatron.py", "peer_transformers.py")  # no command line of their own: others start them
 FILES = sorted((ROOT / "benchmarks").glob("*.py"))
 NAMES = [path.name for path in FILES if path.name not in MODULES]
 
@@ -28,7 +27,7 @@ def imports_of(path):
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
 def test_imports_of_a_benchmark_exist(path):
-    if path.name == "peer_megatron.py":
+    if path.name.startswith("peer_"):
         pytest.importorskip("torch", reason="needs the [peer] extra")
     found = list(imports_of(path))
     assert [module for module, _ in found if module.partition(".")[0] == "tests"] == []
@@ -53,14 +52,18 @@ def load(name):
     return module
 
 
-def test_differences_of_smollm2_are_joined_over_ranks():
-    prompts = [{"mean_nll": 2.0, "last_top5_logits": [5.0, 4.0]}]
-    ranks = [[[{"mean_nll": 2.0, "last_top5_logits": {1: 4.5}}]], [[{"mean_nll": 2.25, "last_top5_logits": {0: 5.0}}]]]
-    found = load("smollm2").largest_differences(prompts, [[[]], *ranks])  # an earlier stage has nothing
-    assert found == {"mean_nll": 0.25, "last_top5_logits": 0.5}
-    missing = load("smollm2").largest_differences(prompts, [[[]], ranks[0]])
-    assert math.isnan(missing["last_top5_logits"])
-    assert all(math.isnan(value) for value in load("smollm2").largest_differences(prompts, [[[]]]).values())
+def test_differences_of_smollm2_are_the_largest_over_ranks():
+    clear = {"mean_nll": 2.0, "last_top5_logits": [5.0, 4.0], "greedy_ids": [1], "smallest_greedy_margin": 0.1}
+    prompts = [clear, clear | {"smallest_greedy_margin": 0.001}]
+    right = {"mean_nll": 2.0, "last_top5_logits": [5.0, 4.0], "greedy": [[1], [1]]}
+    worse = {"mean_nll": 2.25, "last_top5_logits": [5.0, 4.5], "greedy": [[2], [1]]}
+    differences = load("smollm2").largest_differences
+    assert differences(prompts, [[right, right]]) == {"mean_nll": 0, "last_top5_logits": 0, "other_texts": 0}
+    assert differences(prompts, [[right, right], [worse, worse]]) == {
+        "mean_nll": 0.25,
+        "last_top5_logits": 0.5,
+        "other_texts": 1,  # of the second prompt the margin is too small
+    }
 
 
 def test_prompts_of_smollm2_are_looked_at(tmp_path, capsys):

@@ -32,13 +32,33 @@ class Function(_Function):
     `ctx.set_materialize_grads`. Neither direction is recorded; gradients of non-tensor arguments are None.
 
     MindSpore 2.10 never gives up its reference to `ctx.needs_input_grad`, so that each call would leave a tuple behind: it
-    is given up with `ctx`, where `leaked_references` finds it.
+    is given up with `ctx`, where `leaked_references` finds it. Where nothing is recorded, `forward` is called without the
+    tape, which would take as long as a small kernel.
     """
+
+    @classmethod
+    def apply(cls, *args):
+        """Result of `forward`, recorded unless inside `no_grad` or another Function."""
+        return super().apply(*args) if _executor.enable_grad() else cls.forward(_Unrecorded(len(args)), *args)
 
     def __init_subclass__(cls, **kwargs):
         super().__init_subclass__(**kwargs)
         if "forward" in cls.__dict__:
             cls.forward = staticmethod(_with_owner(cls.forward))
+
+
+class _Unrecorded:
+    """`ctx` of a `forward` whose backward never runs: it keeps no tensors."""
+
+    saved_tensors, _owner = (), None
+
+    def __init__(self, arguments):
+        self.needs_input_grad = (False,) * arguments
+
+    def save_for_backward(self, *tensors):
+        pass
+
+    mark_dirty = mark_non_differentiable = set_materialize_grads = save_for_backward
 
 
 class _Owner:
@@ -123,6 +143,8 @@ def _run(outputs, grads, retain_graph, inputs, accumulate_grad):
         _called_hooks.clear()
 
 
+ARRAY = "_array_of_values"
+"""Attribute of a tensor that was made of a numpy array: the array and its address, see `core.storage`."""
 _called_hooks = []
 """Handles of gradient hooks that were called: MindSpore keeps 100 bytes of each until it is removed, which a hook cannot do
 itself."""
@@ -258,6 +280,7 @@ def deallocate_output(tensor):
 
     Source: Megatron's `deallocate_output_tensor`. `backward(tensor, grad)` afterwards takes the original shape.
     """
+    tensor.__dict__.pop(ARRAY, None)
     with no_grad():
         tensor.data = _placeholder(tensor.dtype)
 

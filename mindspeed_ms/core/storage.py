@@ -32,6 +32,7 @@ _NUMPY_DTYPES = {
 }  # MindSpore's extension dtype: arithmetic goes through its int16 bits
 _ARRAY_KINDS = {to_dtype(name): np.dtype(np.int16 if name == "bfloat16" else kind) for name, kind in _NUMPY_DTYPES.items()}
 
+_NO_ARRAY = None, None
 _ALIGNMENT = 64
 _CAST_ELEMENTS = 1 << 15
 
@@ -71,7 +72,7 @@ class FlatBuffer:
             raise ValueError(f"slice {start}:{stop} is outside a buffer of {self.numel} elements.")
         shape = (stop - start,) if shape is None else tuple(shape)
         if self._on_host:
-            return Tensor.from_numpy(self._array[start:stop].reshape(shape))
+            return from_array(self._array[start:stop].reshape(shape), self.dtype)
         return mint.narrow(self.tensor, 0, start, stop - start).view(shape)
 
     def zero(self):
@@ -134,16 +135,26 @@ def read_array(tensor):
     Raises:
         RuntimeError: the memory is a device's.
     """
+    array, address = tensor.__dict__.get(autograd.ARRAY, _NO_ARRAY)
+    if array is not None and tensor._data_ptr() == address:
+        return array
     if not is_in_host_memory():
         raise RuntimeError("numpy cannot look into a device's memory: use storage.host_array, which copies.")
     return np.asarray(_Memory(tensor))
 
 
 def from_array(array, dtype=None):
-    """Tensor that shares memory with a contiguous numpy array; with `dtype` bfloat16 the array holds its int16 bits."""
+    """Tensor that shares memory with a contiguous numpy array; with `dtype` bfloat16 the array holds its int16 bits.
+
+    The tensor keeps the array with its address: while the tensor's memory is there, `read_array` gives it at once.
+    """
     if dtype is not None and to_dtype(dtype) == ms.bfloat16:
-        array = array.view(np_bfloat16)
-    return Tensor.from_numpy(array)
+        tensor = Tensor.from_numpy(array.view(np_bfloat16))
+        array = array.view(np.int16)
+    else:
+        tensor = Tensor.from_numpy(array)
+    tensor.__dict__[autograd.ARRAY] = array, array.__array_interface__["data"][0]
+    return tensor
 
 
 def host_array(tensor):
@@ -180,6 +191,22 @@ def write(destination, source):
                 as_array(destination)[...] = read_array(source).reshape(destination.shape)
         else:
             destination[:] = source.reshape(destination.shape).astype(destination.dtype)
+
+
+def write_rows(destination, numbers, rows):
+    """Replace rows of a contiguous tensor, seen as [all leading dimensions, last dimension].
+
+    Args:
+        destination (Tensor): such as a cache; changed in place.
+        numbers (ndarray): int64 [n], different ones.
+        rows (Tensor): [n, last dimension], of its dtype.
+    """
+    with autograd.no_grad():
+        if device_target() == "CPU":
+            array = as_array(destination)
+            array.reshape(-1, array.shape[-1])[numbers] = read_array(rows)
+        else:
+            destination.view(-1, destination.shape[-1]).index_copy_(0, Tensor(numbers, ms.int64), rows)
 
 
 def _write_cast(destination, source):
@@ -227,6 +254,7 @@ def zero(tensor):
 def set_data(parameter, tensor):
     """Replace the storage of a parameter by that of `tensor`; its identity, name and hooks stay."""
     mark_held(parameter)
+    parameter.__dict__.pop(autograd.ARRAY, None)
     with autograd.no_grad():
         parameter.data = tensor
 

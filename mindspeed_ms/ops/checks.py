@@ -91,6 +91,44 @@ def check_heads(query, key, value):
         )
 
 
+def check_cache(query, key, key_cache, value_cache, slots, starts, lengths, window):
+    """Length of the longest sequence, after a check that caches [slots, groups, capacity, d] can take keys [s, b, groups, d].
+
+    Args:
+        query, key, key_cache, value_cache (Tensor or ndarray): only their shapes and dtypes are read.
+        slots, starts, lengths, window: as in `ops.cached_attention`.
+
+    Raises:
+        ValueError: they do not fit.
+    """
+    new, batch, groups, size = key.shape
+    count, _, capacity, _ = shape = key_cache.shape
+    if shape != value_cache.shape or shape != (count, groups, capacity, size) or query.shape[0] != new:
+        raise ValueError(
+            f"cached_attention got query {query.shape}, key {key.shape} and caches {shape} and {value_cache.shape}: expected "
+            f"[s, b, n, d], [s, b, groups, d] and twice [slots, groups, capacity, d]."
+        )
+    if not key.dtype == key_cache.dtype == value_cache.dtype:
+        raise ValueError(
+            f"cached_attention got keys of {key.dtype} and caches of {key_cache.dtype} and {value_cache.dtype}: expected one "
+            "dtype."
+        )
+    if not len(slots) == len(starts) == len(lengths) == batch:
+        raise ValueError(
+            f"cached_attention got {batch} rows, but {len(slots)} slots, {len(starts)} starts and {len(lengths)} lengths."
+        )
+    longest = 0
+    for slot, start, length in zip(slots.tolist(), starts.tolist(), lengths.tolist()):
+        longest = max(longest, start + length)
+        places = start + length if window is None else min(start + length, window - 1 + length)
+        if not (0 <= slot < count and start >= 0 and 0 <= length <= new and places <= capacity):
+            raise ValueError(
+                f"cached_attention got {length} of {new} tokens from position {start} on for slot {slot} (window {window}): "
+                f"the caches have {count} slots of {capacity} places."
+            )
+    return longest
+
+
 def check_mask(mask, batch, queries, keys):
     """Raise ValueError unless mask is None, [b or 1, 1, sq, sk] or [sq, sk]."""
     if mask is None:

@@ -7,9 +7,13 @@ import os
 import numpy as np
 from mindspore import Tensor
 
+from mindspeed_ms.config.model_description import describe_model
 from mindspeed_ms.core import autograd, comm, parallel_state
 from mindspeed_ms.core.logging import logger
 from mindspeed_ms.core.tensor_parallel import gather_from_tensor_model_parallel_region
+from mindspeed_ms.inference.engine import Engine
+from mindspeed_ms.inference.model_runner import ModelRunner
+from mindspeed_ms.inference.sampling import SamplingParams
 from mindspeed_ms.training.metrics import LOSS_CURVE_FILE, METRICS_FILE, read_metrics
 
 AVERAGED_STEPS = 20
@@ -31,7 +35,7 @@ def report(run, corpus, with_sample=True, sample_tokens=64):
         return
     sample, settings = None, run.all_config.dataset_config
     has_trained = run.steps_done > 0
-    if with_sample and has_trained and corpus is not None and parallel_state.get_pipeline_model_parallel_world_size() == 1:
+    if with_sample and has_trained and corpus is not None and _can_write(run):
         prompt, what = PROMPT, "a line of Python"
         if settings.data_path or settings.train_data_path:
             prompt, what = held_out_prompt(corpus), "the first held-out line" if len(corpus.valid_tokens) else "the first line"
@@ -49,6 +53,17 @@ def report(run, corpus, with_sample=True, sample_tokens=64):
         logger.info("%s", line)
     if sample is not None:
         logger.info("the model continues %s:\n%s", what, "\n".join(f"    | {line}" for line in sample.split("\n")))
+
+
+def _can_write(run):
+    return parallel_state.get_pipeline_model_parallel_world_size() == 1 or not _needs_whole_sequences(run)
+
+
+def _needs_whole_sequences(run):
+    """Whether the model that was trained cannot be fed token by token: it splits sequences, or its attention is a set band."""
+    parallel = run.all_config.parallel_config
+    has_band = any(getattr(cell, "has_explicit_band", False) for _, cell in run.model[0].cells_and_names())
+    return parallel.sequence_parallel or parallel.context_parallel_size > 1 or has_band
 
 
 def summary(lines, corpus, vocab_size):
@@ -108,32 +123,43 @@ def held_out_prompt(corpus):
 
 
 def write_sample(run, corpus, prompt, count):
-    """Let the model continue `prompt` by `count` tokens (str); all ranks compute the same."""
-    tokenizer, generator = corpus.tokenizer, np.random.Generator(np.random.Philox(0))
+    """Let the model continue `prompt` by up to `count` tokens (str); all ranks compute the same."""
+    tokenizer, length = corpus.tokenizer, run.all_config.model_config.seq_length
     ids = tokenizer.tokenize(prompt, add_special_tokens=False) or [corpus.end_of_document]
-    start = len(ids)
-    model, length = run.model[0], run.all_config.model_config.seq_length
-    model.set_train(False)
-    for _ in range(count):
-        token = _draw(_next_logits(model, ids[-length:], length)[: corpus.vocab_size], generator)
-        if token == corpus.end_of_document:
-            break
-        ids.append(token)
-    return prompt + tokenizer.detokenize(ids[start:])
+    ids = ids[-max(1, length - count) :]
+    settings = {"temperature": TEMPERATURE, "top_k": TOP_K, "seed": 0}
+    params = SamplingParams(max_new_tokens=min(count, length - len(ids)), **settings)
+    [answer] = Engine(_runner_of(run, corpus.vocab_size), tokenizer, [corpus.end_of_document]).generate([ids], params)
+    return prompt + answer.text
 
 
-def _next_logits(model, ids, length):
-    """Logits float64 `[v]` of the token after `ids`; the sample is filled up to `length`, which causal attention hides."""
-    tokens = np.zeros((1, length), np.int32)
-    tokens[0, : len(ids)] = ids
-    positions = np.arange(length, dtype=np.int32)[None]
-    with autograd.no_grad():
-        logits = model(tokens=Tensor(tokens), position_ids=Tensor(positions), attention_mask=None, loss_mask=None)
-        logits = gather_from_tensor_model_parallel_region(logits)
-    return logits.float().asnumpy()[0, len(ids) - 1].astype(np.float64)
+def _runner_of(run, vocab_size):
+    """Runner of the model that was trained, with its weights as they are."""
+    length = run.all_config.model_config.seq_length
+    if _needs_whole_sequences(run):
+        return _WholeSequences(run.model[0], vocab_size, length)
+    return ModelRunner(run.model, describe_model(run.all_config), vocab_size, length, slots=1)
 
 
-def _draw(logits, generator):
-    best = np.argsort(logits)[-TOP_K:]
-    weights = np.exp((logits[best] - logits[best].max()) / TEMPERATURE)
-    return int(generator.choice(best, p=weights / weights.sum()))
+class _WholeSequences:
+    """Runner without a cache: sequences are filled up to their full length, which causal attention hides."""
+
+    def __init__(self, model, vocab_size, max_sequence_length):
+        self.vocab_size, self.max_sequence_length, self.slots = vocab_size, max_sequence_length, 1
+        self._model, self._ids = model, []
+        model.set_train(False)
+
+    def forward(self, feeds):
+        """See ModelRunner; there is one slot."""
+        [feed] = feeds
+        self._ids = [*self._ids[: feed.start], *feed.ids]
+        return [self._next_logits() if feed.wants == "last" else None]
+
+    def _next_logits(self):
+        tokens = np.zeros((1, self.max_sequence_length), np.int32)
+        tokens[0, : len(self._ids)] = self._ids
+        positions = np.arange(self.max_sequence_length, dtype=np.int32)[None]
+        with autograd.no_grad():
+            logits = self._model(tokens=Tensor(tokens), position_ids=Tensor(positions), attention_mask=None, loss_mask=None)
+            logits = gather_from_tensor_model_parallel_region(logits)
+        return logits.float().asnumpy()[0, len(self._ids) - 1, : self.vocab_size]

@@ -12,7 +12,7 @@ from mindspeed_ms.core.tensor_parallel.cell import deferred_initialization, desc
 from mindspeed_ms.training.data import global_batch_size
 
 
-def get_model(model_provider_func, all_config, transforms=(), wrap=DistributedDataParallel):
+def get_model(model_provider_func, all_config, transforms=(), wrap=DistributedDataParallel, initialize=initialize_parameters):
     """Build this rank's model chunks, initialise their parameters by global name and wrap them for data parallelism.
 
     Args:
@@ -22,11 +22,12 @@ def get_model(model_provider_func, all_config, transforms=(), wrap=DistributedDa
             initialised: adapters, frozen parameters.
         wrap (Callable): the data-parallel wrapper: `(ModelDescription, DistributedDataParallelConfig, nn.Cell,
             disable_bucketing=bool) -> ShardedModel`.
+        initialize (Callable): fills the parameters of a chunk: `(nn.Cell)`.
 
     Returns:
         list[ShardedModel]: one per chunk of this rank's pipeline stage.
     """
-    cells = _build_chunks(model_provider_func, transforms)
+    cells = _build_chunks(model_provider_func, transforms, initialize)
     _refuse_equal_names(cells)
     if parallel_state.get_data_parallel_rank(with_context_parallel=True) == 0:
         parameters = sum(param.size for cell in cells for param in cell.get_parameters())
@@ -38,7 +39,7 @@ def get_model(model_provider_func, all_config, transforms=(), wrap=DistributedDa
     return [wrap(description, ddp_config, cell, disable_bucketing=delayed or chunk > 0) for chunk, cell in enumerate(cells)]
 
 
-def _build_chunks(model_provider_func, transforms):
+def _build_chunks(model_provider_func, transforms, initialize):
     """The cells of this stage's chunks, each built while `parallel_state` answers for it."""
     chunks = parallel_state.get_virtual_pipeline_model_parallel_world_size()
     cells = []
@@ -53,7 +54,7 @@ def _build_chunks(model_provider_func, transforms):
             cell = _checked_cell(model_provider_func(**ends), "model_provider_func")
             for transform in transforms:
                 cell = _checked_cell(transform(cell), f"the transform {getattr(transform, '__name__', transform)}")
-        initialize_parameters(cell)
+        initialize(cell)
         cells.append(cell)
     if chunks is not None:
         parallel_state.set_virtual_pipeline_model_parallel_rank(0)

@@ -3,7 +3,7 @@
 import os
 
 from mindspeed_ms.config import spelled
-from mindspeed_ms.core.datasets.text_corpus import build_text_corpus
+from mindspeed_ms.core.datasets.text_corpus import TOKENIZER_FILE, build_text_corpus
 from mindspeed_ms.core.datasets.text_documents import (
     CorpusError,
     hold_out,
@@ -13,6 +13,8 @@ from mindspeed_ms.core.datasets.text_documents import (
 )
 from mindspeed_ms.core.datasets.token_dataset import TokenDataset
 from mindspeed_ms.core.datasets.tokenizer import TokenizerSettings, build_tokenizer
+from mindspeed_ms.core.device import launch_environment
+from mindspeed_ms.core.dist_checkpointing.durable import replace_file
 from mindspeed_ms.core.logging import logger
 from mindspeed_ms.layout.vocabulary import true_vocab_size
 from mindspeed_ms.training import gpt_datasets, same_data
@@ -47,6 +49,7 @@ class TextDatasets:
         """
         corpus, settings = self.corpus, self.all_config.dataset_config
         logger.info("%s", corpus.summary())
+        self._keep_tokenizer()
         counts = gpt_datasets.used(self.all_config, train_val_test_num_samples)
         self.check()
         reset = settings.reset_position_ids, settings.reset_attention_mask, settings.eod_mask_loss
@@ -99,6 +102,17 @@ class TextDatasets:
             path = " ".join(getattr(settings, of) or ["Python's standard library"])
             parts.append({"of": of, "path": f"the {name} part of {path}", **part})
         return same_data.fingerprint(all_config, "text", parts, settings.split, corpus.tokenizer)
+
+    def _keep_tokenizer(self):
+        """Copy the BPE that was trained on the text into output_dir, where whoever uses the checkpoints looks for it."""
+        own = os.path.join(self.corpus.folder, TOKENIZER_FILE)
+        if not os.path.isfile(own) or launch_environment().rank != 0:
+            return
+        with open(own, "rb") as file:
+            content = file.read()
+        folder = self.all_config.training_config.output_dir
+        os.makedirs(folder, exist_ok=True)
+        replace_file(os.path.join(folder, TOKENIZER_FILE), content)
 
     def _parts(self):
         return self.corpus.train_tokens, self.corpus.valid_tokens, self.corpus.test_tokens

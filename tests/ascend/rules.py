@@ -44,6 +44,10 @@ def _embedding(a):
     assert ids.min() >= 0 and ids.max() < a["weight"].shape[0], "invalid ids are undefined behaviour"
 
 
+def _index_select(a):
+    assert a["index"].dtype in (ms.int32, ms.int64) and a["index"].ndim == 1
+
+
 def _gather(a):
     assert a["index"].dtype in (ms.int32, ms.int64) and a["index"].ndim == a["input"].ndim
 
@@ -115,5 +119,6 @@ _RULES = {
     "mint.scatter_add": _scatter_add,
     "ops.rotary_position_embedding": _rotary,
     "ops.flash_attention_score": _flash,
+    "mint.index_select": _index_select,
     "ops.operations.nn_ops.FlashAttentionScore": _flash,
 }

@@ -27,6 +27,7 @@ COMPUTED = {
     "mint.rand": _rand,
     "mint.arange": lambda end: Tensor(np.arange(end)),
     "mint.triu": lambda input, diagonal=0: Tensor(np.triu(input.asnumpy(), diagonal)),
+    "mint.index_select": lambda input, dim, index: ms.ops.gather(input, index, dim),
     "mint.zeros_like": lambda input, *, dtype=None: ms.ops.zeros_like(input),
     "mint.full_like": lambda input, fill_value, *, dtype=None: ms.ops.full(input.shape, fill_value, dtype=input.dtype),
 }

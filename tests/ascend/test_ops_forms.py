@@ -157,6 +157,25 @@ def _attention():
         _same(lambda o=options: ops.core_attention(q, k, v, **o), (q, k, v), 2e-5)
 
 
+def _cached_attention():
+    steps = [([3, 0], [0, 0], [4, 2]), ([0, 3, 1], [2, 4, 0], [1, 1, 1]), ([0, 2], [3, 0], [4, 0]), ([0], [7], [1])]
+    for window in (None, 3):
+        caches = {form: [storage.zeros((5, 2, 12 if window is None else 6, 8), "float32") for _ in "kv"] for form in "ab"}
+        forms = iter("ab" * len(steps))
+        for slots, starts, lengths in steps:
+            rows = [np.array(one, np.int32) for one in (slots, starts, lengths)]
+            q, k, v = (tensor(_normal(max(lengths), len(slots), n, 8, seed=n + len(slots))) for n in (4, 2, 2))
+
+            def both(q=q, k=k, v=v, rows=rows, window=window, caches=caches, forms=forms):
+                context = ops.cached_attention(q, k, v, *caches[next(forms)], *rows, window=window)
+                held = np.arange(max(rows[2]))[:, None] < rows[2]  # the output of padding means nothing
+                return context * tensor(held[..., None])
+
+            _same(both, tolerance=1e-5, used="mint.index_select")
+        for a, b in zip(caches["a"], caches["b"]):
+            assert np.array_equal(values(a), values(b))
+
+
 def _arguments_of(calls, operator="ops.flash_attention_score"):
     return [arguments for path, arguments in calls if path == operator][-1]
 
@@ -262,6 +281,7 @@ CASES = (
     _norms_and_activations,
     _rotary_and_layouts,
     _attention,
+    _cached_attention,
     _flash,
     _losses,
     _dropouts,

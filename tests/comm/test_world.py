@@ -99,6 +99,19 @@ def test_launch_runs_a_script_on_all_ranks(tmp_path):
     assert [(tmp_path / "logs" / f"worker_{rank}.log").read_text() for rank in (0, 1)] == [line, line]
 
 
+def test_launch_leaves_ctrl_c_to_the_script(tmp_path):
+    """Twice, which otherwise kills the ranks."""
+    body = """
+        import os, signal, time
+        for _ in range(2):
+            os.kill(os.getppid(), signal.SIGINT)
+            time.sleep(0.3)
+        print("goes on", flush=True)
+        """
+    ended = _launch(tmp_path, body, "-n", "1", "--leave-ctrl-c")
+    assert (ended.returncode, ended.stdout) == (0, "goes on\n")
+
+
 def test_launch_ends_all_ranks_with_the_status_of_the_one_that_died(tmp_path):
     ended = _launch(
         tmp_path,

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.conversion.tiny_models import CONFIGS, write_folder
 from tests.documented.pages import ROOT
 
 TEXTS = ("os", "argparse", "ast", "inspect", "tarfile", "typing")  # modules whose sources are the user's texts
@@ -21,7 +22,7 @@ class Sandbox:
 
     def __init__(self, folder):
         self.folder = folder
-        for name in ("gpt", "configs", "preprocess_data.py", "convert_ckpt.py", "benchmarks"):
+        for name in ("gpt", "configs", "preprocess_data.py", "convert_ckpt.py", "inference.py", "evaluation.py", "benchmarks"):
             (folder / name).symlink_to(ROOT / name)
         (folder / "bin").mkdir()
         shim = folder / "bin" / "bash"
@@ -85,6 +86,14 @@ def write_tokenizer(sandbox, folder):
     tokenizer.save(str(sandbox.path(f"{folder}/tokenizer.json")))
     settings = {"eos_token": "<|endoftext|>", "pad_token": "<|endoftext|>"}
     sandbox.path(f"{folder}/tokenizer_config.json").write_text(json.dumps(settings))
+
+
+def write_chat_model(sandbox, folder):
+    """A tiny model as a Hugging Face folder, with a tokenizer and a chat template."""
+    write_folder(sandbox.path(folder), {**CONFIGS["qwen2"], "vocab_size": 512, "max_position_embeddings": 1024})
+    write_tokenizer(sandbox, folder)
+    template = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}<|im_start|>assistant\n"
+    sandbox.path(f"{folder}/chat_template.jinja").write_text(template, encoding="utf-8")
 
 
 def write_indexed(sandbox, prefix):

@@ -6,7 +6,7 @@ import pytest
 
 from mindspeed_ms.config import init_configs_from_yaml
 from tests.documented.pages import PAGES, ROOT, blocks
-from tests.documented.sandbox import Sandbox, write_indexed, write_tokenizer
+from tests.documented.sandbox import Sandbox, write_chat_model, write_indexed, write_tokenizer
 
 pytestmark = [pytest.mark.documented, pytest.mark.slow]
 DEFAULT = [str(ROOT / "configs" / "cpu_default" / f"{name}.yaml") for name in ("model", "accelerate", "train")]
@@ -79,9 +79,15 @@ def _templates(sandbox):
     return ""
 
 
+def _inference(sandbox):
+    write_chat_model(sandbox, "models/Qwen2.5")
+    return ""
+
+
 PREPARATION = {
     "docs/data.md": _data,
     "docs/checkpoints.md": _checkpoints,
+    "docs/inference.md": _inference,
     "docs/tokenizers-and-templates.md": _templates,
     "docs/training-loop.md": _training_loop,
 }

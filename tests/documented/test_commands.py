@@ -1,10 +1,20 @@
 """Every shell command of README and docs, pasted page by page as it is printed; trainings are interrupted after some steps."""
 
+import json
+
 import pytest
 
 from tests.conversion.tiny_models import CONFIGS, write_folder
 from tests.documented.pages import PAGES, ROOT, blocks
-from tests.documented.sandbox import Sandbox, write_conversations, write_indexed, write_records, write_texts, write_tokenizer
+from tests.documented.sandbox import (
+    Sandbox,
+    write_chat_model,
+    write_conversations,
+    write_indexed,
+    write_records,
+    write_texts,
+    write_tokenizer,
+)
 
 pytestmark = [pytest.mark.documented, pytest.mark.slow]
 
@@ -47,6 +57,24 @@ def _conversion(sandbox):
     write_tokenizer(sandbox, "models/Qwen2.5")
 
 
+def _inference(sandbox):
+    write_chat_model(sandbox, "models/Qwen2.5")
+    sandbox.path("prompts.txt").write_text("one\n\ntwo\n", encoding="utf-8")
+
+
+def _serving(sandbox):
+    write_chat_model(sandbox, "models/SmolLM2")
+
+
+def _evaluation(sandbox):
+    write_chat_model(sandbox, "models/SmolLM2")
+    sandbox.path("my_text.txt").write_text("import os\n", encoding="utf-8")
+    question = json.dumps({"question": "Which?", "choices": ["a", "b", "c", "d"], "answer": 2, "subject": "law"})
+    for folder in ("test", "dev"):
+        sandbox.path(f"mmlu/{folder}/law.jsonl").write_text(f"{question}\n{question}\n")
+    sandbox.path("gsm8k.jsonl").write_text(json.dumps({"question": "1 + 1?", "answer": "#### 2"}))
+
+
 def _profiling(sandbox):
     settings = blocks("docs/profiling.md", "yaml")[0].text
     sandbox.path("profile.yaml").write_text(settings, encoding="utf-8")
@@ -79,7 +107,10 @@ PREPARATION = {
     "docs/checkpoints.md": _checkpoints,
     "docs/data.md": _data,
     "docs/getting-started.md": _getting_started,
+    "docs/inference.md": _inference,
+    "docs/evaluation.md": _evaluation,
     "docs/profiling.md": _profiling,
+    "docs/serving.md": _serving,
     "docs/tokenizers-and-templates.md": _templates,
 }
 

@@ -5,6 +5,7 @@ import pytest
 
 from mindspeed_ms.core.datasets.errors import DatasetError
 from mindspeed_ms.core.datasets.text_documents import CorpusError, split_text
+from mindspeed_ms.core.datasets.tokenizer.hugging_face import from_folder
 from mindspeed_ms.training.text_datasets import TextDatasets
 from tests.preprocess.toy_tokenizer import toy_tokenizer, write_tokenizer
 from tests.training.test_same_data import D, M, T, config
@@ -36,6 +37,19 @@ def test_the_named_tokenizer_and_split_are_used(tmp_path, text):
     assert again.folder == corpus.folder and np.array_equal(again.test_tokens, corpus.test_tokens)
     assert tokenizer.name in corpus.summary() and "test tokens" in corpus.summary()
     assert TextDatasets(config(tmp_path, **text)).corpus.folder != corpus.folder
+
+
+def test_the_tokenizer_made_of_the_text_is_kept_with_the_run(tmp_path, text):
+    """A checkpoint of the run is used with it; a tokenizer that the user named stays where it is."""
+    all_config = config(tmp_path, **text)
+    datasets = TextDatasets(all_config)
+    datasets.check()
+    output = tmp_path / all_config.training_config.output_dir
+    assert not (output / "tokenizer.json").exists()  # the check changes nothing
+    datasets((9, 9, 9))
+    kept = from_folder(str(output))
+    assert kept.tokenize("line 7") == datasets.corpus.tokenizer.tokenize("line 7")
+    assert kept.eod == datasets.corpus.end_of_document
 
 
 def test_each_part_of_its_own(tmp_path, text):

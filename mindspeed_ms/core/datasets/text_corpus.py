@@ -21,6 +21,7 @@ from mindspeed_ms.core.datasets.text_documents import CorpusError
 from mindspeed_ms.core.datasets.tokenizer import Tokenizer, TokenizerError
 from mindspeed_ms.core.logging import logger
 
+TOKENIZER_FILE = "tokenizer.json"
 END_OF_DOCUMENT = "<|endoftext|>"
 SMALLEST_VOCABULARY = 257  # all bytes and the end of a document
 _SHOWN = 20
@@ -117,14 +118,14 @@ def load_text_corpus(folder, tokenizer=None):
         CorpusError: one of them is damaged.
     """
     folder = Path(folder)
-    for name in ("corpus.json", "train.npy", "valid.npy", *(() if tokenizer else ("tokenizer.json",))):
+    for name in ("corpus.json", "train.npy", "valid.npy", *(() if tokenizer else (TOKENIZER_FILE,))):
         if not (folder / name).is_file():
             raise FileNotFoundError(f"the tokenized corpus {folder} has no {name}: delete the folder to have it built again.")
     try:
         description = json.loads((folder / "corpus.json").read_text(encoding="utf-8"))
         names = {part: tuple(description.get(f"{part}_documents", ())) for part in ("train", "valid", "test")}
         arrays = {part: np.load(folder / f"{part}.npy", mmap_mode="r") for part in names if part != "test" or names[part]}
-        tokenizer = tokenizer or _trained_tokenizer(folder / "tokenizer.json")
+        tokenizer = tokenizer or _trained_tokenizer(folder / TOKENIZER_FILE)
     except (ValueError, EOFError, OSError) as error:
         raise CorpusError(
             f"the tokenized corpus {folder} is damaged ({error}): delete the folder to have it built again."
@@ -166,7 +167,7 @@ def _build(folder, parts, vocab_size, tokenizer):
         logger.info("building the corpus: %s %d documents (once; kept in %s)", way, len(parts["train"]), folder)
         if tokenizer is None:
             trained = _train_tokenizer([text for _, text in parts["train"]], vocab_size)
-            trained.save(str(temporary / "tokenizer.json"))
+            trained.save(str(temporary / TOKENIZER_FILE))
             size, end = trained.get_vocab_size(), trained.token_to_id(END_OF_DOCUMENT)
             tokens = {part: _encode_by(trained, documents, end, size) for part, documents in parts.items()}
         else:

@@ -147,7 +147,7 @@ def global_name(name, parameter):
     return description_of(parameter).original_name(name)
 
 
-def initialize_parameters(cell, prefix=""):
+def initialize_parameters(cell, prefix="", values=None):
     """Fill every parameter of `cell` that has no values, by its global name.
 
     The seed is that of `set_seed` / `model_parallel_manual_seed`; 0 when there was none.
@@ -155,6 +155,7 @@ def initialize_parameters(cell, prefix=""):
     Args:
         cell (Cell): the outermost one; the names inside it are the keys.
         prefix (str): put in front of the names.
+        values (Callable): `(name, parameter) -> Tensor`; None: `initial_values`.
     """
     for _, part in reversed(list(cell.cells_and_names())):
         if hasattr(part, "placement"):
@@ -162,7 +163,7 @@ def initialize_parameters(cell, prefix=""):
     for name, parameter in cell.parameters_and_names():
         if isinstance(parameter, UnfilledParameter):
             parameter.name = name
-            storage.set_data(parameter, initial_values(prefix + name, parameter))
+            storage.set_data(parameter, (values or initial_values)(prefix + name, parameter))
             if parameter.keep_master_weight:
                 whole = ParameterSharding.replicated(parameter.sharding.global_shape)
                 parameter.master_weight = initial_values(prefix + name, parameter, whole)
@@ -182,6 +183,15 @@ def initial_values(name, parameter, sharding=None):
         draw_dtype,
     )
     return values if draw_dtype == dtype else values.astype(to_dtype(dtype))
+
+
+def allocate_parameters(cell):
+    """`initialize_parameters` with zeros, for a model whose values come from elsewhere: drawing them takes seconds."""
+    initialize_parameters(cell, values=lambda name, parameter: _zeros(parameter))
+
+
+def _zeros(parameter):
+    return storage.zeros(tuple(parameter.sharding.local_shape), to_dtype(parameter.description.dtype))
 
 
 def _numbered_prefix(cell):

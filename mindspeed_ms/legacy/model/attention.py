@@ -197,12 +197,13 @@ class ParallelAttention(LayerCell):
 
     Inputs: hidden_states `[s, b, h]` (`[s / tp, b, h]` under sequence parallelism), attention_mask or None,
     encoder_output `[sk, b, h]` for cross attention, rotary_pos_emb (angles `[s, 1, 1, rot]`, a pair of them for
-    queries and keys, or a `RotaryTable`). Outputs: `[s, b, h]`, and the output projection's bias or
-    None, which the caller adds.
+    queries and keys, or a `RotaryTable`), inference_params (how to attend without training, see
+    `inference.inference_params`) or None. Outputs: `[s, b, h]`, and the output projection's bias or None, which the caller
+    adds.
 
     Raises:
         ValueError: heads or groups that the tensor-parallel size does not divide, grouped queries in cross attention,
-            context parallelism, unknown kinds; in a call, `inference_params` (there is no inference here).
+            context parallelism, unknown kinds; in a call, `inference_params` in training, with a mask or for cross attention.
     """
 
     def __init__(self, config, layer_number, attention_type=AttnType.self_attn, attn_mask_type=AttnMaskType.padding):
@@ -222,6 +223,7 @@ class ParallelAttention(LayerCell):
         core = FlashAttention if config.use_flash_attention else CoreAttention
         self.core_attention = core(self.layer_number, self.described, self.attn_mask_type)
         self.recompute_core_attention = False
+        self.has_explicit_band = _explicit_band(config) is not None
         self.rotary_interleaved = config.rotary_interleaved
         self.apply_rope_fusion = config.apply_rope_fusion
 
@@ -247,8 +249,6 @@ class ParallelAttention(LayerCell):
 
     def construct(self, hidden_states, attention_mask=None, encoder_output=None, inference_params=None, rotary_pos_emb=None):
         """See the class."""
-        if inference_params is not None:
-            raise ValueError("inference_params must be None: this framework trains, it holds no key-value cache.")
         if self.attention_type == AttnType.self_attn:
             mixed, _ = self.qkv_proj(hidden_states)
             query, key, value = ops.split_query_key_value(mixed, self.groups, self.queries_per_group, self.head_size)
@@ -259,11 +259,27 @@ class ParallelAttention(LayerCell):
         query_table, key_table = to_rotary_tables(rotary_pos_emb, self.rotary_interleaved)
         query = apply_rotary_pos_emb(query, query_table, self.apply_rope_fusion)
         key = apply_rotary_pos_emb(key, key_table, self.apply_rope_fusion)
-        if self.recompute_core_attention and self.training:
+        if inference_params is not None:
+            self._check_inference(attention_mask)
+            context = inference_params.attend(self.core_attention, query, key, value)
+        elif self.recompute_core_attention and self.training:
             context = checkpoint(self.core_attention, False, query, key, value, attention_mask)
         else:
             context = self.core_attention(query, key, value, attention_mask)
         return self.out_proj(context)
+
+    def _check_inference(self, attention_mask):
+        is_causal_self = self.attn_mask_type == AttnMaskType.causal and self.attention_type == AttnType.self_attn
+        if self.training or attention_mask is not None or not is_causal_self:
+            raise ValueError(
+                "inference_params are for causal self attention without attention_mask, outside of training: leave the mask "
+                "out, or call set_train(False)."
+            )
+        if self.has_explicit_band:
+            raise ValueError(
+                "inference_params cannot be combined with pre_tokens, next_tokens or sparse_mode of fa_config: set "
+                "sliding_window."
+            )
 
     def _cross_query_key_value(self, hidden_states, encoder_output):
         if encoder_output is None:

@@ -63,11 +63,11 @@ class GPTModel(Module):
         reset_position_ids (bool): with `eod`, count positions from 0 in each document.
 
     Inputs: tokens `[b, s]`, position_ids `[b, s]` or None, attention_mask (see `attention_mask`) or None for causal,
-    loss_mask `[b, s]` (None counts every token), labels `[b, s]` or None, tokentype_ids. The retriever's and
-    inference's arguments must be None.
+    loss_mask `[b, s]` (None counts every token), labels `[b, s]` or None, tokentype_ids,
+    inference_params (see `inference.inference_params`) or None. The retriever's arguments must be None.
 
     Output: the loss (scalar, mean over the tokens that the mask counts); without labels the logits
-    `[b, s, v / tp]`; on other stages than the last the hidden states `[s, b, h]`.
+    `[b, s, v / tp]`, with inference_params what these read out; on other stages than the last the hidden states `[s, b, h]`.
 
     Raises:
         ValueError: sizes that the parallel sizes do not divide, unknown arguments; in a call, ids or labels outside the
@@ -143,6 +143,8 @@ class GPTModel(Module):
             logit_weights = self.language_model.output_layer.weight
         else:
             logit_weights = self.shared_embedding_or_output_weight()
+        if inference_params is not None:
+            return inference_params.read_out(lm_output, lambda hidden: self.parallel_lm_logits(hidden, logit_weights, True))
         return post_language_model_processing(
             self.parallel_lm_logits,
             self.loss,

@@ -56,8 +56,8 @@ class TransformerLanguageModel(Module):
         post_process (bool): the stage ends the model and holds final norm and head.
 
     Inputs: ids `[b, s]`, position ids `[b, s]` or None, attention mask or None (see `attention_mask`), tokentype_ids
-    `[b, s]`; the other arguments must be None. Output: hidden states `[s, b, h]` (`[s / tp, b, h]` under sequence
-    parallelism).
+    `[b, s]`, inference_params; the other arguments must be None. Output: hidden states `[s, b, h]` (`[s / tp, b, h]` under
+    sequence parallelism).
 
     Raises:
         ValueError: settings of a feature that is not available, another architecture, or inputs of one; sequence length
@@ -125,6 +125,20 @@ class TransformerLanguageModel(Module):
             weight = self.output_layer.weight
             set_description(weight, as_tied_copy(model, weight.description.under("output_layer")))
 
+    def reserve_positions(self, length):
+        """Allow explicit position ids below `length`, for sequences that are longer than those of the training.
+
+        Raises:
+            ValueError: the table of learned positions is shorter.
+        """
+        if self.use_rope:
+            self.rotary_pos_emb.reserve(length)
+        elif self.described.model.has_position_table and length > self.described.model.max_position_embeddings:
+            raise ValueError(
+                f"{length} positions are asked for, but the table of learned ones has "
+                f"{self.described.model.max_position_embeddings} (max_position_embeddings)."
+            )
+
     def set_input_tensor(self, input_tensor):
         """Set the hidden states from the previous stage: a Tensor, a list of one, or None.
 
@@ -165,7 +179,6 @@ class TransformerLanguageModel(Module):
             "retriever_position_ids": retriever_position_ids,
             "retriever_attn_mask": retriever_attn_mask,
             "enc_dec_attn_mask": enc_dec_attn_mask,
-            "inference_params": inference_params,
             "enc_hidden_states": enc_hidden_states,
             "input_image": input_image,
         }
@@ -179,7 +192,7 @@ class TransformerLanguageModel(Module):
         rotary_pos_emb = None
         if self.use_rope:
             rotary_pos_emb = self.rotary_pos_emb.table(length, enc_position_ids)
-        return self.encoder(hidden_states, enc_attn_mask, rotary_pos_emb=rotary_pos_emb)
+        return self.encoder(hidden_states, enc_attn_mask, inference_params=inference_params, rotary_pos_emb=rotary_pos_emb)
 
     def _sequence_length(self, ids):
         """Length of this rank's whole sequence, from the ids or, on later stages, from the hidden states."""

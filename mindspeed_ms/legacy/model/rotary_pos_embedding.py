@@ -77,6 +77,10 @@ class RotaryEmbedding(nn.Cell):
             raise ValueError(f"angles cannot express the attention factor {self.attention_factor} of yarn: use table().")
         return Tensor.from_numpy(self._angles(max_seq_len, offset).reshape(max_seq_len, 1, 1, self.dimension))
 
+    def reserve(self, length):
+        """Allow explicit position ids below `length`."""
+        self.max_position_embeddings = max(self.max_position_embeddings, length)
+
     def table(self, length, position_ids=None):
         """`RotaryTable` of `length` tokens.
 

@@ -46,8 +46,8 @@ class ParallelTransformer(Module):
         post_process (bool): the stage ends the model.
         drop_path_rate (float): must be 0.
 
-    Inputs: hidden_states `[s, b, h]` (`[s / tp, b, h]` under sequence parallelism), attention_mask, rotary_pos_emb.
-    Output: the same shape.
+    Inputs: hidden_states `[s, b, h]` (`[s / tp, b, h]` under sequence parallelism), attention_mask, rotary_pos_emb,
+    inference_params (handed to the attention). Output: the same shape.
 
     Raises:
         ValueError: the configuration's pipeline is not the initialised one, or recomputation does not fit the layers.
@@ -103,16 +103,9 @@ class ParallelTransformer(Module):
         """See the class."""
         if any(
             value is not None
-            for value in (
-                encoder_output,
-                enc_dec_attn_mask,
-                retriever_input,
-                retriever_output,
-                retriever_attn_mask,
-                inference_params,
-            )
+            for value in (encoder_output, enc_dec_attn_mask, retriever_input, retriever_output, retriever_attn_mask)
         ):
-            raise ValueError("encoder, retriever and inference inputs must be None: this is a decoder-only model.")
+            raise ValueError("encoder and retriever inputs must be None: this is a decoder-only model.")
         if not self.pre_process and self.input_tensor is not None:
             hidden_states = self.input_tensor
         if hidden_states is None:
@@ -125,19 +118,21 @@ class ParallelTransformer(Module):
                 attention_mask, hidden_states.shape[1], length, length, self.self_attn_mask_type
             )
         for start, stop, is_recomputed in self.segments:
-            segment = self._segment(start, stop, attention_mask, rotary_pos_emb)
+            segment = self._segment(start, stop, attention_mask, rotary_pos_emb, inference_params)
             if is_recomputed and self.training:
                 hidden_states = checkpoint(segment, self.distribute_saved_activations, hidden_states)
             else:
                 hidden_states = segment(hidden_states)
         return self.final_norm(hidden_states) if self.has_final_norm else hidden_states
 
-    def _segment(self, start, stop, attention_mask, rotary_pos_emb):
+    def _segment(self, start, stop, attention_mask, rotary_pos_emb, inference_params):
         """Function of the hidden states that runs layers `start` to `stop` (local positions)."""
 
         def run(hidden_states):
             for index in range(start, stop):
-                hidden_states = self.layers[index](hidden_states, attention_mask, rotary_pos_emb=rotary_pos_emb)
+                hidden_states = self.layers[index](
+                    hidden_states, attention_mask, inference_params=inference_params, rotary_pos_emb=rotary_pos_emb
+                )
             return hidden_states
 
         return run

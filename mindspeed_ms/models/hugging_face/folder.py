@@ -10,6 +10,8 @@ from mindspeed_ms.core.dist_checkpointing.manifest import DTYPE_BYTES
 from mindspeed_ms.core.dist_checkpointing.shard_file import read_safetensors
 
 CONFIG_FILE = "config.json"
+MODEL_FOLDER = "hugging_face"
+"""Folder beside a converted checkpoint that keeps config.json and tokenizer of its model."""
 SINGLE_FILE, INDEX_FILE = "model.safetensors", "model.safetensors.index.json"
 _BIN_FILE, _BIN_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
 # in the order in which they are taken

@@ -18,7 +18,7 @@ def float32_of(tensor):
         ValueError: the dtype is none of float32, float16, bfloat16.
     """
     array = storage.read_array(tensor)
-    if tensor.dtype == ms.float32:
+    if array.dtype == np.float32:
         return np.asarray(array, order="C")  # np.ascontiguousarray would make a vector of a scalar
     if tensor.dtype == ms.bfloat16:
         array = np.asarray(array, order="C")
@@ -102,6 +102,8 @@ def zeros_vector(size):
 
 def tensor_of_bits(array, dtype):
     """Tensor of `dtype` from an array of elements as `bits_of` returns them."""
+    if array.dtype == np.float32:
+        return storage.from_array(array)
     return storage.from_array(array.view(np.float16) if dtype == ms.float16 else array, dtype)
 
 

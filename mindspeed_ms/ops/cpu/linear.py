@@ -49,10 +49,16 @@ def _check_linear(x, weight):
 def linear_forward(x, weight, bias=None):
     """See `ops.linear_forward`."""
     _check_linear(x, weight)
-    values, rows = rows_of(float32_of(x)), float32_of(weight)
+    values = rows_of(float32_of(x))
+    is_few = len(values) <= products.FEW_ROWS
+    is_narrowed = is_few and weight.dtype == ms.bfloat16  # the kernel widens the weight on its way: it is read once
+    rows = storage.as_array(weight) if is_narrowed else float32_of(weight)
     y = empty((*x.shape[:-1], weight.shape[0]))
     flat = rows_of(y)
-    if rows.shape[0] >= _NARROW:
+    if is_few:
+        kernel = products.linear_few_bfloat16 if is_narrowed else products.linear_few
+        threads.run(kernel, -(-rows.shape[0] // products.COLUMNS), flat.size * values.shape[1], values, rows, flat)
+    elif rows.shape[0] >= _NARROW:
         _run_product(products.linear_columns, rows.shape[0], flat.size * values.shape[1], values, rows, flat)
     else:
         _run_product(products.linear_rows, len(values), flat.size * values.shape[1], values, rows, flat)

@@ -4,10 +4,10 @@ import os
 import sys
 
 from mindspeed_ms.core.datasets.tokenizer import TokenizerError
+from mindspeed_ms.core.datasets.tokenizer.chat_template import TemplateError
 from mindspeed_ms.core.logging import logger, setup_logging
 from mindspeed_ms.tasks.preprocess.arguments import parse
 from mindspeed_ms.tasks.preprocess.errors import PreprocessError
-from mindspeed_ms.tasks.preprocess.tool_formats import TemplateError
 
 
 def main(words=None):

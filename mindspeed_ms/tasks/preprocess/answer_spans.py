@@ -1,6 +1,6 @@
 """Positions of the answers in the text that a chat template renders for a whole conversation."""
 
-from mindspeed_ms.tasks.preprocess.tool_formats import TemplateError
+from mindspeed_ms.core.datasets.tokenizer.chat_template import TemplateError
 
 _MARK = "\ue000"  # for private use: no text has it
 

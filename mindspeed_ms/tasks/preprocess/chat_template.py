@@ -4,17 +4,17 @@ import difflib
 import itertools
 import json
 from dataclasses import replace
-from datetime import datetime
 
-from jinja2 import TemplateError as JinjaError
-from jinja2.ext import Extension, loopcontrols
-from jinja2.sandbox import ImmutableSandboxedEnvironment
-
+from mindspeed_ms.core.datasets.tokenizer.chat_template import JinjaTemplate, TemplateError
 from mindspeed_ms.tasks.preprocess.answer_spans import answer_pieces
 from mindspeed_ms.tasks.preprocess.messages import FUNCTION, OBSERVATION, calls_of, rounds, split_system, spoken
 from mindspeed_ms.tasks.preprocess.templates import DEFAULT_TEMPLATES, FROM_TOKENIZER, Template, load_templates
-from mindspeed_ms.tasks.preprocess.tool_formats import TemplateError, parse_arguments, parse_calls, parse_tools
+from mindspeed_ms.tasks.preprocess.tool_formats import parse_arguments, parse_calls, parse_tools
 
+_MISSING = (
+    f"--prompt-type {FROM_TOKENIZER} needs a chat template in the tokenizer's folder, but {{place}}: name a template of "
+    "templates.json instead."
+)
 _ROLES = {OBSERVATION: "tool", FUNCTION: "assistant"}
 _GIVEN, _OBJECT, _TEXT = "as given", "object", "text"
 # arguments of calls, and what the content is where a message only calls: templates expect one or the other
@@ -48,7 +48,7 @@ def get_template(name, path=None, enable_thinking=None, tokenizer=None):
     return template if enable_thinking is None else replace(template, enable_thinking=enable_thinking)
 
 
-class ChatTemplate:
+class ChatTemplate(JinjaTemplate):
     """Template of a tokenizer's folder (`tokenizer_config.json` or `chat_template.jinja`), with the methods of Template.
 
     The text is that of the whole conversation, each message with all that the record says of it. Answers are found in it by
@@ -69,37 +69,15 @@ class ChatTemplate:
     template_class = "ReasoningTemplate"
 
     def __init__(self, tokenizer, enable_thinking=None):
-        if tokenizer is None or not tokenizer.chat_template:
-            place = "there is no tokenizer" if tokenizer is None else f"{tokenizer.name} has none"
-            raise TemplateError(
-                f"--prompt-type {FROM_TOKENIZER} needs a chat template in the tokenizer's folder, but {place}: "
-                "name a template of templates.json instead."
-            )
-        self.enable_thinking = enable_thinking
-        inverse = tokenizer.inv_vocab
-        self._tokens = {f"{role}_token": inverse.get(getattr(tokenizer, role), "") for role in ("bos", "eos", "pad")}
+        super().__init__(tokenizer, enable_thinking, _MISSING)
         sources = [tokenizer.chat_template, tokenizer.tool_chat_template or tokenizer.chat_template]
         self._knows_reasoning = ["reasoning_content" in source for source in sources]
-        try:
-            self._templates = [_environment().from_string(source) for source in sources]
-        except JinjaError as error:
-            raise TemplateError(f"the chat template of {tokenizer.name} is no valid jinja: {error}.") from error
 
-    def render(self, messages, tools=None, add_generation_prompt=False, **options):
-        """Render messages (list[dict] in the roles of Hugging Face) to text. `options` win over `enable_thinking`.
-
-        Raises:
-            TemplateError: the template refuses them.
-        """
-        variables = dict(
-            self._tokens, messages=messages, tools=tools, documents=None, add_generation_prompt=add_generation_prompt
-        )
-        if self.enable_thinking is not None:
-            variables["enable_thinking"] = self.enable_thinking
-        try:
-            return self._templates[bool(tools)].render(variables | options)
-        except Exception as error:  # a template calls methods of any value
-            raise TemplateError(f"the tokenizer's chat template refuses the conversation: {error}.") from error
+    @staticmethod
+    def to_json(value, *arguments, **options):
+        """See JinjaTemplate; arguments of calls that are text are refused, they would be quoted twice."""
+        _refuse_text_arguments(value)
+        return JinjaTemplate.to_json(value, *arguments, **options)
 
     def encode_multiturn(self, tokenizer, messages, system=None, tools=None):
         """See Template.
@@ -178,35 +156,9 @@ class _TextArguments(str):
     """Arguments of a call as JSON text, for templates that write it unchanged; others would quote it again."""
 
 
-class _Generation(Extension):
-    """Jinja extension for `{% generation %}`, which marks answers; it renders its content."""
-
-    tags = frozenset(["generation"])
-
-    def parse(self, parser):
-        next(parser.stream)
-        return parser.parse_statements(["name:endgeneration"], drop_needle=True)
-
-
-def _environment():
-    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _Generation])
-    environment.filters["tojson"] = _to_json
-    environment.globals.update(raise_exception=_raise, strftime_now=lambda form: datetime.now().strftime(form))
-    return environment
-
-
-def _to_json(value, ensure_ascii=False, indent=None, separators=None, sort_keys=False):
-    _refuse_text_arguments(value)
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-
-
 def _refuse_text_arguments(value):
     if isinstance(value, _TextArguments):
         raise _OtherForm("the template writes the arguments of a call as JSON, but they are text")
     if isinstance(value, dict | list | tuple):
         for entry in value.values() if isinstance(value, dict) else value:
             _refuse_text_arguments(entry)
-
-
-def _raise(message):
-    raise JinjaError(message)

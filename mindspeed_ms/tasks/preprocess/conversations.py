@@ -3,6 +3,7 @@
 import json
 from dataclasses import dataclass
 
+from mindspeed_ms.core.datasets.tokenizer.chat_template import TemplateError
 from mindspeed_ms.tasks.preprocess.errors import BadRecord, Unusable, column
 from mindspeed_ms.tasks.preprocess.map_keys import Columns
 from mindspeed_ms.tasks.preprocess.messages import (
@@ -17,7 +18,7 @@ from mindspeed_ms.tasks.preprocess.messages import (
     split_system,
     spoken,
 )
-from mindspeed_ms.tasks.preprocess.tool_formats import TemplateError, parse_calls
+from mindspeed_ms.tasks.preprocess.tool_formats import parse_calls
 
 _CALLS = ("tool_calls", "function_call")  # the second is OpenAI's older word for one call
 _OPTION = """--map-keys '{"%s":"KEY"}'"""

@@ -6,7 +6,7 @@ A message is a dict of `role` and `content` (str), and of further entries of the
 
 import itertools
 
-from mindspeed_ms.tasks.preprocess.tool_formats import TemplateError
+from mindspeed_ms.core.datasets.tokenizer.chat_template import TemplateError
 
 USER, ASSISTANT, OBSERVATION, FUNCTION, SYSTEM = "user", "assistant", "observation", "function", "system"
 ASKING, ANSWERING = (USER, OBSERVATION), (ASSISTANT, FUNCTION)

@@ -7,7 +7,8 @@ left out if it has none). Every string slot is encoded by a call of its own: wha
 import json
 import re
 
-from mindspeed_ms.tasks.preprocess.tool_formats import TOOL_FORMATS, TemplateError, parse_calls
+from mindspeed_ms.core.datasets.tokenizer.chat_template import TemplateError
+from mindspeed_ms.tasks.preprocess.tool_formats import TOOL_FORMATS, parse_calls
 
 PLACEHOLDER = re.compile(r"\{\{(content|idx|name|arguments)\}\}")
 _ROLES = ("bos_token", "eos_token")

@@ -14,10 +14,11 @@ import os
 import re
 from dataclasses import dataclass
 
+from mindspeed_ms.core.datasets.tokenizer.chat_template import TemplateError
 from mindspeed_ms.core.logging import logger
 from mindspeed_ms.tasks.preprocess.messages import ASSISTANT, FUNCTION, calls_of, rounds, split_system, spoken
 from mindspeed_ms.tasks.preprocess.slots import FunctionSlots, Slots, encode_slots, single_token, tool_format_of
-from mindspeed_ms.tasks.preprocess.tool_formats import TemplateError, ToolFormat, parse_tools
+from mindspeed_ms.tasks.preprocess.tool_formats import ToolFormat, parse_tools
 
 DEFAULT_TEMPLATES = os.path.join(os.path.dirname(__file__), "templates.json")
 FROM_TOKENIZER = "chat_template"

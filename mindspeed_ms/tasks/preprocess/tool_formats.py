@@ -6,10 +6,7 @@
 import json
 from dataclasses import dataclass
 
-
-class TemplateError(ValueError):
-    """Error: a template cannot be used, or a conversation does not fit it; the message says why."""
-
+from mindspeed_ms.core.datasets.tokenizer.chat_template import TemplateError
 
 _DEFAULT_SYSTEM = (
     "You have access to the following tools:\n{tools}"

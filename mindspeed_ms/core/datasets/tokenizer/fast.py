@@ -58,6 +58,12 @@ class FastTokenizer(Tokenizer):
         """See Tokenizer."""
         return self._backend.get_vocab(with_added_tokens=True)
 
+    @property
+    def special_ids(self):
+        """See Tokenizer."""
+        added = self._backend.get_added_tokens_decoder()
+        return super().special_ids | {number for number, token in added.items() if token.special}
+
     def encode_batch(self, texts, add_special_tokens=True):
         """See Tokenizer."""
         by_backend = add_special_tokens and self._by_backend

@@ -209,7 +209,8 @@ def _from_sentence_piece(path, settings):
     for number, content, flags in settings.added_tokens():
         if tokenizer.token_to_id(content) != number:
             tokenizer.set_token(content, number)
-        tokenizer.add_special_tokens([content], flags.get("lstrip", False), flags.get("rstrip", False))
+        sides = flags.get("lstrip", False), flags.get("rstrip", False)
+        tokenizer.add_special_tokens([content], *sides, special=flags.get("special", True))
     tokenizer.add_special_tokens(own)
     for role in ("bos", "eos", "pad"):
         token = settings.token(role)

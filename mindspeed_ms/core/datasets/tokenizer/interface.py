@@ -47,6 +47,11 @@ class Tokenizer(ABC):
         return {number: token for token, number in self.vocab.items()}
 
     @property
+    def special_ids(self):
+        """Ids (frozenset[int]) of tokens that are marks and no text, such as the begin and end tokens."""
+        return frozenset(number for number in (self.bos, self.eos, self.pad) if number is not None)
+
+    @property
     def eod(self):
         """Id that ends a document: the end token, unless the type has another (`SentencePieceTokenizer`, `NullTokenizer`).
 

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+from functools import cached_property
 
 from mindspeed_ms.core.datasets.tokenizer.interface import Tokenizer, TokenizerError, check_characters, wrap
 
@@ -34,7 +35,7 @@ class SentencePieceTokenizer(Tokenizer):
         self._no_space = None if space_behind_tokens else _without_leading_space(path)
         self._vocab = {self._model.id_to_piece(number): number for number in range(self._model.vocab_size())}
         self._inverse = {number: token for token, number in self._vocab.items()}
-        self._added, self._pattern = {}, None
+        self._added, self._pattern, self._special = {}, None, set()
         self.bos, self.eos, self.pad = (
             number if number >= 0 else None for number in (self._model.bos_id(), self._model.eos_id(), self._model.pad_id())
         )
@@ -55,6 +56,15 @@ class SentencePieceTokenizer(Tokenizer):
     def inv_vocab(self):
         """See Tokenizer."""
         return self._inverse
+
+    @cached_property
+    def _control(self):
+        return {number for number in range(self._model.vocab_size()) if self._model.is_control(number)}
+
+    @property
+    def special_ids(self):
+        """See Tokenizer."""
+        return super().special_ids | self._control | {self._vocab[token] for token in self._special if token in self._vocab}
 
     def encode_batch(self, texts, add_special_tokens=True):
         """See Tokenizer."""
@@ -119,9 +129,10 @@ class SentencePieceTokenizer(Tokenizer):
         """See Tokenizer."""
         return self._vocab.get(token)
 
-    def add_special_tokens(self, tokens, lstrip=False, rstrip=False):
-        """See Tokenizer. With `lstrip` or `rstrip` a token swallows the blanks to its left or right."""
+    def add_special_tokens(self, tokens, lstrip=False, rstrip=False, special=True):
+        """See Tokenizer. With `lstrip` or `rstrip` a token swallows the blanks on that side; `special`: it is no text."""
         new = []
+        self._special.update(tokens if special else ())
         for token in tokens:
             if token not in self._vocab:
                 new.append(token)

@@ -4,7 +4,7 @@ import numpy as np
 from numba import types
 from numba.extending import intrinsic
 
-from mindspeed_ms.ops.cpu.compiler import kernel
+from mindspeed_ms.ops.cpu.compiler import inline, kernel
 
 
 @intrinsic
@@ -16,18 +16,26 @@ def _bits_of_float(typing_context, value):
 
 
 @intrinsic
-def _float_of_bits(typing_context, bits):
+def float_of_bits(typing_context, bits):
+    """float32 of uint32 bits."""
+
     def generate(context, builder, signature, arguments):
         return builder.bitcast(arguments[0], context.get_value_type(types.float32))
 
     return types.float32(types.uint32), generate
 
 
+@inline
+def float_of_bfloat16(bits):
+    """float32 of the int16 bits of a bfloat16."""
+    return float_of_bits(np.uint32(np.uint32(np.uint16(bits)) << np.uint32(16)))
+
+
 @kernel
 def widen_bfloat16(start, stop, bits, values):
     """Cast bfloat16 (int16 bits [n]) to float32 [n]."""
     for i in range(start, stop):
-        values[i] = _float_of_bits(np.uint32(np.uint32(np.uint16(bits[i])) << np.uint32(16)))
+        values[i] = float_of_bfloat16(bits[i])
 
 
 @kernel

@@ -1,5 +1,6 @@
 """Handlers of conversations that a template renders: instruction data, preference pairs, prompts."""
 
+from mindspeed_ms.core.datasets.tokenizer.chat_template import TemplateError
 from mindspeed_ms.tasks.preprocess.chat_template import get_template
 from mindspeed_ms.tasks.preprocess.conversations import RecordReader
 from mindspeed_ms.tasks.preprocess.errors import BadRecord, Unusable
@@ -7,7 +8,6 @@ from mindspeed_ms.tasks.preprocess.handlers.base import RecordHandler, append_en
 from mindspeed_ms.tasks.preprocess.messages import ASSISTANT
 from mindspeed_ms.tasks.preprocess.registry import HANDLER_KINDS
 from mindspeed_ms.tasks.preprocess.templates import fix_tokenizer
-from mindspeed_ms.tasks.preprocess.tool_formats import TemplateError
 from mindspeed_ms.tasks.preprocess.truncation import CUT, balanced_lengths, fit
 
 _LLAMA_FACTORY_CLASSES = ("LFDefaultTemplate", "ReasoningTemplate")

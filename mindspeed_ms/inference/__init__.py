@@ -1,0 +1,1 @@
+"""Inference: key-value cache, model runner, loading of checkpoints for generation and scoring."""

@@ -1,0 +1,70 @@
+"""What is known of a checkpoint before its model is built: its place, context, tokenizer, end tokens. Imports no MindSpore."""
+
+import os
+from dataclasses import dataclass
+
+from mindspeed_ms.core.dist_checkpointing.errors import CheckpointError
+from mindspeed_ms.core.dist_checkpointing.folders import newest_manifest
+from mindspeed_ms.inference.tokenizer import end_ids, find_tokenizer
+
+LONGEST_DEFAULT = 8192
+"""Largest max_sequence_length that is taken without being asked for: the cache is allocated whole."""
+
+
+@dataclass(frozen=True)
+class CheckpointFacts:
+    """What requests can be checked against before a model is loaded.
+
+    Attributes:
+        max_sequence_length (int), vocab_size (int): of the runner that `load` will give.
+        tokenizer (Optional[Tokenizer]), eos_ids (tuple[int]): as of `Loaded`.
+    """
+
+    max_sequence_length: int
+    vocab_size: int
+    tokenizer: object
+    eos_ids: tuple
+
+
+def read_facts(checkpoint, iteration=None, max_sequence_length=None, tokenizer=None):
+    """CheckpointFacts of a checkpoint; arguments and errors as of `loading.load`. A `tokenizer` is used instead of its own."""
+    place, manifest = find_checkpoint(checkpoint, iteration)
+    saved = manifest.args["model_config"]
+    tokenizer = tokenizer or find_tokenizer(checkpoint, place, manifest)
+    vocab_size = manifest.vocab_size or saved.get("vocab_size")
+    return CheckpointFacts(
+        context_length(max_sequence_length, saved), vocab_size, tokenizer, end_ids(checkpoint, place, manifest, tokenizer)
+    )
+
+
+def find_checkpoint(checkpoint, iteration):
+    """(folder, Manifest) of the checkpoint. CheckpointError without one."""
+    path = os.fspath(checkpoint)
+    if os.path.isfile(path) and path.endswith(".gguf"):
+        raise CheckpointError(
+            f"{path} is a GGUF file, whose weights must be unpacked: convert it with convert_ckpt.py --load-dir {path} "
+            "--save-dir FOLDER --save-model-type hf, and load FOLDER."
+        )
+    place, manifest = newest_manifest(path, iteration)
+    if manifest is None:
+        raise CheckpointError(
+            f"{path} holds no checkpoint: expected an iter_* folder, latest_checkpointed_iteration.txt, or config.json with "
+            "weights."
+        )
+    if iteration is not None and manifest.iteration != iteration:
+        raise CheckpointError(f"{path} is one checkpoint, not a run with several: leave the iteration ({iteration}) out.")
+    if not manifest.args.get("model_config"):
+        raise CheckpointError(f"{place} holds no configuration of its model, which inference takes from the checkpoint.")
+    return place, manifest
+
+
+def context_length(length, saved):
+    """Longest sequence (int): the given one, checked, or the model's."""
+    positions = saved.get("max_position_embeddings") or saved.get("seq_length")
+    if length is None:
+        return min(positions, LONGEST_DEFAULT)
+    if saved.get("position_embedding_type") == "learned_absolute" and length > positions:
+        raise ValueError(
+            f"max_sequence_length is {length}: the model has a table of {positions} learned positions, expected at most that."
+        )
+    return length

@@ -1,0 +1,49 @@
+"""Key-value cache: keys and values of earlier tokens, of this rank's layers and heads, for several sequences."""
+
+import math
+
+from mindspeed_ms.core import parallel_state, storage
+from mindspeed_ms.core.device import dtype_size, to_dtype
+
+
+def cache_capacity(model, layer, max_sequence_length, prefill_chunk):
+    """Places per slot of a layer (int): the whole sequence, or what its sliding window can see from one chunk of new tokens."""
+    window = model.window_of(layer)
+    return max_sequence_length if window is None else min(max_sequence_length, window - 1 + prefill_chunk)
+
+
+def layers_here(stages):
+    """Global numbers (from 0) of the layers on this rank's pipeline stage, over all its chunks: list[int]."""
+    stage = parallel_state.get_pipeline_model_parallel_rank()
+    return [layer for chunk in range(stages.vpp) for layer in stages.layers(stage, chunk)]
+
+
+class KeyValueCache:
+    """Keys and values of `slots` sequences, allocated once; nothing in it grows.
+
+    Args:
+        model (ModelDescription): layers, windows, groups, head size.
+        slots (int): sequences at a time.
+        max_sequence_length (int): tokens of a sequence.
+        dtype: of keys and values.
+        prefill_chunk (int): largest number of tokens of a sequence in one call, which a window's ring must hold beside it.
+
+    Attributes:
+        bytes (int): on this rank: 2 * groups / tp * head_dim * slots * itemsize * places, summed over its layers, where a
+            layer has `cache_capacity` places.
+    """
+
+    def __init__(self, model, slots, max_sequence_length, dtype, prefill_chunk):
+        self.slots, self.max_sequence_length = slots, max_sequence_length
+        groups = model.query_groups // parallel_state.get_tensor_model_parallel_world_size()
+        self._layers, self.capacities, self.bytes = {}, {}, 0
+        for layer in layers_here(model.stages):
+            capacity = cache_capacity(model, layer, max_sequence_length, prefill_chunk)
+            shape = slots, groups, capacity, model.head_dim
+            self._layers[layer] = storage.zeros(shape, dtype), storage.zeros(shape, dtype)
+            self.capacities[layer] = capacity
+            self.bytes += 2 * math.prod(shape) * dtype_size(to_dtype(dtype))
+
+    def of_layer(self, layer):
+        """(keys, values) of a global layer (from 0): Tensors [slots, groups / tp, capacity, head_dim], written in place."""
+        return self._layers[layer]

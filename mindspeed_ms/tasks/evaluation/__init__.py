@@ -1,0 +1,1 @@
+"""Evaluation of trained models: perplexity, multiple choice by log-likelihood, generation with answer extraction."""

@@ -1,0 +1,82 @@
+"""Multiple choice: the most likely choice counts, with examples before the question if wanted."""
+
+from mindspeed_ms.tasks.evaluation.errors import EvaluationError
+from mindspeed_ms.tasks.evaluation.results import Table
+from mindspeed_ms.tasks.evaluation.scoring import encode_pair, likelihoods
+
+
+def questions_of(records, shape):
+    """Questions (list[Question]) of records."""
+    return [shape.question(record) for record in records]
+
+
+def contexts_of(questions, shape, examples=(), shots=0):
+    """Text before the choices of each question: heading, `shots` examples of its category, its own context.
+
+    Args:
+        questions (list[Question]): the questions.
+        shape (Shape): their shape.
+        examples (list[Question]): questions to show with their answers: those of the same category, or all where no
+            question has one of their categories.
+        shots (int): how many.
+
+    Raises:
+        EvaluationError: fewer examples than `shots`.
+    """
+    by_category = {}
+    for example in examples:
+        by_category.setdefault(example.category, []).append(example)
+    has_categories = any(question.category in by_category for question in questions)
+    contexts = []
+    for question in questions:
+        shown = (by_category.get(question.category, []) if has_categories else list(examples))[:shots]
+        if len(shown) < shots:
+            raise EvaluationError(
+                f"{question.place}: {shots} examples are wanted, but there are {len(shown)} of category {question.category!r}."
+            )
+        parts = [example.context + example.choices[example.answer] for example in shown]
+        contexts.append(shape.heading(question.category) + "\n\n".join([*parts, question.context]))
+    return contexts
+
+
+def evaluate(runner, tokenizer, questions, contexts, batch_size, progress=None):
+    """Accuracy of a model: `acc` by log-likelihood, `acc_norm` by log-likelihood per byte of the choice.
+
+    Args:
+        runner (ModelRunner): the model.
+        tokenizer (Tokenizer): its tokenizer.
+        questions (list[Question]), contexts (list[str]): see `contexts_of`.
+        batch_size (int): sequences at a time.
+        progress (Optional[Callable]): see `likelihoods`.
+
+    Returns:
+        (Table, list[dict]): accuracy by category; what was chosen for each question
+    """
+    pairs, owners = [], []
+    for number, (question, context) in enumerate(zip(questions, contexts)):
+        for choice in question.choices:
+            try:
+                pairs.append(encode_pair(tokenizer, context, choice))
+            except EvaluationError as error:
+                raise EvaluationError(f"{question.place}: {error}") from None
+            owners.append(number)
+    found = [[] for _ in questions]
+    for owner, likelihood in zip(owners, likelihoods(runner, pairs, batch_size, progress)):
+        found[owner].append(likelihood)
+    table, details = Table(("acc", "acc_norm")), []
+    for question, choices in zip(questions, found):
+        totals = [choice.total for choice in choices]
+        per_byte = [choice.total / len(text.strip().encode()) for choice, text in zip(choices, question.choices)]
+        chosen, chosen_norm = totals.index(max(totals)), per_byte.index(max(per_byte))
+        table.add(question.category, acc=chosen == question.answer, acc_norm=chosen_norm == question.answer)
+        table.cut += any(choice.is_cut for choice in choices)
+        details.append(
+            {
+                "place": question.place,
+                "answer": question.answer,
+                "chosen": chosen,
+                "chosen_norm": chosen_norm,
+                "logprobs": totals,
+            }
+        )
+    return table, details

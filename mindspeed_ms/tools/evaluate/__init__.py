@@ -1,0 +1,1 @@
+"""Command line of evaluation.py: perplexity, multiple choice and generation tasks."""

@@ -46,11 +46,6 @@ def find_checkpoint(checkpoint, iteration):
             "--save-dir FOLDER --save-model-type hf, and load FOLDER."
         )
     place, manifest = newest_manifest(path, iteration)
-    if manifest is None:
-        raise CheckpointError(
-            f"{path} holds no checkpoint: expected an iter_* folder, latest_checkpointed_iteration.txt, or config.json with "
-            "weights."
-        )
     if iteration is not None and manifest.iteration != iteration:
         raise CheckpointError(f"{path} is one checkpoint, not a run with several: leave the iteration ({iteration}) out.")
     if not manifest.args.get("model_config"):

@@ -88,7 +88,7 @@ def test_what_cannot_be_loaded_is_said_in_one_line(world, folder, tmp_path):
     (tmp_path / "model.gguf").write_bytes(b"GGUF")
     expected = {
         "missing": ((f"{tmp_path}/nothing", {}), "nothing holds no checkpoint: it does not exist"),
-        "empty": ((f"{tmp_path}/empty", {}), "empty holds no checkpoint: expected an iter_* folder"),
+        "empty": ((f"{tmp_path}/empty", {}), "empty holds no checkpoint: there is nothing in it."),
         "gguf": ((f"{tmp_path}/model.gguf", {}), "convert_ckpt.py --load-dir"),
         "heads": (("folder", {"tensor_model_parallel_size": 3}), "tensor-model-parallel-size"),
         "layers": (("folder", {"pipeline_model_parallel_size": 8}), "pipeline-model-parallel-size"),

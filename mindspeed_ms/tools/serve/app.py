@@ -157,14 +157,12 @@ class Server:
 
         tasks = [asyncio.ensure_future(forward(number, one)) for number, one in enumerate(requests)]
         remaining = len(tasks)
-        clock = asyncio.get_running_loop().time
-        deadline = clock() + self.limits.answer_seconds
+        late = ApiError(504, f"the answer was not complete after {self.limits.answer_seconds:g} s")
+        # not asyncio.wait_for: before Python 3.12 it can swallow a cancellation
+        timer = asyncio.get_running_loop().call_later(self.limits.answer_seconds, arrived.put_nowait, (None, late))
         try:
             while remaining:
-                try:
-                    number, event = await asyncio.wait_for(arrived.get(), deadline - clock())
-                except asyncio.TimeoutError:
-                    raise ApiError(504, f"the answer was not complete after {self.limits.answer_seconds:g} s") from None
+                number, event = await arrived.get()
                 if isinstance(event, Exception):
                     raise event
                 if event is None:
@@ -172,6 +170,7 @@ class Server:
                 else:
                     yield number, event
         finally:
+            timer.cancel()
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)

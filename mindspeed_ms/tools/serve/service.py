@@ -50,7 +50,7 @@ class GenerationService:
         self.engine, self.max_requests, self.grace_seconds = engine, max_requests, grace_seconds
         self._commands = queue.SimpleQueue()
         self._tickets = {}
-        self._count, self._lock = 0, threading.Lock()
+        self._count, self._lock = 0, threading.RLock()  # a signal may come while it is held
         self._stop, self._hurry = threading.Event(), threading.Event()
         self.failure = None
 
@@ -66,7 +66,8 @@ class GenerationService:
             self.failure = error
             raise
         finally:
-            self._stop.set()
+            with self._lock:  # no command follows
+                self._stop.set()
             self._end_all()
 
     def _turn(self):
@@ -142,7 +143,8 @@ class GenerationService:
 
     def stop(self, now=False):
         """Let `run` end: no new requests, `grace_seconds` for those that run (`now`: none)."""
-        self._stop.set()
+        with self._lock:
+            self._stop.set()
         if now:
             self._hurry.set()
 
@@ -165,11 +167,12 @@ class GenerationService:
         ticket = _Ticket(request, asyncio.get_running_loop())
         remaining = request.params.n
         try:
-            if self._stop.is_set():
-                raise ServiceClosed(_CLOSING)
-            self._commands.put((self._add, ticket))
+            with self._lock:
+                if self._stop.is_set():
+                    raise ServiceClosed(_CLOSING)
+                self._commands.put((self._add, ticket))
             while remaining:
-                item = await self._next(ticket)
+                item = await ticket.events.get()
                 if isinstance(item, Exception):
                     remaining = 0
                     raise item
@@ -181,12 +184,3 @@ class GenerationService:
             if remaining:
                 logger.debug("a request was given up by its client")
                 self._commands.put((self._cancel, ticket))
-
-    async def _next(self, ticket):
-        """Next item of a ticket; ServiceClosed if `run` ended between the look at `stop` and the command."""
-        while True:
-            try:
-                return await asyncio.wait_for(ticket.events.get(), 5.0)
-            except asyncio.TimeoutError:
-                if self._stop.is_set() and ticket.number is None:
-                    return ServiceClosed(_CLOSING)

@@ -6,7 +6,8 @@
 The recording (default: smollm2.json of the folder MINDSPEED_MS_GOLDEN) is a list of prompts with `text` or `chat`, `ids`,
 `mean_nll`, `last_top5_ids`, `last_top5_logits`, `greedy_ids` and `smallest_greedy_margin`; other keys are not read. The
 checkpoint is loaded by `inference.loading`. Losses come from whole sequences through the forward-only schedule, whose cross
-entropy is over the cut vocabulary; logits and greedy texts come through the key-value cache, each prompt alone and all together.
+entropy is over the cut vocabulary; logits and greedy texts come through the key-value cache, each prompt alone and all
+together.
 Prints one table and whether the tokenizer gives the recorded ids; exits 1 above 1e-4 (mean_nll) or 1e-3 (logits), for other
 ids, and for another greedy text where no margin is below 0.005.
 """

@@ -1,6 +1,5 @@
 """Command line of evaluation.py, with MindSpeed-LLM's flags; all others go to the configuration, as in inference.py."""
 
-import argparse
 import os
 from dataclasses import dataclass, field
 
@@ -69,11 +68,11 @@ def parser():
     result.add_argument("--task-data-path", required=True, nargs="+", metavar="PATH", help="files or folders of data")
     result.add_argument("--load", required=True, metavar="FOLDER", help="checkpoint: ours, Megatron's or Hugging Face's")
     result.add_argument("--ckpt-step", type=int, metavar="N", help="iteration of a run's checkpoints; default: the newest")
-    result.add_argument("--num-shots", type=_count, metavar="N", help="examples before each question (0)")
+    result.add_argument("--num-shots", type=flags.not_negative, metavar="N", help="examples before each question (0)")
     result.add_argument("--few-shot-path", metavar="PATH", help="data that the examples are from")
-    result.add_argument("--max-eval-samples", type=_positive, metavar="N", help="only the first N questions")
-    result.add_argument("--evaluation-batch-size", type=_positive, default=8, metavar="N", help="sequences at a time (8)")
-    result.add_argument("--max-new-tokens", type=_positive, metavar="N", help=f"longest answer ({_DEFAULT_NEW_TOKENS})")
+    result.add_argument("--max-eval-samples", type=flags.positive, metavar="N", help="only the first N questions")
+    result.add_argument("--evaluation-batch-size", type=flags.positive, default=8, metavar="N", help="sequences at a time (8)")
+    result.add_argument("--max-new-tokens", type=flags.positive, metavar="N", help=f"longest answer ({_DEFAULT_NEW_TOKENS})")
     result.add_argument("--window", type=int, metavar="N", help=f"of {PERPLEXITY}: tokens at a time; default: the context")
     result.add_argument("--stride", type=int, metavar="N", help="new tokens of each window; default: half of it")
     result.add_argument("--output", metavar="FILE", help="write the results as json, with what was chosen for each question")
@@ -90,20 +89,6 @@ def parser():
     result.add_argument("--fp16", action="store_true", help="compute in float16")
     result.set_defaults(history_turns=None, enable_thinking=None)
     return result
-
-
-def _count(text):
-    value = int(text)
-    if value < 0:
-        raise argparse.ArgumentTypeError(f"{text}: expected an integer >= 0")
-    return value
-
-
-def _positive(text):
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{text}: expected an integer > 0")
-    return value
 
 
 def job_of(arguments):

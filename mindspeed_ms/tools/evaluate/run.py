@@ -10,10 +10,10 @@ from tqdm import tqdm
 from mindspeed_ms.core import comm
 from mindspeed_ms.core.logging import logger
 from mindspeed_ms.inference.engine import Engine, encode
-from mindspeed_ms.inference.loading import load
 from mindspeed_ms.tasks.evaluation import generation, multiple_choice, perplexity
 from mindspeed_ms.tasks.evaluation.shapes import shape_of
 from mindspeed_ms.tools.evaluate.command import GSM8K, PERPLEXITY
+from mindspeed_ms.tools.generate.run import load_model
 from mindspeed_ms.tools.generate.terminal import chatter_to_stderr
 
 
@@ -21,16 +21,7 @@ def run(job, plan):
     """Evaluate (EvaluateJob, Plan); all ranks call it. Returns the exit status."""
     prepared = _prepare(job, plan)  # what is wrong with the data is found before the model is loaded
     with chatter_to_stderr():
-        loaded = load(
-            job.checkpoint,
-            tensor_model_parallel_size=job.tensor_model_parallel_size,
-            pipeline_model_parallel_size=job.pipeline_model_parallel_size,
-            dtype=job.dtype,
-            max_sequence_length=job.max_sequence_length,
-            slots=job.slots,
-            iteration=job.iteration,
-            flags=job.flags,
-        )
+        loaded = load_model(job)
     with _progress(job, prepared) as progress:
         text, result = _evaluate(job, plan, loaded.runner, prepared, progress)
     if comm.get_rank() == 0:

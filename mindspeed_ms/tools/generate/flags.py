@@ -52,7 +52,7 @@ def add_conversation_flags(parser, history_turns=None):
     kept = "as many as fit" if history_turns is None else history_turns
     parser.add_argument("--system", metavar="TEXT", help="system message")
     parser.add_argument(
-        "--history-turns", type=_not_negative, default=history_turns, metavar="N", help=f"earlier turns that are kept ({kept})"
+        "--history-turns", type=not_negative, default=history_turns, metavar="N", help=f"earlier turns that are kept ({kept})"
     )
     parser.add_argument("--enable-thinking", choices=("true", "false"), help="handed to the chat template, which may heed it")
     parser.add_argument("--prompt-type", metavar="NAME", help="template of templates.json, or chat_template: the folder's own")
@@ -60,10 +60,19 @@ def add_conversation_flags(parser, history_turns=None):
     parser.add_argument("--tokenizer-name-or-path", metavar="FOLDER", help="a tokenizer in place of the checkpoint's")
 
 
-def _not_negative(text):
+def not_negative(text):
+    """Integer >= 0 of a flag's text."""
     value = int(text)
     if value < 0:
         raise argparse.ArgumentTypeError(f"{text}: expected an integer >= 0")
+    return value
+
+
+def positive(text):
+    """Integer > 0 of a flag's text."""
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text}: expected an integer > 0")
     return value
 
 

@@ -13,20 +13,25 @@ from mindspeed_ms.tools.generate.terminal import Interrupts, Terminal, chatter_t
 INTERRUPTED = 130
 
 
+def load_model(job):
+    """Loaded model of a job (Job); all ranks call it."""
+    return load(
+        job.checkpoint,
+        tensor_model_parallel_size=job.tensor_model_parallel_size,
+        pipeline_model_parallel_size=job.pipeline_model_parallel_size,
+        dtype=job.dtype,
+        max_sequence_length=job.max_sequence_length,
+        slots=job.slots,
+        iteration=job.iteration,
+        flags=job.flags,
+    )
+
+
 def run(job, plan):
     """Do the tasks of a job (Job, Plan); all ranks call it. Returns the exit status."""
     is_alone = len(job.tasks) == 1
     with chatter_to_stderr():
-        loaded = load(
-            job.checkpoint,
-            tensor_model_parallel_size=job.tensor_model_parallel_size,
-            pipeline_model_parallel_size=job.pipeline_model_parallel_size,
-            dtype=job.dtype,
-            max_sequence_length=job.max_sequence_length,
-            slots=job.slots,
-            iteration=job.iteration,
-            flags=job.flags,
-        )
+        loaded = load_model(job)
     terminal = Terminal(job.as_json)
     if comm.get_rank() != 0:  # Ctrl-C is rank 0's
         signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -51,9 +51,13 @@ def parser():
     result.add_argument("--host", default="127.0.0.1", help="address to listen on (127.0.0.1; 0.0.0.0: all of the machine)")
     result.add_argument("--port", type=_port, default=8000, metavar="N", help="port (8000); 0: a free one, which the log names")
     result.add_argument("--model-name", metavar="NAME", help="requests for another model get 404 (default: any name is taken)")
-    result.add_argument("--slots", type=_positive, default=8, metavar="N", help="answers generated at a time (8); others wait")
-    result.add_argument("--max-requests", type=_positive, default=64, metavar="N", help="waiting or running; more get 429 (64)")
-    result.add_argument("--max-body-bytes", type=_positive, default=4 * 2**20, metavar="N", help="longest body (4194304)")
+    result.add_argument(
+        "--slots", type=flags.positive, default=8, metavar="N", help="answers generated at a time (8); others wait"
+    )
+    result.add_argument(
+        "--max-requests", type=flags.positive, default=64, metavar="N", help="waiting or running; more get 429 (64)"
+    )
+    result.add_argument("--max-body-bytes", type=flags.positive, default=4 * 2**20, metavar="N", help="longest body (4194304)")
     result.add_argument("--timeout", type=_seconds, default=600.0, metavar="S", help="an answer is given up after them (600)")
     result.add_argument("--grace", type=_seconds, default=5.0, metavar="S", help="of running answers at the end (5)")
     result.add_argument("--prompt-type", metavar="NAME", help="template of templates.json for chats; default: the folder's own")
@@ -115,13 +119,6 @@ def _port(text):
     value = int(text)
     if not 0 <= value < 65536:
         raise argparse.ArgumentTypeError(f"{text}: expected a number from 0 to 65535")
-    return value
-
-
-def _positive(text):
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{text}: expected an integer > 0")
     return value
 
 

@@ -8,8 +8,8 @@ from mindspeed_ms.core.logging import logger
 from mindspeed_ms.inference.conversation import jinja_prompt
 from mindspeed_ms.inference.engine import Engine
 from mindspeed_ms.inference.feed import Feed
-from mindspeed_ms.inference.loading import load
 from mindspeed_ms.inference.ranks import follow, lead
+from mindspeed_ms.tools.generate.run import load_model
 from mindspeed_ms.tools.serve.app import Limits, Server
 from mindspeed_ms.tools.serve.command import listening_socket
 from mindspeed_ms.tools.serve.http_server import HttpServer
@@ -19,15 +19,7 @@ from mindspeed_ms.tools.serve.service import GenerationService
 def run(job, plan):
     """Serve until a signal ends it (ServeJob, Plan); all ranks call it. Returns the exit status."""
     logger.setLevel("INFO")
-    loaded = load(
-        job.checkpoint,
-        tensor_model_parallel_size=job.tensor_model_parallel_size,
-        pipeline_model_parallel_size=job.pipeline_model_parallel_size,
-        dtype=job.dtype,
-        max_sequence_length=job.max_sequence_length,
-        slots=job.slots,
-        iteration=job.iteration,
-    )
+    loaded = load_model(job)
     _warm_up(loaded.runner)
     engine = Engine(loaded.runner, plan.tokenizer, plan.eos_ids)
     if comm.get_rank() != 0:  # signals are rank 0's

@@ -72,9 +72,11 @@ def _keeps_length(settings, found):
     """Whether `seq_length` stays as it was given; a warning names the checkpoint's."""
     given, positions = settings.by_path.get(_LENGTH), settings.by_path.get(f"{_M}.max_position_embeddings")
     # one key of the trio gives both
+    value = found.manifest.args.get(_M, {}).get("seq_length")
+    if not settings.was_set(_LENGTH) and found.manifest.has_only_weights:
+        settings.notices.append(f"seq_length (--seq-length) is not given: samples have the model's {value} positions")
     if not settings.was_set(_LENGTH) or (positions is not None and positions.key == given.key):
         return False
-    value = found.manifest.args.get(_M, {}).get("seq_length")
     # weights alone have no length: theirs is the largest
     fits = found.manifest.has_only_weights and isinstance(given.value, int) and isinstance(value, int) and given.value <= value
     if value is not None and not fits and not is_same(given.value, value):
@@ -107,7 +109,8 @@ def ask_vocabulary(settings, found):
     ids, extra = settings.value(f"{_D}.vocab_size"), settings.value(f"{_D}.vocab_extra_ids", 0)
     parts = settings.value("parallel_config.tensor_model_parallel_size", 1)
     divisible_by = settings.value(f"{_M}.make_vocab_size_divisible_by", 128)
-    if not all(isinstance(value, int) and value > 0 for value in (rows, ids or 1, parts, divisible_by, extra + 1)):
+    positive = all(isinstance(value, int) and value > 0 for value in (rows, ids or 1, parts, divisible_by, extra or 1))
+    if not positive:
         return
     needed = true_vocab_size(ids, extra, settings.value(f"{_D}.tokenizer_type")) if ids else 0
     if needed > rows:

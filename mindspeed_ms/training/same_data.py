@@ -163,10 +163,10 @@ def check_trained_here(all_config):
     path = named or next(iter(folders.candidates(folder) if folder else ()), None)
     if path is None or not (is_foreign_folder(path) or _is_conversion(path)):
         return
-    beside = "" if settings.use_checkpoint_args else "; --use-checkpoint-args takes the one beside the weights, if there is one"
     text = (
         f"{path} was trained with a tokenizer that is not named here, and a BPE of the text gives other ids: name its "
-        f"tokenizer (--tokenizer-type PretrainedFromHF --tokenizer-name-or-path FOLDER{beside})"
+        "tokenizer (--tokenizer-type PretrainedFromHF --tokenizer-name-or-path FOLDER; --use-checkpoint-args takes the one "
+        "beside the weights, if there is one)"
     )
     if settings.load_strict:
         raise CheckpointError(f"{text}; load_strict: False (--load-strict false) takes the weights over all the same.")

@@ -120,6 +120,9 @@ def ask_vocabulary(settings, found):
     elif not any(settings.was_set(f"{_M}.{name}") for name in _PADDING):
         kept = rows if rows % parts == 0 else padded_vocab_size(rows, divisible_by, parts)
         settings.add(f"{_M}.vocab_size", kept, place=found.place)
+    elif not settings.was_set(f"{_M}.vocab_size") and needed < (found.manifest.vocab_size or 0):
+        kept = padded_vocab_size(found.manifest.vocab_size, divisible_by, parts)  # no row of the checkpoint is lost
+        settings.add(f"{_M}.vocab_size", kept, place=found.place)
 
 
 def _refuse_more_ids(settings, found, needed, rows):

@@ -6,7 +6,8 @@
 # --world N        ranks to start (default: as many as the layout of the configuration needs, on Ascend all cards)
 # --config FILE... yaml files; default: gpt/config/38BV3 on Ascend, else configs/cpu_default
 #                  every other flag goes to pretrain_gpt.py and lies over the files (--train-iters 500, ...); flags of a
-#                  model without --config are Megatron's: nothing lies beneath them
+#                  model without --config are Megatron's: nothing lies beneath them; with --use-checkpoint-args --load FOLDER
+#                  model, vocabulary and tokenizer are the folder's, the layout what is typed, the rest the files'
 #
 # Logs are written to ./msrun_log, checkpoints and figures to ./output. Ctrl-C or SIGTERM lets the ranks finish their step,
 # save and end; a second one ends them at once.

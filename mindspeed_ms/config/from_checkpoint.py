@@ -72,9 +72,11 @@ def _keeps_length(settings, found):
     """Whether `seq_length` stays as it was given; a warning names the checkpoint's."""
     given, positions = settings.by_path.get(_LENGTH), settings.by_path.get(f"{_M}.max_position_embeddings")
     # one key of the trio gives both
+    value = found.manifest.args.get(_M, {}).get("seq_length")
+    if not settings.was_set(_LENGTH) and found.manifest.has_only_weights:
+        settings.notices.append(f"seq_length (--seq-length) is not given: samples have the model's {value} positions")
     if not settings.was_set(_LENGTH) or (positions is not None and positions.key == given.key):
         return False
-    value = found.manifest.args.get(_M, {}).get("seq_length")
     # weights alone have no length: theirs is the largest
     fits = found.manifest.has_only_weights and isinstance(given.value, int) and isinstance(value, int) and given.value <= value
     if value is not None and not fits and not is_same(given.value, value):
@@ -117,6 +119,9 @@ def ask_vocabulary(settings, found):
         _take(settings, f"{_M}.vocab_size" if rows % parts == 0 else f"{_D}.vocab_size", rows, found.place)
     elif not any(settings.was_set(f"{_M}.{name}") for name in _PADDING):
         kept = rows if rows % parts == 0 else padded_vocab_size(rows, divisible_by, parts)
+        settings.add(f"{_M}.vocab_size", kept, place=found.place)
+    elif not settings.was_set(f"{_M}.vocab_size") and needed < (found.manifest.vocab_size or 0):
+        kept = padded_vocab_size(found.manifest.vocab_size, divisible_by, parts)  # no row of the checkpoint is lost
         settings.add(f"{_M}.vocab_size", kept, place=found.place)
 
 

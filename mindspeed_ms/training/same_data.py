@@ -15,7 +15,7 @@ from mindspeed_ms.core.datasets.splits import normalize, parse_and_normalize_spl
 from mindspeed_ms.core.datasets.tokenizer import TokenizerSettings, build_tokenizer
 from mindspeed_ms.core.dist_checkpointing import folders
 from mindspeed_ms.core.dist_checkpointing.errors import CheckpointError
-from mindspeed_ms.core.dist_checkpointing.foreign import foreign_format, is_foreign_folder
+from mindspeed_ms.core.dist_checkpointing.foreign import foreign_format, is_foreign_folder, read_manifest
 from mindspeed_ms.core.dist_checkpointing.manifest import MANIFEST_FILE, Manifest
 from mindspeed_ms.core.logging import logger
 
@@ -159,12 +159,16 @@ def check_trained_here(all_config):
     folder = _starting_folder(settings)
     named = None if folder is None else folders.named_checkpoint(folder, settings.ckpt_step)
     path = named or next(iter(folders.candidates(folder) if folder else ()), None)
-    if path is None or not (is_foreign_folder(path) or _is_conversion(path)):
+    if path is None:
         return
-    beside = "" if settings.use_checkpoint_args else "; --use-checkpoint-args takes the one beside the weights, if there is one"
+    if is_foreign_folder(path):
+        read_manifest(path, settings.ckpt_step, all_config)  # one that cannot be read says so itself
+    elif not _is_conversion(path):
+        return
     text = (
         f"{path} was trained with a tokenizer that is not named here, and a BPE of the text gives other ids: name its "
-        f"tokenizer (--tokenizer-type PretrainedFromHF --tokenizer-name-or-path FOLDER{beside})"
+        "tokenizer (--tokenizer-type PretrainedFromHF --tokenizer-name-or-path FOLDER; --use-checkpoint-args takes the one "
+        "beside the weights, if there is one)"
     )
     if settings.load_strict:
         raise CheckpointError(f"{text}; load_strict: False (--load-strict false) takes the weights over all the same.")
@@ -174,7 +178,10 @@ def check_trained_here(all_config):
 def _is_conversion(path):
     if not os.path.isfile(os.path.join(path, MANIFEST_FILE)):
         return False
-    manifest = Manifest.read(path)
+    try:
+        manifest = Manifest.read(path)
+    except CheckpointError:
+        return False  # it is passed over
     return manifest.has_only_weights or (manifest.fingerprint is None and bool(manifest.foreign))
 
 

@@ -19,6 +19,7 @@ from mindspeed_ms.core.optimizer.optimizer_param_scheduler import OptimizerParam
 from mindspeed_ms.layout.errors import LayoutError
 from mindspeed_ms.layout.parameters import describe_whole_model
 from mindspeed_ms.layout.ranks import world_unit_of
+from mindspeed_ms.layout.vocabulary import padded_vocab_size
 from mindspeed_ms.training.tensorboard import require_tensorboard
 
 _T, _D, _O = "training_config", "dataset_config", "optimizer_config"
@@ -169,7 +170,8 @@ def _check_vocabulary(path, manifest, all_config):
             f"{now}"
         )
     else:
-        advice = f"keep all of its {needed} ids (--padded-vocab-size {before})"
+        size = all_config.parallel_config.tensor_model_parallel_size
+        advice = f"keep all of its {needed} ids (--padded-vocab-size {padded_vocab_size(before, 1, size)})"
     raise CheckpointError(
         f"{path} has {before} rows of vocabulary, the model here {now} ({_written(all_config, name)}): {advice}, or take the "
         "checkpoint's (--use-checkpoint-args)."

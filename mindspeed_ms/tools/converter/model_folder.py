@@ -3,10 +3,8 @@
 import os
 import shutil
 
-from mindspeed_ms.models.hugging_face.folder import CONFIG_FILE, read_json
+from mindspeed_ms.models.hugging_face.folder import CONFIG_FILE, MODEL_FOLDER, read_json
 from mindspeed_ms.models.hugging_face.writer import copy_side_files, write_json
-
-MODEL_FOLDER = "hugging_face"
 
 
 def write_model_folder(conversion, source, folder):

@@ -224,3 +224,25 @@ def test_the_first_losses_are_those_of_the_folder(world, folders, tmp_path):
     back = convert(tmp_path / "3" / "out", tmp_path / "back", "--save-model-type", "hf")
     assert read_json(back)["some_field_of_yours"] and os.path.exists(os.path.join(back, "tokenizer.json"))
     assert found[-1] == pytest.approx(found[0], rel=5e-3) and found[-1] != found[0]
+
+
+def test_mindspeeds_conversion_of_qwen_trains_with_more_ranks(world, tmp_path):
+    """MindSpeed-LLM's command for Qwen2.5, cut in two, starts a training cut in four, with the losses of the model's folder."""
+    made = Folders(tmp_path)
+    config = {**CONFIGS["qwen2"], "vocab_size": 512, "num_attention_heads": 8, "num_key_value_heads": 4}
+    folder, _ = write_folder(tmp_path / "Qwen2.5", config, dtype="bfloat16")
+    write_tokenizer(made, "Qwen2.5")
+    words = (
+        f"--use-mcore-models --model-type GPT --load-model-type hf --save-model-type mg --target-tensor-parallel-size 2 "
+        f"--target-pipeline-parallel-size 1 --add-qkv-bias --tokenizer-model {folder}/tokenizer.json --model-type-hf llama2 "
+        "--params-dtype bf16"
+    )
+    megatron = convert(folder, f"{folder}/mcore_tp2_pp1/", *words.split())
+    found = []
+    for size, name in ((1, folder), (4, megatron)):
+        place = tmp_path / str(size)
+        place.mkdir()
+        shutil.copy(os.__file__, place / "text.txt")
+        layout = ("--tensor-model-parallel-size", str(size)) + (("--sequence-parallel",) if size > 1 else ())
+        found.append(world(size)(losses, place, name, (*layout, "--train-iters", "2"))[-1])
+    assert len(found[0]) == 2 and found[1] == pytest.approx(found[0], rel=1e-6)

@@ -7,7 +7,7 @@ from mindspeed_ms.config.sections.dataset import TOKENIZERS
 _D = "dataset_config"
 _FILES = ("tokenizer_name_or_path", "tokenizer_model", "vocab_file", "merge_file")
 NAMES = (*_FILES, "tokenizer_type")
-_BESIDE = "hugging_face"  # folder of a converted checkpoint
+_BESIDE = "hugging_face"  # folder of a converted checkpoint, or of a training that started from one
 _BPE = "the BPE "
 _OPTION = f"{_D}.tokenizer_name_or_path"
 
@@ -21,8 +21,11 @@ def take_tokenizer(settings, found):
     """
     if any(settings.value(f"{_D}.{name}") for name in NAMES):
         return
-    names = _beside(found) or _configured(found)
-    if not names or not _is_readable(settings, names):
+    trained = _trained_with(found)
+    # a run may have another tokenizer than the model that it started from, whose files are kept beside it
+    places = (_configured, _beside) if trained else (_beside, _configured)
+    names = next(filter(None, (place(found) for place in places[: 1 if trained.startswith(_BPE) else 2])), None)
+    if names is None or not _is_readable(settings, names):
         return
     for name, value in names.items():
         settings.add(f"{_D}.{name}", value, place=found.place)
@@ -40,6 +43,11 @@ def _beside(found):
     return {}
 
 
+def _trained_with(found):
+    """Name of the tokenizer of the training that wrote the checkpoint; "" for a checkpoint that no training of ours wrote."""
+    return ((getattr(found.manifest, "fingerprint", None) or {}).get("tokenizer") or {}).get("name", "")
+
+
 def _configured(found):
     """Settings of the tokenizer that the run was given which wrote the checkpoint, where its files are still there."""
     manifest = found.manifest
@@ -49,7 +57,7 @@ def _configured(found):
     if files:
         known = names.get("tokenizer_type") in (None, *TOKENIZERS)
         return names if known and all(isinstance(file, str) and os.path.exists(file) for file in files) else {}
-    trained = ((getattr(manifest, "fingerprint", None) or {}).get("tokenizer") or {}).get("name", "")
+    trained = _trained_with(found)
     path = trained.removeprefix(_BPE)
     # a training that goes on finds it by its text
     return {_OPTION.partition(".")[2]: path} if path != trained and not found.resumes and os.path.exists(path) else {}

@@ -15,7 +15,7 @@ from mindspeed_ms.core.dist_checkpointing.foreign import foreign_format
 from mindspeed_ms.core.dist_checkpointing.load import find_checkpoint, open_checkpoint
 from mindspeed_ms.core.dist_checkpointing.save import CheckpointSaver
 from mindspeed_ms.core.logging import logger
-from mindspeed_ms.training import checkpointing, same_data
+from mindspeed_ms.training import checkpointing, model_folder, same_data
 from mindspeed_ms.training.gpt_datasets import names_indexed_files
 from mindspeed_ms.training.start_checks import check_resumed
 
@@ -170,6 +170,8 @@ class CheckpointManager:
         if not settings.save_enabled or self._last_saved == self.state.iteration:
             return
         self.complete()
+        if not self._savers and comm.get_rank() == 0:
+            model_folder.keep(self.start, self.all_config)
         checkpointing.save_checkpoint(
             self._saver(persistent),
             self.state,

@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+from unittest import mock
 
 import pytest
 
@@ -11,13 +12,14 @@ from mindspeed_ms.config.errors import WarningNotice
 from mindspeed_ms.core.dist_checkpointing.errors import CheckpointError
 from mindspeed_ms.core.dist_checkpointing.folders import newest_manifest
 from mindspeed_ms.core.dist_checkpointing.manifest import Manifest
-from mindspeed_ms.training import same_data
+from mindspeed_ms.training import model_folder, same_data
+from mindspeed_ms.training.checkpoint_manager import StartingPoint
 from mindspeed_ms.training.start_checks import check_resumed
 from mindspeed_ms.training.text_datasets import TextDatasets
 from tests.app.job import CPU_DEFAULT
 from tests.app.test_careless import script
 from tests.conversion.test_hugging_face import convert
-from tests.conversion.tiny_models import CONFIGS, write_folder
+from tests.conversion.tiny_models import CONFIGS, read_json, write_folder, write_json
 from tests.documented.sandbox import write_tokenizer
 
 TAKE = ("--use-checkpoint-args", "--load")
@@ -174,6 +176,44 @@ def test_own_runs_give_their_tokenizer_and_bpe(folders, tmp_path, monkeypatch):
     assert taken(False, {"tokenizer_name_or_path": "nowhere"}) is None
     assert taken(False, name=f"the BPE {path}") == path
     assert taken(True, name=f"the BPE {path}") is None
+    # files of the model that the run started from
+    shutil.copytree(folders / "hf", tmp_path / "hugging_face")
+    assert taken(True, name=f"the BPE {path}") is None and taken(True, name="x") == str(tmp_path / "hugging_face")
+    assert taken(True, {"tokenizer_name_or_path": path, "tokenizer_type": "PretrainedFromHF"}, "x") == path
+
+
+def test_a_run_keeps_the_files_of_its_model(folders, tmp_path, caplog):
+    """Once; those of the model that it starts from, and of its own tokenizer."""
+    write_folder(tmp_path / "other", {**CONFIGS["qwen2"], "vocab_size": 512})
+    write_json(tmp_path / "other", "generation_config.json", {})
+
+    def run(name, resumes=False, tokenizer=None, trained=None):
+        words = ("--tokenizer-name-or-path", tokenizer) if tokenizer else ()
+        all_config = over_the_default("--save", tmp_path / "out", *words)
+        if not tokenizer:
+            all_config.dataset_config.tokenizer_name_or_path = None
+        start = StartingPoint(name and str(name), resumes, {"tokenizer": trained and {"name": trained}, "data": None})
+        model_folder.keep(start, all_config)
+        kept = tmp_path / "out" / "hugging_face"
+        return (read_json(kept)["model_type"], sorted(set(os.listdir(kept)) - {"config.json"})) if kept.exists() else None
+
+    files = sorted(set(os.listdir(folders / "hf")) - {"config.json", "model.safetensors"})
+    assert run(None) is None
+    (tmp_path / "out").mkdir()
+    for name in ("hf", "native/iter_0000000", "megatron/iter_0000001"):
+        assert run(folders / name, tokenizer=folders / "hf" if name == "hf" else None) == ("llama", files)
+        kept = tmp_path / "out" / "hugging_face"
+        assert run(tmp_path / "other", resumes=True) == ("llama", files) and kept.exists()
+        assert run(tmp_path / "out" / "iter_0000003", resumes=True) == ("llama", files)
+        assert run(tmp_path / "out" / "iter_0000003") == ("llama", files)
+        shutil.rmtree(kept)
+        assert run(folders / name, resumes=True) == ("llama", files)
+    assert run(folders / "hf", trained="the BPE text.txt") == ("llama", [])
+    assert run(tmp_path / "other", tokenizer=folders / "tokenizer") == ("qwen2", ["generation_config.json", *files])
+    assert run(None)[0] == "qwen2" and "delete it if they are of another model" in caplog.text
+    with mock.patch("shutil.copyfile", side_effect=OSError("disk full")):
+        assert run(folders / "hf")[0] == "qwen2" and "needs --hf-cfg-dir" in caplog.text
+    assert os.listdir(tmp_path / "out") == ["hugging_face"]
 
 
 def losses(folder, name, words):
@@ -197,5 +237,30 @@ def test_the_first_losses_are_those_of_the_folder(world, folders, tmp_path):
     assert all(len(one) == 3 for one in found)
     for one in found[1:-2]:
         assert one == pytest.approx(found[0], rel=1e-6)
+    # a training's checkpoint goes back without more words, since it keeps the files of its model
+    back = convert(tmp_path / "3" / "out", tmp_path / "back", "--save-model-type", "hf")
+    assert read_json(back)["some_field_of_yours"] and os.path.exists(os.path.join(back, "tokenizer.json"))
     for one in found[-2:]:
         assert one == pytest.approx(found[0], rel=5e-3) and one != found[0]
+
+
+def test_mindspeeds_conversion_of_qwen_trains_with_more_ranks(world, tmp_path):
+    """MindSpeed-LLM's command for Qwen2.5, cut in two, starts a training cut in four, with the losses of the model's folder."""
+    made = Folders(tmp_path)
+    config = {**CONFIGS["qwen2"], "vocab_size": 512, "num_attention_heads": 8, "num_key_value_heads": 4}
+    folder, _ = write_folder(tmp_path / "Qwen2.5", config, dtype="bfloat16")
+    write_tokenizer(made, "Qwen2.5")
+    words = (
+        f"--use-mcore-models --model-type GPT --load-model-type hf --save-model-type mg --target-tensor-parallel-size 2 "
+        f"--target-pipeline-parallel-size 1 --add-qkv-bias --tokenizer-model {folder}/tokenizer.json --model-type-hf llama2 "
+        "--params-dtype bf16"
+    )
+    megatron = convert(folder, f"{folder}/mcore_tp2_pp1/", *words.split())
+    found = []
+    for size, name in ((1, folder), (4, megatron)):
+        place = tmp_path / str(size)
+        place.mkdir()
+        shutil.copy(os.__file__, place / "text.txt")
+        layout = ("--tensor-model-parallel-size", str(size)) + (("--sequence-parallel",) if size > 1 else ())
+        found.append(world(size)(losses, place, name, (*layout, "--train-iters", "2"))[-1])
+    assert len(found[0]) == 2 and found[1] == pytest.approx(found[0], rel=1e-6)

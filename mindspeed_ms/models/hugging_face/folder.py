@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from dataclasses import dataclass
 from math import prod
 
@@ -9,16 +10,15 @@ from mindspeed_ms.core.dist_checkpointing.errors import CheckpointError, Damaged
 from mindspeed_ms.core.dist_checkpointing.manifest import DTYPE_BYTES
 from mindspeed_ms.core.dist_checkpointing.shard_file import read_safetensors
 
-CONFIG_FILE = "config.json"
-MODEL_FOLDER = "hugging_face"
-"""Folder beside a converted checkpoint that keeps config.json and tokenizer of its model."""
+CONFIG_FILE, GENERATION_FILE = "config.json", "generation_config.json"
+MODEL_FOLDER = "hugging_face"  # of a converted checkpoint, or of a training that started from a model's folder
 SINGLE_FILE, INDEX_FILE = "model.safetensors", "model.safetensors.index.json"
 _BIN_FILE, _BIN_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
 # in the order in which they are taken
 _INDEXES = ((INDEX_FILE, True), (SINGLE_FILE, False), (_BIN_INDEX, True), (_BIN_FILE, False))
 # files beside the weights that go with a model wherever it goes
 SIDE_FILES = (
-    "generation_config.json",
+    GENERATION_FILE,
     "tokenizer.json",
     "tokenizer.model",
     "tokenizer_config.json",
@@ -30,6 +30,7 @@ SIDE_FILES = (
     "chat_template.jinja",
     "chat_template.json",
 )
+_ONE_OF_A_RUN = re.compile(r"iter_\d+|release")
 _LONGEST_JSON = 256 << 20
 
 
@@ -81,6 +82,19 @@ def read_json(path):
 def side_files(path):
     """Names of the tokenizer's and generation's files in a folder: list."""
     return [name for name in SIDE_FILES if os.path.isfile(os.path.join(path, name))]
+
+
+def model_folder_of(path):
+    """Folder of the model's small files that go with a checkpoint: its own, or one beside it; None: there is none.
+
+    Args:
+        path (str): a Hugging Face folder, or a checkpoint, of a run or not.
+    """
+    path = os.path.abspath(path)
+    if has_weights(path) and os.path.isfile(os.path.join(path, CONFIG_FILE)):
+        return path
+    places = (path, os.path.dirname(path)) if _ONE_OF_A_RUN.fullmatch(os.path.basename(path)) else (path,)
+    return next((one for one in (os.path.join(place, MODEL_FOLDER) for place in places) if os.path.isdir(one)), None)
 
 
 def read_folder(path):

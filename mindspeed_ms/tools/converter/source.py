@@ -13,7 +13,6 @@ from mindspeed_ms.models.families.configuration import config_of_model, model_se
 from mindspeed_ms.models.hugging_face import folder as hugging_face
 from mindspeed_ms.tools.checkpoint.source import open_checkpoint
 from mindspeed_ms.tools.converter.errors import ConversionError
-from mindspeed_ms.tools.converter.model_folder import MODEL_FOLDER
 from mindspeed_ms.tools.converter.sides import NATIVE
 
 TITLES = {NATIVE: "native", **{name: one.title for name, one in foreign_formats().items()}}
@@ -89,9 +88,7 @@ def _source(conversion, path, reader):
             f"{path} ({TITLES[kind]}) has no {hugging_face.CONFIG_FILE} and no other configuration of its model: copy that of "
             "the model there, or give --config model.yaml."
         )
-    places = (reader.folder, os.path.dirname(reader.folder))
-    found = [place for place in (os.path.join(one, MODEL_FOLDER) for one in places) if os.path.isdir(place)]
-    return Source(kind, reader, config_of_model(model_sections(values), path), found[0] if found else None)
+    return Source(kind, reader, config_of_model(model_sections(values), path), hugging_face.model_folder_of(reader.folder))
 
 
 def _described(kind):

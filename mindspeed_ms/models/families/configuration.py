@@ -38,6 +38,8 @@ _DERIVED = {
         settings["moe_config.moe_ffn_hidden_size"] and settings["model_config.ffn_hidden_size"]
     ),
 }
+# what a size means that is left out: another size
+_SAME_AS = {"moe_config.moe_ffn_hidden_size": "model_config.ffn_hidden_size"}
 
 
 def read_configuration(family, config, path, **changes):
@@ -141,7 +143,8 @@ def check_same_sizes(family, all_config, base, path):
     """
     theirs, ours = settings_of(read_configuration(family, base, path)), settings_of(all_config)
     for name in _SIZES:
-        if theirs[name] != ours[name]:
+        other = _SAME_AS.get(name, name)
+        if (theirs[name] or theirs[other]) != (ours[name] or ours[other]):
             raise CheckpointError(
                 f"{path} is of another model: {name} is {theirs[name]!r} there and {ours[name]!r} in the checkpoint. Give the "
                 "folder of the checkpoint's model."

@@ -156,16 +156,39 @@ def test_tied_heads_buffers_and_missing_prefixes(tmp_path, monkeypatch):
             read_manifest(source)
 
 
-def test_rows_of_the_vocabulary_are_those_of_config_json(tmp_path, capsys):
-    """Fewer than the checkpoint has: the rest is padding; without a config.json those that the checkpoint says."""
+def _without_vocabulary(folder):
+    """Take `vocab_size` out of Megatron's args, as some tokenizers leave it."""
+    for rank in ("mp_rank_00", "mp_rank_01"):
+        path = os.path.join(folder, "release", rank, "model_optim_rng.pt")
+        tree = read_torch_file(path)
+        tree["args"].vocab_size = None
+        write_torch_file(f"{path}.new", tree)
+        os.replace(f"{path}.new", path)
+    return folder
+
+
+def test_rows_of_the_vocabulary_are_those_of_config_json(tmp_path, capsys, caplog):
+    """Not fewer than are no padding, nor more than there are; without a config.json those that the checkpoint says."""
     source, _ = write_folder(tmp_path / "model", {**CONFIGS["llama_linear"], "vocab_size": 61})
     padding = ("--target-tensor-parallel-size", "2")
     native = convert(source, tmp_path / "native", "--save-model-type", "native", *padding)
-    for rows, code in ((59, 0), (63, 1)):
+    megatron = convert(source, tmp_path / "megatron", *padding)
+    for rows, text in (
+        (59, "says vocab_size 59, but the vocabulary of "),
+        (63, "62 rows, but the vocabulary of the model has 63: give the folder of this model"),
+    ):
         base, _ = write_folder(tmp_path / str(rows), {**CONFIGS["llama_linear"], "vocab_size": rows})
-        convert(native, tmp_path / f"to {rows}", "--save-model-type", "hf", "--hf-cfg-dir", base, code=code)
-    assert "62 rows, but the vocabulary of the model has 63: give the folder of this model" in capsys.readouterr().err
-    assert read_tensors(str(tmp_path / "to 59"))["lm_head.weight"][1] == (59, 32)
+        for folder in (native, megatron):
+            convert(folder, tmp_path / "no", "--save-model-type", "hf", "--hf-cfg-dir", base, code=1)
+            assert text in capsys.readouterr().err
+    less = ("--save-model-type", "hf", "--hf-cfg-dir", str(tmp_path / "59"), "--true-vocab-size", "59")
+    assert read_tensors(convert(native, tmp_path / "to 59", *less))["lm_head.weight"][1] == (59, 32)
+    convert(native, tmp_path / "no", "--true-vocab-size", "63", code=1)
+    assert "--true-vocab-size 63: the vocabulary of " in capsys.readouterr().err
+    convert(native, tmp_path / "of 10", "--true-vocab-size", "10")
+    assert capsys.readouterr().out.count("(31,648 parameters)") == 2
+    convert(_without_vocabulary(megatron), tmp_path / "warned", *less[:-2])
+    assert "rows 59 to 61 of the vocabulary are left out as padding" in caplog.text
     shutil.rmtree(os.path.join(native, "hugging_face"))
     back = convert(native, tmp_path / "back", "--save-model-type", "hf", "--model-type-hf", "llama")
     assert read_tensors(back) == read_tensors(source)

@@ -111,7 +111,8 @@ def target_config(conversion, source):
         ConversionError: the layout does not fit the model, in the words of the flags.
     """
     sections = model_sections(source.config.to_dict())
-    rows, true_rows = vocabulary_rows(source.reader), source.reader.manifest.vocab_size
+    rows = vocabulary_rows(source.reader)
+    true_rows = conversion.true_vocab_size or source.reader.manifest.vocab_size
     sections["model_config"]["vocab_size"] = _padded_rows(conversion, rows, true_rows)
     # experts are only cut over tensor ranks together with the sequence, which changes no file
     cuts_experts = source.config.moe_config.num_experts > 1 and conversion.parallel.get("tensor_model_parallel_size", 1) > 1
@@ -204,8 +205,8 @@ def _verify(conversion, reader, target, folder):
 def _report(source, reader, target, save_dir, seconds, verified):
     stored = source.reader.manifest.tensors
     weights = [one for key, one in stored.items() if not key.startswith(OPTIMIZER_PREFIX)]
-    elements = sum(prod(one.shape) for one in weights) - _padding(source.reader.manifest)
-    written = target.elements() - (0 if target.kind == HUGGING_FACE else _padding(reader.manifest))
+    elements = sum(prod(one.shape) for one in weights) - _padding(source.reader.manifest, reader.manifest.vocab_size)
+    written = target.elements() - (0 if target.kind == HUGGING_FACE else _padding(reader.manifest, reader.manifest.vocab_size))
     left_out = getattr(source.reader.manifest, "left_out", {})
     lines = [f"left out {name}: {reason}" for name, reason in left_out.items()]
     if verified is not None:
@@ -218,8 +219,8 @@ def _report(source, reader, target, save_dir, seconds, verified):
     return lines
 
 
-def _padding(manifest):
-    """Elements of rows of the vocabulary that are padding."""
+def _padding(manifest, true_rows):
+    """Elements of rows of the vocabulary beyond the true ones."""
     weights = [one for key, one in manifest.tensors.items() if not key.startswith(OPTIMIZER_PREFIX)]
     tables = [one.shape for one in weights if one.grouping == "vocab"]
-    return sum((shape[0] - min(manifest.vocab_size or shape[0], shape[0])) * prod(shape[1:]) for shape in tables)
+    return sum((shape[0] - min(true_rows or shape[0], shape[0])) * prod(shape[1:]) for shape in tables)

@@ -38,6 +38,8 @@ def arguments_of(manifest, config, style, distributed, ckpt_format="torch", expe
     dtype = manifest.tensors[WORD_EMBEDDINGS].dtype
     if getattr(values.get("params_dtype"), "name", None) != dtype:
         values.update(params_dtype=Global("torch", dtype), bf16=dtype == "bfloat16", fp16=dtype == "float16")
+    if saved is None and values["vocab_size"] is None:
+        values["vocab_size"] = manifest.vocab_size
     values["padded_vocab_size"] = config.model_config.vocab_size
     values["use_distributed_optimizer"] = distributed
     values["ckpt_format"] = ckpt_format

@@ -9,6 +9,7 @@ import pytest
 from mindspeed_ms.config import ConfigError, argument_parser, init_configs_from_args
 from mindspeed_ms.config.errors import WarningNotice
 from mindspeed_ms.core.dist_checkpointing.errors import CheckpointError
+from mindspeed_ms.core.dist_checkpointing.foreign import read_manifest
 from mindspeed_ms.core.dist_checkpointing.manifest import Manifest
 from mindspeed_ms.training import same_data
 from mindspeed_ms.training.start_checks import check_resumed
@@ -114,7 +115,8 @@ def test_more_rows_by_choice(folders, tmp_path):
                    "--make-vocab-size-divisible-by", "500")  # fmt: skip
     all_config = over_the_default(*TAKE, wide, *TP2)
     assert (all_config.model_config.vocab_size, all_config.dataset_config.vocab_size) == (500, 500)
-    check_resumed(os.path.join(wide, "iter_0000000"), all_config, False)
+    wide = os.path.join(wide, "iter_0000000")
+    check_resumed(wide, read_manifest(wide), all_config, False)
 
 
 def test_other_rows_are_refused_before_ranks_start(folders):
@@ -122,7 +124,7 @@ def test_other_rows_are_refused_before_ranks_start(folders):
         all_config = over_the_default(*TAKE, folders / "plain")
         all_config.model_config.vocab_size = rows
         with pytest.raises(CheckpointError, match=f"has 512 rows of vocabulary, the model here {rows} .*{text}"):
-            check_resumed(str(folders / "plain"), all_config, False)
+            check_resumed(str(folders / "plain"), read_manifest(str(folders / "plain")), all_config, False)
 
 
 def test_a_bpe_of_the_text_gives_other_ids(folders, tmp_path):

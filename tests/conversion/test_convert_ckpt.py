@@ -273,7 +273,7 @@ def test_biases_of_all_linears_are_biases_of_query_key_and_value(tmp_path):
 @pytest.mark.parametrize("kind", ["ckpt", "safetensors"])
 def test_upstreams_files(qwen, tmp_path, kind):
     words = ("--target-tensor-parallel-size", "2", "--target-data-parallel-size", "2")
-    target = convert(qwen, tmp_path / "ms", "--save-model-type", kind, *words)
+    target = convert(qwen, tmp_path / "ms", "--save-model-type", kind, *words, "--verify")
     assert sorted(os.listdir(target)) == ["hugging_face", *(f"rank_{rank}" for rank in range(4))]
     native = convert(qwen, tmp_path / "native", "--save-model-type", "native")
     config = tmp_path / "model.yaml"

@@ -109,6 +109,13 @@ def test_files_of_a_limited_size_and_an_index(tmp_path):
     assert read_tensors(again) == read_tensors(source) and read_json(again) == CONFIGS["llama"]
 
 
+def test_a_whole_file_is_taken_before_an_index(tmp_path):
+    """As transformers takes them."""
+    other, _ = write_folder(tmp_path / "other", CONFIGS["llama"], files=2)
+    source, _ = write_folder(other, CONFIGS["llama"], tensors_of(CONFIGS["llama"], seed=1))
+    assert {place.file for place in read_folder(source).values()} == {"model.safetensors"}
+
+
 def test_bin_files(tmp_path):
     expected, tensors = write_folder(tmp_path / "safe", CONFIGS["gpt2"])
     source = tmp_path / "model"

@@ -12,8 +12,8 @@ from mindspeed_ms.core.dist_checkpointing.shard_file import read_safetensors
 CONFIG_FILE = "config.json"
 SINGLE_FILE, INDEX_FILE = "model.safetensors", "model.safetensors.index.json"
 _BIN_FILE, _BIN_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
-# in the order in which they are taken
-_INDEXES = ((INDEX_FILE, True), (SINGLE_FILE, False), (_BIN_INDEX, True), (_BIN_FILE, False))
+# in the order in which transformers takes them: a whole file before an index
+_INDEXES = ((SINGLE_FILE, False), (INDEX_FILE, True), (_BIN_FILE, False), (_BIN_INDEX, True))
 # files beside the weights that go with a model wherever it goes
 SIDE_FILES = (
     "generation_config.json",

@@ -20,6 +20,7 @@ from mindspeed_ms.models.hugging_face.gguf_file import GgufModel
 from mindspeed_ms.models.hugging_face.manifest import read_manifest
 from mindspeed_ms.tools.checkpoint.diff import differences
 from mindspeed_ms.tools.checkpoint.rewrite import CheckedSource, check_space, progress_bar
+from mindspeed_ms.tools.checkpoint.source import open_checkpoint
 from mindspeed_ms.tools.converter import effects
 from mindspeed_ms.tools.converter.converted import ConvertedReader
 from mindspeed_ms.tools.converter.errors import ConversionError
@@ -65,7 +66,7 @@ def convert(conversion):
                 with CheckedSource(opened.reader) as check:
                     target.write(folder)
                     check()
-                found = _verify(conversion, reader, target, folder) if conversion.verify else None
+                found = _verify(reader, target, folder, config) if conversion.verify else None
             return _report(source, reader, target, save_dir, time.monotonic() - started, found)
 
 
@@ -185,16 +186,15 @@ def _check_coverage(source, reader):
         raise CheckpointError(f"{reader.folder} does not hold the model of its configuration. {' '.join(lists)}")
 
 
-def _verify(conversion, reader, target, folder):
+def _verify(reader, target, folder, config):
     """Read the result again and compare it with the source; returns the number of tensors.
 
     Raises:
         CheckpointError: they differ.
     """
-    again = open_source(replace(conversion, iteration=None, expected={}, **target.opened(folder), family=None))
-    with again.reader:
-        found = differences(reader, again.reader, weights_only=target.kind in (HUGGING_FACE, UPSTREAM))
-        tensors = {*reader.manifest.tensors, *again.reader.manifest.tensors}  # counters have other forms elsewhere
+    with open_checkpoint(folder, config=config) as again:
+        found = differences(reader, again, weights_only=target.kind in (HUGGING_FACE, UPSTREAM))
+        tensors = {*reader.manifest.tensors, *again.manifest.tensors}  # counters have other forms elsewhere
         texts = [f"{one.key}: {one.text}" for one in found if one.key in tensors]
     if texts:
         shown = "; ".join(texts[:_SHOWN]) + (" ..." if len(texts) > _SHOWN else "")

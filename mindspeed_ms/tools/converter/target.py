@@ -59,10 +59,6 @@ class NativeTarget:
         write_checkpoint(self.reader, folder, self.cut, self.conversion.workers)
         write_model_folder(self.conversion, self.source, folder)
 
-    def opened(self, folder):
-        """Path and settings to read the result again with."""
-        return {"load_dir": folder, "source": NATIVE}
-
 
 def count_elements(parts):
     """Elements of the weights among parts (key, FlatSlice); equal parts count once."""
@@ -146,10 +142,6 @@ class UpstreamTarget:
         dtype, numel = self.reader.tensor(key).dtype, part.stop - part.start
         return Part(Entry(name, dtype, part.sharding.local_shape, numel * DTYPE_BYTES[dtype]), key, part)
 
-    def opened(self, folder):
-        """See NativeTarget."""
-        return {"load_dir": folder, "source": UPSTREAM}
-
 
 class HuggingFaceFolder:
     """A Hugging Face folder."""
@@ -221,10 +213,6 @@ class HuggingFaceFolder:
         with progress_bar(self.nbytes) as bar:
             self.target.write(folder, bar.update, self.conversion.workers)
         copy_tokenizer(self.conversion, folder)
-
-    def opened(self, folder):
-        """See NativeTarget."""
-        return {"load_dir": folder, "source": HUGGING_FACE}
 
 
 def _knows_vocabulary(manifest):

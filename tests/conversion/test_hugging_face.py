@@ -202,6 +202,29 @@ def test_rows_of_the_vocabulary_are_those_of_config_json(tmp_path, capsys, caplo
     assert read_json(back)["vocab_size"] == 61 and read_json(back)["torch_dtype"] == "float32"
 
 
+@pytest.mark.parametrize(
+    "name, text, factor",
+    [
+        ("llama_linear", None, 2),
+        ("llama_yarn", "no rope_scaling of the type yarn", None),
+        ("llama3", "not original_max_position_embeddings 16", None),
+        ("qwen2_windows", "window_attn_skip_freq", None),
+        ("llama", None, None),
+    ],
+)
+def test_what_megatron_computes_otherwise(tmp_path, caplog, name, text, factor):
+    megatron = convert(write_folder(tmp_path / "model", CONFIGS[name])[0], tmp_path / "megatron")
+    arguments = read_torch_file(os.path.join(megatron, "release", "mp_rank_00", "model_optim_rng.pt"))["args"]
+    assert arguments.rotary_seq_len_interpolation_factor == factor
+    assert (text in caplog.text and "Megatron computes otherwise" in caplog.text) if text else not caplog.records
+    back = convert(megatron, tmp_path / "native", "--save-model-type", "native")
+    scaling = CONFIGS[name].get("rope_scaling") or {"factor": None}
+    with CheckpointReader(os.path.join(back, "iter_0000000")) as reader:
+        found = reader.manifest.args["model_config"]
+    assert found["rotary_seq_len_interpolation_factor"] is None
+    assert (found["rope_scaling"] or {"factor": None})["factor"] == scaling["factor"]
+
+
 def test_a_new_config_json(tmp_path):
     """Without the folder that it came from, a model gets a config.json of its family."""
     source, _ = write_folder(tmp_path / "model", CONFIGS["qwen2_windows"])

@@ -18,6 +18,10 @@ _LAYOUT = (
 )
 
 
+# numbers of Llama 3's rule that Megatron fixes
+_LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+
+
 def arguments_of(manifest, config, style, distributed, ckpt_format="torch", experts=None):
     """Arguments (dict) of a checkpoint in the layout of `config`.
 
@@ -130,6 +134,7 @@ def _made(config, saved):
         add_position_embedding=True,
         use_rope_scaling=scaling.get("type") == "llama3",
         rope_scaling_factor=scaling.get("factor") or 8.0,
+        rotary_seq_len_interpolation_factor=_interpolation(model, scaling),
         window_size=(model.sliding_window - 1, 0) if model.sliding_window else None,
         moe_ffn_hidden_size=moe.moe_ffn_hidden_size or model.ffn_hidden_size,
         moe_layer_freq=_layer_frequency(moe),
@@ -154,7 +159,29 @@ def _made(config, saved):
         **_layout(config),
     )
     _cut_layers(values, config)
+    for text in _not_said(model, scaling):
+        logger.warning("%s: our programs read it back, Megatron computes otherwise", text)
     return {name: _plain(value) for name, value in values.items()}
+
+
+def _interpolation(model, scaling):
+    """Megatron's argument of the linear rule."""
+    factor = scaling.get("factor") if scaling.get("type") == "linear" else model.rotary_seq_len_interpolation_factor
+    return int(factor) if factor and float(factor).is_integer() else factor
+
+
+def _not_said(model, scaling):
+    """What Megatron has no argument for: list[str]."""
+    kind, texts = scaling.get("type"), []
+    if kind not in (None, "linear", "llama3"):
+        texts.append(f"Megatron's args have no rope_scaling of the type {kind}")
+    if kind == "llama3":
+        others = [f"{name} {scaling[name]}" for name, value in _LLAMA3.items() if scaling.get(name, value) != value]
+        if others:
+            texts.append(f"Megatron's --use-rope-scaling has {_LLAMA3}, not {', '.join(others)}")
+    if model.sliding_window and model.window_attn_skip_freq:
+        texts.append("the windows of some layers only are window_attn_skip_freq, which Megatron has from core 0.14 on")
+    return texts
 
 
 def _value_at(sections, path):

@@ -27,7 +27,7 @@ from mindspeed_ms.tools.converter.errors import ConversionError
 from mindspeed_ms.tools.converter.experts import regrouped
 from mindspeed_ms.tools.converter.plan import plan_lines
 from mindspeed_ms.tools.converter.sides import GGUF, HUGGING_FACE, UPSTREAM
-from mindspeed_ms.tools.converter.source import TITLES, open_source
+from mindspeed_ms.tools.converter.source import TITLES, described, kind_of, open_source
 from mindspeed_ms.tools.converter.target import TARGETS, vocabulary_rows
 
 _SHOWN = 10  # differences
@@ -193,6 +193,8 @@ def _verify(reader, target, folder, config):
         CheckpointError: they differ.
     """
     with open_checkpoint(folder, config=config) as again:
+        if kind_of(again) != target.kind:
+            raise CheckpointError(f"the result is not {described(target.kind)}. It was deleted.")
         found = differences(reader, again, weights_only=target.kind in (HUGGING_FACE, UPSTREAM))
         tensors = {*reader.manifest.tensors, *again.manifest.tensors}  # counters have other forms elsewhere
         texts = [f"{one.key}: {one.text}" for one in found if one.key in tensors]

@@ -5,6 +5,7 @@ import os
 from mindspeed_ms.core.dist_checkpointing.megatron import names
 from mindspeed_ms.layout.parameters import WORD_EMBEDDINGS
 from mindspeed_ms.tools.converter.errors import ConversionError
+from mindspeed_ms.tools.converter.model_folder import check_given
 from mindspeed_ms.tools.converter.sides import EXPERTS, GGUF, HUGGING_FACE, MEGATRON, NATIVE, UPSTREAM, accepts_family
 
 _LAYOUT = (
@@ -141,6 +142,8 @@ def check_source(conversion, source):
     asked, cut = map(conversion.parallel.get, ("expert_tensor_parallel_size", "tensor_model_parallel_size"))
     if source.config.moe_config.num_experts == 1 and asked not in (None, cut):
         raise ConversionError(f"--expert-tensor-parallel-size {asked}: {conversion.load_dir} has no experts. Leave it out.")
+    if conversion.model_folder is not None and conversion.target != HUGGING_FACE:
+        check_given(conversion, source)
     family = source.family_name
     if family is not None and not accepts_family(conversion.family, family):
         raise ConversionError(

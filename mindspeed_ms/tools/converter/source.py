@@ -69,11 +69,10 @@ def open_source(conversion):
 
 
 def _source(conversion, path, reader):
-    found = foreign_format(reader.folder)
-    kind, family = NATIVE if found is None else found.name, getattr(reader.manifest, "family", None)
+    kind, family = kind_of(reader), getattr(reader.manifest, "family", None)
     if conversion.source not in (None, kind):
         raise ConversionError(
-            f"--load-model-type: {path} is a {TITLES[kind]} checkpoint, not {_described(conversion.source)}: leave the flag "
+            f"--load-model-type: {path} is a {TITLES[kind]} checkpoint, not {described(conversion.source)}: leave the flag "
             "out, or give another folder."
         )
     if family is not None:
@@ -94,7 +93,13 @@ def _source(conversion, path, reader):
     return Source(kind, reader, config_of_model(model_sections(values), path), found[0] if found else None)
 
 
-def _described(kind):
+def kind_of(reader):
+    """Kind of an opened checkpoint: NATIVE, or the name of its foreign format."""
+    found = foreign_format(reader.folder)
+    return NATIVE if found is None else found.name
+
+
+def described(kind):
     """A kind with what its folders hold."""
     one = foreign_formats().get(kind)
     return f"a {TITLES.get(kind)} one" + (f" ({one.holds})" if one is not None else "")

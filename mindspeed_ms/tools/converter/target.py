@@ -9,10 +9,8 @@ from mindspeed_ms.config.model_description import describe_model
 from mindspeed_ms.core.dist_checkpointing.by_tensor import Part, write_shards
 from mindspeed_ms.core.dist_checkpointing.errors import CheckpointError
 from mindspeed_ms.core.dist_checkpointing.manifest import DTYPE_BYTES, OPTIMIZER_PREFIX, whole_slice
-from mindspeed_ms.core.dist_checkpointing.megatron import kept
 from mindspeed_ms.core.dist_checkpointing.shard_file import Entry
 from mindspeed_ms.core.dist_checkpointing.upstream_optimizer import scalars_of
-from mindspeed_ms.core.logging import logger
 from mindspeed_ms.layout.parameters import WORD_EMBEDDINGS, describe_parameters
 from mindspeed_ms.layout.ranks import WorldLayout, model_parallel_size, world_unit_of
 from mindspeed_ms.models.families.family import families, family_of
@@ -22,7 +20,7 @@ from mindspeed_ms.tools.checkpoint.rewrite import progress_bar, write_checkpoint
 from mindspeed_ms.tools.checkpoint.target_layout import layout_cut
 from mindspeed_ms.tools.converter.errors import ConversionError
 from mindspeed_ms.tools.converter.megatron_target import MegatronFolder
-from mindspeed_ms.tools.converter.model_folder import copy_tokenizer, write_model_folder
+from mindspeed_ms.tools.converter.model_folder import check_rows, copy_tokenizer, write_model_folder
 from mindspeed_ms.tools.converter.sides import HUGGING_FACE, MEGATRON, NATIVE, UPSTREAM
 
 
@@ -159,30 +157,13 @@ class HuggingFaceFolder:
                 f"--true-vocab-size {conversion.true_vocab_size}: the {CONFIG_FILE} of {self.model_folder} says "
                 f"vocab_size {said}."
             )
-        self._check_rows(source.reader.manifest, said)
+        if self.model_folder is not None:
+            check_rows(conversion, source.reader, self.model_folder)
         keeps_dtype = conversion.params_dtype is None and reader.manifest.iteration == 0
         self.target = HuggingFaceTarget(
             reader, config, self._family(conversion, source), self.model_folder, conversion.most_bytes, keeps_dtype
         )
         self.nbytes = sum(map(self.target.nbytes, self.target.parts))
-
-    def _check_rows(self, manifest, said):
-        """Raise ConversionError if rows of the vocabulary that are no padding would be left out."""
-        true_rows = self.conversion.true_vocab_size or manifest.vocab_size
-        if not isinstance(said, int) or true_rows is None or said >= true_rows:
-            return
-        if not _knows_vocabulary(manifest):
-            logger.warning(
-                "rows %d to %d of the vocabulary are left out as padding: %s says vocab_size %d, and the checkpoint does not "
-                "say how many rows are none",
-                *(said, true_rows - 1, os.path.join(self.model_folder, CONFIG_FILE), said),
-            )
-            return
-        raise ConversionError(
-            f"{os.path.join(self.model_folder, CONFIG_FILE)} says vocab_size {said}, but the vocabulary of "
-            f"{self.reader.folder} has {true_rows} rows: give the folder of its own model with --hf-cfg-dir, or "
-            f"--true-vocab-size {said} if the rest is padding."
-        )
 
     def _family(self, conversion, source):
         if self.model_folder is not None:
@@ -213,12 +194,6 @@ class HuggingFaceFolder:
         with progress_bar(self.nbytes) as bar:
             self.target.write(folder, bar.update, self.conversion.workers)
         copy_tokenizer(self.conversion, folder)
-
-
-def _knows_vocabulary(manifest):
-    """Whether a checkpoint says how many rows are no padding; Megatron's args need not."""
-    arguments = getattr(manifest, "arguments", None) or kept.restored(manifest.foreign.get(kept.NAME, {}).get("args"))
-    return not arguments or bool(arguments.get("vocab_size"))
 
 
 def vocabulary_rows(reader):

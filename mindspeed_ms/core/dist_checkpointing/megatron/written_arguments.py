@@ -180,7 +180,7 @@ def _not_said(model, scaling):
         if others:
             texts.append(f"Megatron's --use-rope-scaling has {_LLAMA3}, not {', '.join(others)}")
     if model.sliding_window and model.window_attn_skip_freq:
-        texts.append("the windows of some layers only are window_attn_skip_freq, which Megatron has from core 0.14 on")
+        texts.append("Megatron core 0.12 has no windows of some layers only (window_attn_skip_freq)")
     return texts
 
 

@@ -25,6 +25,7 @@ from mindspeed_ms.tools.converter import effects
 from mindspeed_ms.tools.converter.converted import ConvertedReader
 from mindspeed_ms.tools.converter.errors import ConversionError
 from mindspeed_ms.tools.converter.experts import regrouped
+from mindspeed_ms.tools.converter.noop_layers import with_places
 from mindspeed_ms.tools.converter.plan import plan_lines
 from mindspeed_ms.tools.converter.sides import GGUF, HUGGING_FACE, UPSTREAM
 from mindspeed_ms.tools.converter.source import TITLES, described, kind_of, open_source
@@ -111,7 +112,8 @@ def target_config(conversion, source):
     Raises:
         ConversionError: the layout does not fit the model, in the words of the flags.
     """
-    sections = model_sections(source.config.to_dict())
+    noops = conversion.parallel.get("noop_layers")
+    sections = _in_words(conversion, lambda: with_places(model_sections(source.config.to_dict()), noops, conversion.load_dir))
     rows = vocabulary_rows(source.reader)
     true_rows = conversion.true_vocab_size or source.reader.manifest.vocab_size
     sections["model_config"]["vocab_size"] = _padded_rows(conversion, rows, true_rows)

@@ -39,6 +39,10 @@ def arguments_of(manifest, config, style, distributed, ckpt_format="torch", expe
     if any(values.get(name) != wanted[name] for name in _LAYOUT if name in values or wanted[name] not in (None, 1)):
         values.update(wanted)
         _cut_layers(values, config)
+    noops = config.parallel_config.noop_layers
+    if noops or values.get("noop_layers"):
+        layers = config.model_config.num_layers
+        values.update(num_layers=layers, encoder_num_layers=layers, noop_layers=",".join(map(str, noops)) if noops else None)
     dtype = manifest.tensors[WORD_EMBEDDINGS].dtype
     if getattr(values.get("params_dtype"), "name", None) != dtype:
         values.update(params_dtype=Global("torch", dtype), bf16=dtype == "bfloat16", fp16=dtype == "float16")

@@ -219,6 +219,11 @@ def test_optimizer_of_a_megatron_checkpoint(tmp_path, capsys):
         masters = half.read_whole(optimizer_key("fp32_param", WORDS))
         np.testing.assert_array_equal(masters, without.read_whole(WORDS))
         assert not any("exp_avg" in key for key in without.manifest.tensors) and without.manifest.not_resumable
+    for name, words in (("whole", ()), ("weights", ("--no-save-optim",))):
+        again = convert(tmp_path / "half", tmp_path / name, *to_megatron, "--params-dtype", "fp32", "--verify", *words)
+        with open_checkpoint(again) as whole:  # not rounded: from the optimizer's copies
+            np.testing.assert_array_equal(whole.read_whole(WORDS), masters)
+            assert not any("fp32_param" in key for key in whole.manifest.tensors)
     native = open_checkpoint(convert(source, tmp_path / "native", "--save-model-type", "native", "--no-save-optim"))
     with native:
         assert native.manifest.states["optimizer"] is None and native.manifest.states["opt_param_scheduler"] is None
@@ -268,7 +273,7 @@ def test_biases_of_all_linears_are_biases_of_query_key_and_value(tmp_path):
 @pytest.mark.parametrize("kind", ["ckpt", "safetensors"])
 def test_upstreams_files(qwen, tmp_path, kind):
     words = ("--target-tensor-parallel-size", "2", "--target-data-parallel-size", "2")
-    target = convert(qwen, tmp_path / "ms", "--save-model-type", kind, *words)
+    target = convert(qwen, tmp_path / "ms", "--save-model-type", kind, *words, "--verify")
     assert sorted(os.listdir(target)) == ["hugging_face", *(f"rank_{rank}" for rank in range(4))]
     native = convert(qwen, tmp_path / "native", "--save-model-type", "native")
     config = tmp_path / "model.yaml"

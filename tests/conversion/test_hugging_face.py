@@ -51,6 +51,8 @@ def test_there_and_back(tmp_path, name):
     assert read_tensors(back) == read_tensors(source)
     assert read_json(back) == CONFIGS[name] and read_json(back, "tokenizer.json") == {"model": {}}
     assert set(tensors) == set(read_tensors(back))
+    megatron = convert(native, tmp_path / "megatron")
+    assert read_tensors(convert(megatron, tmp_path / "from it", "--save-model-type", "hf")) == read_tensors(source)
 
 
 @pytest.mark.parametrize("name", [name for name in CONFIGS if "moe" in name or name == "mixtral"])
@@ -107,6 +109,13 @@ def test_files_of_a_limited_size_and_an_index(tmp_path):
     assert read_tensors(again) == read_tensors(source) and read_json(again) == CONFIGS["llama"]
 
 
+def test_a_whole_file_is_taken_before_an_index(tmp_path):
+    """As transformers takes them."""
+    other, _ = write_folder(tmp_path / "other", CONFIGS["llama"], files=2)
+    source, _ = write_folder(other, CONFIGS["llama"], tensors_of(CONFIGS["llama"], seed=1))
+    assert {place.file for place in read_folder(source).values()} == {"model.safetensors"}
+
+
 def test_bin_files(tmp_path):
     expected, tensors = write_folder(tmp_path / "safe", CONFIGS["gpt2"])
     source = tmp_path / "model"
@@ -154,20 +163,63 @@ def test_tied_heads_buffers_and_missing_prefixes(tmp_path, monkeypatch):
             read_manifest(source)
 
 
-def test_rows_of_the_vocabulary_are_those_of_config_json(tmp_path, capsys):
-    """Fewer than the checkpoint has: the rest is padding; without a config.json those that the checkpoint says."""
+def _without_vocabulary(folder):
+    """Take `vocab_size` out of Megatron's args, as some tokenizers leave it."""
+    for rank in ("mp_rank_00", "mp_rank_01"):
+        path = os.path.join(folder, "release", rank, "model_optim_rng.pt")
+        tree = read_torch_file(path)
+        tree["args"].vocab_size = None
+        write_torch_file(f"{path}.new", tree)
+        os.replace(f"{path}.new", path)
+    return folder
+
+
+def test_rows_of_the_vocabulary_are_those_of_config_json(tmp_path, capsys, caplog):
+    """Not fewer than are no padding, nor more than there are; without a config.json those that the checkpoint says."""
     source, _ = write_folder(tmp_path / "model", {**CONFIGS["llama_linear"], "vocab_size": 61})
     padding = ("--target-tensor-parallel-size", "2")
     native = convert(source, tmp_path / "native", "--save-model-type", "native", *padding)
-    for rows, code in ((59, 0), (63, 1)):
+    megatron = convert(source, tmp_path / "megatron", *padding)
+    for rows, text in ((59, "says vocab_size 59, but the vocabulary of "), (63, "says vocab_size 63, but the vocabulary of ")):
         base, _ = write_folder(tmp_path / str(rows), {**CONFIGS["llama_linear"], "vocab_size": rows})
-        convert(native, tmp_path / f"to {rows}", "--save-model-type", "hf", "--hf-cfg-dir", base, code=code)
-    assert "62 rows, but the vocabulary of the model has 63: give the folder of this model" in capsys.readouterr().err
-    assert read_tensors(str(tmp_path / "to 59"))["lm_head.weight"][1] == (59, 32)
+        for folder in (native, megatron):
+            convert(folder, tmp_path / "no", "--save-model-type", "hf", "--hf-cfg-dir", base, code=1)
+            assert text in capsys.readouterr().err
+    less = ("--save-model-type", "hf", "--hf-cfg-dir", str(tmp_path / "59"), "--true-vocab-size", "59")
+    assert read_tensors(convert(native, tmp_path / "to 59", *less))["lm_head.weight"][1] == (59, 32)
+    convert(native, tmp_path / "no", "--true-vocab-size", "63", code=1)
+    assert "--true-vocab-size 63: the vocabulary of " in capsys.readouterr().err
+    convert(native, tmp_path / "of 10", "--true-vocab-size", "10")
+    assert capsys.readouterr().out.count("(31,648 parameters)") == 2
+    convert(_without_vocabulary(megatron), tmp_path / "warned", *less[:-2])
+    assert "rows 59 to 61 of the vocabulary are left out as padding" in caplog.text
     shutil.rmtree(os.path.join(native, "hugging_face"))
     back = convert(native, tmp_path / "back", "--save-model-type", "hf", "--model-type-hf", "llama")
     assert read_tensors(back) == read_tensors(source)
     assert read_json(back)["vocab_size"] == 61 and read_json(back)["torch_dtype"] == "float32"
+
+
+@pytest.mark.parametrize(
+    "name, text, factor",
+    [
+        ("llama_linear", None, 2),
+        ("llama_yarn", "no rope_scaling of the type yarn", None),
+        ("llama3", "not original_max_position_embeddings 16", None),
+        ("qwen2_windows", "window_attn_skip_freq", None),
+        ("llama", None, None),
+    ],
+)
+def test_what_megatron_computes_otherwise(tmp_path, caplog, name, text, factor):
+    megatron = convert(write_folder(tmp_path / "model", CONFIGS[name])[0], tmp_path / "megatron")
+    arguments = read_torch_file(os.path.join(megatron, "release", "mp_rank_00", "model_optim_rng.pt"))["args"]
+    assert arguments.rotary_seq_len_interpolation_factor == factor
+    assert (text in caplog.text and "Megatron computes otherwise" in caplog.text) if text else not caplog.records
+    back = convert(megatron, tmp_path / "native", "--save-model-type", "native")
+    scaling = CONFIGS[name].get("rope_scaling") or {"factor": None}
+    with CheckpointReader(os.path.join(back, "iter_0000000")) as reader:
+        found = reader.manifest.args["model_config"]
+    assert found["rotary_seq_len_interpolation_factor"] is None
+    assert (found["rope_scaling"] or {"factor": None})["factor"] == scaling["factor"]
 
 
 def test_a_new_config_json(tmp_path):
@@ -327,6 +379,12 @@ def test_mixed_dtypes_can_be_converted_to_one(tmp_path):
 def test_the_config_json_of_another_model_is_refused(tmp_path, capsys):
     source, _ = write_folder(tmp_path / "model", CONFIGS["llama_linear"])
     other, _ = write_folder(tmp_path / "other", {**CONFIGS["llama_linear"], "num_hidden_layers": 3})
+    gpt2, _ = write_folder(tmp_path / "gpt2", {**CONFIGS["gpt2"], "n_inner": 48})
+    for target in ("native", "mg", "ckpt"):  # it is kept beside them
+        for folder, text in ((other, "num_layers is 3 there"), (gpt2, "config.json is of another model")):
+            convert(source, tmp_path / "again", "--save-model-type", target, "--hf-cfg-dir", folder, code=1)
+            assert text in capsys.readouterr().err
+        convert(source, tmp_path / target, "--save-model-type", target, "--hf-cfg-dir", source)
     convert(source, tmp_path / "again", "--save-model-type", "hf", "--hf-cfg-dir", other, code=1)
     assert "num_layers is 3 there and 4 in the checkpoint" in capsys.readouterr().err
 

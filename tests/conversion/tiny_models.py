@@ -29,6 +29,7 @@ CONFIGS = {
         "model_type": "llama",
         "rope_theta": 5e5,
         "attention_bias": True,
+        "mlp_bias": True,
         "some_field_of_yours": {"kept": [1, 2]},
     },
     "llama_linear": {**SIZES, "model_type": "llama", "rope_scaling": {"type": "linear", "factor": 2.0}},

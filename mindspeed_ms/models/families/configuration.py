@@ -38,6 +38,12 @@ _DERIVED = {
         settings["moe_config.moe_ffn_hidden_size"] and settings["model_config.ffn_hidden_size"]
     ),
 }
+_ALL_BIASES, _BIASES = (
+    "model_config.add_bias_linear",
+    ("model_config.qkv_has_bias", "model_config.out_proj_has_bias", "model_config.mlp_has_bias"),
+)
+# what a size means that is left out: another size
+_SAME_AS = {"moe_config.moe_ffn_hidden_size": "model_config.ffn_hidden_size"}
 
 
 def read_configuration(family, config, path, **changes):
@@ -95,9 +101,12 @@ def config_of_model(sections, place):
 
 
 def settings_of(all_config):
-    """Settings of the model by path (`section.field`): dict."""
+    """Settings of the model by path (`section.field`): dict; `add_bias_linear` is also the biases that it stands for."""
     values = all_config.to_dict()
-    return {f"{name}.{field}": value for name in _SECTIONS for field, value in values[name].items()}
+    settings = {f"{name}.{field}": value for name in _SECTIONS for field, value in values[name].items()}
+    if settings[_ALL_BIASES]:
+        settings.update(dict.fromkeys(_BIASES, True))
+    return settings
 
 
 def write_configuration(family, all_config, base=None):
@@ -141,7 +150,8 @@ def check_same_sizes(family, all_config, base, path):
     """
     theirs, ours = settings_of(read_configuration(family, base, path)), settings_of(all_config)
     for name in _SIZES:
-        if theirs[name] != ours[name]:
+        other = _SAME_AS.get(name, name)
+        if (theirs[name] or theirs[other]) != (ours[name] or ours[other]):
             raise CheckpointError(
                 f"{path} is of another model: {name} is {theirs[name]!r} there and {ours[name]!r} in the checkpoint. Give the "
                 "folder of the checkpoint's model."
@@ -169,12 +179,14 @@ def check_expressible(family, settings):
     """Raise CheckpointError if one of our settings (by path) is another than all models of the family have."""
     known = {path for rule in family.rules for path in rule.paths}
     for path in model_paths(COMPARED, TAKEN):
-        if path in known or path in _FREE or path not in settings:
+        if path in known or path in (*_FREE, _ALL_BIASES) or path not in settings:
             continue
         section = path.split(".")[0]
         if section == "moe_config" and settings["moe_config.num_experts"] == 1:
             continue
         expected = family.settings.get(path, default_of(field_info(path)))
+        if path in _BIASES and family.settings.get(_ALL_BIASES):
+            expected = True
         if expected is None and path in _DERIVED:
             expected = _DERIVED[path](settings)
         is_neutral = section == "moe_config" and expected is None and not set(np.atleast_1d(settings[path])) - {None, 0, 1}

@@ -14,8 +14,8 @@ CONFIG_FILE, GENERATION_FILE = "config.json", "generation_config.json"
 MODEL_FOLDER = "hugging_face"  # of a converted checkpoint, or of a training that started from a model's folder
 SINGLE_FILE, INDEX_FILE = "model.safetensors", "model.safetensors.index.json"
 _BIN_FILE, _BIN_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
-# in the order in which they are taken
-_INDEXES = ((INDEX_FILE, True), (SINGLE_FILE, False), (_BIN_INDEX, True), (_BIN_FILE, False))
+# in the order in which transformers takes them: a whole file before an index
+_INDEXES = ((SINGLE_FILE, False), (INDEX_FILE, True), (_BIN_FILE, False), (_BIN_INDEX, True))
 # files beside the weights that go with a model wherever it goes
 SIDE_FILES = (
     GENERATION_FILE,

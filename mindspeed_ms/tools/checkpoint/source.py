@@ -16,7 +16,7 @@ def open_checkpoint(path, iteration=None, config=None):
     Args:
         path (str): `output`, `output/iter_0000100` or a file in it, or a folder of a foreign format (`foreign`).
         iteration (Optional[int]): which of a run.
-        config (Optional[str]): yaml of the model; needed for formats whose files do not say it.
+        config (Optional): yaml of the model, or its AllConfig; needed for formats whose files do not say it.
 
     Raises:
         CheckpointError: none there.
@@ -26,7 +26,9 @@ def open_checkpoint(path, iteration=None, config=None):
     found = foreign_format(path)
     if found is not None and found.needs_config and config is None:
         raise CheckpointError(f"{path} is of {found.title} format: give the configuration of its model with --config.")
-    model = init_configs_from_yaml(config) if found is not None and found.needs_config else None
+    model = config if found is not None and found.needs_config else None
+    if isinstance(model, str | os.PathLike):
+        model = init_configs_from_yaml(model)
     place, manifest = folders.newest_manifest(path, iteration, model, _passed_over)
     return CheckpointReader(place, manifest)
 

@@ -20,13 +20,15 @@ from mindspeed_ms.models.hugging_face.gguf_file import GgufModel
 from mindspeed_ms.models.hugging_face.manifest import read_manifest
 from mindspeed_ms.tools.checkpoint.diff import differences
 from mindspeed_ms.tools.checkpoint.rewrite import CheckedSource, check_space, progress_bar
+from mindspeed_ms.tools.checkpoint.source import open_checkpoint
 from mindspeed_ms.tools.converter import effects
 from mindspeed_ms.tools.converter.converted import ConvertedReader
 from mindspeed_ms.tools.converter.errors import ConversionError
 from mindspeed_ms.tools.converter.experts import regrouped
+from mindspeed_ms.tools.converter.noop_layers import with_places
 from mindspeed_ms.tools.converter.plan import plan_lines
 from mindspeed_ms.tools.converter.sides import GGUF, HUGGING_FACE, UPSTREAM
-from mindspeed_ms.tools.converter.source import TITLES, open_source
+from mindspeed_ms.tools.converter.source import TITLES, described, kind_of, open_source
 from mindspeed_ms.tools.converter.target import TARGETS, vocabulary_rows
 
 _SHOWN = 10  # differences
@@ -65,7 +67,7 @@ def convert(conversion):
                 with CheckedSource(opened.reader) as check:
                     target.write(folder)
                     check()
-                found = _verify(conversion, reader, target, folder) if conversion.verify else None
+                found = _verify(reader, target, folder, config) if conversion.verify else None
             return _report(source, reader, target, save_dir, time.monotonic() - started, found)
 
 
@@ -110,8 +112,10 @@ def target_config(conversion, source):
     Raises:
         ConversionError: the layout does not fit the model, in the words of the flags.
     """
-    sections = model_sections(source.config.to_dict())
-    rows, true_rows = vocabulary_rows(source.reader), source.reader.manifest.vocab_size
+    noops = conversion.parallel.get("noop_layers")
+    sections = _in_words(conversion, lambda: with_places(model_sections(source.config.to_dict()), noops, conversion.load_dir))
+    rows = vocabulary_rows(source.reader)
+    true_rows = conversion.true_vocab_size or source.reader.manifest.vocab_size
     sections["model_config"]["vocab_size"] = _padded_rows(conversion, rows, true_rows)
     # experts are only cut over tensor ranks together with the sequence, which changes no file
     cuts_experts = source.config.moe_config.num_experts > 1 and conversion.parallel.get("tensor_model_parallel_size", 1) > 1
@@ -184,16 +188,17 @@ def _check_coverage(source, reader):
         raise CheckpointError(f"{reader.folder} does not hold the model of its configuration. {' '.join(lists)}")
 
 
-def _verify(conversion, reader, target, folder):
+def _verify(reader, target, folder, config):
     """Read the result again and compare it with the source; returns the number of tensors.
 
     Raises:
         CheckpointError: they differ.
     """
-    again = open_source(replace(conversion, iteration=None, expected={}, **target.opened(folder), family=None))
-    with again.reader:
-        found = differences(reader, again.reader, weights_only=target.kind in (HUGGING_FACE, UPSTREAM))
-        tensors = {*reader.manifest.tensors, *again.reader.manifest.tensors}  # counters have other forms elsewhere
+    with open_checkpoint(folder, config=config) as again:
+        if kind_of(again) != target.kind:
+            raise CheckpointError(f"the result is not {described(target.kind)}. It was deleted.")
+        found = differences(reader, again, weights_only=target.kind in (HUGGING_FACE, UPSTREAM))
+        tensors = {*reader.manifest.tensors, *again.manifest.tensors}  # counters have other forms elsewhere
         texts = [f"{one.key}: {one.text}" for one in found if one.key in tensors]
     if texts:
         shown = "; ".join(texts[:_SHOWN]) + (" ..." if len(texts) > _SHOWN else "")
@@ -204,8 +209,8 @@ def _verify(conversion, reader, target, folder):
 def _report(source, reader, target, save_dir, seconds, verified):
     stored = source.reader.manifest.tensors
     weights = [one for key, one in stored.items() if not key.startswith(OPTIMIZER_PREFIX)]
-    elements = sum(prod(one.shape) for one in weights) - _padding(source.reader.manifest)
-    written = target.elements() - (0 if target.kind == HUGGING_FACE else _padding(reader.manifest))
+    elements = sum(prod(one.shape) for one in weights) - _padding(source.reader.manifest, reader.manifest.vocab_size)
+    written = target.elements() - (0 if target.kind == HUGGING_FACE else _padding(reader.manifest, reader.manifest.vocab_size))
     left_out = getattr(source.reader.manifest, "left_out", {})
     lines = [f"left out {name}: {reason}" for name, reason in left_out.items()]
     if verified is not None:
@@ -218,8 +223,8 @@ def _report(source, reader, target, save_dir, seconds, verified):
     return lines
 
 
-def _padding(manifest):
-    """Elements of rows of the vocabulary that are padding."""
+def _padding(manifest, true_rows):
+    """Elements of rows of the vocabulary beyond the true ones."""
     weights = [one for key, one in manifest.tensors.items() if not key.startswith(OPTIMIZER_PREFIX)]
     tables = [one.shape for one in weights if one.grouping == "vocab"]
-    return sum((shape[0] - min(manifest.vocab_size or shape[0], shape[0])) * prod(shape[1:]) for shape in tables)
+    return sum((shape[0] - min(true_rows or shape[0], shape[0])) * prod(shape[1:]) for shape in tables)

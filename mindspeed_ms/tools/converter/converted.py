@@ -19,7 +19,8 @@ class ConvertedReader(CheckpointReader):
 
     Args:
         source (CheckpointReader): of the checkpoint; closed together with this one.
-        dtype (Optional[str]): of all weights; None: as they are.
+        dtype (Optional[str]): of all weights; None: as they are. It comes from the optimizer's float32 copies where there are
+            any; those go with it, unless the weights are float32 then.
         vocabulary_rows (Optional[int]): rows of the tensors of the vocabulary; further ones are copies of the last row.
         with_optimizer (bool): the optimizer's state too.
         states (Optional[dict]): instead of the checkpoint's.
@@ -28,7 +29,7 @@ class ConvertedReader(CheckpointReader):
     """
 
     def __init__(self, source, args, dtype=None, vocabulary_rows=None, with_optimizer=True, vocab_size=None):
-        tensors = {}
+        self.source, tensors = source, {}
         for key, stored in source.manifest.tensors.items():
             is_weight = not key.startswith(OPTIMIZER_PREFIX)
             if not is_weight and not with_optimizer:
@@ -38,18 +39,28 @@ class ConvertedReader(CheckpointReader):
                 shape = (vocabulary_rows, *shape[1:])
             kind = dtype if dtype is not None and is_weight else stored.dtype
             tensors[key] = StoredTensor(shape, kind, stored.grouping, stored.pieces)
-        self._masters = {}
+        self._from = self._weights_of_masters(tensors, dtype)
         if dtype in ("bfloat16", "float16"):  # float32 weights become the optimizer's
             for key in [key for key in tensors if optimizer_key("exp_avg", key) in tensors]:
                 master, stored = optimizer_key("fp32_param", key), source.manifest.tensors[key]
                 if master not in tensors and stored.dtype == "float32":
                     tensors[master] = StoredTensor(stored.shape, stored.dtype, stored.grouping, stored.pieces)
-                    self._masters[master] = key
+                    self._from[master] = key
         manifest = replace(source.manifest, tensors=tensors, args=args, vocab_size=vocab_size)
         if not with_optimizer:
             manifest.states = {**manifest.states, "optimizer": None, "opt_param_scheduler": None}
         super().__init__(source.folder, manifest)
-        self.source = source
+
+    def _weights_of_masters(self, tensors, dtype):
+        """{weight: float32 copy that holds its values}; float32 weights replace their copies in `tensors`."""
+        found = {}
+        for key, stored in self.source.manifest.tensors.items():
+            master = optimizer_key("fp32_param", key)
+            if dtype not in (None, stored.dtype) and master in self.source.manifest.tensors:
+                found[key] = master
+                if dtype == self.source.tensor(master).dtype:
+                    tensors.pop(master, None)
+        return found
 
     def close(self):
         """Close all files."""
@@ -62,7 +73,7 @@ class ConvertedReader(CheckpointReader):
         Raises:
             CheckpointError: also for values that the new dtype cannot hold.
         """
-        stored, key = self.tensor(key), self._masters.get(key, key)
+        stored, key = self.tensor(key), self._from.get(key, key)
         given = self.source.tensor(key)
         values = out if given.dtype == stored.dtype else np.empty(out.size, numpy_dtype(given.dtype))
         missing = self.source.read(key, wanted, values, on_part)

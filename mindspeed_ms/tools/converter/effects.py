@@ -3,7 +3,9 @@
 import os
 
 from mindspeed_ms.core.dist_checkpointing.megatron import names
+from mindspeed_ms.layout.parameters import WORD_EMBEDDINGS
 from mindspeed_ms.tools.converter.errors import ConversionError
+from mindspeed_ms.tools.converter.model_folder import check_given
 from mindspeed_ms.tools.converter.sides import EXPERTS, GGUF, HUGGING_FACE, MEGATRON, NATIVE, UPSTREAM, accepts_family
 
 _LAYOUT = (
@@ -131,9 +133,17 @@ def check_source(conversion, source):
         raise ConversionError(
             f"--config {conversion.config}: {conversion.load_dir} has a config.json of its own. Leave it out."
         )
+    rows = source.reader.tensor(WORD_EMBEDDINGS).shape[0]
+    if (conversion.true_vocab_size or 0) > rows:
+        raise ConversionError(
+            f"--true-vocab-size {conversion.true_vocab_size}: the vocabulary of {conversion.load_dir} has {rows} rows. "
+            "Expected at most as many."
+        )
     asked, cut = map(conversion.parallel.get, ("expert_tensor_parallel_size", "tensor_model_parallel_size"))
     if source.config.moe_config.num_experts == 1 and asked not in (None, cut):
         raise ConversionError(f"--expert-tensor-parallel-size {asked}: {conversion.load_dir} has no experts. Leave it out.")
+    if conversion.model_folder is not None and conversion.target != HUGGING_FACE:
+        check_given(conversion, source)
     family = source.family_name
     if family is not None and not accepts_family(conversion.family, family):
         raise ConversionError(

@@ -40,7 +40,9 @@ def regrouped(conversion, source):
     if grouped == (before == names.GROUPED):
         return source
     reader = RegroupedReader(source.reader, grouped)
-    return replace(source, reader=reader, config=config_of_model(model_sections(reader.manifest.args), conversion.load_dir))
+    sections = model_sections(source.config.to_dict())
+    sections["moe_config"]["moe_grouped_gemm"] = grouped
+    return replace(source, reader=reader, config=config_of_model(sections, conversion.load_dir))
 
 
 class RegroupedReader(CheckpointReader):

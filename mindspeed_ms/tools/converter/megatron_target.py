@@ -51,7 +51,3 @@ class MegatronFolder:
         with progress_bar(self.nbytes) as bar:
             self.target.write(folder, bar.update, self.conversion.workers)
         write_model_folder(self.conversion, self.source, folder)
-
-    def opened(self, folder):
-        """Path and settings to read the result again with."""
-        return {"load_dir": folder, "source": MEGATRON}

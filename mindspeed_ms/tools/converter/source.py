@@ -13,6 +13,7 @@ from mindspeed_ms.models.families.configuration import config_of_model, model_se
 from mindspeed_ms.models.hugging_face import folder as hugging_face
 from mindspeed_ms.tools.checkpoint.source import open_checkpoint
 from mindspeed_ms.tools.converter.errors import ConversionError
+from mindspeed_ms.tools.converter.noop_layers import without_places
 from mindspeed_ms.tools.converter.sides import NATIVE
 
 TITLES = {NATIVE: "native", **{name: one.title for name, one in foreign_formats().items()}}
@@ -68,11 +69,10 @@ def open_source(conversion):
 
 
 def _source(conversion, path, reader):
-    found = foreign_format(reader.folder)
-    kind, family = NATIVE if found is None else found.name, getattr(reader.manifest, "family", None)
+    kind, family = kind_of(reader), getattr(reader.manifest, "family", None)
     if conversion.source not in (None, kind):
         raise ConversionError(
-            f"--load-model-type: {path} is a {TITLES[kind]} checkpoint, not {_described(conversion.source)}: leave the flag "
+            f"--load-model-type: {path} is a {TITLES[kind]} checkpoint, not {described(conversion.source)}: leave the flag "
             "out, or give another folder."
         )
     if family is not None:
@@ -88,10 +88,18 @@ def _source(conversion, path, reader):
             f"{path} ({TITLES[kind]}) has no {hugging_face.CONFIG_FILE} and no other configuration of its model: copy that of "
             "the model there, or give --config model.yaml."
         )
-    return Source(kind, reader, config_of_model(model_sections(values), path), hugging_face.model_folder_of(reader.folder))
+    noops = (values.get("parallel_config") or {}).get("noop_layers")
+    sections = without_places(model_sections(values), noops, path)
+    return Source(kind, reader, config_of_model(sections, path), hugging_face.model_folder_of(reader.folder))
 
 
-def _described(kind):
+def kind_of(reader):
+    """Kind of an opened checkpoint: NATIVE, or the name of its foreign format."""
+    found = foreign_format(reader.folder)
+    return NATIVE if found is None else found.name
+
+
+def described(kind):
     """A kind with what its folders hold."""
     one = foreign_formats().get(kind)
     return f"a {TITLES.get(kind)} one" + (f" ({one.holds})" if one is not None else "")
@@ -106,6 +114,8 @@ def _check_expected(conversion, source):
     for flag, (path, expected) in conversion.expected.items():
         section, name = path.split(".")
         found = values[section][name]
+        if name == "num_layers" and expected == found + len(conversion.parallel.get("noop_layers") or ()):
+            continue  # counted with the places without weights, as in MindSpeed-LLM
         if name.endswith("_has_bias"):
             found = found or values[section]["add_bias_linear"]
         if found != expected:

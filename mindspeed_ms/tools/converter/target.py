@@ -20,7 +20,7 @@ from mindspeed_ms.tools.checkpoint.rewrite import progress_bar, write_checkpoint
 from mindspeed_ms.tools.checkpoint.target_layout import layout_cut
 from mindspeed_ms.tools.converter.errors import ConversionError
 from mindspeed_ms.tools.converter.megatron_target import MegatronFolder
-from mindspeed_ms.tools.converter.model_folder import copy_tokenizer, write_model_folder
+from mindspeed_ms.tools.converter.model_folder import check_rows, copy_tokenizer, write_model_folder
 from mindspeed_ms.tools.converter.sides import HUGGING_FACE, MEGATRON, NATIVE, UPSTREAM
 
 
@@ -56,10 +56,6 @@ class NativeTarget:
         """Write into a folder."""
         write_checkpoint(self.reader, folder, self.cut, self.conversion.workers)
         write_model_folder(self.conversion, self.source, folder)
-
-    def opened(self, folder):
-        """Path and settings to read the result again with."""
-        return {"load_dir": folder, "source": NATIVE}
 
 
 def count_elements(parts):
@@ -144,10 +140,6 @@ class UpstreamTarget:
         dtype, numel = self.reader.tensor(key).dtype, part.stop - part.start
         return Part(Entry(name, dtype, part.sharding.local_shape, numel * DTYPE_BYTES[dtype]), key, part)
 
-    def opened(self, folder):
-        """See NativeTarget."""
-        return {"load_dir": folder, "source": UPSTREAM}
-
 
 class HuggingFaceFolder:
     """A Hugging Face folder."""
@@ -165,6 +157,8 @@ class HuggingFaceFolder:
                 f"--true-vocab-size {conversion.true_vocab_size}: the {CONFIG_FILE} of {self.model_folder} says "
                 f"vocab_size {said}."
             )
+        if self.model_folder is not None:
+            check_rows(conversion, source.reader, self.model_folder)
         keeps_dtype = conversion.params_dtype is None and reader.manifest.iteration == 0
         self.target = HuggingFaceTarget(
             reader, config, self._family(conversion, source), self.model_folder, conversion.most_bytes, keeps_dtype
@@ -200,10 +194,6 @@ class HuggingFaceFolder:
         with progress_bar(self.nbytes) as bar:
             self.target.write(folder, bar.update, self.conversion.workers)
         copy_tokenizer(self.conversion, folder)
-
-    def opened(self, folder):
-        """See NativeTarget."""
-        return {"load_dir": folder, "source": HUGGING_FACE}
 
 
 def vocabulary_rows(reader):

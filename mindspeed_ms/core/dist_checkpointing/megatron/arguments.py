@@ -53,6 +53,8 @@ def configuration_of(arguments, counts, sizes, grouped=False, place=""):
         CheckpointError: the arguments describe no model that exists here.
     """
     values = {name: value for name, value in arguments.items() if _is_taken(name)}
+    if values.get("rope_scaling_type") == "linear":  # of ours, which wrote Megatron's own argument for it too
+        values.pop("rotary_seq_len_interpolation_factor", None)
     settings = settings_of_arguments(argparse.Namespace(**values))
     kept = Settings()
     for path, setting in settings.by_path.items():

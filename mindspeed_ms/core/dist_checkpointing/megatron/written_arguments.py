@@ -18,6 +18,10 @@ _LAYOUT = (
 )
 
 
+# numbers of Llama 3's rule that Megatron fixes
+_LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+
+
 def arguments_of(manifest, config, style, distributed, ckpt_format="torch", experts=None):
     """Arguments (dict) of a checkpoint in the layout of `config`.
 
@@ -35,9 +39,15 @@ def arguments_of(manifest, config, style, distributed, ckpt_format="torch", expe
     if any(values.get(name) != wanted[name] for name in _LAYOUT if name in values or wanted[name] not in (None, 1)):
         values.update(wanted)
         _cut_layers(values, config)
+    noops = config.parallel_config.noop_layers
+    if noops or values.get("noop_layers"):
+        layers = config.model_config.num_layers
+        values.update(num_layers=layers, encoder_num_layers=layers, noop_layers=",".join(map(str, noops)) if noops else None)
     dtype = manifest.tensors[WORD_EMBEDDINGS].dtype
     if getattr(values.get("params_dtype"), "name", None) != dtype:
         values.update(params_dtype=Global("torch", dtype), bf16=dtype == "bfloat16", fp16=dtype == "float16")
+    if saved is None and values["vocab_size"] is None:
+        values["vocab_size"] = manifest.vocab_size
     values["padded_vocab_size"] = config.model_config.vocab_size
     values["use_distributed_optimizer"] = distributed
     values["ckpt_format"] = ckpt_format
@@ -128,6 +138,7 @@ def _made(config, saved):
         add_position_embedding=True,
         use_rope_scaling=scaling.get("type") == "llama3",
         rope_scaling_factor=scaling.get("factor") or 8.0,
+        rotary_seq_len_interpolation_factor=_interpolation(model, scaling),
         window_size=(model.sliding_window - 1, 0) if model.sliding_window else None,
         moe_ffn_hidden_size=moe.moe_ffn_hidden_size or model.ffn_hidden_size,
         moe_layer_freq=_layer_frequency(moe),
@@ -152,7 +163,29 @@ def _made(config, saved):
         **_layout(config),
     )
     _cut_layers(values, config)
+    for text in _not_said(model, scaling):
+        logger.warning("%s: our programs read it back, Megatron computes otherwise", text)
     return {name: _plain(value) for name, value in values.items()}
+
+
+def _interpolation(model, scaling):
+    """Megatron's argument of the linear rule."""
+    factor = scaling.get("factor") if scaling.get("type") == "linear" else model.rotary_seq_len_interpolation_factor
+    return int(factor) if factor and float(factor).is_integer() else factor
+
+
+def _not_said(model, scaling):
+    """What Megatron has no argument for: list[str]."""
+    kind, texts = scaling.get("type"), []
+    if kind not in (None, "linear", "llama3"):
+        texts.append(f"Megatron's args have no rope_scaling of the type {kind}")
+    if kind == "llama3":
+        others = [f"{name} {scaling[name]}" for name, value in _LLAMA3.items() if scaling.get(name, value) != value]
+        if others:
+            texts.append(f"Megatron's --use-rope-scaling has {_LLAMA3}, not {', '.join(others)}")
+    if model.sliding_window and model.window_attn_skip_freq:
+        texts.append("Megatron core 0.12 has no windows of some layers only (window_attn_skip_freq)")
+    return texts
 
 
 def _value_at(sections, path):

@@ -79,6 +79,15 @@ def test_from_any_form_to_any_and_back(tmp_path, form, dtype, distributed, style
             assert np.array_equal(again.read_whole(key), values), key
 
 
+def test_a_tracker_that_names_a_missing_iteration(tmp_path, capsys):
+    """The newest one is taken, and of the kind that it is."""
+    source, _ = written(tmp_path / "source", names.SEQUENTIAL)
+    with open(os.path.join(source, "latest_checkpointed_iteration.txt"), "w") as file:
+        file.write("20")
+    convert(source, tmp_path / "result", "--load-model-type", "mg", "--save-model-type", "native")
+    assert "converted Megatron" in capsys.readouterr().out
+
+
 def test_rows_and_columns(tmp_path):
     """weight1 holds the transposed weights of the experts, [gate, up] in columns, cut with them over tensor ranks."""
     source, reader = written(tmp_path / "source", names.SEQUENTIAL, parallel={**TP2, **SP, **EP2})

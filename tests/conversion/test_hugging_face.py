@@ -11,6 +11,7 @@ import pytest
 from mindspeed_ms.core.dist_checkpointing.errors import CheckpointError
 from mindspeed_ms.core.dist_checkpointing.reader import CheckpointReader
 from mindspeed_ms.core.dist_checkpointing.torch_file import TensorToWrite, read_torch_file, write_torch_file
+from mindspeed_ms.core.logging import setup_logging
 from mindspeed_ms.models.families import Family, families, register_family
 from mindspeed_ms.models.hugging_face import manifest as hugging_face_manifest
 from mindspeed_ms.models.hugging_face.folder import read_folder
@@ -19,6 +20,7 @@ from mindspeed_ms.tools.checkpoint.__main__ import main as checkpoint_command
 from mindspeed_ms.tools.converter.__main__ import main
 from tests.conversion.tiny_models import CONFIGS, SIZES, read_json, tensors_of, write_folder, write_json
 
+setup_logging()  # the first call takes the handlers of a test away
 TP2PP2 = ("--target-tensor-parallel-size", "2", "--target-pipeline-parallel-size", "2")
 ROTARY = ("model.rotary_emb", "model.layers.3.self_attn.rotary_emb")
 GATE = "model.layers.1.mlp.gate_proj.weight"

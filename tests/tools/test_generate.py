@@ -22,7 +22,7 @@ TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-CONFIG = {**CONFIGS["llama"], "vocab_size": 900, "max_position_embeddings": 96, "eos_token_id": 1}
+CONFIG = {**CONFIGS["llama"], "mlp_bias": False, "vocab_size": 900, "max_position_embeddings": 96, "eos_token_id": 1}
 SAMPLED = ["--temperature", "1.5", "--seed", "3", "--n", "2"]
 
 

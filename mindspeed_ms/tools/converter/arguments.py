@@ -21,6 +21,7 @@ from mindspeed_ms.tools.converter.sides import EXPERTS, GGUF, HUGGING_FACE, MEGA
 
 _SOURCES = {"hf": HUGGING_FACE, "mg": MEGATRON, "optim": MEGATRON, "native": NATIVE, "ckpt": UPSTREAM, "gguf": GGUF}
 _TARGETS = {"hf": HUGGING_FACE, "mg": MEGATRON, "native": NATIVE, "ckpt": UPSTREAM, "safetensors": UPSTREAM}
+_SOURCE_SIZES = ("tensor", "pipeline", "expert")
 _DTYPES = {
     "fp32": "float32",
     "float32": "float32",
@@ -50,6 +51,7 @@ class Conversion:
         model_folder (Optional[str]): Hugging Face folder that config.json and tokenizer come from.
         tokenizer (tuple[str]): files of the tokenizer, copied too.
         expected (dict): what the user says about the model, by flag; compared with its configuration.
+        source_layout (dict): what the user says about the cut of the source, by flag: (setting of parallel_config, size).
         config (Optional[str]): yaml of the model; upstream's files need it.
         experts (Optional[str]): form of the experts, one of `names.EXPERT_FORMS`; None: as in the source.
         legacy_names (bool): Megatron's names before core.
@@ -78,6 +80,7 @@ class Conversion:
     model_folder: str | None = None
     tokenizer: tuple = ()
     expected: dict = field(default_factory=dict)
+    source_layout: dict = field(default_factory=dict)
     config: str | None = None
     experts: str | None = None
     legacy_names: bool = False
@@ -142,6 +145,7 @@ def argument_parser(form=""):
     else:
         _add_sides(parser.add_argument_group("source and target"))
         _add_layout(parser.add_argument_group("layout of the target"))
+        _add_source(parser.add_argument_group("layout of the source, which its files say"))
         _add_model(parser.add_argument_group("model"))
     group = parser.add_argument_group("how")
     group.add_argument("--dry-run", action="store_true", help="print the plan as a table and write nothing")
@@ -207,6 +211,13 @@ def _add_layout(group):
         metavar="N",
         help="pad the vocabulary to a multiple of N x tensor ranks",
     )
+
+
+def _add_source(group):
+    for name in _SOURCE_SIZES:
+        group.add_argument(
+            f"--source-{name}-parallel-size", type=_positive, metavar="N", help=f"{name}-parallel ranks, compared"
+        )
 
 
 def _add_model(group):
@@ -329,6 +340,11 @@ def _of_mindspeed(arguments, notes):
         model_folder=arguments.hf_cfg_dir,
         tokenizer=tuple(path for path in (arguments.tokenizer_model, arguments.vocab_file) if path is not None),
         expected={flag: pair for flag, pair in expected.items() if pair[1] is not None},
+        source_layout={
+            f"--source-{name}-parallel-size": (f"{name}_model_parallel_size", size)
+            for name in _SOURCE_SIZES
+            if (size := getattr(arguments, f"source_{name}_parallel_size")) is not None
+        },
         config=arguments.config,
         experts=effects.expert_form(arguments),
         legacy_names=arguments.save_to_legacy,

@@ -190,7 +190,9 @@ def _verify(conversion, reader, target, folder):
     Raises:
         CheckpointError: they differ.
     """
-    again = open_source(replace(conversion, iteration=None, expected={}, **target.opened(folder), family=None))
+    again = open_source(
+        replace(conversion, iteration=None, expected={}, source_layout={}, **target.opened(folder), family=None)
+    )
     with again.reader:
         found = differences(reader, again.reader, weights_only=target.kind in (HUGGING_FACE, UPSTREAM))
         tensors = {*reader.manifest.tensors, *again.reader.manifest.tensors}  # counters have other forms elsewhere

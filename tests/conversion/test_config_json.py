@@ -120,3 +120,10 @@ def test_a_head_that_is_missing_speaks_of_the_field(tmp_path):
         read_manifest(source)
     source, _ = write_folder(tmp_path / "tied", {**CONFIGS["llama"], "tie_word_embeddings": True}, tensors)
     assert read_tensors(convert(source, tmp_path / "again", "--save-model-type", "hf")) == read_tensors(source)
+
+
+def test_a_byte_order_mark_is_no_part_of_the_file(tmp_path):
+    folder, _ = write_folder(tmp_path, CONFIGS["llama"])
+    path = tmp_path / "config.json"
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+    assert read_manifest(folder).args["model_config"]["num_layers"] == 4

@@ -74,6 +74,24 @@ def test_what_the_user_says_is_compared(qwen, tmp_path, capsys):
     assert os.listdir(tmp_path) == ["Qwen2.5"]
 
 
+@pytest.mark.parametrize("words", [("mg",), ("mg", "--ckpt-format", "torch_dist"), ("native",)])
+def test_a_stated_layout_of_the_source_is_compared(qwen, tmp_path, capsys, words):
+    """Flags of MindSpeed-LLM's `*_mcore2hf.py`."""
+    cut = ("--target-tensor-parallel-size", "2", *TWO_STAGES)
+    source = convert(qwen, tmp_path / "cut", "--save-model-type", *words, *cut)
+    right = ("--source-tensor-parallel-size", "2", "--source-pipeline-parallel-size", "2", "--source-expert-parallel-size", "1")
+    convert(source, tmp_path / "back", "--save-model-type", "hf", "--verify", *right)
+    for name, size in (("tensor", "1"), ("pipeline", "4"), ("expert", "2")):
+        convert(source, tmp_path / "new", "--save-model-type", "hf", f"--source-{name}-parallel-size", size, code=1)
+        found = 1 if name == "expert" else 2
+        error = capsys.readouterr().err
+        assert f"--source-{name}-parallel-size {size} does not fit: {source}/" in error
+        assert f"has {name}_model_parallel_size {found}." in error
+    convert(qwen, tmp_path / "new", "--save-model-type", "native", *right, code=1)
+    assert f"{qwen} (Hugging Face) is not cut over ranks" in capsys.readouterr().err
+    convert(qwen, tmp_path / "new", "--save-model-type", "native", *right[4:])
+
+
 def test_unknown_flags_are_refused_with_a_suggestion():
     with pytest.raises(
         ConversionError, match=r"--target-tensor-model-parallel-size.*Did you mean '--target-tensor-parallel-size'"
@@ -324,7 +342,7 @@ def test_a_folder_of_no_format_is_named_with_what_was_looked_for(tmp_path, capsy
     )
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_an_interruption_leaves_nothing(qwen, tmp_path, number):
     code = (
         "import os, signal, sys, time\n"

@@ -309,7 +309,7 @@ def test_no_space_and_no_checkpoint(capsys, tmp_path, saved, monkeypatch):
     usage = rewrite.shutil.disk_usage(tmp_path)
     monkeypatch.setattr(rewrite.shutil, "disk_usage", lambda path: usage._replace(free=100))
     code, _, error = run(capsys, "merge", saved, tmp_path / "new")
-    assert code == 2 and "but its disk has 0.00 GB left" in error and not (tmp_path / "new").exists()
+    assert code == 2 and "but its disk has 100 left" in error and not (tmp_path / "new").exists()
     for command in ("inspect", "verify"):
         code, _, error = run(capsys, command, tmp_path / "nothing")
         assert code == 2 and error == f"error: {tmp_path / 'nothing'} does not exist.\n"

@@ -68,7 +68,7 @@ def read_json(path):
     try:
         if os.path.getsize(path) > _LONGEST_JSON:
             raise ValueError("it is too long")
-        with open(path, encoding="utf-8") as file:
+        with open(path, encoding="utf-8-sig") as file:
             content = json.load(file)
         if not isinstance(content, dict):
             raise ValueError("expected a mapping")

@@ -202,7 +202,7 @@ def check_space(folder, needed):
         place = os.path.dirname(place)
     free = shutil.disk_usage(place).free
     if needed > free:
-        raise CheckpointError(f"{folder} needs {needed / GIGABYTE:.2f} GB, but its disk has {free / GIGABYTE:.2f} GB left.")
+        raise CheckpointError(f"{folder} needs {needed:,} bytes, but its disk has {free:,} left.")
 
 
 def _write_cut(reader, target, folder, cut, workers, bar):

@@ -22,7 +22,10 @@ def main(words=None, form=""):
     """
     setup_logging()
     name = f"convert_{form or 'ckpt'}.py"
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    for number, handler in before.items():
+        if handler != signal.SIG_IGN:  # nohup
+            signal.signal(number, signal.default_int_handler)
     try:
         lines = convert(parse(sys.argv[1:] if words is None else words, form))
     except (ConversionError, CheckpointError) as error:
@@ -36,7 +39,8 @@ def main(words=None, form=""):
         print(f"{name}: interrupted. Nothing was written.", file=sys.stderr)
         return 130
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
     print("\n".join(lines).encode(errors="backslashreplace").decode())
     return 0
 

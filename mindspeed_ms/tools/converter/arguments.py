@@ -2,12 +2,12 @@
 
 import argparse
 import os
-from dataclasses import dataclass, field
 
 from mindspeed_ms.core.dist_checkpointing.by_tensor import default_workers
 from mindspeed_ms.models.families import families
 from mindspeed_ms.spelling import did_you_mean
 from mindspeed_ms.tools.converter import effects
+from mindspeed_ms.tools.converter.asked import Conversion
 from mindspeed_ms.tools.converter.errors import ConversionError
 from mindspeed_ms.tools.converter.flags import (
     HARMLESS,
@@ -21,6 +21,7 @@ from mindspeed_ms.tools.converter.sides import EXPERTS, GGUF, HUGGING_FACE, MEGA
 
 _SOURCES = {"hf": HUGGING_FACE, "mg": MEGATRON, "optim": MEGATRON, "native": NATIVE, "ckpt": UPSTREAM, "gguf": GGUF}
 _TARGETS = {"hf": HUGGING_FACE, "mg": MEGATRON, "native": NATIVE, "ckpt": UPSTREAM, "safetensors": UPSTREAM}
+_SOURCE_SIZES = ("tensor", "pipeline", "expert")
 _DTYPES = {
     "fp32": "float32",
     "float32": "float32",
@@ -29,67 +30,6 @@ _DTYPES = {
     "bf16": "bfloat16",
     "bfloat16": "bfloat16",
 }
-
-
-@dataclass(frozen=True, kw_only=True)
-class Conversion:
-    """What is converted into what.
-
-    Attributes:
-        source (Optional[str]): side of `load_dir`; None: as its files say.
-        target (str): side of `save_dir`.
-        load_dir, save_dir (str): folders.
-        iteration (Optional[int]): which one of a folder with several checkpoints.
-        parallel (dict): `parallel_config` of the target.
-        data_parallel_size (Optional[int]): ranks that share an optimizer's state; None: as few as the experts need.
-        with_optimizer (bool): the optimizer's state goes with the weights, where the target can hold it.
-        params_dtype (Optional[str]): of the weights; None: as they are.
-        vocab_multiple (Optional[int]): padded rows of the vocabulary are a multiple of it times tensor ranks.
-        true_vocab_size (Optional[int]): rows that are no padding.
-        family (Optional[str]): `--model-type-hf`.
-        model_folder (Optional[str]): Hugging Face folder that config.json and tokenizer come from.
-        tokenizer (tuple[str]): files of the tokenizer, copied too.
-        expected (dict): what the user says about the model, by flag; compared with its configuration.
-        config (Optional[str]): yaml of the model; upstream's files need it.
-        experts (Optional[str]): form of the experts, one of `names.EXPERT_FORMS`; None: as in the source.
-        legacy_names (bool): Megatron's names before core.
-        ckpt_format (str): Megatron's: "torch" or "torch_dist".
-        upstream_format (str): "ckpt" or "safetensors".
-        upstream_prefix (str): of the files' names.
-        most_bytes (int): of a file for Hugging Face.
-        workers (int): threads; memory holds a tensor for each.
-        verify, dry_run (bool): see the flags.
-        flags (dict): setting -> flag as typed, for messages.
-        notes (tuple[str]): about flags without effect.
-    """
-
-    source: str | None
-    target: str
-    load_dir: str
-    save_dir: str
-    iteration: int | None = None
-    parallel: dict = field(default_factory=dict)
-    data_parallel_size: int | None = None
-    with_optimizer: bool = True
-    params_dtype: str | None = None
-    vocab_multiple: int | None = None
-    true_vocab_size: int | None = None
-    family: str | None = None
-    model_folder: str | None = None
-    tokenizer: tuple = ()
-    expected: dict = field(default_factory=dict)
-    config: str | None = None
-    experts: str | None = None
-    legacy_names: bool = False
-    ckpt_format: str = "torch"
-    upstream_format: str = "ckpt"
-    upstream_prefix: str = "network"
-    most_bytes: int = 5 * 10**9
-    workers: int = field(default_factory=default_workers)
-    verify: bool = False
-    dry_run: bool = False
-    flags: dict = field(default_factory=dict)
-    notes: tuple = ()
 
 
 class _Parser(argparse.ArgumentParser):
@@ -142,6 +82,7 @@ def argument_parser(form=""):
     else:
         _add_sides(parser.add_argument_group("source and target"))
         _add_layout(parser.add_argument_group("layout of the target"))
+        _add_source(parser.add_argument_group("layout of the source, which its files say"))
         _add_model(parser.add_argument_group("model"))
     group = parser.add_argument_group("how")
     group.add_argument("--dry-run", action="store_true", help="print the plan as a table and write nothing")
@@ -207,6 +148,13 @@ def _add_layout(group):
         metavar="N",
         help="pad the vocabulary to a multiple of N x tensor ranks",
     )
+
+
+def _add_source(group):
+    for name in _SOURCE_SIZES:
+        group.add_argument(
+            f"--source-{name}-parallel-size", type=_positive, metavar="N", help=f"{name}-parallel ranks, compared"
+        )
 
 
 def _add_model(group):
@@ -329,6 +277,11 @@ def _of_mindspeed(arguments, notes):
         model_folder=arguments.hf_cfg_dir,
         tokenizer=tuple(path for path in (arguments.tokenizer_model, arguments.vocab_file) if path is not None),
         expected={flag: pair for flag, pair in expected.items() if pair[1] is not None},
+        source_layout={
+            f"--source-{name}-parallel-size": (f"{name}_model_parallel_size", size)
+            for name in _SOURCE_SIZES
+            if (size := getattr(arguments, f"source_{name}_parallel_size")) is not None
+        },
         config=arguments.config,
         experts=effects.expert_form(arguments),
         legacy_names=arguments.save_to_legacy,

@@ -110,6 +110,14 @@ def _check_expected(conversion, source):
     found = source.reader.manifest.iteration
     if conversion.iteration not in (None, found):
         raise ConversionError(f"--iteration {conversion.iteration}: {source.reader.folder} is of iteration {found}.")
+    layout = source.reader.manifest.args.get("parallel_config") or {}
+    for flag, (name, expected) in conversion.source_layout.items():
+        size = layout.get(name) or 1
+        if expected != size:
+            found = f"has {name} {size}" if layout else f"({TITLES[source.kind]}) is not cut over ranks"
+            raise ConversionError(
+                f"{flag} {expected} does not fit: {source.reader.folder} {found}. Leave the flag out, or mend it."
+            )
     values = source.config.to_dict()
     for flag, (path, expected) in conversion.expected.items():
         section, name = path.split(".")

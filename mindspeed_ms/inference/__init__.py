@@ -1,1 +1,1 @@
-"""Inference: key-value cache, model runner, loading of checkpoints for generation and scoring."""
+"""Inference: loading, key-value cache, model runner, sampling, generation engine (continuous batching), beam search, chat."""

@@ -1,4 +1,4 @@
-"""Engine: generates for many requests at once (continuous batching over the slots of the key-value cache)."""
+"""Request, Event, Completion: what the generation engine takes and returns (tokens, text, log-probabilities, finish reason)."""
 
 from dataclasses import dataclass, field
 

@@ -11,7 +11,7 @@ class RequestError(ValueError):
     """Error: a request that cannot be served. A front end may put its own name of the parameter into the message.
 
     Args:
-        parameter (str): name of the wrong parameter: a field of SamplingParams, or "prompt".
+        parameter (str): name of the wrong parameter: a field of SamplingParams, "prompt" or "num_beams".
         rest (str): what follows the name in the message: value, what is expected, what to do.
     """
 

@@ -16,7 +16,8 @@ from mindspeed_ms.core.dist_checkpointing.reader import CheckpointReader
 from mindspeed_ms.models.hugging_face.manifest import read_manifest
 from mindspeed_ms.tools.checkpoint.diff import differences
 from mindspeed_ms.tools.checkpoint.source import open_checkpoint
-from mindspeed_ms.tools.converter import conversion, flags
+from mindspeed_ms.tools.converter import convert as conversion
+from mindspeed_ms.tools.converter import flags
 from mindspeed_ms.tools.converter.__main__ import main
 from mindspeed_ms.tools.converter.arguments import parse
 from mindspeed_ms.tools.converter.converted import cast

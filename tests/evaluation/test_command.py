@@ -96,6 +96,7 @@ def test_generation(folder):
         (["--task", "mmlu", "--task-data-path", "problems.jsonl"], "line 1: expected a list 'choices'"),
         (["--task", "mmlu", "--task-data-path", "questions.jsonl", "--stride", "4"], "--stride has no effect on --task mmlu"),
         (["--task", "mmlu", "--task-data-path", "questions.jsonl", "--num-shots", "2"], "--few-shot-path"),
+        (["--task", "gsm8k", "--task-data-path", "problems.jsonl", "--prompt-type-path", "x"], "needs --prompt-type"),
         (["--task", "gsm8k", "--task-data-path", "problems.jsonl", "--bf16", "--fp16"], "--bf16 and --fp16"),
         (["--task", "gsm8k", "--task-data-path", "problems.jsonl", "--output", "no/where.json"], "--output is no/where.json"),
         (["--task", "gsm8k", "--task-data-path", "problems.jsonl", "--max-new-tokens", "0"], "expected an integer > 0"),

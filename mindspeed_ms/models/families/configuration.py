@@ -4,7 +4,7 @@ import numpy as np
 
 from mindspeed_ms.config import ConfigError, RopeScalingConfig, init_configs_from_dict
 from mindspeed_ms.config.same_model import is_same, model_paths
-from mindspeed_ms.config.schema import SECTIONS, field_info
+from mindspeed_ms.config.schema import field_info
 from mindspeed_ms.config.sections.field import COMPARED, TAKEN, default_of
 from mindspeed_ms.core.dist_checkpointing.errors import CheckpointError
 from mindspeed_ms.models.families.rules import REMOVED
@@ -200,8 +200,3 @@ def check_expressible(family, settings):
 def model_sections(values):
     """The sections of a configuration (nested dict) that describe the model, without its layout."""
     return {name: dict(values[name]) for name in _SECTIONS if values.get(name)}
-
-
-def without_layout(values):
-    """The configuration (nested dict) of the model in one part."""
-    return {**model_sections(values), "parallel_config": SECTIONS["parallel_config"]().to_dict()}

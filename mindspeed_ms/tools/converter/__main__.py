@@ -7,7 +7,7 @@ import sys
 from mindspeed_ms.core.dist_checkpointing.errors import CheckpointError
 from mindspeed_ms.core.logging import setup_logging
 from mindspeed_ms.tools.converter.arguments import parse
-from mindspeed_ms.tools.converter.conversion import convert
+from mindspeed_ms.tools.converter.convert import convert
 from mindspeed_ms.tools.converter.errors import ConversionError
 
 

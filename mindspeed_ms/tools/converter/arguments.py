@@ -7,7 +7,7 @@ from mindspeed_ms.core.dist_checkpointing.by_tensor import default_workers
 from mindspeed_ms.models.families import families
 from mindspeed_ms.spelling import did_you_mean
 from mindspeed_ms.tools.converter import effects
-from mindspeed_ms.tools.converter.asked import Conversion
+from mindspeed_ms.tools.converter.conversion import Conversion
 from mindspeed_ms.tools.converter.errors import ConversionError
 from mindspeed_ms.tools.converter.flags import (
     HARMLESS,

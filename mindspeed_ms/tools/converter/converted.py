@@ -19,12 +19,11 @@ class ConvertedReader(CheckpointReader):
 
     Args:
         source (CheckpointReader): of the checkpoint; closed together with this one.
+        args (dict): configuration instead of the checkpoint's.
         dtype (Optional[str]): of all weights; None: as they are. It comes from the optimizer's float32 copies where there are
             any; those go with it, unless the weights are float32 then.
         vocabulary_rows (Optional[int]): rows of the tensors of the vocabulary; further ones are copies of the last row.
         with_optimizer (bool): the optimizer's state too.
-        states (Optional[dict]): instead of the checkpoint's.
-        args (dict): configuration instead of the checkpoint's.
         vocab_size (Optional[int]): rows that are no padding.
     """
 

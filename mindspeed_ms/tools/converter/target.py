@@ -29,8 +29,6 @@ class NativeTarget:
 
     Attributes:
         nbytes (int): of all tensors.
-        rows (list[(str, str)]): of the plan: our key and where it goes.
-        elements (int): of the model's weights.
     """
 
     kind = NATIVE

@@ -21,6 +21,7 @@ _OF_TASKS = {  # flag: tasks that it has an effect on
     "few_shot_path": (*SHAPES, GSM8K),
     "hf_chat_template": (GSM8K,),
     "prompt_type": (GSM8K,),
+    "prompt_type_path": (GSM8K,),
     "system": (GSM8K,),
     "window": (PERPLEXITY,),
     "stride": (PERPLEXITY,),
@@ -39,6 +40,7 @@ class EvaluateJob(Job):
         shots (int): how many are shown.
         batch_size (int), max_new_tokens (int), window, stride (Optional[int]): settings.
         output (Optional[str]): json file of the results.
+        notes (list[str]): about flags of MindSpeed-LLM's scripts that have no effect here.
     """
 
     task: str = PERPLEXITY
@@ -51,6 +53,7 @@ class EvaluateJob(Job):
     window: int | None = None
     stride: int | None = None
     output: str | None = None
+    notes: list = field(default_factory=list)
 
     @property
     def slots(self):
@@ -125,8 +128,15 @@ def job_of(arguments):
         window=options.window,
         stride=options.stride,
         output=options.output,
+        notes=_notes(options),
         **shared,
     )
+
+
+def _notes(options):
+    if options.max_new_tokens is None or options.task == GSM8K:
+        return []
+    return [f"--max-new-tokens has no effect on --task {options.task}: nothing is generated."]
 
 
 def _check(options):
@@ -139,6 +149,8 @@ def _check(options):
         raise JobError("--num-shots and --few-shot-path belong together: how many examples, and the data that they are from.")
     if options.bf16 and options.fp16:
         raise JobError("--bf16 and --fp16 are both given: leave one of them out.")
+    if options.prompt_type_path and options.prompt_type in (None, FROM_TOKENIZER):
+        raise JobError("--prompt-type-path needs --prompt-type, the name of a template in that file.")
     if options.hf_chat_template and options.prompt_type:
         raise JobError("--hf-chat-template and --prompt-type are two templates: leave one of them out.")
     if options.system is not None and not (options.hf_chat_template or options.prompt_type):

@@ -109,7 +109,7 @@ def _check(options, typed):
         raise JobError("--max-length and --max-new-tokens both limit the answer: leave one of them out.")
     if options.hf_chat_template and options.prompt_type:
         raise JobError(f"--hf-chat-template and --prompt-type {options.prompt_type} are two templates: leave one of them out.")
-    if options.prompt_type_path and not options.prompt_type:
+    if options.prompt_type_path and options.prompt_type in (None, FROM_TOKENIZER):
         raise JobError("--prompt-type-path needs --prompt-type, the name of a template in that file.")
     if options.history_turns is not None and CHAT not in options.task:
         raise JobError(f"--history-turns is for --task {CHAT}, but --task is {tasks}: leave it out.")

@@ -20,10 +20,10 @@ from mindspeed_ms.tools.generate.terminal import chatter_to_stderr
 def run(job, plan):
     """Evaluate (EvaluateJob, Plan); all ranks call it. Returns the exit status."""
     prepared = _prepare(job, plan)  # what is wrong with the data is found before the model is loaded
-    if comm.get_rank() == 0:
-        sys.stderr.writelines(f"evaluation.py: note: {note}\n" for note in job.notes)
     with chatter_to_stderr():
         loaded = load_model(job)
+    if comm.get_rank() == 0:
+        sys.stderr.writelines(f"evaluation.py: note: {note}\n" for note in job.notes)
     with _progress(job, prepared) as progress:
         text, result = _evaluate(job, plan, loaded.runner, prepared, progress)
     if comm.get_rank() == 0:

@@ -45,6 +45,7 @@ DECIDED_HERE = {
     "training_config.grad_clip_kwargs.clip_value",
     "training_config.loss_func_kwargs.loss_func_type",
     "training_config.grad_reduce_in_bf16",
+    "training_config.use_checkpoint_args",
     "training_config.wrap_with_ddp",
 }
 

@@ -78,7 +78,7 @@ def _parts_of(weights, model, described):
     key, sharding = described.name, ParameterSharding.replicated(described.sharding.global_shape)
     pattern = _EXPERT.sub(lambda match: take("expert", match), _LAYER.sub(lambda match: take("layer", match), key))
     weight = weights[pattern]
-    ranges = _ranges(weight, model, described, 0)
+    ranges = _ranges(weight, model, described)
     whole = ranges == [((0, sharding.global_shape[0]),)]
     return [
         _part(
@@ -92,9 +92,9 @@ def _part(name, indices, described, sharding, transposed):
     return TensorPart(name.format(**indices), described.name, described.grouping, sharding, transposed)
 
 
-def _ranges(weight, model, described, axis):
-    """Ranges along `axis` of our tensor, one tuple per tensor of theirs."""
-    size = described.sharding.global_shape[axis]
+def _ranges(weight, model, described):
+    """Ranges of rows of our tensor, one tuple per tensor of theirs."""
+    size = described.sharding.global_shape[0]
     if described.grouping == "qkv":
         kinds = qkv_ranges(model)
         return [sum(kinds, ())] if len(weight.theirs) == 1 else list(kinds)

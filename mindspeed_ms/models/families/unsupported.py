@@ -7,6 +7,7 @@ _OFF = (False, None)
 _NONE = (None,)
 _ONE = (1, None)
 _ZERO = (0, None)
+_FULL = "full_attention"
 # field -> values that ask for nothing
 NEUTRAL = {
     # stored weights
@@ -53,6 +54,3 @@ def check_unsupported(rules, config):
     kinds = config.get("layer_types")
     if kinds is not None and "layer_types" not in known and (not isinstance(kinds, list) or set(map(str, kinds)) - {_FULL}):
         raise ValueError(f"layer_types is {kinds!r}: expected {_FULL} for each layer, as this family has them")
-
-
-_FULL = "full_attention"

@@ -159,11 +159,11 @@ class HuggingFaceFolder:
             check_rows(conversion, source.reader, self.model_folder)
         keeps_dtype = conversion.params_dtype is None and reader.manifest.iteration == 0
         self.target = HuggingFaceTarget(
-            reader, config, self._family(conversion, source), self.model_folder, conversion.most_bytes, keeps_dtype
+            reader, config, self._family(conversion), self.model_folder, conversion.most_bytes, keeps_dtype
         )
         self.nbytes = sum(map(self.target.nbytes, self.target.parts))
 
-    def _family(self, conversion, source):
+    def _family(self, conversion):
         if self.model_folder is not None:
             path = os.path.join(self.model_folder, CONFIG_FILE)
             return family_of(read_json(path), path)

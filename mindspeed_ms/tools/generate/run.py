@@ -38,7 +38,7 @@ def run(job, plan):
     for task in job.tasks:
         engine = Engine(loaded.runner, plan.tokenizer, plan.eos_ids)
         if task.num_beams:
-            is_interrupted = _search(loaded.runner, job, plan, task, terminal, is_alone)
+            is_interrupted = _search(loaded.runner, plan, task, terminal, is_alone)
         elif comm.get_rank() != 0:
             follow(engine)
             is_interrupted = False
@@ -76,7 +76,7 @@ def _title(task, prompts, number, answers, sample, is_alone):
     return ", ".join(parts) or task.name
 
 
-def _search(runner, job, plan, task, terminal, is_alone):
+def _search(runner, plan, task, terminal, is_alone):
     """Beam search for each prompt, on all ranks; returns whether Ctrl-C ended it."""
     requests = plan.requests[task.name]
     for number, request in enumerate(requests):

@@ -20,7 +20,7 @@ from pydantic import (
     ValidationError,
 )
 
-from mindspeed_ms.inference.sampling import RequestError, SamplingParams
+from mindspeed_ms.inference.sampling import SamplingParams
 from mindspeed_ms.spelling import did_you_mean
 
 _NO_EFFECT = ("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "verbosity")
@@ -246,4 +246,4 @@ def refused(error):
     return ApiError(400, f"{name} {error.rest}", name, code)
 
 
-__all__ = ["ApiError", "ChatRequest", "CompletionRequest", "RequestError", "json_object", "parse", "refused"]
+__all__ = ["ApiError", "ChatRequest", "CompletionRequest", "json_object", "parse", "refused"]

@@ -206,11 +206,11 @@ class OptimizerWriter:
             kinds = {self.reader.tensor(key).dtype for key in keys}
             if len(kinds) != 1:
                 raise CheckpointError(f"{self.reader.folder}: {name} of a flat buffer is {' and '.join(sorted(kinds))}.")
-            blocks = self._blocks(keys, members, starts, total, kinds)
+            blocks = self._blocks(keys, members, starts, total)
             entry[name] = TensorToWrite(next(iter(kinds)), (total,), blocks)
         return {**entry, "numel_unpadded": total}
 
-    def _blocks(self, keys, members, starts, total, kinds):
+    def _blocks(self, keys, members, starts, total):
         """Function that gives an iterator over the bytes of a buffer, one parameter at a time."""
         itemsize = self.reader.tensor(keys[0]).itemsize
 

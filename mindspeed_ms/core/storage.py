@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 import mindspore as ms
 import numpy as np
-from mindspore import Tensor, mint, ops
+from mindspore import Parameter, Tensor, mint, ops
 from mindspore.common.np_dtype import bfloat16 as np_bfloat16
 
 from mindspeed_ms.core import autograd
@@ -140,7 +140,10 @@ def read_array(tensor):
         return array
     if not is_in_host_memory():
         raise RuntimeError("numpy cannot look into a device's memory: use storage.host_array, which copies.")
-    return np.asarray(_Memory(tensor))
+    array = np.asarray(_Memory(tensor))
+    if isinstance(tensor, Parameter):  # read again and again; another tensor would live as long as its array
+        tensor.__dict__[autograd.ARRAY] = array, tensor._data_ptr()
+    return array
 
 
 def from_array(array, dtype=None):

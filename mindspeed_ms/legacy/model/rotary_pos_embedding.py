@@ -6,6 +6,7 @@ import numpy as np
 from mindspore import Tensor, mint, nn
 
 from mindspeed_ms import ops
+from mindspeed_ms.core import storage
 from mindspeed_ms.legacy.model.rotary_scaling import scale_frequencies
 
 RotaryTable = namedtuple("RotaryTable", "cos sin interleaved")
@@ -92,14 +93,11 @@ class RotaryEmbedding(nn.Cell):
             ValueError: a position outside [0, max(max_position_embeddings, s)).
         """
         if position_ids is None:
-            cos, sin = self._cached(length)
-            shape = (length, 1, 1, self.dimension)
-            return RotaryTable(cos.reshape(shape), sin.reshape(shape), self.rotary_interleaved)
+            return RotaryTable(*self._cached(length), self.rotary_interleaved)
         bound = max(self.max_position_embeddings, length)
-        ids = mint.transpose(position_ids, 0, 1).contiguous()
-        shape = (ids.shape[0], ids.shape[1], 1, self.dimension)
+        ids = mint.transpose(position_ids, 0, 1).contiguous().unsqueeze(-1)
         try:
-            cos, sin = (ops.embedding_lookup(part, ids).reshape(shape) for part in self._cached(bound))
+            cos, sin = (ops.embedding_lookup(part.reshape(bound, self.dimension), ids) for part in self._cached(bound))
         except ValueError as error:
             raise ValueError(
                 f"position_ids must lie in [0, {bound}), the larger of max_position_embeddings and the sequence length: {error}"
@@ -107,11 +105,11 @@ class RotaryEmbedding(nn.Cell):
         return RotaryTable(cos, sin, self.rotary_interleaved)
 
     def _cached(self, length):
-        """Cached cos and sin `[length, rot]` as Tensors."""
+        """Cached cos and sin, Tensors `[length, 1, 1, rot]`."""
         if length not in self._tables:
-            angles = self._angles(length, 0)
+            angles = self._angles(length, 0).reshape(length, 1, 1, self.dimension)
             factor = np.float32(self.attention_factor)
-            self._tables[length] = tuple(Tensor.from_numpy(function(angles) * factor) for function in (np.cos, np.sin))
+            self._tables[length] = tuple(storage.from_array(function(angles) * factor) for function in (np.cos, np.sin))
         return self._tables[length]
 
 

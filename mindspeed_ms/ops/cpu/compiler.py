@@ -12,34 +12,26 @@ import pathlib
 import numba
 
 from mindspeed_ms.core.compiled import compiled, one_process_compiles
-from mindspeed_ms.ops.cpu.atomics import add_atomically
+from mindspeed_ms.ops.cpu import jobs
 
 # contract (fused multiply-add) and nsz change no result by more than a rounding; reassociation only where asked for,
 # because range reductions and compensated sums depend on their order
 _EXACT_FLAGS = frozenset({"contract", "nsz"})
 _REDUCTION_FLAGS = _EXACT_FLAGS | {"reassoc"}
-_INNER = {"error_model": "numpy", "no_cpython_wrapper": True, "no_cfunc_wrapper": True}  # only called by kernels
+_INNER = {"error_model": "numpy", "no_cpython_wrapper": True, "no_cfunc_wrapper": True}  # only called by compiled functions
 
 
-_ENTRY = """def {name}(bell, job, total, piece, {arguments}):
-    add_atomically(bell, 0, 1)
-    start = add_atomically(job, NEXT, piece)
-    while start < total:
-        body(start, min(start + piece, total), {arguments})
-        add_atomically(job, FINISHED, 1)
-        start = add_atomically(job, NEXT, piece)
+_ENTRY = """def {name}(board, total, piece, {arguments}):
+    code, place = share(({arguments},))
+    if run(board, code, place, total, piece):
+        raise RuntimeError("a piece of the kernel {name} failed")
 """
-
-NEXT, FINISHED = 0, 8
-"""Places in a job's int64 array, on different cache lines: start of the next piece, number of finished pieces."""
-JOB_SIZE = 16
 
 
 class Kernel:
-    """Compiled loop around a function of `start, stop, ...`: takes pieces of a job until none is left.
+    """Compiled function of `board, total, piece, ...` that runs a function of `start, stop, ...` on pieces of `total` (see `jobs`).
 
-    `entry(bell, job, total, piece, ...)` counts `bell` up (helpers wait for that), then runs pieces of `total`; several
-    threads may be in it with the same `job`. The first call compiles, or loads what another rank compiled meanwhile.
+    The first call compiles, or loads what another rank compiled meanwhile.
     """
 
     def __init__(self, function):
@@ -58,11 +50,10 @@ class Kernel:
 
 
 def _entry_of(function):
-    """Compilable loop around `function`, with its file and line, so that numba can cache the machine code on disk."""
+    """Compilable function that runs a job of `function`, with its file and line, so that numba can cache the machine code on disk."""
     code = function.__code__
     arguments = ", ".join(code.co_varnames[2 : code.co_argcount])
-    body = numba.njit(inline="always")(function)  # merged before compilation, which would otherwise happen twice
-    namespace = {"body": body, "add_atomically": add_atomically, "NEXT": NEXT, "FINISHED": FINISHED}
+    namespace = {"share": jobs.shared_code(function, {"fastmath": set(_EXACT_FLAGS), **_INNER}), "run": jobs.run}
     exec(compile(_ENTRY.format(name=function.__name__, arguments=arguments), code.co_filename, "exec"), namespace)
     entry = namespace[function.__name__]
     entry.__code__ = entry.__code__.replace(co_firstlineno=code.co_firstlineno)
@@ -80,7 +71,7 @@ def _room():
     # numba notices changes of a kernel's own file only, not of the helpers that are compiled into it
     digest = hashlib.sha256()
     folder = pathlib.Path(__file__).parent
-    for path in [folder / "atomics.py", folder / "compiler.py", *sorted((folder / "kernels").glob("*.py"))]:
+    for path in [folder / "jobs.py", folder / "compiler.py", *sorted((folder / "kernels").glob("*.py"))]:
         digest.update(path.read_bytes())
     return f"kernels-{digest.hexdigest()[:12]}"
 

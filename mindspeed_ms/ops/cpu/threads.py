@@ -9,23 +9,17 @@ sleeping thread takes longer than many kernels, then sleep. They start at the fi
 import os
 import threading
 
-import numpy as np
-
 from mindspeed_ms.core.device import thread_count as _device_threads
-from mindspeed_ms.ops.cpu.atomics import wait_until_changed
-from mindspeed_ms.ops.cpu.compiler import FINISHED, JOB_SIZE
+from mindspeed_ms.ops.cpu import jobs
 
 MINIMUM_WORK = 32768
 """Element operations below which a piece is not worth handing to another thread."""
 _PIECES_PER_THREAD = 4
-_IDLE_ROUNDS = 20000
-_WAIT_ROUNDS = 100_000
+_IDLE_ROUNDS = 50_000
 
 _threads = 0
 _helpers = []
-_bell = np.zeros(1, np.int64)
-_silent_bell = np.zeros(1, np.int64)
-_current = None  # the job that helpers may join: kernel, arguments of its entry, list for failures
+_board = jobs.new_board()
 
 
 def run(kernel, total, work, *arguments, pieces_per_thread=_PIECES_PER_THREAD):
@@ -36,33 +30,13 @@ def run(kernel, total, work, *arguments, pieces_per_thread=_PIECES_PER_THREAD):
         work: element operations of the whole call, to decide whether more than one thread is worth while.
         pieces_per_thread: more pieces share the work better, fewer suit kernels with a cost per piece.
     """
-    job = np.zeros(JOB_SIZE, np.int64)
     pieces = min(total, work // MINIMUM_WORK)
     if pieces < 2 or thread_count() == 1:
-        kernel.entry(_silent_bell, job, total, max(total, 1), *arguments)
+        kernel.entry(_board, total, max(total, 1), *arguments)
         return
     pieces = min(pieces, pieces_per_thread * _threads)
-    piece = -(-total // pieces)
-    _run_with_helpers(kernel, job, total, piece, arguments)
-
-
-def _run_with_helpers(kernel, job, total, piece, arguments):
-    global _current
     _wake_helpers(_threads - 1)
-    failures = []
-    _current = kernel, (_silent_bell, job, total, piece, *arguments), failures
-    try:
-        # the bell rings inside, where the interpreter lock is free for the helpers
-        kernel.entry(_bell, job, total, piece, *arguments)
-    finally:
-        _current = None
-    pieces = -(-total // piece)
-    finished = int(job[FINISHED])
-    while finished < pieces:
-        if failures:
-            raise failures[0]
-        wait_until_changed(job, FINISHED, finished, _WAIT_ROUNDS)
-        finished = int(job[FINISHED])
+    kernel.entry(_board, total, -(-total // pieces), *arguments)
 
 
 def thread_count():
@@ -74,7 +48,7 @@ def thread_count():
 
 
 class _Helper(threading.Thread):
-    """Helper thread: runs pieces of announced jobs; sleeps when there has been none for a moment."""
+    """Helper thread: takes pieces of announced jobs; sleeps when there has been none for a moment."""
 
     def __init__(self, number):
         super().__init__(name=f"mindspeed_ms-kernel-{number}", daemon=True)
@@ -82,20 +56,11 @@ class _Helper(threading.Thread):
         self.wake = threading.Semaphore(0)
 
     def run(self):
-        """Worker loop: take pieces of each announced job; a missed job is finished by the other threads."""
-        seen = int(_bell[0])
+        """Worker loop; a job that is missed while falling asleep is finished by the other threads."""
         while True:
-            if not wait_until_changed(_bell, 0, seen, _IDLE_ROUNDS):
-                self.is_asleep = True
-                self.wake.acquire()
-            seen = int(_bell[0])
-            current = _current
-            if current is not None:
-                kernel, arguments, failures = current
-                try:
-                    kernel.entry(*arguments)
-                except Exception as error:  # the caller raises it
-                    failures.append(error)
+            jobs.help_until_idle(_board, _IDLE_ROUNDS)
+            self.is_asleep = True
+            self.wake.acquire()
 
 
 def _wake_helpers(number):

@@ -31,7 +31,7 @@ class ModelRunner:
         vocab_size (int): rows of the vocabulary that are tokens.
         max_sequence_length (int): longest sequence; of learned positions at most their number.
         slots (int): sequences in the cache at a time.
-        prefill_chunk (int): tokens of a sequence that enter in one forward; longer feeds go in several.
+        prefill_chunk (int): tokens that enter in one forward, of a sequence or of several short ones; longer feeds go in several.
 
     Attributes:
         cache (KeyValueCache): of this rank.
@@ -40,7 +40,7 @@ class ModelRunner:
     def __init__(self, chunks, model, vocab_size, max_sequence_length, slots, prefill_chunk=DEFAULT_PREFILL_CHUNK):
         self.vocab_size, self.max_sequence_length, self.slots = vocab_size, max_sequence_length, slots
         self._chunks, self._model = chunks, model
-        self._prefill_chunk = min(prefill_chunk, max_sequence_length)
+        self._batch_tokens, self._prefill_chunk = prefill_chunk, min(prefill_chunk, max_sequence_length)
         self.cache = KeyValueCache(model, slots, max_sequence_length, model.compute_dtype, self._prefill_chunk)
         self._scorer = TokenScorer(vocab_size)
         # of the whole model, not only of this rank's layers: all ranks must refuse the same feeds
@@ -78,7 +78,7 @@ class ModelRunner:
         sequences = [rows_of(number, feed.slot, feed.start, feed.ids, self._prefill_chunk) for number, feed in enumerate(feeds)]
         wants = [feed.wants == "last" for feed in feeds]
         for rows in rounds_of(sequences):
-            for batch in batches_of_similar_length(rows, self._prefill_chunk):
+            for batch in batches_of_similar_length(rows, self._batch_tokens):
                 for number, logits in self._next_logits(batch, wants):
                     results[number] = logits
         for feed in feeds:

@@ -15,7 +15,7 @@ from mindspeed_ms.ops.cpu import jobs
 MINIMUM_WORK = 32768
 """Element operations below which a piece is not worth handing to another thread."""
 _PIECES_PER_THREAD = 4
-_IDLE_ROUNDS = 50_000
+_IDLE_ROUNDS = 20_000
 
 _threads = 0
 _helpers = []

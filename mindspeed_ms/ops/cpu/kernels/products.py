@@ -1,10 +1,8 @@
 """Matrix product kernels: one thread's share of a linear layer; matrices are C-contiguous float32."""
 
-import numpy as np
-
-from mindspeed_ms.ops.cpu.compiler import kernel, reduction
-from mindspeed_ms.ops.cpu.kernels.blas import address_of, multiply, multiply_transposed, transposed_multiply
-from mindspeed_ms.ops.cpu.kernels.casts import float_of_bfloat16
+from mindspeed_ms.ops.cpu.compiler import kernel
+from mindspeed_ms.ops.cpu.kernels.blas import ITEM, address_of, multiply, multiply_transposed, transposed_multiply
+from mindspeed_ms.ops.cpu.kernels.dots import COLUMNS, ROWS, bit_dots_of_row, bit_dots_of_rows, dots_of_row, dots_of_rows
 
 
 @kernel
@@ -45,33 +43,8 @@ def linear_rows(start, stop, sgemm, x, weight, y):
     )
 
 
-FEW_ROWS = 8
+FEW_ROWS = 48
 """Up to so many tokens `linear_few` is faster than BLAS, which copies the weight into another order first."""
-COLUMNS = 4
-"""Columns of y that `linear_few` computes together."""
-
-
-@reduction
-def _four_dots(x, w0, w1, w2, w3):
-    a = b = c = d = np.float32(0)
-    for k in range(x.size):
-        a += x[k] * w0[k]
-        b += x[k] * w1[k]
-        c += x[k] * w2[k]
-        d += x[k] * w3[k]
-    return a, b, c, d
-
-
-@reduction
-def _four_dots_of_bits(x, w0, w1, w2, w3):
-    """As `_four_dots`, with rows of bfloat16 bits (int16)."""
-    a = b = c = d = np.float32(0)
-    for k in range(x.size):
-        a += x[k] * float_of_bfloat16(w0[k])
-        b += x[k] * float_of_bfloat16(w1[k])
-        c += x[k] * float_of_bfloat16(w2[k])
-        d += x[k] * float_of_bfloat16(w3[k])
-    return a, b, c, d
 
 
 @kernel
@@ -80,31 +53,35 @@ def linear_few(start, stop, x, weight, y):
 
     Each weight is read from memory once, and each element of y is summed in the same order whatever the number of tokens.
     """
-    last = weight.shape[0] - 1
+    tokens, size = x.shape
+    x_step, y_step = ITEM * size, ITEM * y.shape[1]
     for group in range(start, stop):
         j = group * COLUMNS
-        w0, w1, w2, w3 = weight[j], weight[min(j + 1, last)], weight[min(j + 2, last)], weight[min(j + 3, last)]
-        for i in range(x.shape[0]):
-            a, b, c, d = _four_dots(x[i], w0, w1, w2, w3)
-            y[i, j] = a
-            y[i, min(j + 1, last)] = b
-            y[i, min(j + 2, last)] = c
-            y[i, min(j + 3, last)] = d
+        count, rows, column = min(COLUMNS, weight.shape[0] - j), address_of(weight[j:]), address_of(y[:, j:])
+        i = 0
+        while i + ROWS <= tokens:
+            dots_of_rows(address_of(x) + i * x_step, x_step, rows, x_step, size, column + i * y_step, y_step, count)
+            i += ROWS
+        while i < tokens:
+            dots_of_row(address_of(x) + i * x_step, x_step, rows, x_step, size, column + i * y_step, y_step, count)
+            i += 1
 
 
 @kernel
 def linear_few_bfloat16(start, stop, x, bits, y):
     """`linear_few` with a weight of bfloat16 bits (int16 [out, in])."""
-    last = bits.shape[0] - 1
+    tokens, size = x.shape
+    x_step, y_step = ITEM * size, ITEM * y.shape[1]
     for group in range(start, stop):
         j = group * COLUMNS
-        w0, w1, w2, w3 = bits[j], bits[min(j + 1, last)], bits[min(j + 2, last)], bits[min(j + 3, last)]
-        for i in range(x.shape[0]):
-            a, b, c, d = _four_dots_of_bits(x[i], w0, w1, w2, w3)
-            y[i, j] = a
-            y[i, min(j + 1, last)] = b
-            y[i, min(j + 2, last)] = c
-            y[i, min(j + 3, last)] = d
+        count, rows, column = min(COLUMNS, bits.shape[0] - j), address_of(bits[j:]), address_of(y[:, j:])
+        i = 0
+        while i + ROWS <= tokens:
+            bit_dots_of_rows(address_of(x) + i * x_step, x_step, rows, 2 * size, size, column + i * y_step, y_step, count)
+            i += ROWS
+        while i < tokens:
+            bit_dots_of_row(address_of(x) + i * x_step, x_step, rows, 2 * size, size, column + i * y_step, y_step, count)
+            i += 1
 
 
 @kernel

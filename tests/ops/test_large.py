@@ -1,5 +1,7 @@
 """Sizes at which kernels are cut into pieces for several threads and memory comes from the pool."""
 
+import threading
+
 import numpy as np
 import pytest
 from mindspore import Tensor
@@ -9,7 +11,7 @@ from mindspeed_ms.core import autograd
 from mindspeed_ms.ops.cpu import threads
 from mindspeed_ms.ops.cpu.compiler import kernel
 from tests.ops import references
-from tests.ops.harness import assert_close, tensor, values
+from tests.ops.harness import TOLERANCE, assert_close, tensor, values
 
 
 def _normal(*shape, seed=0):
@@ -95,9 +97,50 @@ def _pieces():
             counts = np.zeros(total + 1, np.int64)
             _with_threads(number, lambda t=total, c=counts: [threads.run(_count, t, 10**9, c, -1) for _ in range(20)])
             assert (counts[:total] == 20).all() and counts[total] == 0, f"{total} pieces on {number} threads"
-        with pytest.raises(ValueError, match="piece failed"):
+        with pytest.raises(RuntimeError, match="a piece of the kernel _count failed"):
             _with_threads(number, lambda: threads.run(_count, 1000, 10**9, np.zeros(1000, np.int64), 613))
 
 
 def test_every_piece_runs_once_and_failures_are_raised(world):
     world(1)(_pieces)
+
+
+def _two_starters():
+    """Threads that start jobs at the same time: one has the helpers, the other works alone."""
+    counts = np.zeros((2, 4000), np.int64)
+
+    def start(row):
+        for _ in range(300):
+            threads.run(_count, 3999, 10**9, counts[row], -1)
+
+    def both():
+        starters = [threading.Thread(target=start, args=(row,)) for row in range(2)]
+        for starter in starters:
+            starter.start()
+        for starter in starters:
+            starter.join()
+
+    _with_threads(3, both)
+    assert (counts[:, :3999] == 300).all()
+
+
+def test_two_threads_start_jobs_at_the_same_time(world):
+    world(1)(_two_starters)
+
+
+def _few_tokens():
+    for inputs, outputs in ((70, 13), (16, 6), (5, 1), (576, 40)):
+        weight, bias = _normal(outputs, inputs), _normal(outputs, seed=3)
+        for dtype in ("float32", "bfloat16"):
+            w, b = tensor(weight, dtype), tensor(bias, dtype)
+            for tokens in (1, 3, 4, 9, 64):
+                x = tensor(_normal(tokens, inputs, seed=tokens), dtype)
+                y = values(ops.linear_forward(x, w, b))
+                expected = values(x).astype(np.float64) @ values(w).astype(np.float64).T + values(b)
+                assert_close(y, expected, TOLERANCE[dtype], f"{tokens} tokens, {inputs} to {outputs}")
+                last = tensor(values(x)[-1:], dtype)
+                assert (values(ops.linear_forward(last, w, b))[0] == y[-1]).all(), "a token depends on those beside it"
+
+
+def test_few_tokens_are_exact_and_each_as_alone(world):
+    world(1)(_few_tokens)

@@ -12,7 +12,7 @@ from mindspeed_ms.core.device import to_dtype
 
 def cast(tensor, dtype):
     """Cast `tensor` to `dtype`; unchanged if it has that dtype or is None."""
-    return None if tensor is None else ops.cast(tensor, dtype)
+    return tensor if tensor is None or tensor.dtype == dtype else ops.cast(tensor, dtype)
 
 
 class LinearWithGradAccumulationAndAsyncCommunication(Function):

@@ -68,9 +68,8 @@ def linear_forward(x, weight, bias=None):
 
 
 def _run_product(kernel, total, work, *arguments):
-    """Run a kernel of `products` over `total` rows or columns, in large pieces: each piece packs one operand anew."""
-    pieces_per_thread = 2 if total >= 4 * _NARROW * threads.thread_count() else 1
-    threads.run(kernel, total, work, sgemm_address(), *arguments, pieces_per_thread=pieces_per_thread)
+    """Run a kernel of `products` over `total` rows or columns, a piece per thread: each packs one operand anew."""
+    threads.run(kernel, total, work, sgemm_address(), *arguments, pieces_per_thread=1)
 
 
 def linear_input_grad(output_grad, weight):

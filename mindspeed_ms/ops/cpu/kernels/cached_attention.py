@@ -120,17 +120,17 @@ def cached_attention(
             for r in range(real):
                 row = scores[r * KEY_BLOCK : r * KEY_BLOCK + columns]
                 p = position if is_step else position + r
-                for j in range(columns):
-                    if k0 + j > p or k0 + j <= p - window:
-                        row[j] = _LOWEST
+                seen_start, seen_stop = max(0, p - window + 1 - k0), min(columns, max(0, p + 1 - k0))
+                fill(row[:seen_start], _ZERO)
+                fill(row[seen_stop:], _ZERO)
+                if seen_start >= seen_stop:
+                    continue
+                row = row[seen_start:seen_stop]
                 before, block_largest = largest[r], row_maximum(row)
                 if before >= block_largest:
                     block_largest = before
-                if block_largest == _LOWEST:
-                    fill(row, _ZERO)
-                    continue
                 shrink = exp(before - block_largest)
-                for j in range(columns):
+                for j in range(row.size):
                     row[j] = exp(row[j] - block_largest)
                 sums[r] = np.float32(sums[r] * shrink + row_sum(row))
                 largest[r] = block_largest

@@ -3,6 +3,7 @@
 from mindspeed_ms.ops.cpu.compiler import kernel
 from mindspeed_ms.ops.cpu.kernels.blas import ITEM, address_of, multiply, multiply_transposed, transposed_multiply
 from mindspeed_ms.ops.cpu.kernels.dots import COLUMNS, ROWS, bit_dots_of_row, bit_dots_of_rows, dots_of_row, dots_of_rows
+from mindspeed_ms.ops.cpu.kernels.vectors import prefetch
 
 
 @kernel
@@ -43,7 +44,8 @@ def linear_rows(start, stop, sgemm, x, weight, y):
     )
 
 
-FEW_ROWS = 48
+
+FEW_ROWS = 128
 """Up to so many tokens `linear_few` is faster than BLAS, which copies the weight into another order first."""
 
 
@@ -55,11 +57,13 @@ def linear_few(start, stop, x, weight, y):
     """
     tokens, size = x.shape
     x_step, y_step = ITEM * size, ITEM * y.shape[1]
+    share = COLUMNS * x_step * ROWS // max(tokens, 1)
     for group in range(start, stop):
         j = group * COLUMNS
         count, rows, column = min(COLUMNS, weight.shape[0] - j), address_of(weight[j:]), address_of(y[:, j:])
         i = 0
         while i + ROWS <= tokens:
+            prefetch(rows + COLUMNS * x_step + i // ROWS * share, share)  # of the next group
             dots_of_rows(address_of(x) + i * x_step, x_step, rows, x_step, size, column + i * y_step, y_step, count)
             i += ROWS
         while i < tokens:

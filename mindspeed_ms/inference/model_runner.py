@@ -31,7 +31,7 @@ class ModelRunner:
         vocab_size (int): rows of the vocabulary that are tokens.
         max_sequence_length (int): longest sequence; of learned positions at most their number.
         slots (int): sequences in the cache at a time.
-        prefill_chunk (int): tokens that enter in one forward, of a sequence or of several short ones; longer feeds go in several.
+        prefill_chunk (int): tokens that enter in one forward, of one sequence or of several; longer feeds go in several.
 
     Attributes:
         cache (KeyValueCache): of this rank.

@@ -22,14 +22,14 @@ _INNER = {"error_model": "numpy", "no_cpython_wrapper": True, "no_cfunc_wrapper"
 
 
 _ENTRY = """def {name}(board, total, piece, {arguments}):
-    code, place = share(({arguments},))
-    if run(board, code, place, total, piece):
+    code, place = share_(({arguments},))
+    if run_(board, code, place, total, piece):
         raise RuntimeError("a piece of the kernel {name} failed")
 """
 
 
 class Kernel:
-    """Compiled function of `board, total, piece, ...` that runs a function of `start, stop, ...` on pieces of `total` (see `jobs`).
+    """Compiled function of `board, total, piece, ...`: runs a function of `start, stop, ...` on pieces of `total`, see `jobs`.
 
     The first call compiles, or loads what another rank compiled meanwhile.
     """
@@ -50,10 +50,10 @@ class Kernel:
 
 
 def _entry_of(function):
-    """Compilable function that runs a job of `function`, with its file and line, so that numba can cache the machine code on disk."""
+    """Compilable function that runs a job of `function`, with its file and line, by which numba caches the machine code."""
     code = function.__code__
     arguments = ", ".join(code.co_varnames[2 : code.co_argcount])
-    namespace = {"share": jobs.shared_code(function, {"fastmath": set(_EXACT_FLAGS), **_INNER}), "run": jobs.run}
+    namespace = {"share_": jobs.shared_code(function, {"fastmath": set(_EXACT_FLAGS), **_INNER}), "run_": jobs.run}
     exec(compile(_ENTRY.format(name=function.__name__, arguments=arguments), code.co_filename, "exec"), namespace)
     entry = namespace[function.__name__]
     entry.__code__ = entry.__code__.replace(co_firstlineno=code.co_firstlineno)

@@ -30,7 +30,7 @@ def new_board():
     """Board of a group of threads, int64 array.
 
     Places: number of the newest job; number of the job that helpers may enter, 0 for none; helpers inside; start of the next
-    piece; threads that want to start a job; address of the machine code and of the arguments; total; piece; whether a piece failed.
+    piece; threads that want to start a job; addresses of the machine code and of the arguments; total; piece; a piece failed.
     """
     return np.zeros(_SIZE, np.int64)
 
@@ -128,7 +128,8 @@ def run(board, code, arguments, total, piece):
     if _add(busy, 1):
         _add(busy, -1)
         return _take(code, _counter(), total, total, arguments)
-    board[_CODE], board[_ARGUMENTS], board[_TOTAL], board[_PIECE], board[_NEXT], board[_FAILED] = (code, arguments, total, piece, 0, 0)
+    board[_CODE], board[_ARGUMENTS], board[_TOTAL], board[_PIECE] = code, arguments, total, piece
+    board[_NEXT], board[_FAILED] = 0, 0
     number = board[_NUMBER] + 1
     _write(is_open, number)
     _write(_address(board, _NUMBER), number)
@@ -168,15 +169,15 @@ def help_until_idle(board, rounds):
 
 
 _PIECES = """def {name}(counter, total, piece, {arguments}):
-    start = add(counter, piece)
+    start = advance_(counter, piece)
     while start < total:
-        body(start, min(start + piece, total), {arguments})
-        start = add(counter, piece)
+        body_(start, min(start + piece, total), {arguments})
+        start = advance_(counter, piece)
 """
 
 
 def shared_code(function, options):
-    """Intrinsic `arguments tuple -> (code, place)`: addresses of machine code that takes pieces, and of the arguments on the stack.
+    """Intrinsic `arguments -> (code, place)`: addresses of machine code that takes pieces, and of the arguments (a tuple).
 
     Args:
         function: Python function of `start, stop, ...`.
@@ -185,7 +186,7 @@ def shared_code(function, options):
     code = function.__code__
     names = ", ".join(code.co_varnames[2 : code.co_argcount])
     body = numba.njit(inline="always")(function)  # merged before compilation, which would otherwise happen twice
-    namespace = {"body": body, "add": _add}
+    namespace = {"body_": body, "advance_": _add}  # no names of a kernel
     exec(compile(_PIECES.format(name=function.__name__, arguments=names), code.co_filename, "exec"), namespace)
     pieces = numba.njit(**options)(namespace[function.__name__])
 

@@ -44,7 +44,6 @@ def linear_rows(start, stop, sgemm, x, weight, y):
     )
 
 
-
 FEW_ROWS = 128
 """Up to so many tokens `linear_few` is faster than BLAS, which copies the weight into another order first."""
 

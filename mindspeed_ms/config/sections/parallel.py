@@ -26,8 +26,6 @@ class ModelParallelConfig(Section):
         "Context parallel size: the sequence is cut over so many ranks.",
         "上下文并行的大小，即序列被切到多少个rank上。",
         "layout",
-        later="context parallelism",
-        later_parts=("parallel_config.context_parallel_algo", "parallel_config.ulysses_degree_in_cp"),
     )
     context_parallel_algo: one_of("ulysses_cp_algo", "megatron_cp_algo", "hybrid_cp_algo") = field(
         "ulysses_cp_algo",

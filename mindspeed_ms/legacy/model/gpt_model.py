@@ -4,6 +4,7 @@ from mindspore import dtype, mint
 
 from mindspeed_ms import ops
 from mindspeed_ms.config.model_description import describe_config
+from mindspeed_ms.core.context_parallel import get_batch_on_this_cp_rank
 from mindspeed_ms.core.tensor_parallel.cross_entropy import VocabParallelCrossEntropy
 from mindspeed_ms.legacy.model.enums import AttnMaskType
 from mindspeed_ms.legacy.model.eos_mask import EosMask
@@ -66,6 +67,9 @@ class GPTModel(Module):
     loss_mask `[b, s]` (None counts every token), labels `[b, s]` or None, tokentype_ids,
     inference_params (see `inference.inference_params`) or None. The retriever's arguments must be None.
 
+    Under context parallelism the inputs `[b, s]` are whole sequences or this rank's part of them (see `cut_batch`), the mask is
+    that of whole sequences or its rows of this part; logits and hidden states are this part's.
+
     Output: the loss (scalar, mean over the tokens that the mask counts); without labels the logits
     `[b, s, v / tp]`, with inference_params what these read out; on other stages than the last the hidden states `[s, b, h]`.
 
@@ -110,6 +114,15 @@ class GPTModel(Module):
         """Set the hidden states from the previous pipeline stage."""
         self.language_model.set_input_tensor(input_tensor)
 
+    def cut_batch(self, batch):
+        """Batch (dict) cut to this rank's part of the sequences, unless it is one already: it was cut here or, where all
+        sequences have one length, has the length of a part."""
+        varies = self.described.model.parallel.variable_seq_lengths
+        return get_batch_on_this_cp_rank(batch, None if varies else self.seq_length)
+
+    def _on_this_rank(self, **inputs):
+        return self.cut_batch(inputs).values()
+
     def construct(
         self,
         tokens,
@@ -124,6 +137,9 @@ class GPTModel(Module):
         inference_params=None,
     ):
         """See the class."""
+        tokens, position_ids, loss_mask, labels, tokentype_ids = self._on_this_rank(
+            tokens=tokens, position_ids=position_ids, loss_mask=loss_mask, labels=labels, tokentype_ids=tokentype_ids
+        )
         check_inputs(self.config, tokens, position_ids, loss_mask, labels if self.post_process else None)
         if self.eod_mask is not None and (position_ids is None or attention_mask is None):
             position_ids, attention_mask = self.eod_mask(tokens)

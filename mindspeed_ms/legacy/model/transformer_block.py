@@ -1,8 +1,9 @@
 """Transformer block: layers of one pipeline stage. Source: Megatron's `ParallelTransformer` / `TransformerBlock`."""
 
-from mindspore import nn
+from mindspore import Tensor, nn
 
 from mindspeed_ms.core import parallel_state
+from mindspeed_ms.core.context_parallel import VisibleKeys
 from mindspeed_ms.core.tensor_parallel.random import checkpoint
 from mindspeed_ms.layout.layer_lists import LayerRecompute
 from mindspeed_ms.layout.stages import recompute_of
@@ -110,7 +111,9 @@ class ParallelTransformer(Module):
             hidden_states = self.input_tensor
         if hidden_states is None:
             raise ValueError("this pipeline stage has no input: call set_input_tensor() before the model.")
-        if attention_mask is not None:
+        if parallel_state.get_context_parallel_world_size() > 1:
+            attention_mask = VisibleKeys.of(attention_mask)  # once for all layers
+        elif isinstance(attention_mask, Tensor):
             length = hidden_states.shape[0]
             if self.sequence_parallel:
                 length *= parallel_state.get_tensor_model_parallel_world_size()

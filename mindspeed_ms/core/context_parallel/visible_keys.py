@@ -32,7 +32,8 @@ class VisibleKeys:
         """Causal attention within packed documents.
 
         Args:
-            lengths (sequence): of each sample the lengths of its documents, in order; what is left of the sequence is one more.
+            lengths (sequence): of each sample the lengths of its documents, in order; what is left of the sequence is one more,
+                and zeros do not count.
             seq_length (int): s, of the whole sequence.
 
         Raises:
@@ -40,7 +41,7 @@ class VisibleKeys:
         """
         starts = np.zeros((len(lengths), seq_length), np.int32)
         for row, sample in zip(starts, lengths):
-            sample = [int(length) for length in sample]
+            sample = [int(length) for length in sample if length]
             if min(sample, default=1) < 1 or sum(sample) > seq_length:
                 raise ValueError(f"actual sequence lengths {sample} do not fit a sequence of {seq_length} tokens.")
             ends = np.cumsum(sample)
@@ -60,8 +61,11 @@ class VisibleKeys:
         """Of a mask Tensor, 1 where a query may not look.
 
         Args:
-            mask (Tensor): `[..., s, s]` of whole sequences, or the rows of this rank's part of them `[..., s / cp, s]`; the
-                leading axes are none, `[b or 1]` or `[b or 1, 1]`; or `[b, s]`... see `expand_attention_mask`.
+            mask (Tensor): `[s, s]`, `[b or 1, s, s]` or `[b or 1, 1, s, s]` of whole sequences, or the s / cp rows of this rank's
+                part of them; bool or uint8.
+
+        Raises:
+            ValueError: another number of rows.
         """
         length = mask.shape[-1]
         mask = mask.reshape((-1, 1, *mask.shape[-2:]))

@@ -309,7 +309,9 @@ class ParallelAttention(LayerCell):
                 "out, or call set_train(False)."
             )
         if self.cuts_sequence:
-            raise ValueError("inference_params cannot be combined with context_parallel_size above 1: load the model without it.")
+            raise ValueError(
+                "inference_params cannot be combined with context_parallel_size above 1: load the model without it."
+            )
         if self.has_explicit_band:
             raise ValueError(
                 "inference_params cannot be combined with pre_tokens, next_tokens or sparse_mode of fa_config: set "

@@ -4,7 +4,8 @@ from mindspore import dtype, mint
 
 from mindspeed_ms import ops
 from mindspeed_ms.config.model_description import describe_config
-from mindspeed_ms.core.context_parallel import get_batch_on_this_cp_rank
+from mindspeed_ms.core import parallel_state
+from mindspeed_ms.core.context_parallel import VisibleKeys, get_batch_on_this_cp_rank
 from mindspeed_ms.core.tensor_parallel.cross_entropy import VocabParallelCrossEntropy
 from mindspeed_ms.legacy.model.enums import AttnMaskType
 from mindspeed_ms.legacy.model.eos_mask import EosMask
@@ -65,7 +66,8 @@ class GPTModel(Module):
 
     Inputs: tokens `[b, s]`, position_ids `[b, s]` or None, attention_mask (see `attention_mask`) or None for causal,
     loss_mask `[b, s]` (None counts every token), labels `[b, s]` or None, tokentype_ids,
-    inference_params (see `inference.inference_params`) or None. The retriever's arguments must be None.
+    inference_params (see `inference.inference_params`) or None, actual_seq_len `[b, n]` instead of a mask: lengths of the
+    documents packed in each sample (zeros do not count), which do not see each other. The retriever's arguments must be None.
 
     Under context parallelism the inputs `[b, s]` are whole sequences or this rank's part of them (see `cut_batch`), the mask is
     that of whole sequences or its rows of this part; logits and hidden states are this part's.
@@ -123,6 +125,14 @@ class GPTModel(Module):
     def _on_this_rank(self, **inputs):
         return self.cut_batch(inputs).values()
 
+    def _documents(self, lengths, attention_mask, tokens):
+        """Mask of packed documents of these lengths."""
+        if attention_mask is not None:
+            raise ValueError("attention_mask and actual_seq_len are both given: leave one out.")
+        (tokens,) = self._on_this_rank(tokens=tokens)
+        length = tokens.shape[1] * parallel_state.get_context_parallel_world_size()
+        return VisibleKeys.of_documents(lengths.asnumpy() if hasattr(lengths, "asnumpy") else lengths, length)
+
     def construct(
         self,
         tokens,
@@ -135,8 +145,11 @@ class GPTModel(Module):
         labels=None,
         tokentype_ids=None,
         inference_params=None,
+        actual_seq_len=None,
     ):
         """See the class."""
+        if actual_seq_len is not None:
+            attention_mask = self._documents(actual_seq_len, attention_mask, tokens)
         tokens, position_ids, loss_mask, labels, tokentype_ids = self._on_this_rank(
             tokens=tokens, position_ids=position_ids, loss_mask=loss_mask, labels=labels, tokentype_ids=tokentype_ids
         )

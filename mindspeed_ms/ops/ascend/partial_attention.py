@@ -80,7 +80,9 @@ def _is_fused(query, value):
 def _repeated(t, heads):
     """Keys or values [b, groups, s, d], repeated for `heads` query heads, float32."""
     batch, groups, length, size = t.shape
-    t = mint.broadcast_to(t.astype(ms.float32).reshape((batch, groups, 1, length, size)), (batch, groups, heads // groups, length, size))
+    t = mint.broadcast_to(
+        t.astype(ms.float32).reshape((batch, groups, 1, length, size)), (batch, groups, heads // groups, length, size)
+    )
     return t.reshape((batch, heads, length, size))
 
 
@@ -188,7 +190,10 @@ def attention_with_statistics_gradient(
         return before or tuple(mint.zeros(t.shape, dtype=ms.float32) for t in (query, key, value))
     grads = _gradients_of_block(
         block,
-        *(_turned(t) for t in (block.of_queries(output_grad), block.of_queries(query), block.of_keys(key), block.of_keys(value))),
+        *(
+            _turned(t)
+            for t in (block.of_queries(output_grad), block.of_queries(query), block.of_keys(key), block.of_keys(value))
+        ),
         _turned(block.of_queries(output)),
         *(mint.unsqueeze(block.of_queries(t, 2), 3) for t in (maximum, total)),
         checks.default_scale(scale, query.shape[3]),

@@ -107,7 +107,8 @@ def check_partial_attention(query, key, value, first_keys, stop_keys, mask):
     for name, places in (("first_keys", first_keys), ("stop_keys", stop_keys)):
         if places.shape not in ((1, queries), (batch, queries)) or places.dtype != np.int32:
             raise ValueError(
-                f"attention_with_statistics got {name} {places.shape} of {places.dtype}: expected int32 (1 or {batch}, {queries})."
+                f"attention_with_statistics got {name} {places.shape} of {places.dtype}: expected int32 (1 or {batch}, "
+                f"{queries})."
             )
     if first_keys.shape != stop_keys.shape or first_keys.min() < 0 or stop_keys.max() > key.shape[0]:
         raise ValueError(

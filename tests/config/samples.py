@@ -172,14 +172,18 @@ SPECIAL = {
     },
     "parallel_config.tensor_model_parallel_size": 2,
     "parallel_config.pipeline_model_parallel_size": 2,
-    "parallel_config.context_parallel_size": 2,
-    "parallel_config.context_parallel_algo": ("megatron_cp_algo", {"parallel_config.context_parallel_size": 2}),
+    "parallel_config.context_parallel_size": (2, {"model_config.attention_dropout": 0.0}),
+    "parallel_config.context_parallel_algo": (
+        "megatron_cp_algo",
+        {"parallel_config.context_parallel_size": 2, "model_config.attention_dropout": 0.0},
+    ),
     "parallel_config.ulysses_degree_in_cp": (
         2,
         {
             "parallel_config.context_parallel_size": 8,
             "parallel_config.context_parallel_algo": "hybrid_cp_algo",
             "parallel_config.ulysses_degree_in_cp": 4,
+            "model_config.attention_dropout": 0.0,
         },
     ),
     "parallel_config.expert_model_parallel_size": (2, _EXPERTS),

@@ -1,5 +1,7 @@
 """Attention to parts of the keys: merged parts and their gradients against float64 references."""
 
+import itertools
+
 import numpy as np
 import pytest
 from mindspore import Tensor
@@ -45,7 +47,7 @@ def _in_parts(kind, dtype, bounds, with_mask):
     mask = np.random.default_rng(3).random((2, 1, QUERIES, KEYS)) < 0.3 if with_mask else None
     hidden = _hidden(first, stop, KEYS) if mask is None else _hidden(first, stop, KEYS) | mask
     output_grad = tensor(_normal(QUERIES, 2, 4, WIDTH, seed=5), dtype)
-    parts, result, grads = list(zip(bounds[:-1], bounds[1:]))[::-1], None, None
+    parts, result, grads = list(itertools.pairwise(bounds))[::-1], None, None
 
     def part(start, end):
         places = (np.clip(a - start, 0, end - start).astype(np.int32) for a in (first, stop))

@@ -23,7 +23,7 @@ def current_cut():
 
 
 def is_part(value, seq_length=None):
-    """Whether a Tensor `[b, s]` is this rank's part of a sequence: it was cut here, or has the length of a part of `seq_length`."""
+    """Whether a Tensor `[b, s]` is a part of the sequences: it was cut here, or has the length of a part of `seq_length`."""
     if getattr(value, _MARK, False):
         return True
     return seq_length is not None and value.shape[1] * parallel_state.get_context_parallel_world_size() == seq_length

@@ -1,8 +1,8 @@
 """Ring attention: keys and values go round the ranks of a group while each attends to the part that it holds at the moment.
 
 Forward: in step k a rank holds the part of the rank k places before it, passes it on and merges its share of the softmax by the
-statistics of both. Backward: the parts go round once more, each with its gradients, to which every rank adds. In both directions
-the next part travels while the present one is computed with.
+statistics of both. Backward: the parts go round once more, each with its gradients, to which every rank adds. In both
+directions the next part travels while the present one is computed with.
 """
 
 import numpy as np

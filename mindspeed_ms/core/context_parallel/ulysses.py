@@ -1,4 +1,4 @@
-"""Ulysses: ranks exchange parts of the sequence for heads, so that each attends to the whole sequence with some of the heads."""
+"""Ulysses: ranks exchange parts of the sequence for heads; each attends to the whole sequence with some of the heads."""
 
 from math import lcm
 

@@ -61,8 +61,8 @@ class VisibleKeys:
         """Of a mask Tensor, 1 where a query may not look.
 
         Args:
-            mask (Tensor): `[s, s]`, `[b or 1, s, s]` or `[b or 1, 1, s, s]` of whole sequences, or the s / cp rows of this rank's
-                part of them; bool or uint8.
+            mask (Tensor): `[s, s]`, `[b or 1, s, s]` or `[b or 1, 1, s, s]` of whole sequences, or the s / cp rows of this
+                rank's part of them; bool or uint8.
 
         Raises:
             ValueError: another number of rows.

@@ -54,8 +54,8 @@ class CoreAttention(Module):
         """What else than the mask hides keys, for sequences of `length` tokens that are cut over ranks.
 
         Returns:
-            (mask, lower, upper, scale): the mask, or None where the settings say that it does not count; the query at position i
-                sees positions i + lower to i + upper; scale of the scores (None: the usual one).
+            (mask, lower, upper, scale): the mask, or None where the settings say that it does not count; the query at
+                position i sees positions i + lower to i + upper; scale of the scores (None: the usual one).
         """
         causal = is_causal(self.attn_mask_type, mask)
         pre_tokens, next_tokens = None if self.window is None else self.window - 1, None

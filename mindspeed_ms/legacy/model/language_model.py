@@ -199,7 +199,7 @@ class TransformerLanguageModel(Module):
         return self.encoder(hidden_states, enc_attn_mask, inference_params=inference_params, rotary_pos_emb=rotary_pos_emb)
 
     def _sequence_length(self, ids):
-        """Length of this rank's part of the sequence (all of it without context parallelism), from the ids or, on later stages, from the hidden states."""
+        """Length of this rank's part of the sequence, whole over tensor parallelism: of the ids or the input's states."""
         if ids is not None:
             if self.sequence_parallel:
                 size = parallel_state.get_tensor_model_parallel_world_size()

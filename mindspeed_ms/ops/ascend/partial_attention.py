@@ -1,4 +1,4 @@
-"""Ascend forms of attention to a part of the keys: the fused operator in half precisions, products and exponentials in float32."""
+"""Ascend forms of attention to a part of the keys: the fused operator in half precisions, products in float32."""
 
 import mindspore as ms
 from mindspore import Tensor, mint, ops

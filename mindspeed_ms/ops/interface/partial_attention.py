@@ -21,8 +21,8 @@ def attention_with_statistics(query, key, value, first_keys, stop_keys, mask=Non
         before (tuple): result for other keys, which is merged in and must not be used afterwards.
 
     Returns:
-        (output, maximum, total): float32 [sq, b, n, dv], and float32 [b, n, sq] twice: the largest visible score, and the sum of
-        exponentials of the scores less the largest. A query that sees nothing has output 0 and total 0.
+        (output, maximum, total): float32 [sq, b, n, dv], and float32 [b, n, sq] twice: the largest visible score, and the sum
+        of exponentials of the scores less the largest. A query that sees nothing has output 0 and total 0.
 
     Raises:
         ValueError: shapes that do not fit.

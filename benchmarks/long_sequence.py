@@ -5,8 +5,8 @@
 
 Forward and backward of 4 layers (hidden 256, 4 heads, MLP 704, vocabulary 1024), micro-batch 1, float32, one thread per rank.
 
-- memory: bytes that the backward keeps and the peak of all arrays (Python's own count of numpy's memory), for 1, 2 and 4 ranks; both
-  must fall as 1 / ranks. No array may have as many elements as a whole score matrix of one head.
+- memory: bytes that the backward keeps and the peak of all arrays (Python's own count of numpy's memory), for 1, 2 and 4
+  ranks; the first must fall as 1 / ranks. No array may have as many elements as a whole score matrix of one head.
 - messages: bytes that a rank sends, which must be those of `layout.sequence_messages`.
 - time: best of several alternating rounds. Limits: two ranks need at most 1.15 (ring) and 1.10 (Ulysses) times the half of one
   rank's time.
@@ -14,7 +14,6 @@ Forward and backward of 4 layers (hidden 256, 4 heads, MLP 704, vocabulary 1024)
 The peer of the other benchmarks has no context parallelism on a CPU: --peer-python is accepted and not used.
 """
 
-import json
 import os
 import statistics
 import sys
@@ -108,7 +107,7 @@ def timed(length, parallel, repeats):
 class Allocations:
     """Largest number of elements of an array that was made while this is entered (numpy's functions that make arrays)."""
 
-    NAMES = ("empty", "zeros", "ones", "full", "concatenate", "ascontiguousarray", "empty_like", "zeros_like", "tri", "broadcast_to")
+    NAMES = ("empty", "zeros", "ones", "full", "concatenate", "ascontiguousarray", "empty_like", "zeros_like", "tri")
 
     def __init__(self):
         self.largest = 0
@@ -185,9 +184,7 @@ def sent(length, parallel):
     ulysses, ring = parallel_state.get_ulysses_group(), parallel_state.get_ring_group()
     exchanged = watch(ulysses, "all_to_all", lambda t: t.size * t.itemsize * (ulysses.size - 1) // ulysses.size)
     passed = watch(
-        ring,
-        "batch_isend_irecv",
-        lambda messages: sum(m.tensor.size * m.tensor.itemsize for m in messages if m.kind == "send"),
+        ring, "batch_isend_irecv", lambda messages: sum(m.tensor.size * m.tensor.itemsize for m in messages if m.kind == "send")
     )
     with exchanged, passed:
         run_once(model, batch)
@@ -203,7 +200,8 @@ def expected_bytes(length, parallel):
 
 def _cut(parallel):
     size = parallel.get("context_parallel_size", 1)
-    ulysses = {RING: 1, ULYSSES: size, HYBRID: parallel.get("ulysses_degree_in_cp")}.get(parallel.get("context_parallel_algo"), 1)
+    degrees = {RING: 1, ULYSSES: size, HYBRID: parallel.get("ulysses_degree_in_cp")}
+    ulysses = degrees.get(parallel.get("context_parallel_algo"), 1)
     return SequenceCut(ulysses, size // ulysses)
 
 

@@ -91,6 +91,8 @@ SPECIAL = {
     "model_config.softmax_compute_dtype": ("bfloat16", _BF16),
     "model_config.attention_softmax_in_fp32": (False, _BF16),
     "model_config.fp16_lm_cross_entropy": (True, _FP16),
+    "model_config.loss_chunk_size": 64,
+    "model_config.mlp_chunk_size": 64,
     "model_config.transformer_impl": "local",
     "model_config.recompute_granularity": "selective",
     "model_config.recompute_method": ("block", _FULL),

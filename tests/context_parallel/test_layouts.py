@@ -42,6 +42,7 @@ BESIDES = {
     "window": (("--window-size", "11,0"), 1),
     "window_some": (("--window-size", "5,0", "--window-attn-skip-freq", "2"), 1),
     "flash": (("--use-flash-attn",), 1),
+    "chunks": (("--zero-level", "z3", "--loss-chunk-size", "5", "--mlp-chunk-size", "7"), 2),
     "per_token": (("--calculate-per-token-loss",), 1),
     "per_token_dp2": (("--calculate-per-token-loss",), 2),
     "tp2sp_pp2": ((*TP2SP, *PP2), 4),

@@ -6,6 +6,7 @@ from mindspeed_ms import ops
 from mindspeed_ms.config.model_description import describe_config
 from mindspeed_ms.core import parallel_state
 from mindspeed_ms.core.context_parallel import VisibleKeys, get_batch_on_this_cp_rank
+from mindspeed_ms.core.tensor_parallel.chunked import chunked_cross_entropy
 from mindspeed_ms.core.tensor_parallel.cross_entropy import VocabParallelCrossEntropy
 from mindspeed_ms.legacy.model.enums import AttnMaskType
 from mindspeed_ms.legacy.model.eos_mask import EosMask
@@ -92,6 +93,7 @@ class GPTModel(Module):
         self.untie_embeddings_and_output_weights = config.untie_embeddings_and_output_weights
         self.fp16_lm_cross_entropy = config.fp16_lm_cross_entropy
         self.seq_length = config.seq_length
+        self.loss_chunk_size = config.loss_chunk_size
         self.eod = kwargs.get("eod")
         self.eod_mask = None
         if self.eod is not None:
@@ -121,6 +123,22 @@ class GPTModel(Module):
         sequences have one length, has the length of a part."""
         varies = self.described.model.parallel.variable_seq_lengths
         return get_batch_on_this_cp_rank(batch, None if varies else self.seq_length)
+
+    def _loss_in_chunks(self, lm_output, labels, logit_weights, loss_mask):
+        """The loss without the logits of all tokens at once."""
+        labels = mint.transpose(labels, 0, 1).contiguous()
+        loss_mask = None if loss_mask is None else mint.transpose(loss_mask, 0, 1).contiguous()
+        loss = chunked_cross_entropy(
+            lm_output,
+            logit_weights,
+            labels,
+            self.loss_chunk_size,
+            parallel_state.get_tensor_model_parallel_group(),
+            self.settings,
+            self.parallel_lm_logits.compute_dtype,
+            self.loss.label_smoothing,
+        )
+        return self.loss.mean(loss, labels, loss_mask)
 
     def _on_this_rank(self, **inputs):
         return self.cut_batch(inputs).values()
@@ -174,6 +192,8 @@ class GPTModel(Module):
             logit_weights = self.shared_embedding_or_output_weight()
         if inference_params is not None:
             return inference_params.read_out(lm_output, lambda hidden: self.parallel_lm_logits(hidden, logit_weights, True))
+        if labels is not None and self.loss_chunk_size:
+            return self._loss_in_chunks(lm_output, labels, logit_weights, loss_mask)
         return post_language_model_processing(
             self.parallel_lm_logits,
             self.loss,

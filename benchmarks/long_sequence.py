@@ -131,37 +131,21 @@ class Allocations:
             patch.stop()
 
 
-def kept(model, batch):
-    """Bytes of the tensors that the backward of one forward keeps, each counted once, without parameters and tables."""
-    from mindspeed_ms.core import autograd
-
-    found = {}
-
-    def pack(tensor):
-        found[tensor.data_ptr()] = max(found.get(tensor.data_ptr(), 0), tensor.size * tensor.itemsize)
-        return tensor
-
-    with autograd.saved_tensors_hooks(pack, lambda tensor: tensor):
-        loss = model(**batch)
-    for parameter in model.get_parameters():
-        found.pop(parameter.data_ptr(), None)
-    autograd.backward(loss)
-    for parameter in model.trainable_params():
-        autograd.set_grad(parameter, None)
-    return sum(found.values())
-
-
 def memory(length, parallel):
     """Bytes on this rank: kept for the backward, peak of all arrays during a forward and backward; largest array."""
+    from mindspeed_ms.layout.activation_memory import kept_bytes
+    from mindspeed_ms.testing.kept_tensors import bytes_kept
+
     model, batch = build(length, parallel)
     run_once(model, batch)
-    saved = kept(model, batch)
+    saved = bytes_kept(model, batch)
     tracemalloc.start()
     with Allocations() as allocations:
         run_once(model, batch)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    return {"kept": saved, "peak": peak, "largest": allocations.largest}
+    formula = kept_bytes(model.described.model, 1, LAYERS)
+    return {"kept": saved, "formula": formula, "peak": peak, "largest": allocations.largest}
 
 
 def sent(length, parallel):
@@ -213,8 +197,10 @@ def _write(line=""):
 def report_memory(worlds, lengths):
     """Table of the memory; returns what is off its limit."""
     missed = []
-    _write("| tokens | cut | kept for backward MB | x ranks / one rank | peak MB | x ranks / one rank | largest array / s^2 |")
-    _write("|---|---|---|---|---|---|---|")
+    _write(
+        "| tokens | cut | kept for backward MB | by the formula | x ranks / one rank | peak MB | x ranks / one rank | largest array / s^2 |"
+    )
+    _write("|---|---|---|---|---|---|---|---|")
     for length in lengths:
         one = None
         for name, parallel in CUTS.items():
@@ -223,10 +209,9 @@ def report_memory(worlds, lengths):
             one = one or row
             ratios = {key: row[key] * len(results) / one[key] for key in ("kept", "peak")}
             share = row["largest"] / length**2
-            _write(
-                f"| {length} | {name} | {row['kept'] / 1e6:.1f} | {ratios['kept']:.3f} | {row['peak'] / 1e6:.1f} | "
-                f"{ratios['peak']:.3f} | {share:.3f} |"
-            )
+            cells = [length, name, *(f"{row[key] / 1e6:.1f}" for key in ("kept", "formula")), f"{ratios['kept']:.3f}"]
+            cells += [f"{row['peak'] / 1e6:.1f}", f"{ratios['peak']:.3f}", f"{share:.3f}"]
+            _write("| " + " | ".join(map(str, cells)) + " |")
             if ratios["kept"] > MEMORY_LIMIT:
                 missed.append(f"{name} at {length}: {ratios['kept']:.2f} of 1 / ranks are kept")
             if share >= 1:

@@ -115,11 +115,61 @@ def zero_shard_size(value, view):
     return {"parallel_config.zero_shard_size": None if value == -1 else value}
 
 
+_CP_COMM_TYPES = {
+    "p2p": "megatron_cp_algo",
+    "allgather": "megatron_cp_algo",
+    "a2a": "ulysses_cp_algo",
+    "a2a+p2p": "hybrid_cp_algo",
+}
+
+
+def _algorithm_of_comm_type(view):
+    """Algorithm of `--cp-comm-type`; None where it was not given or has no such name."""
+    kinds = view.get("cp_comm_type") or []
+    kinds = [kinds] if isinstance(kinds, str) else list(kinds)
+    return _CP_COMM_TYPES.get(kinds[0]) if view.is_typed("cp_comm_type") and len(set(kinds)) == 1 else None
+
+
+def cp_comm_type(value, view):
+    """`--cp-comm-type`: Megatron's names of the algorithms, one for all layers."""
+    kinds = [value] if isinstance(value, str) else list(value or ())
+    if not kinds or not view.is_typed("cp_comm_type"):  # Megatron's default is not a choice against context_parallel_algo
+        return {}
+    if set(kinds) - set(_CP_COMM_TYPES):
+        view.problem("cp_comm_type", f"expects one of {', '.join(_CP_COMM_TYPES)}")
+        return {}
+    if len(set(kinds)) > 1:
+        view.problem("cp_comm_type", "differs between layers; give one for all of them")
+        return {}
+    algorithm = _CP_COMM_TYPES[kinds[0]]
+    if view.is_typed("context_parallel_algo") and view.get("context_parallel_algo") != algorithm:
+        view.problem("cp_comm_type", f"is {algorithm}, but --context-parallel-algo says otherwise; keep one of them")
+        return {}
+    if kinds[0] == "allgather":
+        view.notice("cp_comm_type", "keys and values go round a ring instead of being gathered, with the same numbers")
+    return {"parallel_config.context_parallel_algo": algorithm}
+
+
+def hierarchical_context_parallel_sizes(value, view):
+    """`--hierarchical-context-parallel-sizes`: ulysses degree and ring of --cp-comm-type a2a+p2p."""
+    if not value:
+        return {}
+    sizes, name = [int(size) for size in value], "hierarchical_context_parallel_sizes"
+    if _algorithm_of_comm_type(view) != "hybrid_cp_algo" and view.get("context_parallel_algo") != "hybrid_cp_algo":
+        view.problem(name, "needs --cp-comm-type a2a+p2p")
+    elif len(sizes) != 2 or sizes[0] * sizes[1] != int(view.get("context_parallel_size") or 1):
+        view.problem(name, "expects two sizes that multiply to the context parallel size: ulysses degree and ring")
+    else:
+        return {"parallel_config.ulysses_degree_in_cp": sizes[0]}
+    return {}
+
+
 def ulysses_degree(value, view):
     """`--ulysses-degree-in-cp`: dropped with a notice unless the algorithm is hybrid (the yaml reader refuses it)."""
     if value is None:
         return {}
-    if not view.has_files and view.get("context_parallel_algo") != "hybrid_cp_algo":
+    algorithm = _algorithm_of_comm_type(view) or view.get("context_parallel_algo")
+    if not view.has_files and algorithm != "hybrid_cp_algo":
         if view.is_typed("ulysses_degree_in_cp"):
             view.notice("ulysses_degree_in_cp", "no effect, only --context-parallel-algo hybrid_cp_algo takes it")
         return {}

@@ -2,6 +2,7 @@
 
 import ast
 import math
+from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, WithJsonSchema
@@ -182,9 +183,17 @@ def number(**limits):
     return _kind(float, read_float, f"a number {_limits_text(limits)}".strip(), **limits)
 
 
-def one_of(*choices):
-    """Type of a string that is one of `choices`."""
-    return Annotated[Literal[choices], Kind("one of " + ", ".join(choices))]
+class Explained(Kind):
+    """Kind of a string that is one of some choices; `reasons` says why further known words are none of them."""
+
+    reasons = MappingProxyType({})
+
+
+def one_of(*choices, reasons=None):
+    """Type of a string that is one of `choices`; `reasons` (dict) says why further known words are none of them."""
+    kind = Explained("one of " + ", ".join(choices))
+    kind.reasons = reasons or {}
+    return Annotated[Literal[choices], kind]
 
 
 class Registered(Kind):

@@ -157,20 +157,29 @@ def get_rng_tracker():
 
 
 def model_parallel_manual_seed(
-    seed, tensor_rank=0, pipeline_rank=0, data_rank=0, expert_rank=0, expert_tensor_rank=0, data_parallel_random_init=False
+    seed,
+    tensor_rank=0,
+    pipeline_rank=0,
+    data_rank=0,
+    expert_rank=0,
+    expert_tensor_rank=0,
+    data_parallel_random_init=False,
+    context_rank=0,
 ):
     """Seed every state by Megatron's arithmetic (`model_parallel_cuda_manual_seed`).
 
     Default and data-parallel: seed + 100 * pipeline_rank (+ 10 * data_rank with `data_parallel_random_init`), equal
     within a tensor-parallel group. Model-parallel: that + 2718 + tensor_rank. Expert: that + 1024 + 100 * expert_rank +
-    expert_tensor_rank.
+    expert_tensor_rank. Ranks of context parallelism hold other tokens, so 7919 * context_rank is added to all but the
+    data-parallel one (Megatron gives them one stream).
     """
     tracker = get_rng_tracker()
     tracker.reset()
     tracker.initial_seed = int(seed)
     seed = int(seed) + 100 * pipeline_rank + (10 * data_rank if data_parallel_random_init else 0)
-    tracker.set_default(seed)
     tracker.add(DATA_PARALLEL_RNG, seed)
+    seed += 7919 * context_rank
+    tracker.set_default(seed)
     tracker.add(MODEL_PARALLEL_RNG, seed + 2718 + tensor_rank)
     tracker.add(EXPERT_PARALLEL_RNG, seed + 1024 + 100 * expert_rank + expert_tensor_rank)
 

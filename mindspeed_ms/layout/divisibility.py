@@ -80,7 +80,9 @@ def sequence_misfits(model):
     tp, cp = parallel.tensor_model_parallel_size, parallel.context_parallel_size
     by = (_TP, _CP) if parallel.cuts_sequence else (_CP,)
     reasons = [" under sequence parallelism"] * (_TP in by) + [f" for {parallel.context_parallel_algo}"] * (cp > 1)
-    yield from _misfit("seq_length", model.seq_length, by, sequence_unit(parallel), " and".join(reasons))
+    unit = sequence_unit(parallel)
+    padded = f"; pad it to {-(-model.seq_length // unit) * unit}" if model.seq_length and cp > 1 else ""
+    yield from _misfit("seq_length", model.seq_length, by, unit, " and".join(reasons) + padded)
     if cp == 1 or ulysses_problem(parallel):
         return
     degree = ulysses_degree(parallel)

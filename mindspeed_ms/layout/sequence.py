@@ -1,5 +1,6 @@
-"""Sequence and context parallelism: ulysses degree, number of ranks per sequence, divisor of its length."""
+"""Sequence and context parallelism: ulysses degree, number of ranks per sequence, positions of each, divisor of its length."""
 
+from dataclasses import dataclass
 from math import lcm
 
 from mindspeed_ms.layout.errors import LayoutError
@@ -42,6 +43,75 @@ def sequence_ranks(parallel):
 def sequence_unit(parallel):
     """Number that must divide the length of a sequence."""
     cp = parallel.context_parallel_size
-    # rings balance the causal mask with two pieces per rank
-    pieces = cp if cp == 1 or parallel.context_parallel_algo == "ulysses_cp_algo" else 2 * cp
-    return lcm(sequence_ranks(parallel), pieces)
+    has_ring = cp > 1 and parallel.context_parallel_algo != "ulysses_cp_algo"  # a wrong degree is another rule's error
+    return lcm(sequence_ranks(parallel), _pieces(cp, 2 if has_ring else 1))
+
+
+@dataclass(frozen=True)
+class SequenceCut:
+    """How a sequence is cut over the ranks of context parallelism: `ring` groups of `ulysses` ranks each.
+
+    A group's part of the sequence is two of 2 * ring chunks, the r-th from the beginning and the r-th from the end, so that
+    under a causal mask all groups have equal work (Megatron's order); without a ring it is the whole sequence. The ranks of the
+    group share it in contiguous pieces, which they exchange for heads around the attention. The rank of context parallelism is
+    `ring_rank * ulysses + ulysses_rank`.
+    """
+
+    ulysses: int = 1
+    ring: int = 1
+
+    @classmethod
+    def of(cls, parallel):
+        """The cut of a ParallelDescription."""
+        degree = ulysses_degree(parallel)
+        return cls(degree, parallel.context_parallel_size // degree)
+
+    @property
+    def size(self):
+        """Number of ranks that share a sequence."""
+        return self.ulysses * self.ring
+
+    @property
+    def unit(self):
+        """Number that must divide the length of a sequence."""
+        return _pieces(self.size, self.ring)
+
+    def check(self, length):
+        """Raise a LayoutError, which says how much padding is needed, unless the cut divides a sequence of `length` tokens."""
+        if length % self.unit:
+            padding = -length % self.unit
+            raise LayoutError(
+                f"a sequence of {length} tokens cannot be cut over {self.size} context parallel ranks: its length must be a "
+                f"multiple of {self.unit}; pad it by {padding} to {length + padding} (with loss_mask 0)."
+            )
+
+    def ring_spans(self, ring_rank, length):
+        """Positions of a group of the ring: [(start, stop), ...] in rising order."""
+        if self.ring == 1:
+            return [(0, length)]
+        chunk = length // (2 * self.ring)
+        first, second = ring_rank * chunk, (2 * self.ring - 1 - ring_rank) * chunk
+        if first + chunk == second:
+            return [(first, second + chunk)]
+        return [(first, first + chunk), (second, second + chunk)]
+
+    def spans(self, rank, length):
+        """Positions that a rank of context parallelism holds: [(start, stop), ...] in rising order.
+
+        Raises:
+            LayoutError: the length cannot be cut, see `check`.
+        """
+        self.check(length)
+        share, found, offset = length // self.size, [], 0
+        low = rank % self.ulysses * share
+        for start, stop in self.ring_spans(rank // self.ulysses, length):
+            first, last = max(low - offset, 0), min(low + share - offset, stop - start)
+            if first < last:
+                found.append((start + first, start + last))
+            offset += stop - start
+        return found
+
+
+def _pieces(size, ring):
+    """Number of equal pieces of a sequence; rings balance the causal mask with two pieces per rank."""
+    return size if ring == 1 else 2 * size

@@ -30,5 +30,6 @@ from mindspeed_ms.ops.interface.loss import (
 )
 from mindspeed_ms.ops.interface.normalization import layer_norm, rms_norm
 from mindspeed_ms.ops.interface.optimizer import adamw_step, add_into, count_zeros, scale_in_place, sgd_step, sum_of_squares
+from mindspeed_ms.ops.interface.partial_attention import attention_with_statistics, attention_with_statistics_gradient
 from mindspeed_ms.ops.interface.rotary import apply_rotary, split_query_key_value
 from mindspeed_ms.ops.npu import npu_fusion_attention, npu_rms_norm, npu_rotary_position_embedding

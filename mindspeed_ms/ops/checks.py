@@ -2,6 +2,8 @@
 
 import math
 
+import numpy as np
+
 ACTIVATION_NAMES = ("gelu_tanh", "gelu_erf", "silu", "relu", "squared_relu", "swiglu")
 """Activations of `bias_activation`; "swiglu" halves the last dimension."""
 INPUT_LAYOUTS = ("BSH", "SBH", "BNSD", "BSND")
@@ -89,6 +91,40 @@ def check_heads(query, key, value):
             f"attention got {query.shape[2]} query heads and {key.shape[2]} key-value groups: the heads must be a "
             "multiple of the groups."
         )
+
+
+def check_partial_attention(query, key, value, first_keys, stop_keys, mask):
+    """Raise ValueError unless query [sq, b, n, d], key [sk, b, groups, d], value [sk, b, groups, dv], int32 arrays [b or 1, sq]
+    of visible keys and a mask fit together."""
+    shapes = query.shape, key.shape, value.shape
+    is_fitting = query.ndim == key.ndim == value.ndim == 4 and key.shape[:3] == value.shape[:3]
+    if not is_fitting or query.shape[1] != key.shape[1] or query.shape[3] != key.shape[3] or query.shape[2] % key.shape[2]:
+        raise ValueError(
+            f"attention_with_statistics got query {shapes[0]}, key {shapes[1]}, value {shapes[2]}: expected [sq, b, n, d], "
+            "[sk, b, groups, d] and [sk, b, groups, dv] with n a multiple of groups."
+        )
+    queries, batch = query.shape[:2]
+    for name, places in (("first_keys", first_keys), ("stop_keys", stop_keys)):
+        if places.shape not in ((1, queries), (batch, queries)) or places.dtype != np.int32:
+            raise ValueError(
+                f"attention_with_statistics got {name} {places.shape} of {places.dtype}: expected int32 (1 or {batch}, "
+                f"{queries})."
+            )
+    if first_keys.shape != stop_keys.shape or first_keys.min() < 0 or stop_keys.max() > key.shape[0]:
+        raise ValueError(
+            f"attention_with_statistics got keys {first_keys.shape} from {first_keys.min()} to {stop_keys.shape} "
+            f"{stop_keys.max()}: expected equal shapes and places from 0 to {key.shape[0]}."
+        )
+    check_mask(mask, batch, queries, key.shape[0])
+
+
+def visible_block(first_keys, stop_keys):
+    """Rectangle with everything that is visible: ((first query, stop), (first key, stop)); (None, None): nothing is."""
+    sees = stop_keys > first_keys
+    if not sees.any():
+        return None, None
+    queries = np.nonzero(sees.any(axis=0))[0]
+    return (int(queries[0]), int(queries[-1]) + 1), (int(first_keys[sees].min()), int(stop_keys[sees].max()))
 
 
 def check_cache(query, key, key_cache, value_cache, slots, starts, lengths, window):

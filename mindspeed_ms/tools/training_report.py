@@ -9,6 +9,7 @@ from mindspore import Tensor
 
 from mindspeed_ms.config.model_description import describe_model
 from mindspeed_ms.core import autograd, comm, parallel_state
+from mindspeed_ms.core.context_parallel import whole_along
 from mindspeed_ms.core.logging import logger
 from mindspeed_ms.core.tensor_parallel import gather_from_tensor_model_parallel_region
 from mindspeed_ms.inference.engine import Engine
@@ -162,4 +163,4 @@ class _WholeSequences:
         with autograd.no_grad():
             logits = self._model(tokens=Tensor(tokens), position_ids=Tensor(positions), attention_mask=None, loss_mask=None)
             logits = gather_from_tensor_model_parallel_region(logits)
-        return logits.float().asnumpy()[0, len(self._ids) - 1, : self.vocab_size]
+        return whole_along(logits.float().asnumpy())[0, len(self._ids) - 1, : self.vocab_size]

@@ -3,6 +3,7 @@
 import inspect
 from functools import lru_cache, partial
 
+from mindspeed_ms.core.context_parallel import get_batch_on_this_cp_rank
 from mindspeed_ms.core.distributed import unwrap_model
 from mindspeed_ms.training.losses import count_tokens, loss_function
 
@@ -25,6 +26,7 @@ def forward_step(data_iterator, model):
     """
     batch = without_dataset_id(next(data_iterator), unwrap_model(model))
     check_batch(batch, unwrap_model(model))
+    batch = cut_batch(batch, unwrap_model(model))
     counted = partial(loss_function, count_tokens(batch), model.calculate_per_token_loss, loss_mask=batch.get("loss_mask"))
     return model(**batch), counted
 
@@ -34,6 +36,11 @@ def without_dataset_id(batch, model):
     if _DATASET_ID not in batch or _DATASET_ID in _construct_arguments(type(model))[1]:
         return batch
     return {name: value for name, value in batch.items() if name != _DATASET_ID}
+
+
+def cut_batch(batch, model):
+    """Cut a batch to this rank's part of the sequences, by the model's own rule (`cut_batch`) if it has one."""
+    return getattr(model, "cut_batch", get_batch_on_this_cp_rank)(batch)
 
 
 def check_batch(batch, model):

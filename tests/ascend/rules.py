@@ -108,6 +108,15 @@ def _flash_mask(mask, sparse_mode, batch, heads, queries, keys):
     assert sparse_mode != 1 or mask is not None
 
 
+def _flash_gradient(a):
+    _flash({**a, "attn_mask": a["atten_mask"]})
+    assert a["dy"].dtype == a["attention_in"].dtype == a["query"].dtype
+    assert a["dy"].shape == a["attention_in"].shape == a["query"].shape
+    statistic = (a["query"].shape[0], a["head_num"], a["query"].shape[2], 8)
+    for name in ("softmax_max", "softmax_sum"):
+        assert a[name].dtype == ms.float32 and tuple(a[name].shape) == statistic
+
+
 _RULES = {
     "ops.rms_norm": _rms_norm,
     "mint.nn.functional.layer_norm": _layer_norm,
@@ -121,4 +130,5 @@ _RULES = {
     "ops.flash_attention_score": _flash,
     "mint.index_select": _index_select,
     "ops.operations.nn_ops.FlashAttentionScore": _flash,
+    "ops.auto_generate.FlashAttentionScoreGrad": _flash_gradient,
 }

@@ -58,6 +58,10 @@ def _flash_primitive(**arguments):
     return statistic, statistic, Tensor(0.0), _like(query)
 
 
+def _flash_gradient(**arguments):
+    return (*(_like(arguments[name]) for name in ("query", "key", "value")), None)
+
+
 SHAPED = {
     "mint.nn.functional.layer_norm": _like,
     "mint.nn.functional.gelu": _like,
@@ -66,4 +70,5 @@ SHAPED = {
     "ops.rotary_position_embedding": _like,
     "ops.flash_attention_score": _like,
     "ops.operations.nn_ops.FlashAttentionScore": _flash_primitive,
+    "ops.auto_generate.FlashAttentionScoreGrad": _flash_gradient,
 }

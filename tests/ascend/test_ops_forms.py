@@ -213,6 +213,31 @@ def _flash():
     _fits(lambda: ops.npu_fusion_attention(*flat, 4, "SBH", scale=0.25), "ops.operations.nn_ops.FlashAttentionScore")
 
 
+def _partial_attention():
+    places = np.arange(12, dtype=np.int32)
+    first = np.stack([np.maximum(places - 4, 0), np.minimum(2 * places, 20)])
+    stop = np.stack([places + 1, np.maximum(first[1], np.minimum(places + 3, 20))])
+    stop[:, :2] = first[:, :2]  # the first queries see nothing
+    mask = Tensor(np.random.default_rng(3).random((2, 1, 12, 20)) < 0.3)
+    for dtype, blocked in (("float32", None), ("float32", mask), ("float16", None), ("float16", mask)):
+        q, k, v = (tensor(_normal(*shape, seed=5), dtype) for shape in ((12, 2, 4, 16), (20, 2, 2, 16), (20, 2, 2, 16)))
+        grad = tensor(_normal(12, 2, 4, 16, seed=6), dtype)
+
+        def parts(q=q, k=k, v=v, grad=grad, blocked=blocked):
+            nothing = np.zeros((1, 12), np.int32)
+            result = ops.attention_with_statistics(q, k, v, nothing, nothing)
+            result = ops.attention_with_statistics(q, k, v, nothing, nothing + 3, before=result)
+            result = ops.attention_with_statistics(q, k, v, first, stop, blocked, before=result)
+            before = ops.attention_with_statistics_gradient(grad, q, k, v, *result, nothing, nothing)
+            return *result, *ops.attention_with_statistics_gradient(grad, q, k, v, *result, first, stop, blocked, before=before)
+
+        if dtype == "float32":
+            _same(parts, used="mint.matmul")
+        else:
+            calls = _fits(parts, "ops.auto_generate.FlashAttentionScoreGrad")
+            assert "ops.operations.nn_ops.FlashAttentionScore" in {path for path, _ in calls}
+
+
 def _losses():
     logits, target, grad = (
         tensor(_normal(3, 2, 7)),
@@ -283,6 +308,7 @@ CASES = (
     _attention,
     _cached_attention,
     _flash,
+    _partial_attention,
     _losses,
     _dropouts,
     _optimizers,

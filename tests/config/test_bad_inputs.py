@@ -109,6 +109,15 @@ RULES = [
     ({**TP2, f"{P}.sequence_parallel": True, f"{M}.seq_length": 31}, f"{M}.seq_length", "multiple of"),
     ({**CP2, f"{M}.seq_length": 31}, f"{M}.seq_length", "multiple of 2"),
     ({**CP2, f"{P}.context_parallel_algo": "megatron_cp_algo", f"{M}.seq_length": 30}, f"{M}.seq_length", "multiple of 4"),
+    ({**CP2, f"{M}.seq_length": 31}, f"{M}.seq_length", "pad it to 32"),
+    ({**CP2, f"{M}.attention_dropout": 0.1}, f"{M}.attention_dropout", "must be 0"),
+    (
+        {**CP2, f"{P}.context_parallel_algo": "adaptive_cp_algo"},
+        f"{P}.context_parallel_algo",
+        "megatron_cp_algo does for every",
+    ),
+    ({**CP2, f"{P}.context_parallel_algo": "flash_sp"}, f"{P}.context_parallel_algo", "use ulysses_cp_algo"),
+    ({**CP2, f"{P}.context_parallel_algo": "ring"}, f"{P}.context_parallel_algo", "expects one of ulysses_cp_algo"),
     ({f"{P}.context_parallel_size": 8, f"{M}.seq_length": 64}, f"{M}.num_attention_heads", "ulysses"),
     (
         {f"{P}.context_parallel_size": 4, f"{P}.context_parallel_algo": "hybrid_cp_algo"},

@@ -51,6 +51,13 @@ CASES = {
     "--adam-beta1 0.8": {f"{OPT}.betas": [0.8, 0.999]},
     "--adam-beta2 0.95": {f"{OPT}.betas": [0.9, 0.95]},
     "--ulysses-degree-in-cp 2 --context-parallel-algo hybrid_cp_algo": {f"{P}.ulysses_degree_in_cp": 2},
+    "--context-parallel-size 2 --cp-comm-type p2p": {f"{P}.context_parallel_algo": "megatron_cp_algo"},
+    "--context-parallel-size 2 --cp-comm-type a2a a2a": {f"{P}.context_parallel_algo": "ulysses_cp_algo"},
+    "--context-parallel-size 2 --cp-comm-type allgather": {f"{P}.context_parallel_algo": "megatron_cp_algo"},
+    "--context-parallel-size 8 --cp-comm-type a2a+p2p --hierarchical-context-parallel-sizes 4 2": {
+        f"{P}.context_parallel_algo": "hybrid_cp_algo",
+        f"{P}.ulysses_degree_in_cp": 4,
+    },
     "--zero-shard-size 2": {f"{P}.zero_shard_size": 2},
     "--use-tp-pp-dp-mapping": {f"{P}.order": "tp-cp-ep-pp-dp"},
     "--distributed-backend mccl": {f"{P}.communication_backend": "mccl"},
@@ -67,6 +74,21 @@ CASES = {
         "lora_config.use_lora": True,
     },
 }
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--cp-comm-type ring", "expects one of p2p"),
+        ("--cp-comm-type p2p a2a", "differs between layers"),
+        ("--cp-comm-type a2a --context-parallel-algo megatron_cp_algo", "keep one of them"),
+        ("--hierarchical-context-parallel-sizes 2 2", "needs --cp-comm-type a2a"),
+        ("--cp-comm-type a2a+p2p --context-parallel-size 8 --hierarchical-context-parallel-sizes 2 2", "multiply to"),
+    ],
+)
+def test_communication_types_that_do_not_fit_are_refused(words, message):
+    problems = settings_of_arguments(argument_parser().parse_args(words.split())).problems
+    assert any(message in problem.message for problem in problems), problems
 
 
 @pytest.mark.parametrize("words", CASES)

@@ -87,11 +87,11 @@ def attention_gradients(query, key, value, blocked, scale, output_grad, keep=Non
     wide_key, wide_value = np.repeat(key, repeat, 2), np.repeat(value, repeat, 2)
     p = softmax(np.einsum("ibnd,jbnd->bnij", query, wide_key) * scale, blocked)
     keep = np.ones_like(p) if keep is None else keep
-    g = output_grad.reshape(query.shape)
+    g = output_grad.reshape(*query.shape[:3], value.shape[3])
     value_grad = np.einsum("bnij,ibnd->jbnd", p * keep, g)
     dp = np.einsum("ibnd,jbnd->bnij", g, wide_value) * keep
     ds = p * (dp - (p * dp).sum(-1, keepdims=True)) * scale
     query_grad = np.einsum("bnij,jbnd->ibnd", ds, wide_key)
     key_grad = np.einsum("bnij,ibnd->jbnd", ds, query)
-    shape = (*key.shape[:2], groups, repeat, key.shape[3])
-    return query_grad, key_grad.reshape(shape).sum(3), value_grad.reshape(shape).sum(3)
+    key_grad, value_grad = (t.reshape(*t.shape[:2], groups, repeat, -1).sum(3) for t in (key_grad, value_grad))
+    return query_grad, key_grad, value_grad

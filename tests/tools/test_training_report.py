@@ -13,6 +13,8 @@ LAYOUTS = {
     "pp2": ({"pipeline_model_parallel_size": 2}, {}, False),
     "pp2 vpp2": ({"pipeline_model_parallel_size": 2, "virtual_pipeline_model_parallel_size": 2}, {}, False),
     "dp2": ({}, {}, False),
+    "ring": ({"context_parallel_size": 2, "context_parallel_algo": "megatron_cp_algo"}, {}, True),
+    "ulysses": ({"context_parallel_size": 2}, {}, True),
     "zero 3": ({"zero_level": "z3"}, {}, False),
     "band": ({}, {"fa_config": {"pre_tokens": 100, "next_tokens": 0}}, True),
 }

@@ -107,6 +107,16 @@ def ulysses_degree_fits(context):
 
 
 @rule
+def context_parallelism_has_no_attention_dropout(context):
+    """Refuse attention dropout under context parallelism: its pattern would depend on the cut."""
+    model = context.model
+    if model and context.parallel.context_parallel_size > 1 and model.attention_dropout:
+        yield context.problem(
+            f"{_M}.attention_dropout", "must be 0 where the sequence is cut over ranks, each drawing its own numbers", _CP
+        )
+
+
+@rule
 def ulysses_degree_is_used(context):
     """Refuse `ulysses_degree_in_cp` without `hybrid_cp_algo`."""
     parallel = context.parallel

@@ -93,6 +93,14 @@ def sandwich_scales_are_used(context):
 
 
 @rule
+def chunked_loss_is_float32(context):
+    """Refuse a chunked loss together with `fp16_lm_cross_entropy`."""
+    model = context.model
+    if model and model.loss_chunk_size and model.fp16_lm_cross_entropy:
+        yield context.problem(f"{_M}.loss_chunk_size", "takes the loss in float32; leave it out", f"{_M}.fp16_lm_cross_entropy")
+
+
+@rule
 def attention_dropout_agrees(context):
     """Refuse a `fa_config.keep_prob` other than 1 - attention_dropout."""
     model = context.model

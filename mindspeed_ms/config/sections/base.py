@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from mindspeed_ms.config.errors import ConfigError, Problem
 from mindspeed_ms.config.sections.field import is_link, option_of
-from mindspeed_ms.config.values import Kind, Registered
+from mindspeed_ms.config.values import Explained, Kind, Registered
 from mindspeed_ms.spelling import did_you_mean
 
 
@@ -220,4 +220,7 @@ def _literals(annotation):
 
 
 def _choice_hint(value, info):
-    return did_you_mean(value, choices(info)) if isinstance(value, str) else ""
+    if not isinstance(value, str):
+        return ""
+    reasons = [mark.reasons[value] for mark in info.metadata if isinstance(mark, Explained) and value in mark.reasons]
+    return f" {reasons[0]}" if reasons else did_you_mean(value, choices(info))

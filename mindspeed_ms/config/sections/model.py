@@ -100,6 +100,18 @@ class TransformerConfig(LayerFields, PositionFields, AttentionFields, SizeFields
             ),
         ),
     )
+    loss_chunk_size: PositiveInt | None = field(
+        None,
+        "Tokens whose logits exist at a time in the loss; null: all. The backward computes them again.",
+        "损失计算中同时存在logits的token数，空表示全部；反向中重新计算。",
+        "operators",
+    )
+    mlp_chunk_size: PositiveInt | None = field(
+        None,
+        "Tokens inside a dense feed-forward block at a time; null: all. The backward computes them again.",
+        "稠密前馈层中同时计算的token数，空表示全部；反向中重新计算。",
+        "operators",
+    )
     recompute_method: one_of("uniform", "block") | None = field(
         None,
         "Full recomputation in equal groups of layers, or of the first layers.",

@@ -4,11 +4,18 @@ from typing import ClassVar
 
 from mindspeed_ms.config import conversions
 from mindspeed_ms.config.sections.base import Section
-from mindspeed_ms.config.sections.field import OFF, ON, SWITCH, VALUE, YAML_ONLY, Alias, field
+from mindspeed_ms.config.sections.field import LIST, OFF, ON, SWITCH, VALUE, YAML_ONLY, Alias, field
 from mindspeed_ms.config.values import Bool, Dtype, IntList, LayerList, PositiveInt, Str, integer, one_of
 
 RECOMPUTE_LISTS = ("recompute", "select_recompute", "select_comm_recompute")
 ZERO_LEVELS = ("z1", "z2", "z3")
+_OTHER_CP_ALGORITHMS = {
+    "flash_sp": "flash_sp was an operator of no released MindSpore; use ulysses_cp_algo.",
+    "adaptive_cp_algo": "adaptive_cp_algo skips what a mask hides, which megatron_cp_algo does for every mask; use that.",
+    "hybrid_adaptive_cp_algo": (
+        "hybrid_adaptive_cp_algo skips what a mask hides, which hybrid_cp_algo does for every mask; use that."
+    ),
+}
 
 
 class ModelParallelConfig(Section):
@@ -26,14 +33,24 @@ class ModelParallelConfig(Section):
         "Context parallel size: the sequence is cut over so many ranks.",
         "上下文并行的大小，即序列被切到多少个rank上。",
         "layout",
-        later="context parallelism",
-        later_parts=("parallel_config.context_parallel_algo", "parallel_config.ulysses_degree_in_cp"),
     )
-    context_parallel_algo: one_of("ulysses_cp_algo", "megatron_cp_algo", "hybrid_cp_algo") = field(
-        "ulysses_cp_algo",
-        "Attention under context parallelism: all-to-all, ring, or both.",
-        "上下文并行的注意力算法：all-to-all、环形或两者混合。",
-        "operators",
+    context_parallel_algo: one_of("ulysses_cp_algo", "megatron_cp_algo", "hybrid_cp_algo", reasons=_OTHER_CP_ALGORITHMS) = (
+        field(
+            "ulysses_cp_algo",
+            "Attention under context parallelism: all-to-all, ring, or both.",
+            "上下文并行的注意力算法：all-to-all、环形或两者混合。",
+            "operators",
+            aliases=(
+                Alias(
+                    "cp_comm_type",
+                    "Megatron's names: p2p and allgather are the ring, a2a is all-to-all, a2a+p2p both.",
+                    "Megatron的名称：p2p与allgather为环形，a2a为all-to-all，a2a+p2p为两者混合。",
+                    convert=conversions.cp_comm_type,
+                    form=LIST,
+                    megatron=["p2p"],
+                ),
+            ),
+        )
     )
     ulysses_degree_in_cp: PositiveInt | None = field(
         None,
@@ -41,6 +58,15 @@ class ModelParallelConfig(Section):
         "混合上下文并行组中ulysses的度，须整除context_parallel_size。",
         "layout",
         convert=conversions.ulysses_degree,
+        aliases=(
+            Alias(
+                "hierarchical_context_parallel_sizes",
+                "Megatron's form for a2a+p2p: ulysses degree and size of the ring.",
+                "Megatron用于a2a+p2p的写法：ulysses的度与环的大小。",
+                convert=conversions.hierarchical_context_parallel_sizes,
+                form=LIST,
+            ),
+        ),
     )
     expert_model_parallel_size: PositiveInt = field(
         1,

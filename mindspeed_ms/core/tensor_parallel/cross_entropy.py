@@ -19,7 +19,7 @@ class _VocabParallelCrossEntropy(Function):
         if group.size > 1:
             maximum = group.all_reduce(maximum, op="max")
         sums = ops.cross_entropy_local_sums(logits, maximum, target, start, stop, label_smoothing)
-        sum_exp, target_logit, sum_logits = _sum_over_group(sums, group)
+        sum_exp, target_logit, sum_logits = sum_over_group(sums, group)
         loss = ops.cross_entropy_loss(sum_exp, target_logit, sum_logits, label_smoothing, vocab * group.size)
         ctx.save_for_backward(logits, maximum, sum_exp, target)
         ctx.span = (start, stop)
@@ -49,7 +49,7 @@ class _VocabParallelCrossEntropy(Function):
         return grad, None, None, None, None
 
 
-def _sum_over_group(sums, group):
+def sum_over_group(sums, group):
     """Sum the three local sums (the last may be None) over the ranks, in one message."""
     if group.size == 1:
         return sums

@@ -73,6 +73,34 @@ def _weight_gradient(ctx, grad_output, total_input):
     if main_grad is None:
         return cast(ops.linear_weight_grad(grad_output, total_input), weight.dtype)
     ops.linear_weight_grad(grad_output, total_input, accumulate_into=main_grad)
+    return _mark_added(weight)
+
+
+class WeightGradient:
+    """Gradient of a weight from several parts of the tokens, which is given to the tape once."""
+
+    def __init__(self, weight, is_fused):
+        self._weight = weight
+        self._main_grad = getattr(weight, "main_grad", None) if is_fused else None
+        self._sum = None
+
+    def add(self, grad_output, input_):
+        """Add the gradient of some tokens: of the output `[..., out]` and their input `[..., in]`."""
+        if self._main_grad is not None:
+            ops.linear_weight_grad(grad_output, input_, accumulate_into=self._main_grad)
+        else:
+            own = ops.linear_weight_grad(grad_output, input_)
+            self._sum = own if self._sum is None else self._sum + own
+
+    def result(self):
+        """The gradient, or where it was added to `main_grad` a placeholder."""
+        if self._main_grad is None:
+            return cast(self._sum, self._weight.dtype)
+        return _mark_added(self._weight)
+
+
+def _mark_added(weight):
+    """Note that the gradient is in `main_grad`; returns a placeholder for the hooks of the leaf."""
     if not getattr(weight, "zero_out_wgrad", False):  # tied weights: the hook adds the embedding's own gradient
         weight.grad_added_to_main_grad = True
     # The hooks of the leaf fire only for a gradient: a zero seen through strides, which costs no memory.

@@ -47,6 +47,7 @@ def model_parallel_manual_seed(seed, data_parallel_random_init=False):
         expert_rank=place.ep,
         expert_tensor_rank=place.expert_tp,
         data_parallel_random_init=data_parallel_random_init,
+        context_rank=place.cp,
     )
 
 

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from mindspeed_ms import ops
 from mindspeed_ms.core import parallel_state
+from mindspeed_ms.core.context_parallel import VisibleKeys, context_parallel_attention
 from mindspeed_ms.core.rng import get_rng_tracker
 from mindspeed_ms.core.tensor_parallel.layers import build_linear
 from mindspeed_ms.core.tensor_parallel.random import checkpoint
@@ -16,6 +17,7 @@ from mindspeed_ms.legacy.model.module import Module
 from mindspeed_ms.legacy.model.norms import get_norm
 from mindspeed_ms.legacy.model.parts import LayerCell, register_part
 from mindspeed_ms.legacy.model.rotary_pos_embedding import apply_rotary_pos_emb, to_rotary_tables
+from mindspeed_ms.ops.checks import sparse_band, visible_band
 
 
 def _expanded(mask, query, key, mask_type):
@@ -45,8 +47,21 @@ class CoreAttention(Module):
         self.attention_dropout = config.attention_dropout
         self.softmax_scale = float(self.layer_number) if config.apply_query_key_layer_scaling else 1.0
         self.softmax_in_fp32 = config.attention_softmax_in_fp32 or config.apply_query_key_layer_scaling
-        self.band = _explicit_band(config)
+        self.explicit_band = _explicit_band(config)
         self.window = _window_of(self)
+
+    def band(self, mask, length):
+        """What else than the mask hides keys, for sequences of `length` tokens that are cut over ranks.
+
+        Returns:
+            (mask, lower, upper, scale): the mask, or None where the settings say that it does not count; the query at
+                position i sees positions i + lower to i + upper; scale of the scores (None: the usual one).
+        """
+        causal = is_causal(self.attn_mask_type, mask)
+        pre_tokens, next_tokens = None if self.window is None else self.window - 1, None
+        if self.explicit_band is not None:
+            mask, causal, pre_tokens, next_tokens = self.explicit_band.resolve(mask, causal)
+        return mask, *visible_band(length, length, causal, pre_tokens, next_tokens), None
 
     def construct(self, query, key, value, attention_mask=None):
         """See the class."""
@@ -58,8 +73,8 @@ class CoreAttention(Module):
             probability = self.attention_dropout
             keep = _keep_mask((query.shape[1], query.shape[2], query.shape[0], key.shape[0]), 1.0 - probability)
         pre_tokens, next_tokens = None if self.window is None else self.window - 1, None
-        if self.band is not None:
-            mask, causal, pre_tokens, next_tokens = self.band.resolve(mask, causal)
+        if self.explicit_band is not None:
+            mask, causal, pre_tokens, next_tokens = self.explicit_band.resolve(mask, causal)
         return ops.core_attention(
             query,
             key,
@@ -149,14 +164,25 @@ class FlashAttention(Module):
         self.sparse_mode, self.input_layout = fa_config.sparse_mode, fa_config.input_layout
         self.keep_prob = 1.0 - config.attention_dropout if fa_config.keep_prob is None else fa_config.keep_prob
 
+    def band(self, mask, length):
+        """See `CoreAttention.band`."""
+        mode, next_tokens = self._mode(mask, length)
+        lower, upper, counts = sparse_band(mode, mask is not None, length, length, self.pre_tokens, next_tokens)
+        return mask if counts else None, lower, upper, None
+
+    def _mode(self, mask, key_length):
+        """(sparse mode, next_tokens) of the operator."""
+        mode, next_tokens = self.sparse_mode, self.next_tokens
+        if mode < 2 and is_causal(self.attn_mask_type, mask):
+            return self._causal_mode(mask, key_length)
+        if mask is None and self.window is not None:
+            return 4, key_length  # a band that looks ahead
+        return mode, next_tokens
+
     def construct(self, query, key, value, attention_mask=None):
         """See the class."""
         mask = _expanded(attention_mask, query, key, self.attn_mask_type)
-        mode, next_tokens = self.sparse_mode, self.next_tokens
-        if mode < 2 and is_causal(self.attn_mask_type, mask):
-            mode, next_tokens = self._causal_mode(mask, key.shape[0])
-        elif mask is None and self.window is not None:
-            mode, next_tokens = 4, key.shape[0]  # a band that looks ahead
+        mode, next_tokens = self._mode(mask, key.shape[0])
         keep_prob = self.keep_prob if self.training else 1.0
         return ops.flash_attention(
             query,
@@ -203,7 +229,8 @@ class ParallelAttention(LayerCell):
 
     Raises:
         ValueError: heads or groups that the tensor-parallel size does not divide, grouped queries in cross attention,
-            context parallelism, unknown kinds; in a call, `inference_params` in training, with a mask or for cross attention.
+            attention dropout or cross attention under context parallelism, unknown kinds; in a call, `inference_params` in
+            training, with a mask, under context parallelism or for cross attention.
     """
 
     def __init__(self, config, layer_number, attention_type=AttnType.self_attn, attn_mask_type=AttnMaskType.padding):
@@ -217,8 +244,9 @@ class ParallelAttention(LayerCell):
         tensor_parallel_size = parallel_state.get_tensor_model_parallel_world_size()
         divide(heads, tensor_parallel_size, "num_attention_heads", "tensor_model_parallel_size")
         self.groups = divide(groups, tensor_parallel_size, "num_query_groups", "tensor_model_parallel_size")
-        if parallel_state.get_context_parallel_world_size() > 1:
-            raise ValueError("attention over a sequence cut over ranks is not available: set context_parallel_size 1.")
+        self.cuts_sequence = parallel_state.get_context_parallel_world_size() > 1
+        if self.cuts_sequence:
+            _check_context_parallel(self.attention_type, config)
         self._create_projections(model)
         core = FlashAttention if config.use_flash_attention else CoreAttention
         self.core_attention = core(self.layer_number, self.described, self.attn_mask_type)
@@ -263,10 +291,15 @@ class ParallelAttention(LayerCell):
             self._check_inference(attention_mask)
             context = inference_params.attend(self.core_attention, query, key, value)
         elif self.recompute_core_attention and self.training:
-            context = checkpoint(self.core_attention, False, query, key, value, attention_mask)
+            context = checkpoint(self._attend, False, query, key, value, attention_mask)
         else:
-            context = self.core_attention(query, key, value, attention_mask)
+            context = self._attend(query, key, value, attention_mask)
         return self.out_proj(context)
+
+    def _attend(self, query, key, value, attention_mask):
+        if not self.cuts_sequence and not isinstance(attention_mask, VisibleKeys):
+            return self.core_attention(query, key, value, attention_mask)
+        return attend_to_parts(self.core_attention, query, key, value, attention_mask)
 
     def _check_inference(self, attention_mask):
         is_causal_self = self.attn_mask_type == AttnMaskType.causal and self.attention_type == AttnType.self_attn
@@ -274,6 +307,10 @@ class ParallelAttention(LayerCell):
             raise ValueError(
                 "inference_params are for causal self attention without attention_mask, outside of training: leave the mask "
                 "out, or call set_train(False)."
+            )
+        if self.cuts_sequence:
+            raise ValueError(
+                "inference_params cannot be combined with context_parallel_size above 1: load the model without it."
             )
         if self.has_explicit_band:
             raise ValueError(
@@ -289,6 +326,24 @@ class ParallelAttention(LayerCell):
         # per head [k, v]
         key, value = _split_pairs(mixed, self.groups, self.head_size)
         return query.reshape((*query.shape[:2], self.groups, self.head_size)), key, value
+
+
+def attend_to_parts(core, query, key, value, attention_mask):
+    """Attention of the cell `core` over sequences that are cut over ranks, or with a mask of packed documents."""
+    length = query.shape[0] * parallel_state.get_context_parallel_world_size()
+    mask, lower, upper, scale = core.band(attention_mask, length)
+    return context_parallel_attention(query, key, value, mask, lower, upper, scale)
+
+
+def _check_context_parallel(attention_type, config):
+    """Refuse what attention over cut sequences cannot do; the check of a configuration says the same before."""
+    if attention_type != AttnType.self_attn:
+        raise ValueError("cross attention cannot be combined with context_parallel_size above 1.")
+    keep_prob = config.fa_config.keep_prob
+    if config.attention_dropout > 0.0 or (config.use_flash_attention and keep_prob is not None and keep_prob < 1.0):
+        raise ValueError(
+            f"attention_dropout {config.attention_dropout} cannot be combined with context_parallel_size above 1: set it to 0."
+        )
 
 
 def _split_pairs(mixed, heads, head_size):

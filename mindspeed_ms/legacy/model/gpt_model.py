@@ -4,6 +4,9 @@ from mindspore import dtype, mint
 
 from mindspeed_ms import ops
 from mindspeed_ms.config.model_description import describe_config
+from mindspeed_ms.core import parallel_state
+from mindspeed_ms.core.context_parallel import VisibleKeys, get_batch_on_this_cp_rank
+from mindspeed_ms.core.tensor_parallel.chunked import chunked_cross_entropy
 from mindspeed_ms.core.tensor_parallel.cross_entropy import VocabParallelCrossEntropy
 from mindspeed_ms.legacy.model.enums import AttnMaskType
 from mindspeed_ms.legacy.model.eos_mask import EosMask
@@ -64,7 +67,11 @@ class GPTModel(Module):
 
     Inputs: tokens `[b, s]`, position_ids `[b, s]` or None, attention_mask (see `attention_mask`) or None for causal,
     loss_mask `[b, s]` (None counts every token), labels `[b, s]` or None, tokentype_ids,
-    inference_params (see `inference.inference_params`) or None. The retriever's arguments must be None.
+    inference_params (see `inference.inference_params`) or None, actual_seq_len `[b, n]` instead of a mask: lengths of the
+    documents packed in each sample (zeros do not count), which do not see each other. The retriever's arguments must be None.
+
+    Under context parallelism the inputs `[b, s]` are whole sequences or this rank's part of them (see `cut_batch`), the mask is
+    that of whole sequences or its rows of this part; logits and hidden states are this part's.
 
     Output: the loss (scalar, mean over the tokens that the mask counts); without labels the logits
     `[b, s, v / tp]`, with inference_params what these read out; on other stages than the last the hidden states `[s, b, h]`.
@@ -86,6 +93,7 @@ class GPTModel(Module):
         self.untie_embeddings_and_output_weights = config.untie_embeddings_and_output_weights
         self.fp16_lm_cross_entropy = config.fp16_lm_cross_entropy
         self.seq_length = config.seq_length
+        self.loss_chunk_size = config.loss_chunk_size
         self.eod = kwargs.get("eod")
         self.eod_mask = None
         if self.eod is not None:
@@ -110,6 +118,39 @@ class GPTModel(Module):
         """Set the hidden states from the previous pipeline stage."""
         self.language_model.set_input_tensor(input_tensor)
 
+    def cut_batch(self, batch):
+        """Batch (dict) cut to this rank's part of the sequences, unless it is one already: it was cut here or, where all
+        sequences have one length, has the length of a part."""
+        varies = self.described.model.parallel.variable_seq_lengths
+        return get_batch_on_this_cp_rank(batch, None if varies else self.seq_length)
+
+    def _loss_in_chunks(self, lm_output, labels, logit_weights, loss_mask):
+        """The loss without the logits of all tokens at once."""
+        labels = mint.transpose(labels, 0, 1).contiguous()
+        loss_mask = None if loss_mask is None else mint.transpose(loss_mask, 0, 1).contiguous()
+        loss = chunked_cross_entropy(
+            lm_output,
+            logit_weights,
+            labels,
+            self.loss_chunk_size,
+            parallel_state.get_tensor_model_parallel_group(),
+            self.settings,
+            self.parallel_lm_logits.compute_dtype,
+            self.loss.label_smoothing,
+        )
+        return self.loss.mean(loss, labels, loss_mask)
+
+    def _on_this_rank(self, **inputs):
+        return self.cut_batch(inputs).values()
+
+    def _documents(self, lengths, attention_mask, tokens):
+        """Mask of packed documents of these lengths."""
+        if attention_mask is not None:
+            raise ValueError("attention_mask and actual_seq_len are both given: leave one out.")
+        (tokens,) = self._on_this_rank(tokens=tokens)
+        length = tokens.shape[1] * parallel_state.get_context_parallel_world_size()
+        return VisibleKeys.of_documents(lengths.asnumpy() if hasattr(lengths, "asnumpy") else lengths, length)
+
     def construct(
         self,
         tokens,
@@ -122,8 +163,14 @@ class GPTModel(Module):
         labels=None,
         tokentype_ids=None,
         inference_params=None,
+        actual_seq_len=None,
     ):
         """See the class."""
+        if actual_seq_len is not None:
+            attention_mask = self._documents(actual_seq_len, attention_mask, tokens)
+        tokens, position_ids, loss_mask, labels, tokentype_ids = self._on_this_rank(
+            tokens=tokens, position_ids=position_ids, loss_mask=loss_mask, labels=labels, tokentype_ids=tokentype_ids
+        )
         check_inputs(self.config, tokens, position_ids, loss_mask, labels if self.post_process else None)
         if self.eod_mask is not None and (position_ids is None or attention_mask is None):
             position_ids, attention_mask = self.eod_mask(tokens)
@@ -145,6 +192,8 @@ class GPTModel(Module):
             logit_weights = self.shared_embedding_or_output_weight()
         if inference_params is not None:
             return inference_params.read_out(lm_output, lambda hidden: self.parallel_lm_logits(hidden, logit_weights, True))
+        if labels is not None and self.loss_chunk_size:
+            return self._loss_in_chunks(lm_output, labels, logit_weights, loss_mask)
         return post_language_model_processing(
             self.parallel_lm_logits,
             self.loss,

@@ -3,6 +3,7 @@
 from mindspeed_ms.config.availability import require_model_available
 from mindspeed_ms.config.model_description import describe_config
 from mindspeed_ms.core import parallel_state
+from mindspeed_ms.core.context_parallel import local_position_ids
 from mindspeed_ms.core.tensor_parallel.cell import set_description
 from mindspeed_ms.core.tensor_parallel.layers import build_linear
 from mindspeed_ms.core.tensor_parallel.utils import divide
@@ -186,16 +187,19 @@ class TransformerLanguageModel(Module):
         if given or output_enc_hidden:
             raise ValueError(f"{given or ['output_enc_hidden']} belong to other architectures: leave them out.")
         length = self._sequence_length(enc_input_ids)
+        ranks = parallel_state.get_context_parallel_world_size()
+        if ranks > 1 and enc_position_ids is None:
+            enc_position_ids = local_position_ids(length)
         hidden_states = None
         if self.pre_process:
             hidden_states = self.embedding(enc_input_ids, enc_position_ids, tokentype_ids)
         rotary_pos_emb = None
         if self.use_rope:
-            rotary_pos_emb = self.rotary_pos_emb.table(length, enc_position_ids)
+            rotary_pos_emb = self.rotary_pos_emb.table(length * ranks, enc_position_ids)
         return self.encoder(hidden_states, enc_attn_mask, inference_params=inference_params, rotary_pos_emb=rotary_pos_emb)
 
     def _sequence_length(self, ids):
-        """Length of this rank's whole sequence, from the ids or, on later stages, from the hidden states."""
+        """Length of this rank's part of the sequence, whole over tensor parallelism: of the ids or the input's states."""
         if ids is not None:
             if self.sequence_parallel:
                 size = parallel_state.get_tensor_model_parallel_world_size()

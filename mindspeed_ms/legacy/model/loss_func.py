@@ -34,7 +34,12 @@ class LossWithMask(nn.Cell):
     def construct(self, logits, label, loss_mask=None):
         """See the class."""
         extra = (self.label_smoothing,) if self.label_smoothing else ()
-        loss = ops.cast(self.loss_func(logits, label, *extra), dtype.float32)
+        return self.mean(self.loss_func(logits, label, *extra), label, loss_mask)
+
+    @staticmethod
+    def mean(loss, label, loss_mask=None):
+        """Masked mean (scalar) of the losses of the tokens; arguments as of the call."""
+        loss = ops.cast(loss, dtype.float32)
         if loss_mask is None:
             loss_mask = label == label
         if tuple(loss_mask.shape) != tuple(loss.shape):

@@ -3,7 +3,9 @@
 from mindspore import mint
 
 from mindspeed_ms import ops
-from mindspeed_ms.core.tensor_parallel.layers import build_linear
+from mindspeed_ms.core import parallel_state
+from mindspeed_ms.core.tensor_parallel.chunked import chunked_mlp
+from mindspeed_ms.core.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear, build_linear
 from mindspeed_ms.core.tensor_parallel.linear import cast
 from mindspeed_ms.core.tensor_parallel.random import checkpoint
 from mindspeed_ms.layout.describers.mlp import mlp_linears
@@ -72,6 +74,7 @@ class ParallelMLP(LayerCell):
         self.mapping = build_linear(linears["mapping"], self.described, gather_output=False, skip_bias_add=True)
         self.projection = build_linear(linears["projection"], self.described, input_is_parallel=True, skip_bias_add=True)
         self.recompute_activation = False
+        self.chunk_size = None if is_expert else config.mlp_chunk_size
 
     def recompute_selectively(self):
         """Activation and projection run again in the backward."""
@@ -79,12 +82,30 @@ class ParallelMLP(LayerCell):
 
     def construct(self, hidden_states):
         """See the class."""
+        if self.chunk_size:
+            return self._in_chunks(hidden_states), self.projection.bias
         intermediate, bias = self.mapping(hidden_states)
         bias = cast(bias, intermediate.dtype)
         if self.recompute_activation and self.training:
             # The projection runs again too: it is what would keep the activated tensor.
             return checkpoint(self._activate_and_project, False, intermediate, bias), self.projection.bias
         return self._activate_and_project(intermediate, bias), self.projection.bias
+
+    def _in_chunks(self, hidden_states):
+        """The block with `chunk_size` tokens inside at a time, computed again in the backward."""
+        if not isinstance(self.mapping, ColumnParallelLinear) or not isinstance(self.projection, RowParallelLinear):
+            raise ValueError("mlp_chunk_size cannot be combined with other linear layers than the block's own: leave it out.")
+        return chunked_mlp(
+            hidden_states,
+            self.mapping.weight,
+            self.mapping.bias,
+            self.projection.weight,
+            self._activate,
+            self.chunk_size,
+            parallel_state.get_tensor_model_parallel_group(),
+            self.settings,
+            self.mapping.compute_dtype,
+        )
 
     def _activate_and_project(self, intermediate, bias):
         return self.projection(self._activate(intermediate, bias))[0]

@@ -1,8 +1,9 @@
 """Transformer block: layers of one pipeline stage. Source: Megatron's `ParallelTransformer` / `TransformerBlock`."""
 
-from mindspore import nn
+from mindspore import Tensor, nn
 
 from mindspeed_ms.core import parallel_state
+from mindspeed_ms.core.context_parallel import VisibleKeys
 from mindspeed_ms.core.tensor_parallel.random import checkpoint
 from mindspeed_ms.layout.layer_lists import LayerRecompute
 from mindspeed_ms.layout.stages import recompute_of
@@ -110,13 +111,8 @@ class ParallelTransformer(Module):
             hidden_states = self.input_tensor
         if hidden_states is None:
             raise ValueError("this pipeline stage has no input: call set_input_tensor() before the model.")
-        if attention_mask is not None:
-            length = hidden_states.shape[0]
-            if self.sequence_parallel:
-                length *= parallel_state.get_tensor_model_parallel_world_size()
-            attention_mask = expand_attention_mask(
-                attention_mask, hidden_states.shape[1], length, length, self.self_attn_mask_type
-            )
+        if isinstance(attention_mask, Tensor):
+            attention_mask = self._expanded(attention_mask, hidden_states)
         for start, stop, is_recomputed in self.segments:
             segment = self._segment(start, stop, attention_mask, rotary_pos_emb, inference_params)
             if is_recomputed and self.training:
@@ -124,6 +120,16 @@ class ParallelTransformer(Module):
             else:
                 hidden_states = segment(hidden_states)
         return self.final_norm(hidden_states) if self.has_final_norm else hidden_states
+
+    def _expanded(self, mask, hidden_states):
+        """The mask, once for all layers: expanded, or under context parallelism as `VisibleKeys`."""
+        part, batch = hidden_states.shape[:2]
+        if self.sequence_parallel:
+            part *= parallel_state.get_tensor_model_parallel_world_size()
+        length = part * parallel_state.get_context_parallel_world_size()
+        has_rows_of_part = mask.ndim > 1 and mask.shape[-2:] == (part, length)
+        mask = expand_attention_mask(mask, batch, part if has_rows_of_part else length, length, self.self_attn_mask_type)
+        return mask if part == length else VisibleKeys.of(mask)
 
     def _segment(self, start, stop, attention_mask, rotary_pos_emb, inference_params):
         """Function of the hidden states that runs layers `start` to `stop` (local positions)."""

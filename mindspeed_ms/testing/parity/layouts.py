@@ -39,7 +39,7 @@ LAYOUTS = {
     )
 }
 
-LATER_FLAGS = ("--context-parallel-size", "--num-experts", "--mtp-num-layers")
+LATER_FLAGS = ("--num-experts", "--mtp-num-layers")
 """Flags of features that this package refuses for now; recordings with them are not collected."""
 
 

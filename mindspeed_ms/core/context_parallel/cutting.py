@@ -1,0 +1,99 @@
+"""Cutting of batches along the sequence: the one place where whole sequences become this rank's part of them.
+
+Which positions a rank holds is said by `layout.sequence.SequenceCut`.
+"""
+
+import functools
+
+import numpy as np
+from mindspore import Tensor, mint
+
+from mindspeed_ms import ops
+from mindspeed_ms.core import parallel_state
+from mindspeed_ms.layout.sequence import SequenceCut
+
+SEQUENCE_ENTRIES = ("tokens", "input_ids", "labels", "loss_mask", "position_ids", "tokentype_ids")
+"""Entries `[b, s]` of a batch that are cut; others go to every rank as they are."""
+_MARK = "_context_parallel_part"
+
+
+def current_cut():
+    """SequenceCut of the initialised groups."""
+    return SequenceCut(parallel_state.get_ulysses_world_size(), parallel_state.get_ring_world_size())
+
+
+def is_part(value, seq_length=None):
+    """Whether a Tensor `[b, s]` is a part of the sequences: it was cut here, or has the length of a part of `seq_length`."""
+    if getattr(value, _MARK, False):
+        return True
+    return seq_length is not None and value.shape[1] * parallel_state.get_context_parallel_world_size() == seq_length
+
+
+def cut_along(tensor, axis=1):
+    """This rank's part of a Tensor with whole sequences along `axis`.
+
+    Raises:
+        LayoutError: the length cannot be cut; says how much padding is needed.
+    """
+    spans = current_cut().spans(parallel_state.get_context_parallel_rank(), tensor.shape[axis])
+    parts = [mint.narrow(tensor, axis, start, stop - start) for start, stop in spans]
+    return ops.cat(parts, dim=axis) if len(parts) > 1 else parts[0].contiguous()
+
+
+def whole_along(array, axis=1):
+    """Whole sequences (ndarray) of the parts that the ranks hold along `axis`; a collective of the context-parallel group."""
+    group = parallel_state.get_context_parallel_group()
+    parts = np.asarray(group.all_gather(np.ascontiguousarray(np.moveaxis(array, axis, 0))))
+    length = parts.shape[0]
+    whole, share = np.empty_like(parts), length // group.size
+    for rank in range(group.size):
+        offset = rank * share
+        for start, stop in current_cut().spans(rank, length):
+            whole[start:stop] = parts[offset : offset + stop - start]
+            offset += stop - start
+    return np.moveaxis(whole, 0, axis)
+
+
+def get_batch_on_this_cp_rank(batch, seq_length=None):
+    """Cut a batch of whole sequences to this rank's part, under Megatron's name; entries that are cut already stay.
+
+    Args:
+        batch (dict): Tensors or arrays; `SEQUENCE_ENTRIES` are cut. An attention mask stays whole: each algorithm takes from it
+            what it needs.
+        seq_length (Optional[int]): length of whole sequences, if all have the same: entries of a rank's share of it are taken
+            as cut already. None: everything that was not cut here is whole.
+
+    Returns:
+        dict: the batch itself without context parallelism.
+
+    Raises:
+        LayoutError: a length that cannot be cut.
+    """
+    if parallel_state.get_context_parallel_world_size() == 1:
+        return batch
+    return {name: _part_of(value, seq_length) if name in SEQUENCE_ENTRIES else value for name, value in batch.items()}
+
+
+def _part_of(value, seq_length):
+    if not hasattr(value, "shape") or len(value.shape) != 2 or is_part(value, seq_length):
+        return value
+    tensor = value if isinstance(value, Tensor) else Tensor.from_numpy(np.ascontiguousarray(value))
+    part = cut_along(tensor)
+    setattr(part, _MARK, True)
+    return part
+
+
+def local_position_ids(length):
+    """Positions in the whole sequence of this rank's `length` tokens, int32 `[1, length]`."""
+    rank, cut = parallel_state.get_context_parallel_rank(), current_cut()
+    return _position_ids(cut, rank, length * cut.size)
+
+
+@functools.lru_cache(maxsize=32)
+def _position_ids(cut, rank, length):
+    return Tensor.from_numpy(positions_of(cut.spans(rank, length)).astype(np.int32).reshape(1, -1))
+
+
+def positions_of(spans):
+    """Array of all positions in `spans`."""
+    return np.concatenate([np.arange(start, stop) for start, stop in spans])

@@ -1,0 +1,164 @@
+"""Masks, packed documents and masked losses over cut sequences: equal to whole ones, and documents do not see each other."""
+
+import functools
+
+import numpy as np
+import pytest
+
+from mindspeed_ms.testing import small_trainings as job
+from mindspeed_ms.testing.parity import runner
+
+LENGTH, BATCH, EOD = 32, 2, 3
+MODEL = {**job.UNTIED, "seq_length": LENGTH}
+RING, ULYSSES, HYBRID = "megatron_cp_algo", "ulysses_cp_algo", "hybrid_cp_algo"
+CUTS = {
+    "ring2": {"context_parallel_size": 2, "context_parallel_algo": RING},
+    "ring4": {"context_parallel_size": 4, "context_parallel_algo": RING},
+    "ulysses2": {"context_parallel_size": 2, "context_parallel_algo": ULYSSES},
+    "ulysses4": {"context_parallel_size": 4, "context_parallel_algo": ULYSSES},
+    "hybrid2x2": {"context_parallel_size": 4, "context_parallel_algo": HYBRID, "ulysses_degree_in_cp": 2},
+}
+DOCUMENTS = [[5, 14, 13], [17, 15]]
+
+
+def _blocked(documents=DOCUMENTS):
+    """Mask `[b, 1, s, s]` of packed documents, 1 where a query may not look."""
+    document = np.stack([np.repeat(np.arange(len(lengths)), lengths) for lengths in documents])
+    visible = (document[:, :, None] == document[:, None, :]) & np.tri(LENGTH, dtype=bool)
+    return (~visible).astype(np.uint8)[:, None]
+
+
+def _batch(kind, seed=1):
+    """Arrays of one micro-batch."""
+    random = np.random.default_rng(seed)
+    tokens = random.integers(4, 64, (BATCH, LENGTH + 1)).astype(np.int32)
+    batch = {"tokens": tokens[:, :-1].copy(), "labels": tokens[:, 1:].copy()}
+    batch["loss_mask"] = (random.random((BATCH, LENGTH)) > 0.2).astype(np.float32)
+    if kind == "documents":
+        batch["attention_mask"] = _blocked()
+    elif kind == "lengths":
+        batch["actual_seq_len"] = np.array([[5, 14, 13], [17, 15, 0]], np.int32)
+    elif kind == "general":
+        hidden = random.random((BATCH, 1, LENGTH, LENGTH)) < 0.4
+        hidden[:, :, 7] = True  # a query that sees nothing
+        batch["attention_mask"] = hidden
+    elif kind == "eod":
+        batch["tokens"][0, [4, 18]] = batch["tokens"][1, [16, 31]] = EOD
+    elif kind == "positions":
+        batch["position_ids"] = np.tile(np.arange(LENGTH, dtype=np.int32)[::-1], (BATCH, 1))
+    elif kind == "one_token":
+        batch["loss_mask"][:] = 0
+        batch["loss_mask"][1, 9] = 1
+    elif kind == "masked_ranks":
+        batch["loss_mask"][:, 8:] = 0
+    elif kind == "sample_without_tokens":
+        batch["loss_mask"][1] = 0
+    return batch
+
+
+def _model_class(kind):
+    from mindspeed_ms.legacy.model.gpt_model import GPTModel
+
+    return functools.partial(GPTModel, eod=EOD, reset_position_ids=True) if kind == "eod" else GPTModel
+
+
+def run(kind, parallel, rank_slices=False, **training):
+    """Loss reported in two steps and in an evaluation, gradient norms, gradients of the first step."""
+    from mindspore import Tensor
+
+    from mindspeed_ms.core.context_parallel import get_batch_on_this_cp_rank
+    from mindspeed_ms.training.evaluation import step_losses
+    from mindspeed_ms.training.forward_step import forward_step
+
+    fields = {**MODEL, "use_flash_attention": kind == "lengths"}
+    sections = {"dataset": {"batch_size": BATCH, "global_batch_size": 2 * BATCH}, "training": training}
+    model, optimizer, step = job.build(job.make_config(fields, parallel, **sections), _model_class(kind))
+    result = {"losses": [], "norms": []}
+    runner._capture_first_gradients(optimizer, model, result)
+
+    def micro_batches(number):
+        found = [{k: Tensor(v) for k, v in _batch(kind, seed).items()} for seed in (number, number + 1)]
+        return [get_batch_on_this_cp_rank(batch) for batch in found] if rank_slices else found
+
+    for number in range(2):
+        report, _ = step(iter(micro_batches(number)), number + 1)
+        result["losses"].append(report.loss)
+        result["norms"].append(report.grad_norm)
+        result["without_tokens"] = report.samples_without_tokens if hasattr(report, "samples_without_tokens") else 0
+    evaluated, _ = step_losses(forward_step, iter(micro_batches(5)), model, 1)
+    result["losses"].append(next(iter(evaluated.values.values())))
+    result["tokens"] = evaluated.tokens
+    return result
+
+
+@functools.lru_cache(maxsize=32)
+def _reference(world, kind, training):
+    (result,) = world(1)(run, kind, {}, **dict(training))
+    return result, runner.joined([result], "gradients")
+
+
+def _check(world, kind, cut, rank_slices=False, **training):
+    parallel = CUTS[cut]
+    expected, gradients = _reference(world, kind, tuple(training.items()))
+    results = world(parallel["context_parallel_size"])(run, kind, parallel, rank_slices, **training)
+    for result in results:
+        np.testing.assert_allclose(result["losses"], expected["losses"], rtol=1e-5)
+        np.testing.assert_allclose(result["norms"], expected["norms"], rtol=1e-5)
+        assert result["tokens"] == expected["tokens"]
+    found = runner.joined(results, "gradients")
+    for name, values in gradients.items():
+        assert np.linalg.norm(found[name] - values) <= 1e-5 * np.linalg.norm(values), name
+
+
+KINDS = ("documents", "lengths", "general", "eod", "positions", "one_token", "masked_ranks", "sample_without_tokens")
+
+
+@pytest.mark.parametrize("cut", CUTS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_equals_whole_sequences(world, kind, cut):
+    _check(world, kind, cut)
+
+
+@pytest.mark.parametrize("kind", ("plain", "one_token", "masked_ranks"))
+@pytest.mark.parametrize("cut", ("ring2", "ulysses2"))
+def test_losses_per_token(world, kind, cut):
+    _check(world, kind, cut, calculate_per_token_loss=True)
+
+
+@pytest.mark.parametrize("cut", ("ring2", "hybrid2x2"))
+def test_batches_that_are_cut_already(world, cut):
+    _check(world, "documents", cut, rank_slices=True)
+
+
+def test_actual_lengths_are_a_mask_of_documents(world):
+    """The same numbers as with the matrix, also without context parallelism."""
+    one, other = (_reference(world, kind, ())[0] for kind in ("documents", "lengths"))
+    np.testing.assert_allclose(one["losses"], other["losses"], rtol=1e-6)
+
+
+def logits(kind, parallel, changed):
+    """(logits of this rank's part, its positions), where `changed` is a token of the first document that differs."""
+    from mindspore import Tensor
+
+    from mindspeed_ms.core.autograd import no_grad
+    from mindspeed_ms.core.context_parallel import local_position_ids
+
+    model, _, _ = job.build(job.make_config(MODEL, parallel, dataset={"batch_size": BATCH}), _model_class(kind))
+    batch = _batch(kind)
+    batch["tokens"][0, 2] = 40 + changed
+    inputs = {name: Tensor(value) for name, value in batch.items() if name not in ("labels", "loss_mask")}
+    with no_grad():
+        output = model[0](**inputs).asnumpy()
+    return output, local_position_ids(output.shape[1]).asnumpy()[0]
+
+
+@pytest.mark.parametrize("cut", CUTS)
+@pytest.mark.parametrize("kind", ("documents", "lengths", "eod"))
+def test_documents_do_not_see_each_other(world, kind, cut):
+    """A token of the first document changes nothing in the others, to the bit."""
+    size = CUTS[cut]["context_parallel_size"]
+    one, other = (world(size)(logits, kind, CUTS[cut], changed) for changed in (0, 1))
+    differs = np.zeros((BATCH, LENGTH), bool)
+    for (first, positions), (second, _) in zip(one, other):
+        differs[:, positions] = (first != second).any(axis=-1)
+    assert differs[0, 2:5].all() and not differs[0, 5:].any() and not differs[1].any() and not differs[0, :2].any()

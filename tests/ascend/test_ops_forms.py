@@ -226,8 +226,9 @@ def _flash():
             ops.flash_attention(tensor(values(q)), tensor(values(k)), tensor(values(v)))
         with pytest.raises(ValueError, match="head size of 8"):
             ops.flash_attention(q[..., :8], k[..., :8], v[..., :8])
-        with pytest.raises(ValueError, match="Set use_flash_attention to False"):
-            ops.flash_attention(q, k, v, sinks=tensor(_normal(4), "float16"))
+    sunk = [tensor(values(one)) for one in (q, k, v)]
+    for options in ({"sparse_mode": 4, "pre_tokens": 3, "next_tokens": 1}, {"mask": mask, "pre_tokens": 4}):
+        _same(lambda o=options: ops.flash_attention(*sunk, sinks=tensor(_normal(4)), **o), tolerance=1e-5)
     narrow = tensor(values(v)[..., :4], "float16")
     arguments = _arguments_of(_fits(lambda: ops.flash_attention(q, k, narrow, sparse_mode=3), "ops.flash_attention_score"))
     assert arguments["value"].shape == (24, 3, 32) and arguments["scalar_value"] == 0.25

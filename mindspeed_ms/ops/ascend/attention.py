@@ -115,13 +115,19 @@ def _compressed_mask():
 
 
 @autograd.no_grad()
+def _keep_mask(shape, keep_prob, seed):
+    """Keep mask of dropout, bool [b, n, sq, sk]."""
+    generator = ms.Generator()
+    generator.manual_seed(int(seed))
+    return mint.rand(*shape, generator=generator) < keep_prob
+
+
+@autograd.no_grad()
 def _drop_mask(shape, keep_prob, seed):
     """Keep bits of dropout, [b, n, sq, sk / 8] as uint8."""
     if shape[-1] % 8:
         raise ValueError(f"flash_attention with dropout got {shape[-1]} keys: the operator needs a multiple of 8.")
-    generator = ms.Generator()
-    generator.manual_seed(int(seed))
-    keep = (mint.rand(*shape, generator=generator) < keep_prob).astype(ms.int32)
+    keep = _keep_mask(shape, keep_prob, seed).astype(ms.int32)
     weights = ms.Tensor([1, 2, 4, 8, 16, 32, 64, 128], ms.int32)
     return mint.sum(keep.reshape(*shape[:-1], shape[-1] // 8, 8) * weights, dim=-1).astype(ms.uint8)
 
@@ -143,17 +149,18 @@ def flash_attention(
     """See `ops.flash_attention`.
 
     Raises:
-        ValueError: also for float32 inputs and sinks, which the operator does not take.
+        ValueError: also for float32 inputs, which the operator does not take.
     """
     checks.check_heads(query, key, value, sinks)
     checks.check_flash_arguments(mask, sparse_mode, input_layout, keep_prob, dropout_seed)
+    if sinks is not None:
+        band = checks.sparse_band(sparse_mode, mask is not None, query.shape[0], key.shape[0], pre_tokens, next_tokens)
+        return _plain_with_sinks(query, key, value, mask, scale, *band, keep_prob, dropout_seed, sinks)
     if query.dtype not in (ms.float16, ms.bfloat16):
         raise ValueError(
             f"flash_attention got {query.dtype}: flash_attention_score works on float16 and bfloat16 only. Set "
             "compute_dtype to one of them, or use_flash_attention to False."
         )
-    if sinks is not None:
-        raise ValueError("flash_attention got sinks: flash_attention_score has none. Set use_flash_attention to False.")
     scale, value_size = checks.default_scale(scale, query.shape[3]), value.shape[3]
     width = max(query.shape[3], value_size)
     query, key, value = (_widened(t, width) for t in (query, key, value))
@@ -190,6 +197,25 @@ def flash_attention(
     if value_size == size:
         return output
     return mint.narrow(output.reshape(queries, batch, heads, size), -1, 0, value_size).reshape(queries, batch, -1)
+
+
+def _plain_with_sinks(query, key, value, mask, scale, lower, upper, masked, keep_prob, dropout_seed, sinks):
+    """`flash_attention` with sinks, which flash_attention_score does not have, as plain attention."""
+    keep = None
+    if keep_prob < 1:
+        keep = _keep_mask((query.shape[1], query.shape[2], query.shape[0], key.shape[0]), keep_prob, dropout_seed)
+    return core_attention(
+        query,
+        key,
+        value,
+        mask if masked else None,
+        scale=scale,
+        dropout_p=1.0 - keep_prob,
+        dropout_mask=keep,
+        pre_tokens=-lower,
+        next_tokens=upper,
+        sinks=sinks,
+    )
 
 
 def _widened(t, width):

@@ -106,8 +106,10 @@ class _Attention(Function):
             *statistics,
         )
         result = tensor_of(output.reshape(queries, batch, heads * size), query.dtype)
-        ctx.save_for_backward(query, key, value, result, *(() if sinks is None else (sinks,)))
+        ctx.save_for_backward(query, key, value, result)
         ctx.statistics, ctx.options = statistics, options
+        # a parameter may be released before the backward: its few values are kept
+        ctx.sinks = None if sinks is None else (float32_of(sinks).copy(), sinks.dtype)
         ctx.set_materialize_grads(False)
         return (result, *map(storage.from_array, statistics)) if with_statistics else result
 
@@ -115,7 +117,7 @@ class _Attention(Function):
     def backward(ctx, output_grad, *_):
         if output_grad is None:
             return (None,) * 6
-        query, key, value, output, *sinks = ctx.saved_tensors
+        query, key, value, output = ctx.saved_tensors
         q, k, v = float32_of(query), float32_of(key), float32_of(value)
         grads = empty(q.shape), empty(k.shape), empty(v.shape)
         shape = (*q.shape[:3], v.shape[3])
@@ -134,7 +136,9 @@ class _Attention(Function):
             *ctx.options,
             *grads,
         )
-        sink_grad = tensor_of(_sink_grad(float32_of(sinks[0]), o, g, *ctx.statistics), sinks[0].dtype) if sinks else None
+        sink_grad = None
+        if ctx.sinks is not None:
+            sink_grad = tensor_of(_sink_grad(ctx.sinks[0], o, g, *ctx.statistics), ctx.sinks[1])
         return (*(tensor_of(grad, query.dtype) for grad in grads), sink_grad, None, None)
 
 

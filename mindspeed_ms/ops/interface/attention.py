@@ -82,7 +82,7 @@ def flash_attention(
     """Attention that never holds an [sq, sk] matrix per head; differentiable in query, key, value and sinks.
 
     CPU: blocks with an online softmax, recomputed in the backward. Ascend: `flash_attention_score` (half precisions), of
-    keys and values of one width (the narrower one is padded) and without sinks.
+    keys and values of one width (the narrower one is padded); with sinks plain attention.
 
     Args:
         query, key, value, sinks (Tensor): as in `core_attention`, whatever `input_layout` says.

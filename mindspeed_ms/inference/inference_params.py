@@ -79,4 +79,4 @@ class WholeSequences:
 
     def attend(self, core_attention, query, key, value, sinks=None):
         """Context [s, b, n * dv] of a layer; arguments as `CoreAttention`."""
-        return core_attention(query, key, value, sinks=sinks)
+        return core_attention(query, key, value, **({} if sinks is None else {"sinks": sinks}))

@@ -13,7 +13,7 @@ from mindspeed_ms.layout.sharding import Initializer
 from mindspeed_ms.layout.stages import StageLayout, stages_of
 from mindspeed_ms.layout.windows import has_window
 
-GATED_ACTIVATIONS = ("swiglu", "fused_swiglu")
+GATED_ACTIVATIONS = ("swiglu", "fused_swiglu", "clamped_swiglu")
 LEARNED_POSITIONS = ("learned_absolute", "absolute")
 OTHER_POSITIONS = ("rope", "none")  # position types without a table of parameters
 NORMALIZATIONS = {"LayerNorm": "LayerNorm", "RMSNorm": "RMSNorm", "FusedRMSNorm": "RMSNorm"}

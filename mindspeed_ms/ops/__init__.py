@@ -5,7 +5,7 @@ rounding; float16 and bfloat16 are storage dtypes: computed in float32, rounded 
 dtype. The form is chosen by the device at the first call; `use_forms` overrides it.
 """
 
-from mindspeed_ms.ops.checks import ACTIVATION_NAMES, INPUT_LAYOUTS
+from mindspeed_ms.ops.checks import ACTIVATION_NAMES, HALVING, INPUT_LAYOUTS
 from mindspeed_ms.ops.forms import current_forms, use_forms
 from mindspeed_ms.ops.interface.activation import bias_activation, gelu, relu, silu, squared_relu, swiglu
 from mindspeed_ms.ops.interface.attention import UNLIMITED_TOKENS, core_attention, flash_attention, scaled_masked_softmax

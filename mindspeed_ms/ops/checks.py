@@ -2,8 +2,10 @@
 
 import math
 
-ACTIVATION_NAMES = ("gelu_tanh", "gelu_erf", "silu", "relu", "squared_relu", "swiglu")
-"""Activations of `bias_activation`; "swiglu" halves the last dimension."""
+ACTIVATION_NAMES = ("gelu_tanh", "gelu_erf", "silu", "relu", "squared_relu", "swiglu", "clamped_swiglu")
+"""Activations of `bias_activation`."""
+HALVING = ("swiglu", "clamped_swiglu")
+"""Those that halve the last dimension."""
 INPUT_LAYOUTS = ("BSH", "SBH", "BNSD", "BSND")
 SPARSE_MODES = (0, 1, 2, 3, 4)
 
@@ -16,8 +18,8 @@ def check_bias_activation(x, bias, name):
         raise ValueError(
             f"bias_activation got an input of shape {x.shape} and a bias of shape {bias.shape}: expected ({x.shape[-1]},)."
         )
-    if name == "swiglu" and x.shape[-1] % 2:
-        raise ValueError(f"swiglu halves the last dimension, which is {x.shape[-1]}: expected an even size.")
+    if name in HALVING and x.shape[-1] % 2:
+        raise ValueError(f"{name} halves the last dimension, which is {x.shape[-1]}: expected an even size.")
 
 
 def check_dropout(p, keep_mask, x):

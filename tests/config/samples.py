@@ -48,6 +48,7 @@ _BEST = {"training_config.best_metric_comparison": "less", "training_config.eval
 _LINEAR_DECAY = {"optimizer_config.weight_decay_incr_style": "linear", "optimizer_config.weight_decay": 0.2}
 _TARGETS = [{"target_cells": [r".*\.qkv_proj"]}]
 
+_CLAMPED = {"model_config.hidden_act": "clamped_swiglu"}
 _LATENT = {
     **_ROPE,
     "model_config.multi_latent_attention": True,
@@ -96,6 +97,8 @@ SPECIAL = {
             ("v_head_dim", 12, 8),
         )
     },
+    "model_config.swiglu_limit": (0.01, _CLAMPED),
+    "model_config.swiglu_alpha": (1.0, _CLAMPED),
     "model_config.qk_layernorm_epsilon": (0.5, {"model_config.qk_layernorm": True}),
     "model_config.softmax_type": ("learnable", {}),
     "model_config.window_attn_skip_freq": ([1, 0, 1, 0], {"model_config.sliding_window": 4}),

@@ -15,6 +15,13 @@ def sigmoid(x):
     return 1 / (1 + np.exp(-x))
 
 
+def clamped_swiglu(x, limit=7.0, alpha=1.702):
+    """gpt-oss's SwiGLU."""
+    gate, up = np.split(x, 2, -1)
+    gate, up = np.minimum(gate, limit), np.clip(up, -limit, limit)
+    return gate * sigmoid(alpha * gate) * (up + 1)
+
+
 def activation(name):
     """Activation of that name."""
 
@@ -29,6 +36,7 @@ def activation(name):
         "relu": lambda x: np.maximum(x, 0),
         "squared_relu": lambda x: np.maximum(x, 0) ** 2,
         "swiglu": swiglu,
+        "clamped_swiglu": clamped_swiglu,
     }[name]
 
 

@@ -43,6 +43,11 @@ NEEDS = (
         lambda context: context.value("model_config.multi_latent_attention"),
     ),
     (
+        _paths("model_config", "swiglu_limit", "swiglu_alpha"),
+        "hidden_act clamped_swiglu",
+        lambda context: context.value("model_config.hidden_act") == "clamped_swiglu",
+    ),
+    (
         _paths("model_config", "qk_layernorm_epsilon"),
         "qk_layernorm",
         lambda context: context.value("model_config.qk_layernorm"),

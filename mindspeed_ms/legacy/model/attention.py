@@ -277,7 +277,8 @@ class ParallelAttention(LayerCell):
         return self._constant_sinks and self._constant_sinks[0]
 
     def _attend(self, query, key, value, attention_mask):
-        return self.core_attention(query, key, value, attention_mask, self._sinks)
+        sinks = () if self._sinks is None else (self._sinks,)  # a core of one's own need not know of them
+        return self.core_attention(query, key, value, attention_mask, *sinks)
 
     def _create_projections(self, model):
         linears, config = attention_linears(model), self.described

@@ -156,20 +156,25 @@ class Sinks:
 
 @dataclass(frozen=True)
 class Router:
-    """Router of a mixture of experts: `gating.weight [experts, h]` and, with `has_bias`, `expert_bias [experts]`."""
+    """Router of a mixture of experts: `gating.weight [experts, h]`, with `bias` its `gating.bias [experts]`, and with
+    `has_bias` `expert_bias [experts]`, which balances the load.
+    """
 
     experts: int
     hidden_size: int
     initializer: Initializer
     has_bias: bool
+    bias: Initializer | None = None
 
     def describe(self, part):
         """Descriptions of the router's parameters: list[ParameterDescription]."""
         sharding = ParameterSharding.replicated((self.experts, self.hidden_size))
         flags = {"sequence_parallel": part.sequence_parallel}
         result = [ParameterDescription("gating.weight", sharding, part.dtype, self.initializer, **flags)]
+        bias = ParameterSharding.replicated((self.experts,))
+        if self.bias is not None:
+            result.append(ParameterDescription("gating.bias", bias, part.dtype, self.bias, **flags))
         if self.has_bias:
-            bias = ParameterSharding.replicated((self.experts,))
             result.append(ParameterDescription("expert_bias", bias, part.dtype, Initializer.zeros(), trainable=False))
         return result
 

@@ -151,6 +151,7 @@ class ModelDescription:
     moe_shared_expert_intermediate_size: int | None
     moe_shared_expert_gate: bool
     moe_router_enable_expert_bias: bool
+    moe_router_has_bias: bool
     parallel: ParallelDescription
 
     @property

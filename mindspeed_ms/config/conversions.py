@@ -72,6 +72,50 @@ def rope_scaling_value(key):
     return convert
 
 
+def rotary_interleaved(value, view):
+    """`--rotary-interleaved`: False is dropped under multi-latent attention, where Megatron rotates neighbouring pairs."""
+    if not value and view.get("multi_latent_attention"):
+        return {}
+    return {"model_config.rotary_interleaved": value}
+
+
+def latent_width(name):
+    """Conversion of a rank or width of multi-latent attention: Megatron's defaults are dropped without it."""
+
+    def convert(value, view):
+        if value is None or not (view.get("multi_latent_attention") or view.is_typed(name)):
+            return {}
+        return {f"model_config.{name}": value}
+
+    return convert
+
+
+def rotary_scaling_factor(value, view):
+    """`--rotary-scaling-factor`: yarn from a first sequence length of --max-position-embeddings, as Megatron's MLA."""
+    if value in (None, 1, 1.0):
+        return {}
+    if not view.get("multi_latent_attention"):
+        if view.is_typed("rotary_scaling_factor") and not view.has_files:
+            view.problem("rotary_scaling_factor", "has no effect without --multi-latent-attention; use --rope-scaling-factor")
+        return {}
+    settings = {"model_config.rope_scaling.type": "yarn", "model_config.rope_scaling.factor": value}
+    length = view.get("max_position_embeddings")
+    if length and not view.is_typed("rope_scaling_original_max_position_embeddings"):
+        settings["model_config.rope_scaling.original_max_position_embeddings"] = length
+    return settings
+
+
+def latent_mscale(name):
+    """Conversion of `--mscale` and `--mscale-all-dim`, which count beside a --rotary-scaling-factor other than 1."""
+
+    def convert(value, view):
+        if value is None or view.get("rotary_scaling_factor") in (None, 1, 1.0) or not view.get("multi_latent_attention"):
+            return {}
+        return {f"model_config.rope_scaling.{name}": value}
+
+    return convert
+
+
 def exit_signal_handler(value, view):
     """`--exit-signal-handler`: taken if typed; Megatron's default is not."""
     return {"training_config.exit_signal_handler": value} if view.is_typed("exit_signal_handler") else {}

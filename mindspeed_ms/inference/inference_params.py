@@ -17,19 +17,35 @@ class CacheUse:
 
     Attributes:
         attended (int): calls of `attend`.
+        keeps_keys (bool): True: attention gives what the cache holds of its keys, which may be compressed.
     """
+
+    keeps_keys = True
 
     def __init__(self, cache, slots, starts, lengths, wanted):
         self.cache, self.slots, self.starts, self.lengths = cache, slots, starts, lengths
         self.wanted = wanted
         self.attended = 0
 
-    def attend(self, core_attention, query, key, value):
-        """Context [s, b, n * d] of a layer, through the cache; arguments as `CoreAttention`."""
+    def attend(self, core_attention, query, key, value, sinks=None, value_width=None):
+        """Context [s, b, n * dv] of a layer, through the cache; arguments as `CoreAttention`, or without `value` compressed
+        keys, whose first `value_width` elements are values.
+        """
         self.attended += 1
         keys, values = self.cache.of_layer(core_attention.layer_number - 1)
         return ops.cached_attention(
-            query, key, value, keys, values, self.slots, self.starts, self.lengths, window=core_attention.window
+            query,
+            key,
+            value,
+            keys,
+            values,
+            self.slots,
+            self.starts,
+            self.lengths,
+            scale=core_attention.scale,
+            window=core_attention.window,
+            sinks=sinks,
+            value_width=value_width,
         )
 
     def read_out(self, hidden_states, head):
@@ -56,9 +72,11 @@ class WholeSequences:
         read (Callable): `(hidden states [s, b, h], head) -> result`, on the last stage.
     """
 
+    keeps_keys = False
+
     def __init__(self, read):
         self.read_out = read
 
-    def attend(self, core_attention, query, key, value):
-        """Context [s, b, n * d] of a layer; arguments as `CoreAttention`."""
-        return core_attention(query, key, value)
+    def attend(self, core_attention, query, key, value, sinks=None):
+        """Context [s, b, n * dv] of a layer; arguments as `CoreAttention`."""
+        return core_attention(query, key, value, **({} if sinks is None else {"sinks": sinks}))

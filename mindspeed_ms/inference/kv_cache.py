@@ -21,8 +21,11 @@ def layers_here(stages):
 class KeyValueCache:
     """Keys and values of `slots` sequences, allocated once; nothing in it grows.
 
+    Of multi-latent attention it holds the compressed keys and values and the part of the keys with positions that all heads
+    share, the same on every tensor-parallel rank.
+
     Args:
-        model (ModelDescription): layers, windows, groups, head size.
+        model (ModelDescription): layers, windows, groups, head size, or ranks of multi-latent attention.
         slots (int): sequences at a time.
         max_sequence_length (int): tokens of a sequence.
         dtype: of keys and values.
@@ -30,20 +33,24 @@ class KeyValueCache:
 
     Attributes:
         bytes (int): on this rank: 2 * groups / tp * head_dim * slots * itemsize * places, summed over its layers, where a
-            layer has `cache_capacity` places.
+            layer has `cache_capacity` places. Multi-latent attention: (kv_lora_rank + qk_pos_emb_head_dim) * slots * itemsize
+            * places.
     """
 
     def __init__(self, model, slots, max_sequence_length, dtype, prefill_chunk):
         self.slots, self.max_sequence_length = slots, max_sequence_length
-        groups = model.query_groups // parallel_state.get_tensor_model_parallel_world_size()
+        tensors, groups, width = 2, model.query_groups // parallel_state.get_tensor_model_parallel_world_size(), model.head_dim
+        if model.is_latent:
+            tensors, groups, width = 1, 1, model.latent_width
         self._layers, self.capacities, self.bytes = {}, {}, 0
         for layer in layers_here(model.stages):
             capacity = cache_capacity(model, layer, max_sequence_length, prefill_chunk)
-            shape = slots, groups, capacity, model.head_dim
-            self._layers[layer] = storage.zeros(shape, dtype), storage.zeros(shape, dtype)
+            shape = slots, groups, capacity, width
+            self._layers[layer] = storage.zeros(shape, dtype), storage.zeros(shape, dtype) if tensors == 2 else None
             self.capacities[layer] = capacity
-            self.bytes += 2 * math.prod(shape) * dtype_size(to_dtype(dtype))
+            self.bytes += tensors * math.prod(shape) * dtype_size(to_dtype(dtype))
 
     def of_layer(self, layer):
-        """(keys, values) of a global layer (from 0): Tensors [slots, groups / tp, capacity, head_dim], written in place."""
+        """(keys, values) of a global layer (from 0): Tensors [slots, groups / tp, capacity, head_dim], written in place; of
+        multi-latent attention ([slots, 1, capacity, width], None)."""
         return self._layers[layer]

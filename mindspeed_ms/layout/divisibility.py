@@ -39,7 +39,7 @@ def size_misfits(model):
         model (ModelDescription): the model.
     """
     rules = []
-    if not model.kv_channels:
+    if not model.kv_channels and not model.is_latent:
         rules.append(("hidden_size", "num_attention_heads", ", or kv_channels must be given"))
     if model.group_query_attention:
         rules.append(("num_attention_heads", "num_query_groups", ""))

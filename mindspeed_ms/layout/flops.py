@@ -10,11 +10,24 @@ def flops_per_token(model):
     Args:
         model (ModelDescription): the model.
     """
-    width, key_value_width = model.attention_width, model.query_groups * model.head_dim
-    attention = 2 * model.hidden_size * (width + key_value_width) + width * model.seq_length
+    attention = _latent_attention(model) if model.is_latent else _attention(model)
     mlp_width = sum(_mlp_width(model, layer) for layer in range(model.stages.num_layers))
     mlp = model.hidden_size * mlp_width * (3 if model.is_gated else 2)
     return 6 * (model.stages.num_layers * attention + mlp + model.hidden_size * model.vocab_size)
+
+
+def _attention(model):
+    width, key_value_width = model.attention_width, model.query_groups * model.head_dim
+    return 2 * model.hidden_size * (width + key_value_width) + width * model.seq_length
+
+
+def _latent_attention(model):
+    """Multiplications of a token in multi-latent attention: its projections, and half of the scores and of their sums."""
+    heads, hidden, rank = model.num_attention_heads, model.hidden_size, model.q_lora_rank
+    queries = rank * (hidden + model.attention_width) if rank else hidden * model.attention_width
+    latent = hidden * model.latent_width + model.kv_lora_rank * heads * (model.qk_head_dim + model.v_head_dim)
+    out = heads * model.v_head_dim * hidden
+    return queries + latent + out + heads * (model.head_dim + model.v_head_dim) * model.seq_length // 2
 
 
 def _mlp_width(model, layer):

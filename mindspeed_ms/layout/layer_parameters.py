@@ -120,22 +120,61 @@ class Norm:
         ]
 
 
+@dataclass(frozen=True, kw_only=True)
+class WholeLinear:
+    """Linear layer that every tensor-parallel rank holds whole: `weight [out, in]` and, unless it is None, `bias [out]`."""
+
+    input_size: int
+    output_size: int
+    initializer: Initializer
+    bias: Initializer | None
+
+    def describe(self, part):
+        """Descriptions of `weight` and `bias`: list[ParameterDescription]."""
+        started = {"weight": ((self.output_size, self.input_size), self.initializer), "bias": ((self.output_size,), self.bias)}
+        return [
+            ParameterDescription(
+                name, ParameterSharding.replicated(shape), part.dtype, initializer, sequence_parallel=part.sequence_parallel
+            )
+            for name, (shape, initializer) in started.items()
+            if initializer is not None
+        ]
+
+
+@dataclass(frozen=True)
+class Sinks:
+    """Score of each head without a value, in its softmaxes: `softmax_offset [heads]`, cut like the heads."""
+
+    heads: int
+    initializer: Initializer
+
+    def describe(self, part):
+        """Description of the scores: list[ParameterDescription]."""
+        sharding = ParameterSharding.contiguous((self.heads,), 0, part.index, part.count)
+        return [ParameterDescription("softmax_offset", sharding, part.dtype, self.initializer, tensor_parallel=True)]
+
+
 @dataclass(frozen=True)
 class Router:
-    """Router of a mixture of experts: `gating.weight [experts, h]` and, with `has_bias`, `expert_bias [experts]`."""
+    """Router of a mixture of experts: `gating.weight [experts, h]`, with `bias` its `gating.bias [experts]`, and with
+    `has_bias` `expert_bias [experts]`, which balances the load.
+    """
 
     experts: int
     hidden_size: int
     initializer: Initializer
     has_bias: bool
+    bias: Initializer | None = None
 
     def describe(self, part):
         """Descriptions of the router's parameters: list[ParameterDescription]."""
         sharding = ParameterSharding.replicated((self.experts, self.hidden_size))
         flags = {"sequence_parallel": part.sequence_parallel}
         result = [ParameterDescription("gating.weight", sharding, part.dtype, self.initializer, **flags)]
+        bias = ParameterSharding.replicated((self.experts,))
+        if self.bias is not None:
+            result.append(ParameterDescription("gating.bias", bias, part.dtype, self.bias, **flags))
         if self.has_bias:
-            bias = ParameterSharding.replicated((self.experts,))
             result.append(ParameterDescription("expert_bias", bias, part.dtype, Initializer.zeros(), trainable=False))
         return result
 

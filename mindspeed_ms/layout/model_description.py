@@ -13,7 +13,7 @@ from mindspeed_ms.layout.sharding import Initializer
 from mindspeed_ms.layout.stages import StageLayout, stages_of
 from mindspeed_ms.layout.windows import has_window
 
-GATED_ACTIVATIONS = ("swiglu", "fused_swiglu")
+GATED_ACTIVATIONS = ("swiglu", "fused_swiglu", "clamped_swiglu")
 LEARNED_POSITIONS = ("learned_absolute", "absolute")
 OTHER_POSITIONS = ("rope", "none")  # position types without a table of parameters
 NORMALIZATIONS = {"LayerNorm": "LayerNorm", "RMSNorm": "RMSNorm", "FusedRMSNorm": "RMSNorm"}
@@ -111,6 +111,12 @@ class ModelDescription:
     num_query_groups: int
     kv_channels: int | None
     qk_layernorm: bool
+    q_lora_rank: int | None
+    kv_lora_rank: int
+    qk_head_dim: int
+    qk_pos_emb_head_dim: int
+    v_head_dim: int
+    softmax_type: str
     sliding_window: int | None
     window_attn_skip_freq: tuple | None
     add_bias_linear: bool
@@ -145,16 +151,39 @@ class ModelDescription:
     moe_shared_expert_intermediate_size: int | None
     moe_shared_expert_gate: bool
     moe_router_enable_expert_bias: bool
+    moe_router_has_bias: bool
     parallel: ParallelDescription
 
     @property
+    def is_latent(self):
+        """Whether keys and values are compressed (multi-latent attention)."""
+        return self.attention_type == "multi_latent"
+
+    @property
+    def rotary_width(self):
+        """Width of the part of a head that has rotary positions, before `rotary_percent`."""
+        return self.qk_pos_emb_head_dim if self.is_latent else self.head_dim
+
+    @property
+    def latent_width(self):
+        """Width of what the cache holds of a token under multi-latent attention: compressed, and the key with positions."""
+        return self.kv_lora_rank + self.qk_pos_emb_head_dim
+
+    @property
+    def has_learned_sinks(self):
+        """Whether each head has a learned score without a value in its softmaxes."""
+        return self.softmax_type == "learnable"
+
+    @property
     def head_dim(self):
-        """Width of one attention head."""
+        """Width of one head of queries and keys."""
+        if self.is_latent:
+            return self.qk_head_dim + self.qk_pos_emb_head_dim
         return self.kv_channels or self.hidden_size // self.num_attention_heads
 
     @property
     def query_groups(self):
-        """Number of key-value heads (query groups)."""
+        """Number of key-value heads (query groups); under multi-latent attention each query head has its own."""
         return self.num_query_groups if self.group_query_attention else self.num_attention_heads
 
     @property

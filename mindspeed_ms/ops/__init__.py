@@ -5,13 +5,13 @@ rounding; float16 and bfloat16 are storage dtypes: computed in float32, rounded 
 dtype. The form is chosen by the device at the first call; `use_forms` overrides it.
 """
 
-from mindspeed_ms.ops.checks import ACTIVATION_NAMES, INPUT_LAYOUTS
+from mindspeed_ms.ops.checks import ACTIVATION_NAMES, HALVING, INPUT_LAYOUTS
 from mindspeed_ms.ops.forms import current_forms, use_forms
 from mindspeed_ms.ops.interface.activation import bias_activation, gelu, relu, silu, squared_relu, swiglu
 from mindspeed_ms.ops.interface.attention import UNLIMITED_TOKENS, core_attention, flash_attention, scaled_masked_softmax
 from mindspeed_ms.ops.interface.cached_attention import cached_attention
 from mindspeed_ms.ops.interface.dropout import bias_dropout_add, dropout, residual_add
-from mindspeed_ms.ops.interface.elements import add_bias, cast, cat, document_mask, is_zero, total
+from mindspeed_ms.ops.interface.elements import add_bias, cast, cat, cat_shared, document_mask, is_zero, total
 from mindspeed_ms.ops.interface.embedding import embedding_lookup
 from mindspeed_ms.ops.interface.linear import (
     batch_matmul,

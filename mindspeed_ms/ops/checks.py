@@ -4,8 +4,10 @@ import math
 
 import numpy as np
 
-ACTIVATION_NAMES = ("gelu_tanh", "gelu_erf", "silu", "relu", "squared_relu", "swiglu")
-"""Activations of `bias_activation`; "swiglu" halves the last dimension."""
+ACTIVATION_NAMES = ("gelu_tanh", "gelu_erf", "silu", "relu", "squared_relu", "swiglu", "clamped_swiglu")
+"""Activations of `bias_activation`."""
+HALVING = ("swiglu", "clamped_swiglu")
+"""Those that halve the last dimension."""
 INPUT_LAYOUTS = ("BSH", "SBH", "BNSD", "BSND")
 SPARSE_MODES = (0, 1, 2, 3, 4)
 
@@ -18,8 +20,8 @@ def check_bias_activation(x, bias, name):
         raise ValueError(
             f"bias_activation got an input of shape {x.shape} and a bias of shape {bias.shape}: expected ({x.shape[-1]},)."
         )
-    if name == "swiglu" and x.shape[-1] % 2:
-        raise ValueError(f"swiglu halves the last dimension, which is {x.shape[-1]}: expected an even size.")
+    if name in HALVING and x.shape[-1] % 2:
+        raise ValueError(f"{name} halves the last dimension, which is {x.shape[-1]}: expected an even size.")
 
 
 def check_dropout(p, keep_mask, x):
@@ -77,12 +79,13 @@ def check_core_dropout(dropout_p, dropout_mask):
         )
 
 
-def check_heads(query, key, value):
-    """Raise ValueError unless query [sq, b, n, d] and key, value [sk, b, groups, d] fit together."""
-    if query.ndim != 4 or key.ndim != 4 or key.shape != value.shape:
+def check_heads(query, key, value, sinks=None):
+    """Raise ValueError unless query [sq, b, n, d], key [sk, b, groups, d], value [sk, b, groups, dv] and sinks [n] (or None)
+    fit together."""
+    if query.ndim != 4 or key.ndim != 4 or tuple(key.shape[:3]) != tuple(value.shape[:-1]):
         raise ValueError(
-            f"attention got query {query.shape}, key {key.shape}, value {value.shape}: expected [sq, b, n, d] and "
-            "twice [sk, b, groups, d]."
+            f"attention got query {query.shape}, key {key.shape}, value {value.shape}: expected [sq, b, n, d], "
+            "[sk, b, groups, d] and [sk, b, groups, dv]."
         )
     if query.shape[1] != key.shape[1] or query.shape[3] != key.shape[3]:
         raise ValueError(f"attention got query {query.shape} and key {key.shape}: batch and head size must be equal.")
@@ -91,6 +94,8 @@ def check_heads(query, key, value):
             f"attention got {query.shape[2]} query heads and {key.shape[2]} key-value groups: the heads must be a "
             "multiple of the groups."
         )
+    if sinks is not None and tuple(sinks.shape) != (query.shape[2],):
+        raise ValueError(f"attention got sinks {sinks.shape}: expected one for each of {query.shape[2]} query heads.")
 
 
 def check_partial_attention(query, key, value, first_keys, stop_keys, mask):
@@ -127,12 +132,12 @@ def visible_block(first_keys, stop_keys):
     return (int(queries[0]), int(queries[-1]) + 1), (int(first_keys[sees].min()), int(stop_keys[sees].max()))
 
 
-def check_cache(query, key, key_cache, value_cache, slots, starts, lengths, window):
+def check_cache(query, key, key_cache, value_cache, slots, starts, lengths, window, value_width=None):
     """Length of the longest sequence, after a check that caches [slots, groups, capacity, d] can take keys [s, b, groups, d].
 
     Args:
         query, key, key_cache, value_cache (Tensor or ndarray): only their shapes and dtypes are read.
-        slots, starts, lengths, window: as in `ops.cached_attention`.
+        slots, starts, lengths, window, value_width: as in `ops.cached_attention`.
 
     Raises:
         ValueError: they do not fit.
@@ -144,6 +149,10 @@ def check_cache(query, key, key_cache, value_cache, slots, starts, lengths, wind
             f"cached_attention got query {query.shape}, key {key.shape} and caches {shape} and {value_cache.shape}: expected "
             f"[s, b, n, d], [s, b, groups, d] and twice [slots, groups, capacity, d]."
         )
+    if value_width is not None and (key_cache is not value_cache or not 0 < value_width <= size):
+        raise ValueError(f"cached_attention got value_width {value_width} of keys of {size}: expected no values beside it.")
+    if value_width is None and key_cache is value_cache:
+        raise ValueError("cached_attention got no values: expected value_width.")
     if not key.dtype == key_cache.dtype == value_cache.dtype:
         raise ValueError(
             f"cached_attention got keys of {key.dtype} and caches of {key_cache.dtype} and {value_cache.dtype}: expected one "

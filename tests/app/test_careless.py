@@ -98,7 +98,7 @@ CARELESS = [
     (["--moe-router-topk", "2"], ["--moe-router-topk = 2", LATER]),
     (["--context-parallel-size", "2"], ["--context-parallel-size = 2", LATER]),
     (["--context-parallel-algo", "megatron_cp_algo"], ["--context-parallel-algo", LATER]),
-    (["--q-lora-rank", "8"], ["--q-lora-rank = 8", "not available", "yet"]),
+    (["--mla-mm-split"], ["--mla-mm-split", "not available"]),
     (["--dpo-beta", "0.5"], ["--dpo-beta = 0.5", "not available", "yet"]),
     *(([*flag.split()], ["--is-instruction-dataset", "--variable-seq-lengths", "--reset-attention-mask"])
       for flag in ("--stage sft", "--no-pad-to-seq-lengths", "--neat-pack", "--padded-samples", "--cut-max-seqlen")),

@@ -155,6 +155,9 @@ def _attention():
         {"dropout_p": 0.2, "dropout_mask": keep},
     ):
         _same(lambda o=options: ops.core_attention(q, k, v, **o), (q, k, v), 2e-5)
+    sinks, wide = _leaf(4, seed=5), _leaf(7, 2, 2, 12, seed=2)
+    for options in ({}, {"mask": hidden, "causal": True}):
+        _same(lambda o=options: ops.core_attention(q, k, wide, sinks=sinks, **o), (q, k, wide, sinks), 2e-5)
 
 
 def _cached_attention():
@@ -172,8 +175,22 @@ def _cached_attention():
                 return context * tensor(held[..., None])
 
             _same(both, tolerance=1e-5, used="mint.index_select")
-        for a, b in zip(caches["a"], caches["b"]):
+        for a, b in zip(caches["a"], caches["b"], strict=True):
             assert np.array_equal(values(a), values(b))
+
+
+def _cached_latents():
+    """Values that begin their keys, and sinks."""
+    held = {form: storage.zeros((2, 1, 4, 8), "float32") for form in "ab"}
+    forms = iter("ab" * 2)
+    for start, count in ((0, 3), (3, 1)):
+        rows = [np.array([one], np.int32) for one in (1, start, count)]
+        q, k = tensor(_normal(count, 1, 4, 8, seed=start)), tensor(_normal(count, 1, 1, 8, seed=start + 1))
+        extra = {"sinks": tensor(_normal(4)), "value_width": 5, "scale": 0.3}
+        _same(
+            lambda q=q, k=k, rows=rows, extra=extra: ops.cached_attention(q, k, None, held[next(forms)], None, *rows, **extra),
+            tolerance=1e-5,
+        )
 
 
 def _arguments_of(calls, operator="ops.flash_attention_score"):
@@ -209,6 +226,12 @@ def _flash():
             ops.flash_attention(tensor(values(q)), tensor(values(k)), tensor(values(v)))
         with pytest.raises(ValueError, match="head size of 8"):
             ops.flash_attention(q[..., :8], k[..., :8], v[..., :8])
+    sunk = [tensor(values(one)) for one in (q, k, v)]
+    for options in ({"sparse_mode": 4, "pre_tokens": 3, "next_tokens": 1}, {"mask": mask, "pre_tokens": 4}):
+        _same(lambda o=options: ops.flash_attention(*sunk, sinks=tensor(_normal(4)), **o), tolerance=1e-5)
+    narrow = tensor(values(v)[..., :4], "float16")
+    arguments = _arguments_of(_fits(lambda: ops.flash_attention(q, k, narrow, sparse_mode=3), "ops.flash_attention_score"))
+    assert arguments["value"].shape == (24, 3, 32) and arguments["scalar_value"] == 0.25
     flat = q.reshape(8, 3, 64), k.reshape(24, 3, 32), v.reshape(24, 3, 32)
     _fits(lambda: ops.npu_fusion_attention(*flat, 4, "SBH", scale=0.25), "ops.operations.nn_ops.FlashAttentionScore")
 
@@ -307,6 +330,7 @@ CASES = (
     _rotary_and_layouts,
     _attention,
     _cached_attention,
+    _cached_latents,
     _flash,
     _partial_attention,
     _losses,

@@ -48,6 +48,16 @@ _BEST = {"training_config.best_metric_comparison": "less", "training_config.eval
 _LINEAR_DECAY = {"optimizer_config.weight_decay_incr_style": "linear", "optimizer_config.weight_decay": 0.2}
 _TARGETS = [{"target_cells": [r".*\.qkv_proj"]}]
 
+_CLAMPED = {"model_config.hidden_act": "clamped_swiglu"}
+_LATENT = {
+    **_ROPE,
+    "model_config.multi_latent_attention": True,
+    "model_config.kv_lora_rank": 16,
+    "model_config.qk_head_dim": 8,
+    "model_config.qk_pos_emb_head_dim": 4,
+    "model_config.v_head_dim": 8,
+}
+
 # path -> value, or (value, settings beside it; the path itself is there if it cannot be left out)
 SPECIAL = {
     "model_config.vocab_size": 256,
@@ -76,6 +86,21 @@ SPECIAL = {
         f"model_config.rope_scaling.{name}": (value, _YARN)
         for name, value in (("attention_factor", 0.25), ("mscale", 0.25), ("mscale_all_dim", 0.25), ("truncate", False))
     },
+    "model_config.multi_latent_attention": (True, _ROPE),
+    **{
+        f"model_config.{name}": (value, {**_LATENT, f"model_config.{name}": other})
+        for name, value, other in (
+            ("q_lora_rank", 16, None),
+            ("kv_lora_rank", 24, 16),
+            ("qk_head_dim", 12, 8),
+            ("qk_pos_emb_head_dim", 6, 4),
+            ("v_head_dim", 12, 8),
+        )
+    },
+    "model_config.swiglu_limit": (0.01, _CLAMPED),
+    "model_config.swiglu_alpha": (1.0, _CLAMPED),
+    "model_config.qk_layernorm_epsilon": (0.5, {"model_config.qk_layernorm": True}),
+    "model_config.softmax_type": ("learnable", {}),
     "model_config.window_attn_skip_freq": ([1, 0, 1, 0], {"model_config.sliding_window": 4}),
     "model_config.hidden_act": "swiglu",
     "model_config.gated_linear_unit": (True, {"model_config.hidden_act": "swiglu"}),

@@ -4,7 +4,7 @@ import pytest
 
 from mindspeed_ms.config import ConfigError, argument_parser, fit_to_world, init_configs_from_args, init_configs_from_dict
 from mindspeed_ms.config.schema import SECTIONS
-from tests.config.samples import BASE, ROWS, offenders, sample, with_settings
+from tests.config.samples import _LATENT, BASE, ROWS, offenders, sample, with_settings
 
 CHECKED = [row for row in ROWS if "anything" not in row.expects]
 BOUNDED = [row for row in CHECKED if any(sign in row.expects for sign in (">", "<", "one of")) and "float32" not in row.expects]
@@ -99,6 +99,15 @@ RULES = [
     ({f"{P}.world_size": 8, f"{P}.data_parallel_size": 4}, f"{P}.data_parallel_size", "expects 8"),
     ({f"{P}.order": "tp-dp"}, f"{P}.order", "each of tp"),
     ({f"{M}.hidden_size": 66}, f"{M}.hidden_size", "multiple of 4"),
+    ({f"{M}.multi_latent_attention": True}, f"{M}.multi_latent_attention", "needs position_embedding_type rope"),
+    ({**_LATENT, f"{M}.attention_type": "self_attn"}, f"{M}.multi_latent_attention", "keep one"),
+    ({**_LATENT, f"{M}.softmax_type": "learnable"}, f"{M}.softmax_type", "use vanilla"),
+    (
+        {**_LATENT, f"{M}.group_query_attention": True, f"{M}.num_query_groups": 2},
+        f"{M}.multi_latent_attention",
+        "leave groups out",
+    ),
+    ({**_LATENT, f"{M}.qk_pos_emb_head_dim": 5}, f"{M}.rotary_percent", "rotates 5 of 5"),
     ({f"{M}.group_query_attention": True, f"{M}.num_query_groups": 3}, f"{M}.num_attention_heads", "multiple of 3"),
     ({f"{M}.num_query_groups": 2}, f"{M}.num_query_groups", "group_query_attention"),
     ({f"{P}.tensor_model_parallel_size": 8}, f"{M}.num_attention_heads", "multiple of 8"),

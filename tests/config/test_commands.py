@@ -148,7 +148,7 @@ def test_convert_a_script_with_what_we_lack(tmp_path):
     result = convert_script(os.path.join(SCRIPTS, "experts_lora.sh"), {})
     fate = dict(result.fate)
     assert fate["--sequence-parallel"].startswith("left out") and fate["--not-a-flag"].startswith("UNKNOWN")
-    assert fate["--q-lora-rank 1536"].startswith("LEFT OUT") and "MLA" in fate["--multi-head-latent-attention"]
+    assert fate["--mla-mm-split"].startswith("LEFT OUT") and "MLA" in fate["--mla-mm-split"]
     assert "# LEFT OUT: --mtp-num-layers" in result.yaml_text
     path = tmp_path / "experts.yaml"
     path.write_text(result.yaml_text, encoding="utf-8")

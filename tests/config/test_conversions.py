@@ -10,7 +10,7 @@ from tests.app.job import CPU_DEFAULT
 from tests.config.test_arguments import MODEL
 
 M, T, D, OPT, P, X = (f"{name}_config" for name in ("model", "training", "dataset", "optimizer", "parallel", "moe"))
-ROPE = "--rope-scaling-type yarn"
+ROPE, MLA = "--rope-scaling-type yarn", "--multi-latent-attention"
 CASES = {
     "--num-query-groups 2 --group-query-attention": {f"{M}.num_query_groups": 2},
     "--apply-query-key-layer-scaling": {f"{M}.apply_query_key_layer_scaling": True, f"{M}.attention_softmax_in_fp32": True},
@@ -26,6 +26,24 @@ CASES = {
     f"--rope-scaling-mscale-all-dim 2 {ROPE}": {f"{M}.rope_scaling.mscale_all_dim": 2},
     f"--rope-scaling-truncate False {ROPE}": {f"{M}.rope_scaling.truncate": False},
     f"--rope-scaling-attention-factor 1.5 {ROPE}": {f"{M}.rope_scaling.attention_factor": 1.5},
+    f"--rotary-scaling-factor 40 --max-position-embeddings 64 {MLA}": {
+        f"{M}.rope_scaling.type": "yarn",
+        f"{M}.rope_scaling.factor": 40,
+        f"{M}.rope_scaling.original_max_position_embeddings": 64,
+        f"{M}.rope_scaling.mscale_all_dim": 1.0,
+    },
+    f"--rotary-scaling-factor 4 --mscale 0.5 --mscale-all-dim 2 {MLA}": {
+        f"{M}.rope_scaling.mscale": 0.5,
+        f"{M}.rope_scaling.mscale_all_dim": 2,
+    },
+    f"--mscale 0.5 {MLA}": {f"{M}.rope_scaling.mscale": None},
+    "--rotary-interleaved": {f"{M}.rotary_interleaved": True},
+    f"--q-lora-rank 8 {MLA}": {f"{M}.q_lora_rank": 8, f"{M}.kv_lora_rank": 32, f"{M}.rotary_interleaved": None},
+    f"--kv-lora-rank 8 {MLA}": {f"{M}.kv_lora_rank": 8},
+    "--num-layers 2": {f"{M}.kv_lora_rank": None},
+    f"--qk-nope-head-dim 8 {MLA}": {f"{M}.qk_head_dim": 8},
+    f"--qk-rope-head-dim 8 {MLA}": {f"{M}.qk_pos_emb_head_dim": 8},
+    f"--v-head-dim 8 {MLA}": {f"{M}.v_head_dim": 8},
     "--window-size 7,0": {f"{M}.sliding_window": 8},
     "--window-attn-skip-freq 2": {f"{M}.window_attn_skip_freq": 2},
     "--no-rope-fusion --position-embedding-type rope": {f"{M}.apply_rope_fusion": False},

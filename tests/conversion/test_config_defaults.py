@@ -30,6 +30,18 @@ LLAMA = {
     "seq_length": 64,
     **NO_BIAS,
 }
+LATENT = {
+    "multi_latent_attention": True,
+    "q_lora_rank": 1536,
+    "kv_lora_rank": 512,
+    "qk_head_dim": 128,
+    "qk_pos_emb_head_dim": 64,
+    "v_head_dim": 128,
+    "qk_layernorm": True,
+    "qk_layernorm_epsilon": 1e-6,
+    "rotary_interleaved": True,
+    "kv_channels": 192,
+}
 QWEN_EXPERTS = {"moe_aux_loss_coeff": 0.001, "norm_topk_prob": False, "moe_router_pre_softmax": True, "moe_layer_freq": None}
 # what transformers 5.24 means by a config.json without further fields
 DEFAULTS = {
@@ -65,6 +77,64 @@ DEFAULTS = {
         "num_experts": 128,
         "moe_router_topk": 8,
     },
+    "deepseek_v2": {
+        **LLAMA,
+        **LATENT,
+        "num_experts": 64,
+        "moe_ffn_hidden_size": 1407,
+        "moe_router_topk": 6,
+        "n_shared_experts": 2,
+        "moe_router_topk_scaling_factor": 1.0,
+        "first_k_dense_replace": 0,
+        "moe_router_pre_softmax": True,
+        "moe_router_num_groups": None,
+        "moe_router_score_function": "softmax",
+    },
+    "deepseek_v3": {
+        **LLAMA,
+        **LATENT,
+        "num_experts": 256,
+        "moe_ffn_hidden_size": 2048,
+        "moe_router_topk": 8,
+        "n_shared_experts": 1,
+        "moe_router_topk_scaling_factor": 2.5,
+        "first_k_dense_replace": 3,
+        "moe_router_num_groups": 8,
+        "moe_router_group_topk": 4,
+        "norm_topk_prob": True,
+        "moe_router_score_function": "sigmoid",
+        "moe_router_enable_expert_bias": True,
+    },
+    "gpt_oss": {
+        **LLAMA,
+        **dict.fromkeys(NO_BIAS, True),
+        "norm_epsilon": 1e-5,
+        "rotary_base": 150000.0,
+        "kv_channels": 64,
+        "num_query_groups": 8,
+        "num_experts": 128,
+        "moe_router_topk": 4,
+        "moe_router_has_bias": True,
+        "softmax_type": "learnable",
+        "sliding_window": 128,
+        "window_attn_skip_freq": [1, 0, 1, 0],
+        "hidden_act": "clamped_swiglu",
+        "swiglu_limit": 7.0,
+        "swiglu_alpha": 1.702,
+        "rope_scaling": {
+            "type": "yarn",
+            "factor": 32.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 4096,
+            "beta_fast": 32.0,
+            "beta_slow": 1.0,
+            "attention_factor": None,
+            "mscale": 1.0,
+            "mscale_all_dim": None,
+            "truncate": False,
+        },
+    },
     "gpt2": {
         "vocab_size": 50257,
         "hidden_size": 768,
@@ -84,7 +154,7 @@ DEFAULTS = {
 
 def read(family, **fields):
     """Settings by name; those of experts too."""
-    config = fields if family == "gpt2" else {**SIZES, **({"moe_intermediate_size": 16} if "_moe" in family else {}), **fields}
+    config = fields if family == "gpt2" else {**_fields(family), **fields}
     all_config = read_configuration(families()[family], config, "config.json")
     found = settings_of(all_config)
     return {path.partition(".")[2]: found[path] for path in sorted(found)}
@@ -118,6 +188,19 @@ WINDOW = {"use_sliding_window": True, "sliding_window": 8}
         ("llama", {"rope_scaling": {**YARN, "mscale": 0.7}}, {"mscale": 1.0, "mscale_all_dim": None}),
         ("llama", {"rope_scaling": {**YARN, "mscale": 0.7, "mscale_all_dim": 0.5}}, {"mscale": 0.7, "mscale_all_dim": 0.5}),
         ("mistral", {"sliding_window": None}, {"sliding_window": None}),
+        ("deepseek_v3", {"q_lora_rank": None, "rope_interleave": False}, {"q_lora_rank": None, "rotary_interleaved": False}),
+        ("deepseek_v3", {"quantization_config": {"quant_method": "fp8", "fmt": "e4m3"}}, {"num_experts": 256}),
+        (
+            "deepseek_v2",
+            {"topk_method": "group_limited_greedy", "n_group": 8, "topk_group": 3},
+            {"moe_router_num_groups": 8, "moe_router_group_topk": 3, "moe_router_group_score_topk": 1},
+        ),
+        ("gpt_oss", {"sliding_window": None}, {"sliding_window": None, "window_attn_skip_freq": None}),
+        (
+            "gpt_oss",
+            {"rope_parameters": {"rope_type": "default", "rope_theta": 5.0}},
+            {"rope_scaling": None, "rotary_base": 5.0},
+        ),
         ("qwen3_moe", {"sliding_window": 8}, {"sliding_window": None}),
         ("qwen3_moe", WINDOW, {"sliding_window": 8}),
         ("qwen2", {**WINDOW, "max_window_layers": 1}, {"sliding_window": 8, "window_attn_skip_freq": [0, 1, 1, 1]}),
@@ -151,6 +234,19 @@ def test_fields_and_settings(family, fields, wanted):
         ("llama", {"rope_scaling": {"rope_type": "linear"}}, "rope_scaling has no factor"),
         ("llama", {"rope_scaling": [1]}, "rope_scaling is [1]: expected a mapping"),
         ("llama", {"num_key_value_heads": 7}, "num_key_value_heads"),  # the name that config.json has
+        ("deepseek_v3", {"num_key_value_heads": 2}, "num_key_value_heads is 2: expected num_attention_heads 96"),
+        ("deepseek_v3", {"v_head_dim": 1.5}, "v_head_dim is 1.5: expected an integer"),
+        ("deepseek_v3", {"topk_method": "greedy"}, "topk_method is 'greedy'"),
+        ("deepseek_v3", {"moe_layer_freq": 2}, "moe_layer_freq is 2"),
+        ("deepseek_v3", {"num_nextn_predict_layers": 2}, "num_nextn_predict_layers is 2"),
+        ("deepseek_v3", {"quantization_config": {"quant_method": "awq"}}, "quant_method 'awq': expected 'fp8'"),
+        ("deepseek_v3", {"quantization_config": {"quant_method": "fp8", "weight_block_size": 128}}, "weight_block_size"),
+        ("deepseek_v2", {"norm_topk_prob": True}, "norm_topk_prob is True"),
+        ("deepseek_v2", {"topk_method": "group_limited_greedy"}, "no n_group or topk_group"),
+        ("gpt_oss", {"quantization_config": {"quant_method": "fp8"}}, "quant_method 'fp8': expected 'mxfp4'"),
+        ("gpt_oss", {"layer_types": ["chunked_attention"] * 4}, "layer_types is ['chunked_attention'"),
+        ("gpt_oss", {"hidden_act": "gelu"}, "hidden_act is 'gelu'"),
+        ("llama", {"quantization_config": {"quant_method": "fp8"}}, "quantization_config is"),
         ("qwen2", {**WINDOW, "layer_types": ["sliding_attention"]}, "for each of 4 layers"),
         ("qwen2", {**WINDOW, "layer_types": ["chunked_attention"] * 4}, "layer_types is ['chunked_attention'"),
     ],
@@ -173,6 +269,8 @@ def test_fields_that_are_refused(family, fields, text):
         ("qwen3_moe", {"sliding_window": 8}, {}, None, {"sliding_window": 8, "use_sliding_window": True}),
         ("qwen2", {"window_attn_skip_freq": [2], "sliding_window": 8}, {}, None, {"max_window_layers": 0}),
         ("qwen2_moe", {}, {"moe_layer_freq": [2]}, None, {"mlp_only_layers": [1, 3]}),
+        ("deepseek_v3", {"qk_head_dim": 32}, {}, {"quantization_config": {"quant_method": "fp8"}}, {"qk_nope_head_dim": 32}),
+        ("gpt_oss", {"window_attn_skip_freq": [4]}, {}, None, {"layer_types": ["sliding_attention"] * 3 + ["full_attention"]}),
     ],
 )
 def test_written_fields(family, model, experts, base, wanted):
@@ -181,6 +279,7 @@ def test_written_fields(family, model, experts, base, wanted):
         section.fill(**values)
     found = write_configuration(families()[family], all_config, base)
     found |= found.get("rope_parameters", {})  # kept where they were
+    assert "quantization_config" not in found  # weights are written in full
     if isinstance(found.get("rope_scaling"), dict):
         found["rope_scaling"] = found["rope_scaling"]["factor"], found["rope_scaling"].get("mscale")
     assert taken(found, wanted) == wanted
@@ -189,7 +288,8 @@ def test_written_fields(family, model, experts, base, wanted):
 def _fields(family):
     if family == "gpt2":
         return {"n_embd": 96, "n_head": 4}
-    return {**SIZES, "moe_intermediate_size": 16} if "_moe" in family else SIZES
+    required = {"deepseek_v2": {"num_experts_per_tok": 6}}
+    return {**SIZES, **({"moe_intermediate_size": 16} if "_moe" in family else required.get(family, {}))}
 
 
 @pytest.mark.parametrize(

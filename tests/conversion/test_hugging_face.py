@@ -53,6 +53,8 @@ def test_there_and_back(tmp_path, name):
     assert read_tensors(back) == read_tensors(source)
     assert read_json(back) == CONFIGS[name] and read_json(back, "tokenizer.json") == {"model": {}}
     assert set(tensors) == set(read_tensors(back))
+    if name == "gpt_oss":  # Megatron core 0.12 has no attention sinks
+        return
     megatron = convert(native, tmp_path / "megatron")
     assert read_tensors(convert(megatron, tmp_path / "from it", "--save-model-type", "hf")) == read_tensors(source)
 

@@ -22,6 +22,7 @@ SIZES = {
     "rms_norm_eps": 1e-6,
 }
 EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 16}
+LATENT = {"num_key_value_heads": 4, "kv_lora_rank": 12, "qk_nope_head_dim": 8, "qk_rope_head_dim": 6, "v_head_dim": 10}
 CONFIGS = {
     "gpt2": {"model_type": "gpt2", "vocab_size": 64, "n_embd": 32, "n_layer": 4, "n_head": 4, "n_positions": 64},
     "llama": {
@@ -71,9 +72,65 @@ CONFIGS = {
         "shared_expert_intermediate_size": 24,
         "mlp_only_layers": [1],
     },
+    "deepseek_v2": {
+        **SIZES,
+        **LATENT,
+        **EXPERTS,
+        "model_type": "deepseek_v2",
+        "num_hidden_layers": 4,
+        "q_lora_rank": None,
+        "n_routed_experts": 4,
+        "n_shared_experts": 2,
+        "first_k_dense_replace": 1,
+        "topk_method": "group_limited_greedy",
+        "n_group": 2,
+        "topk_group": 1,
+        "routed_scaling_factor": 1.5,
+    },
+    "deepseek_v3": {
+        **SIZES,
+        **LATENT,
+        **EXPERTS,
+        "model_type": "deepseek_v3",
+        "q_lora_rank": 20,
+        "n_routed_experts": 4,
+        "n_group": 2,
+        "topk_group": 1,
+        "first_k_dense_replace": 1,
+        "attention_bias": True,
+        "rope_scaling": {
+            "type": "yarn",
+            "factor": 4.0,
+            "original_max_position_embeddings": 16,
+            "beta_fast": 4.0,
+            "beta_slow": 1.0,
+            "mscale": 1.0,
+            "mscale_all_dim": 1.0,
+        },
+    },
+    "gpt_oss": {
+        **SIZES,
+        "model_type": "gpt_oss",
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "head_dim": 16,
+        "sliding_window": 6,
+        "rms_norm_eps": 1e-5,
+        "swiglu_limit": 0.5,
+        "rope_scaling": {
+            "rope_type": "yarn",
+            "factor": 4.0,
+            "beta_fast": 8.0,
+            "beta_slow": 1.0,
+            "truncate": False,
+            "original_max_position_embeddings": 16,
+        },
+    },
     "qwen3_moe": {**SIZES, **EXPERTS, "model_type": "qwen3_moe", "num_experts": 4, "head_dim": 16, "decoder_sparse_step": 2},
 }
-DENSE = tuple(name for name, config in CONFIGS.items() if not config["model_type"].endswith(("moe", "mixtral")))
+DENSE = tuple(
+    name for name, config in CONFIGS.items() if not config["model_type"].endswith(("moe", "mixtral", "v2", "v3", "oss"))
+)
 
 
 def tensors_of(config, seed=0):
@@ -82,10 +139,8 @@ def tensors_of(config, seed=0):
     model = describe_model(read_configuration(family, config, "config.json"))
     random = np.random.RandomState(seed)
     return {
-        part.name: (random.standard_normal(part.shape) * 0.1 + (len(part.shape) == 1 and "norm" in part.name)).astype(
-            np.float32
-        )
-        for part in tensor_parts(family, model)
+        name: (random.standard_normal(shape) * 0.1 + (len(shape) == 1 and "norm" in name)).astype(np.float32)
+        for name, shape in {part.name: part.stored_shape for part in tensor_parts(family, model)}.items()
     }
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 
 from mindspeed_ms.testing import small_trainings as job
-from tests.model.builders import GPT2, LLAMA
+from tests.model.builders import GPT2, LATENT, LLAMA, SINKS
 
 SHARP = {"init_method_std": 0.15, "bias_init": "normal", "vocab_size": 128, "seq_length": 64, "max_position_embeddings": 64}
 TOKENS = 120
@@ -14,6 +14,9 @@ FAMILIES = {
     "qwen2": {**LLAMA, **SHARP, "qkv_has_bias": True, "untie_embeddings_and_output_weights": False},
     "qwen3": {**LLAMA, **SHARP, "qk_layernorm": True, "kv_channels": 32},
     "mistral": {**LLAMA, **SHARP, "sliding_window": 6},
+    "latent": {**LATENT, **SHARP},
+    "latent_window": {**LATENT, **SHARP, "q_lora_rank": None, "sliding_window": 6, "qkv_has_bias": True},
+    "sinks": {**SINKS, **SHARP},
     "mixed": {**LLAMA, **SHARP, "sliding_window": 6, "window_attn_skip_freq": [1, 0, 1, 0]},
 }
 HALF = {"params_dtype": "bfloat16", "compute_dtype": "bfloat16"}

@@ -74,19 +74,23 @@ def test_scores_are_those_of_the_cut_vocabulary(world, references, layout):
 def cache_bytes(fields, parallel):
     """(bytes by the formula, bytes of the tensors, capacities) on this rank."""
     runner = models.runner_of(fields, parallel)
-    tensors = [tensor for layer in runner.cache.capacities for tensor in runner.cache.of_layer(layer)]
+    held = [tensor for layer in runner.cache.capacities for tensor in runner.cache.of_layer(layer)]
+    tensors = [tensor for tensor in held if tensor is not None]
     return runner.cache.bytes, sum(tensor.nbytes for tensor in tensors), list(runner.cache.capacities.values())
 
 
 def test_memory_of_the_cache_is_its_formula(world):
     fields = {"llama": FAMILIES["llama"], "half": {**FAMILIES["llama"], **HALF}, "mixed": FAMILIES["mixed"]}
+    fields["latent"] = FAMILIES["latent"]
     (one,) = world(1)(models.in_turn, fields, cache_bytes, {})
     slots, groups, head, longest, ring = 4, 2, 16, 32, 6 - 1 + models.CHUNK
     assert one["llama"] == (2 * 4 * groups * head * longest * slots * 4,) * 2 + ([longest] * 4,)
     assert one["half"][:2] == (2 * 4 * groups * head * longest * slots * 2,) * 2
     assert one["mixed"] == (2 * groups * head * 2 * (longest + ring) * slots * 4,) * 2 + ([ring, longest] * 2,)
+    assert one["latent"][:2] == (4 * (16 + 8) * longest * slots * 4,) * 2
     for rank in world(4)(models.in_turn, fields, cache_bytes, LAYOUTS["tp2pp2"][1]):
         assert rank["llama"][:2] == (one["llama"][0] // 4,) * 2
+        assert rank["latent"][:2] == (one["latent"][0] // 2,) * 2  # the same on both tensor-parallel ranks
 
 
 def launches(fields):
@@ -121,8 +125,12 @@ def launches(fields):
 def test_a_layer_launches_few_operators_per_step(world):
     (found,) = world(1)(models.in_turn, FAMILIES, launches)
     totals = {name: sum(counts.values()) for name, counts in found.items()}
-    assert totals == {"gpt2": 11, "llama": 13, "qwen2": 13, "qwen3": 15, "mistral": 13, "mixed": 13}, found
-    assert all(counts["cached_attention"] == 1 and counts["linear_forward"] == 4 for counts in found.values())
+    latent = {"latent": 20, "latent_window": 18}  # two products with the weights of the heads, two joins, norms
+    expected = {"gpt2": 11, "llama": 13, "qwen2": 13, "qwen3": 15, "mistral": 13, **latent, "sinks": 13, "mixed": 13}
+    assert totals == expected, found
+    linears = {name: counts["linear_forward"] for name, counts in found.items()}
+    assert linears == {**dict.fromkeys(linears, 4), "latent": 6, "latent_window": 5}
+    assert all(counts["cached_attention"] == 1 for counts in found.values())
 
 
 def growth(fields):
@@ -140,7 +148,7 @@ def growth(fields):
 
 
 def test_a_decode_step_leaves_no_memory_behind(world):
-    (found,) = world(1)(models.in_turn, {name: FAMILIES[name] for name in ("llama", "mistral")}, growth)
+    (found,) = world(1)(models.in_turn, {name: FAMILIES[name] for name in ("llama", "mistral", "latent")}, growth)
     for name, (heap, blocks) in found.items():
         assert heap < 50, (name, heap)
         assert blocks < 1, (name, blocks)

@@ -29,6 +29,26 @@ LLAMA = {
     "num_query_groups": 2,
     "untie_embeddings_and_output_weights": True,
 }
+LATENT = {
+    **LLAMA,
+    "group_query_attention": False,
+    "multi_latent_attention": True,
+    "q_lora_rank": 24,
+    "kv_lora_rank": 16,
+    "qk_head_dim": 12,
+    "qk_pos_emb_head_dim": 8,
+    "v_head_dim": 20,
+    "qk_layernorm": True,
+    "rope_scaling": {
+        "type": "yarn",
+        "factor": 4.0,
+        "original_max_position_embeddings": 16,
+        "mscale": 0.7,
+        "mscale_all_dim": 1.4,
+    },
+}
+LATENT["num_query_groups"] = None
+SINKS = {**LLAMA, "softmax_type": "learnable", "sliding_window": 5, "window_attn_skip_freq": 2}
 QWEN = {**LLAMA, "qkv_has_bias": True}
 VARIANTS = {"gpt2": GPT2, "gpt2_erf": {**GPT2, "bias_gelu_fusion": False}, "llama": LLAMA, "qwen": QWEN, "legacy_gpt2": GPT2}
 

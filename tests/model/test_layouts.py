@@ -31,6 +31,8 @@ MODELS_UNDER_TEST = {
     },
     "flash": {**builders.LLAMA, **WIDE, **STRONG, "use_flash_attention": True, "sliding_window": 9},
     "cut_positions": {**builders.GPT2, **STRONG, "parallel_position_embedding": True, "hidden_act": "fast_gelu"},
+    "latent": {**builders.LATENT, **STRONG, "qkv_has_bias": True},
+    "sinks": {**builders.SINKS, **WIDE, **STRONG},
     "gated_gelu": {**builders.GPT2, **STRONG, "gated_linear_unit": True},
 }
 LAYOUTS = {
@@ -160,6 +162,14 @@ def test_recomputation_changes_nothing(world, fields):
     assert_equal_runs(results, reference, 1e-6)
 
 
+@pytest.mark.parametrize("model", ["latent", "sinks"])
+def test_recomputation_of_other_attention_kinds(world, model):
+    fields = MODELS_UNDER_TEST[model]
+    reference = world(1)(loss_and_gradients, fields, {})
+    for changes in (RECOMPUTE[0], RECOMPUTE[2], RECOMPUTE[3]):
+        assert_equal_runs(world(1)(loss_and_gradients, {**fields, **changes}, {}), reference)
+
+
 def test_recompute_lists(world):
     """Counts of layers, whole and in part."""
     fields = {**MODELS_UNDER_TEST["gpt2"], "hidden_dropout": 0.2}
@@ -196,7 +206,7 @@ def fused_gradients(model_fields):
     return {"loss": float(loss.asnumpy()), "gradients": gradients}
 
 
-@pytest.mark.parametrize("model", ["gpt2", "llama"])
+@pytest.mark.parametrize("model", ["gpt2", "llama", "latent"])
 def test_fused_gradient_accumulation(world, model):
     """Also for tied embeddings, whose lookup adds to what the head has already accumulated."""
     fields = MODELS_UNDER_TEST[model]

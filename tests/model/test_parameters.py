@@ -40,6 +40,9 @@ MODELS = {
     "cut_positions": CUT_POSITIONS,
     "biases": BIASES,
     "tied_llama": TIED_LLAMA,
+    "latent": builders.LATENT,
+    "latent_plain": {**builders.LATENT, "q_lora_rank": None, "qk_layernorm": False, "qkv_has_bias": True},
+    "sinks": builders.SINKS,
 }
 LAYOUTS = {
     "one": {},

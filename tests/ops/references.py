@@ -15,6 +15,13 @@ def sigmoid(x):
     return 1 / (1 + np.exp(-x))
 
 
+def clamped_swiglu(x, limit=7.0, alpha=1.702):
+    """gpt-oss's SwiGLU."""
+    gate, up = np.split(x, 2, -1)
+    gate, up = np.minimum(gate, limit), np.clip(up, -limit, limit)
+    return gate * sigmoid(alpha * gate) * (up + 1)
+
+
 def activation(name):
     """Activation of that name."""
 
@@ -29,6 +36,7 @@ def activation(name):
         "relu": lambda x: np.maximum(x, 0),
         "squared_relu": lambda x: np.maximum(x, 0) ** 2,
         "swiglu": swiglu,
+        "clamped_swiglu": clamped_swiglu,
     }[name]
 
 
@@ -69,29 +77,41 @@ def softmax(scores, blocked):
     return e / np.where(total > 0, total, 1.0)
 
 
-def attention(query, key, value, blocked, scale, keep=None):
-    """Attention of query [sq, b, n, d], key and value [sk, b, groups, d] -> [sq, b, n * d]; keep [b, n, sq, sk] is
-    scaled.
+def _probabilities(scores, blocked, sinks):
+    """Softmax of scores [b, n, sq, sk] beside one more score of each head, `sinks` [n] or None; and the share of that."""
+    if sinks is None:
+        return softmax(scores, blocked), None
+    column = np.broadcast_to(sinks[None, :, None, None], (*scores.shape[:3], 1))
+    blocked = np.broadcast_to(blocked, scores.shape)
+    p = softmax(np.concatenate([scores, column], -1), np.concatenate([blocked, np.zeros_like(column, bool)], -1))
+    return p[..., :-1], p[..., -1]
+
+
+def attention(query, key, value, blocked, scale, keep=None, sinks=None):
+    """Attention of query [sq, b, n, d], key [sk, b, groups, d], value [sk, b, groups, dv] -> [sq, b, n * dv]; keep [b, n, sq,
+    sk] is scaled; sinks [n].
     """
     repeat = query.shape[2] // key.shape[2]
     key, value = np.repeat(key, repeat, 2), np.repeat(value, repeat, 2)
-    p = softmax(np.einsum("ibnd,jbnd->bnij", query, key) * scale, blocked)
+    p, _ = _probabilities(np.einsum("ibnd,jbnd->bnij", query, key) * scale, blocked, sinks)
     p = p if keep is None else p * keep
     out = np.einsum("bnij,jbnd->ibnd", p, value)
     return out.reshape(*out.shape[:2], -1)
 
 
-def attention_gradients(query, key, value, blocked, scale, output_grad, keep=None):
-    """Gradients of `attention`."""
+def attention_gradients(query, key, value, blocked, scale, output_grad, keep=None, sinks=None):
+    """Gradients of `attention`, with `sinks` theirs as well."""
     groups, repeat = key.shape[2], query.shape[2] // key.shape[2]
     wide_key, wide_value = np.repeat(key, repeat, 2), np.repeat(value, repeat, 2)
-    p = softmax(np.einsum("ibnd,jbnd->bnij", query, wide_key) * scale, blocked)
+    p, sunk = _probabilities(np.einsum("ibnd,jbnd->bnij", query, wide_key) * scale, blocked, sinks)
     keep = np.ones_like(p) if keep is None else keep
     g = output_grad.reshape(*query.shape[:3], value.shape[3])
     value_grad = np.einsum("bnij,ibnd->jbnd", p * keep, g)
     dp = np.einsum("ibnd,jbnd->bnij", g, wide_value) * keep
-    ds = p * (dp - (p * dp).sum(-1, keepdims=True)) * scale
+    mean = (p * dp).sum(-1, keepdims=True)
+    ds = p * (dp - mean) * scale
     query_grad = np.einsum("bnij,jbnd->ibnd", ds, wide_key)
     key_grad = np.einsum("bnij,ibnd->jbnd", ds, query)
-    key_grad, value_grad = (t.reshape(*t.shape[:2], groups, repeat, -1).sum(3) for t in (key_grad, value_grad))
-    return query_grad, key_grad, value_grad
+    shape = (*key.shape[:2], groups, repeat, -1)
+    grads = query_grad, key_grad.reshape(shape).sum(3), value_grad.reshape(shape).sum(3)
+    return grads if sinks is None else (*grads, -(sunk * mean[..., 0]).sum((0, 2)))

@@ -100,8 +100,36 @@ def _flash(dtype):
         _compare_attention(operator, blocked, [q, k, v], dtype)
 
 
+def _wide_values_and_sinks(dtype):
+    """Values of another width than keys (wider and narrower), and a score of each head without a value."""
+    sinks = np.array([3.0, -1.0, 0.5, 9.0])
+    keep = np.random.default_rng(4).random((2, 4, 5, 7)) < 0.8
+    blocked = references.band(5, 7, -99, -1)  # the first query sees nothing
+    for width in (12, 4):
+        arrays = _normal(5, 2, 4, 8), _normal(7, 2, 2, 8, seed=1), _normal(7, 2, 2, width, seed=2)
+        _compare_attention(lambda q, k, v: ops.core_attention(q, k, v, next_tokens=-1), blocked, arrays, dtype)
+        check(
+            lambda q, k, v, s: ops.core_attention(
+                q, k, v, next_tokens=-1, dropout_p=0.2, dropout_mask=Tensor(keep), softmax_scale=2.0, scale=0.2, sinks=s
+            ),
+            lambda q, k, v, s: references.attention(q, k, v, blocked, 0.4, keep / 0.8, s),
+            [*arrays, sinks],
+            dtype,
+            2.0,
+            lambda q, k, v, s, g: references.attention_gradients(q, k, v, blocked, 0.4, g, keep / 0.8, s),
+        )
+        check(
+            lambda q, k, v, s: ops.flash_attention(q, k, v, sparse_mode=4, pre_tokens=1, next_tokens=0, sinks=s),
+            lambda q, k, v, s: references.attention(q, k, v, references.band(5, 7, 1, 2), 8**-0.5, None, s),
+            [*arrays, sinks],
+            dtype,
+            2.0,
+            lambda q, k, v, s, g: references.attention_gradients(q, k, v, references.band(5, 7, 1, 2), 8**-0.5, g, None, s),
+        )
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("case", (_softmax, _core, _flash), ids=lambda case: case.__name__[1:])
+@pytest.mark.parametrize("case", (_softmax, _core, _flash, _wide_values_and_sinks), ids=lambda case: case.__name__[1:])
 def test_values_and_gradients(world, case, dtype):
     world(1)(case, dtype)
 
@@ -170,6 +198,7 @@ def _errors():
     attempts = (
         (lambda: ops.core_attention(q, two, two), "multiple of the groups"),
         (lambda: ops.core_attention(q, q, two), "expected"),
+        (lambda: ops.core_attention(q, q, q, sinks=tensor(_normal(2))), "one for each of 3 query heads"),
         (lambda: ops.core_attention(q, q, q, mask), "a mask of shape"),
         (lambda: ops.core_attention(q, q, q, dropout_p=0.1), "dropout_mask None"),
         (lambda: ops.flash_attention(q, q, q, input_layout="TND"), "input_layout='TND'"),

@@ -88,6 +88,14 @@ def _activations(dtype):
         reference = references.activation(name)
         check(lambda x, b, n=name: ops.bias_activation(x, b, n), lambda x, b, f=reference: f(x + b), [x, bias], dtype)
         check(lambda x, n=name: ops.bias_activation(x, None, n), reference, [x], dtype)
+    wide = 4 * x
+    clamped = references.clamped_swiglu
+    check(
+        lambda x, b: ops.bias_activation(x, b, "clamped_swiglu", limit=1.5, alpha=1.25),
+        lambda x, b: clamped(x + b, 1.5, 1.25),
+        [wide, bias],
+        dtype,
+    )
 
 
 def _rotary(dtype):

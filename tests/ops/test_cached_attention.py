@@ -26,12 +26,16 @@ def caches(capacity, dtype):
     return found
 
 
-def run(steps, length, capacity, window, dtype):
+def run(steps, length, capacity, window, dtype, value_width=None, sinks=None):
     """Feed rows (slot, start, count) of each step and compare the output with attention over whole sequences."""
     (query, key, value), exact = sequences(length, dtype)
     lower = 1 - window if window else 1 - length
-    expected = references.attention(*exact, references.band(length, length, lower, 0), SIZE**-0.5)
+    if value_width:
+        exact[2] = exact[1][..., :value_width]
+    exact_sinks = None if sinks is None else np.array(sinks)
+    expected = references.attention(*exact, references.band(length, length, lower, 0), SIZE**-0.5, None, exact_sinks)
     held = caches(capacity, dtype)
+    extra = {"value_width": value_width, "sinks": None if sinks is None else tensor(exact_sinks, dtype)}
     for rows in steps:
         longest = max(count for _, _, count in rows)
         batches = []
@@ -41,7 +45,9 @@ def run(steps, length, capacity, window, dtype):
                 array[:count, index] = values(whole)[start : start + count, slot]
             batches.append(tensor(array, dtype))
         indices = [np.array(column, np.int32) for column in zip(*rows)]
-        output = ops.cached_attention(*batches, *held, *indices, window=window)
+        if value_width:
+            batches[2] = held[1] = None
+        output = ops.cached_attention(*batches, *held, *indices, window=window, **extra)
         assert output.dtype == query.dtype
         found = values(output)
         assert np.isfinite(found).all()
@@ -55,6 +61,12 @@ def test_rows_of_different_starts_and_lengths(world, dtype):
     steps = [[(3, 0, 4), (0, 0, 2)], [(0, 2, 1), (3, 4, 1), (1, 0, 1)], [(4, 0, 9), (0, 3, 6), (2, 0, 0)], [(4, 9, 1)]]
     steps += [[(0, 9, 2), (3, 5, 7)], [(0, 11, 1)]]  # padding that would wrap around to the first places
     world(1)(run, steps, 12, 12, None, dtype)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_values_that_begin_their_keys_and_sinks(world, dtype):
+    steps = [[(3, 0, 4), (0, 0, 2)], [(0, 2, 1), (3, 4, 1), (1, 0, 1)], [(0, 3, 6), (2, 0, 0)]]
+    world(1)(run, steps, 12, 12, None, dtype, 5, [0.5, -2.0, 3.0, 0.0, 9.0, 1.0])
 
 
 def test_rings_of_windows_keep_what_is_seen(world):
@@ -83,6 +95,8 @@ def refused():
         (query, key, value, *caches(4, "float16"), one, one, one),
         (query, key, value, keys, storage.zeros((SLOTS, GROUPS, 3, SIZE), "float32"), one, one, one),
         (query, key, value, keys, held, np.ones(2, np.int32), one, one),
+        (query, key, None, keys, None, one, one, one),
+        (query, key, value, keys, held, one, one, one, None, None, None, 4),
     ):
         with pytest.raises(ValueError) as caught:
             ops.cached_attention(*arguments)
@@ -100,6 +114,8 @@ def test_arguments_that_do_not_fit_are_refused(world):
         "expected one dtype",
         "twice [slots",
         "2 slots, 1 starts",
+        "expected value_width",
+        "expected no values beside it",
     )
     for message, word in zip(messages, words, strict=True):
         assert word in message and "cached_attention" in message

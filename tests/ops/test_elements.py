@@ -31,6 +31,14 @@ def _same_bits():
     np.testing.assert_array_equal(joined.asnumpy(), mint.cat(parts, 1).asnumpy())
     for part, gradient in zip((slice(0, 2), slice(2, 5)), autograd.grad(joined, parts, joined), strict=True):
         np.testing.assert_array_equal(gradient.asnumpy(), joined.asnumpy()[:, part])
+    own, shared = (autograd.set_requires_grad(Tensor(values[1:].reshape(shape))) for shape in ((5, 1, 2, 2), (5, 1, 1, 4)))
+    joined = ops.cat_shared(own, shared)
+    gradients = autograd.grad(joined, [own, shared], joined)
+    for head in range(2):
+        np.testing.assert_array_equal(joined.asnumpy()[:, :, head, 2:], shared.asnumpy()[:, :, 0])
+    np.testing.assert_array_equal(joined.asnumpy()[..., :2], own.asnumpy())
+    np.testing.assert_array_equal(gradients[0].asnumpy(), own.asnumpy())
+    np.testing.assert_array_equal(gradients[1].asnumpy(), 2 * shared.asnumpy())
     x = autograd.set_requires_grad(Tensor(values[1:]))
     (gradient,) = autograd.grad(ops.total(ops.cast(ops.cast(x, ms.bfloat16), ms.float32)), x, Tensor(3.0, ms.float32))
     np.testing.assert_array_equal(gradient.asnumpy(), np.full((5, 4), 3, np.float32))

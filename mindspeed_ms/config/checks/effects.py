@@ -37,6 +37,21 @@ NEEDS = (
         )
         for kinds, names in _ROPE_SCALING.items()
     ),
+    (
+        _paths("model_config", "q_lora_rank", "kv_lora_rank", "qk_head_dim", "qk_pos_emb_head_dim", "v_head_dim"),
+        "multi_latent_attention",
+        lambda context: context.value("model_config.multi_latent_attention"),
+    ),
+    (
+        _paths("model_config", "swiglu_limit", "swiglu_alpha"),
+        "hidden_act clamped_swiglu",
+        lambda context: context.value("model_config.hidden_act") == "clamped_swiglu",
+    ),
+    (
+        _paths("model_config", "qk_layernorm_epsilon"),
+        "qk_layernorm",
+        lambda context: context.value("model_config.qk_layernorm"),
+    ),
     (_section("lora_config", "lora_config.use_lora"), "lora_config.use_lora", lambda context: context.lora.use_lora),
     (
         _paths(_T, *(f"tensorboard_{name}" for name in _TENSORBOARD), *(f"log_{name}_to_tensorboard" for name in _LOGGED)),

@@ -49,12 +49,13 @@ def _rotary(context, model):
     upper, lower = pairs.get(scaling and scaling.type, (None, None))
     if upper and scaling[upper] <= scaling[lower]:
         yield context.problem(f"{path}.{upper}", f"must be above {lower}", f"{path}.{lower}")
-    width = int(model.kv_channels * model.rotary_percent)
+    name = "qk_pos_emb_head_dim" if model.multi_latent_attention else "kv_channels"
+    width = int(model[name] * model.rotary_percent)
     if width % 2 or width == 0:
         yield context.problem(
             f"{_M}.rotary_percent",
-            f"rotates {width} of {model.kv_channels} elements of a head; expects an even number",
-            f"{_M}.kv_channels",
+            f"rotates {width} of {model[name]} elements of a head; expects an even number",
+            f"{_M}.{name}",
         )
 
 

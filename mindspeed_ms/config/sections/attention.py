@@ -24,6 +24,18 @@ from mindspeed_ms.layout.describers import kinds
 POSITION_TYPES = ("absolute", "learned_absolute", "rope", "none")
 
 
+def mscale_of_megatron(name):
+    """Megatron's option `--mscale` or `--mscale-all-dim`, which counts beside --rotary-scaling-factor."""
+    return Alias(
+        name,
+        "The same, beside --rotary-scaling-factor.",
+        "同上，与--rotary-scaling-factor同用。",
+        convert=conversions.latent_mscale(name),
+        form=VALUE,
+        megatron=1.0,
+    )
+
+
 class FlashAttentionConfig(Section):
     """`model_config.fa_config`: settings of the fused attention operator."""
 
@@ -99,6 +111,16 @@ class RopeScalingConfig(Section):
         "output",
         name="rope_scaling_factor",
         convert=conversions.rope_scaling_value("factor"),
+        aliases=(
+            Alias(
+                "rotary_scaling_factor",
+                "Megatron's factor of yarn under multi_latent_attention; 1 is none.",
+                "Megatron在multi_latent_attention下的yarn系数；1表示不缩放。",
+                convert=conversions.rotary_scaling_factor,
+                form=VALUE,
+                megatron=1.0,
+            ),
+        ),
     )
     low_freq_factor: PositiveFloat = field(
         1.0,
@@ -159,6 +181,7 @@ class RopeScalingConfig(Section):
         "output",
         name="rope_scaling_mscale",
         convert=conversions.rope_scaling_value("mscale"),
+        aliases=(mscale_of_megatron("mscale"),),
     )
     mscale_all_dim: PositiveFloat | None = field(
         None,
@@ -167,6 +190,7 @@ class RopeScalingConfig(Section):
         "output",
         name="rope_scaling_mscale_all_dim",
         convert=conversions.rope_scaling_value("mscale_all_dim"),
+        aliases=(mscale_of_megatron("mscale_all_dim"),),
     )
     truncate: Bool = field(
         True,
@@ -316,14 +340,6 @@ class AttentionFields(Section):
             "该合并算子不在已发布的MindSpore中；序列并行与FlashAttention可同时使用",
         ),
     )
-    multi_latent_attention: Bool = field(
-        False,
-        "DeepSeek's attention with compressed keys and values.",
-        "DeepSeek的压缩KV注意力。",
-        "error",
-        also=("--multi-head-latent-attention",),
-        refused=("compressed attention (MLA) is not part of this framework yet", "本框架尚无压缩注意力（MLA）"),
-    )
 
 
 class PositionFields(Section):
@@ -373,7 +389,13 @@ class PositionFields(Section):
         1.0, "Share of a head's width that is rotated.", "头宽度中参与旋转的比例。", "output", checkpoint=COMPARED
     )
     rotary_interleaved: Bool = field(
-        False, "Rotate neighbouring pairs instead of halves.", "旋转相邻元素对而不是前后两半。", "output", checkpoint=COMPARED
+        False,
+        "Rotate neighbouring pairs instead of halves.",
+        "旋转相邻元素对而不是前后两半。",
+        "output",
+        derived="True with multi_latent_attention",
+        convert=conversions.rotary_interleaved,
+        checkpoint=COMPARED,
     )
     rotary_seq_len_interpolation_factor: PositiveFloat | None = field(
         None, "Positions are divided by this factor.", "位置除以该系数（线性插值）。", "output", checkpoint=COMPARED

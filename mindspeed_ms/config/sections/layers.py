@@ -6,7 +6,18 @@ from mindspeed_ms.config.sections.field import COMPARED, OFF, ON, SWITCH, TAKEN,
 from mindspeed_ms.config.values import Bool, Dtype, Free, NotNegative, PositiveFloat, Probability, number, one_of
 from mindspeed_ms.layout.model_description import NORMALIZATIONS
 
-ACTIVATIONS = ("gelu", "gelu_tanh", "gelu_erf", "fast_gelu", "swiglu", "fused_swiglu", "silu", "relu", "squared_relu")
+ACTIVATIONS = (
+    "gelu",
+    "gelu_tanh",
+    "gelu_erf",
+    "fast_gelu",
+    "swiglu",
+    "fused_swiglu",
+    "clamped_swiglu",
+    "silu",
+    "relu",
+    "squared_relu",
+)
 ONE_KERNEL = ("chooses the operator on Ascend; on CPU one kernel does both", "在Ascend上选择算子；CPU上两者为同一算子")
 SAME_NUMBERS = ("the kernels here are fused where that helps; the numbers are the same", "本框架已在有益处融合算子，数值相同")
 
@@ -33,6 +44,21 @@ class LayerFields(Section):
                 "squared_relu", "The same as hidden_act squared_relu.", "等同hidden_act: squared_relu。", value="squared_relu"
             ),
         ),
+        checkpoint=COMPARED,
+    )
+    swiglu_limit: PositiveFloat = field(
+        7.0,
+        "clamped_swiglu: the gate is at most this, the other half within plus and minus this.",
+        "clamped_swiglu：门控的上限，另一半限制在正负该值内。",
+        "output",
+        also=("--activation-func-clamp-value",),
+        checkpoint=COMPARED,
+    )
+    swiglu_alpha: PositiveFloat = field(
+        1.702,
+        "clamped_swiglu: factor of the gate inside its sigmoid.",
+        "clamped_swiglu：门控在sigmoid内的系数。",
+        "output",
         checkpoint=COMPARED,
     )
     gated_linear_unit: Bool = field(

@@ -7,6 +7,7 @@ from mindspeed_ms.config.sections.attention import AttentionFields, PositionFiel
 from mindspeed_ms.config.sections.base import Section, is_collecting
 from mindspeed_ms.config.sections.dataset import DatasetConfig
 from mindspeed_ms.config.sections.field import COMPARED, OFF, SWITCH, TAKEN, YAML_ONLY, Alias, field, link
+from mindspeed_ms.config.sections.latent_attention import LatentAttentionFields
 from mindspeed_ms.config.sections.layers import SAME_NUMBERS, LayerFields
 from mindspeed_ms.config.sections.lora import LoraConfig
 from mindspeed_ms.config.sections.moe import MoEConfig
@@ -75,7 +76,7 @@ class SizeFields(Section):
     )
 
 
-class TransformerConfig(LayerFields, PositionFields, AttentionFields, SizeFields):
+class TransformerConfig(LayerFields, PositionFields, LatentAttentionFields, AttentionFields, SizeFields):
     """`model_config`: sizes, layers, attention and numerics of the model.
 
     `TransformerConfig(vocab_size, num_layers, num_attention_heads, hidden_size, ffn_hidden_size, parallel_config,
@@ -275,6 +276,7 @@ class TransformerConfig(LayerFields, PositionFields, AttentionFields, SizeFields
             self.fill(softmax_compute_dtype="float32" if self.attention_softmax_in_fp32 else self.compute_dtype)
         elif "attention_softmax_in_fp32" not in given:
             self.fill(attention_softmax_in_fp32=self.softmax_compute_dtype == "float32")
+        self.derive_latent_attention(given)
         if self.kv_channels is None:
             self.fill(kv_channels=self.hidden_size // self.num_attention_heads)
             if self.hidden_size % self.num_attention_heads and not is_collecting():

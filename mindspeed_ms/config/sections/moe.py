@@ -64,6 +64,14 @@ class MoEConfig(Section):
             Alias("router_gating_in_fp32", "The same as moe_router_dtype fp32.", "等同moe_router_dtype: fp32。", value="fp32"),
         ),
     )
+    moe_router_has_bias: Bool = field(
+        False,
+        "The router's linear layer has a bias (gpt-oss).",
+        "路由线性层带偏置（gpt-oss）。",
+        "parameters",
+        form=SWITCH,
+        checkpoint=TAKEN,
+    )
     moe_router_num_groups: PositiveInt | None = field(
         None,
         "Groups of experts for group-limited routing.",
@@ -74,6 +82,13 @@ class MoEConfig(Section):
     )
     moe_router_group_topk: PositiveInt | None = field(
         None, "Groups chosen per token.", "每个token选择的专家组数。", "output", also=("--topk-group",), checkpoint=COMPARED
+    )
+    moe_router_group_score_topk: PositiveInt | None = field(
+        None,
+        "Experts of a group whose scores sum to the group's; null is moe_router_topk / moe_router_group_topk, as Megatron.",
+        "组分数由组内多少个最高分专家相加；空表示moe_router_topk除以moe_router_group_topk，与Megatron相同。",
+        "output",
+        checkpoint=COMPARED,
     )
     moe_router_topk_scaling_factor: Float | None = field(
         None,

@@ -25,12 +25,18 @@ class Part:
         key (str): of the tensor.
         slice (FlatSlice): which part; its tensor may have fewer rows than the stored one.
         transposed (bool): the last two axes of the local tensor are swapped in the file.
+        order (Optional[Callable]): local tensor (array) -> the values as they are in the file.
+        whole (Optional[Entry]): tensor of the file that consists of several parts of `entry.nbytes` each, one after another.
+        slot (int): of `whole`: which one.
     """
 
     entry: Entry
     key: str
     slice: object
     transposed: bool = False
+    order: object = None
+    whole: Entry | None = None
+    slot: int = 0
 
 
 def default_workers():
@@ -74,6 +80,12 @@ class Workers:
             self._progress(nbytes)
 
 
+def _entries(parts):
+    """Entries of a file's header, each once."""
+    entries = [part.whole or part.entry for part in parts]
+    return list({id(entry): entry for entry in entries}.values())
+
+
 def write_shards(reader, shards, workers, progress, made_by="mindspeed_ms", with_sums=False):
     """Write files with parts of the tensors of a checkpoint, and sync them to the disk.
 
@@ -92,7 +104,10 @@ def write_shards(reader, shards, workers, progress, made_by="mindspeed_ms", with
         CheckpointError: the source is damaged, or stores a part nowhere.
         OSError: no space, ...
     """
-    sizes = [begin_shard(path, [part.entry for part in parts], made_by) for path, parts in shards.items()]
+    sizes = [begin_shard(path, _entries(parts), made_by) for path, parts in shards.items()]
+    for part in (part for parts in shards.values() for part in parts if part.whole is not None):
+        part.entry.start = part.whole.start + part.slot * part.entry.nbytes
+        part.entry.stop = part.entry.start + part.entry.nbytes
     places, threads = {}, Workers(workers, progress)
     for path, parts in shards.items():
         for part in parts:
@@ -109,7 +124,9 @@ def write_shards(reader, shards, workers, progress, made_by="mindspeed_ms", with
                 rows = whole[: sharding.global_shape[0]] if sharding.global_shape else whole
                 local = np.ascontiguousarray(sharding.split(rows))
             values = local.reshape(-1)[part.slice.start : part.slice.stop]
-            if part.transposed:
+            if part.order is not None:
+                values = part.order(local).reshape(-1)
+            elif part.transposed:
                 values = np.ascontiguousarray(local.swapaxes(-1, -2)).reshape(-1)
             write_values(path, part.entry, values.view(np.uint8), with_sums, threads.advance)
 

@@ -74,6 +74,8 @@ class StoredPiece:
         start, stop (int): bytes of the file.
         xxhash, multilinear (str): check sums of these bytes; "" if none was saved (files that others wrote).
         transposed (bool): the last two axes of the local tensor are swapped in the file; only a whole local tensor can be.
+        form (Optional[object]): of what other programs store in another form: `form.local(read)` gives the whole local tensor,
+            see `models.hugging_face.stored_form`. Not written.
     """
 
     slice: FlatSlice
@@ -83,6 +85,7 @@ class StoredPiece:
     xxhash: str
     multilinear: str
     transposed: bool = False
+    form: object = None
 
     def to_json(self):
         """Plain (JSON) form of the piece."""

@@ -134,7 +134,10 @@ class CheckpointReader:
         for number, (piece, parts) in enumerate(zip(stored.pieces, runs)):
             count = int(parts[:, 2].sum())
             hashed = self._sum_of(piece) if count == piece.slice.stop - piece.slice.start else None
-            (self._read_transposed if piece.transposed else self._read_runs)(key, piece, parts * size, memory, hashed)
+            if piece.form is not None:
+                self._read_form(key, piece, parts * size, memory)
+            else:
+                (self._read_transposed if piece.transposed else self._read_runs)(key, piece, parts * size, memory, hashed)
             if hashed is not None:
                 self._check(key, number, hashed.hexdigest())
             elif count and piece.multilinear and on_part is not None:
@@ -165,6 +168,19 @@ class CheckpointReader:
         self._read_runs(key, piece, everything, memoryview(whole.reshape(-1).view(np.uint8)), hashed)
         values = np.ascontiguousarray(whole.swapaxes(-1, -2)).reshape(-1).view(np.uint8)
         _copy_runs(values, memory, parts, 0)
+
+    def _read_form(self, key, piece, parts, memory):
+        """Read runs of a piece that is stored in another form: reads all of the piece."""
+        if not len(parts):
+            return
+
+        def read(file, start, stop):
+            values = np.empty(stop - start, np.uint8)
+            self._read_exactly(key, file, start, [memoryview(values)])
+            return values
+
+        values = piece.form.local(read)
+        _copy_runs(np.ascontiguousarray(values).reshape(-1).view(np.uint8), memory, parts, 0)
 
     def sum_of_runs(self, key, number, runs):
         """Check sum contribution of runs (offset, elements) of piece `number`, which it reads block by block."""

@@ -31,6 +31,7 @@ SAFETENSORS_DTYPES = {
 }
 _FILE_DTYPES = {
     **{stored: (name, DTYPE_BYTES[name]) for name, stored in SAFETENSORS_DTYPES.items()},
+    "F8_E4M3": ("float8_e4m3fn", 1),
     "U16": ("uint16", 2),
     "U32": ("uint32", 4),
     "U64": ("uint64", 8),

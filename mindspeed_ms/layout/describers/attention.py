@@ -1,7 +1,7 @@
 """Describer of self attention with packed query, key and value: its linears, norms and parameters."""
 
 from mindspeed_ms.layout.describers.registry import describe_linear, placed, register_describer
-from mindspeed_ms.layout.layer_parameters import Linear, Norm
+from mindspeed_ms.layout.layer_parameters import Linear, Norm, Sinks
 
 
 def attention_linears(model):
@@ -32,9 +32,16 @@ def head_norms(model):
     return {"q_layernorm": norm, "k_layernorm": norm} if model.qk_layernorm else {}
 
 
+def attention_sinks(model):
+    """`Sinks` of the heads; None without learned ones."""
+    return Sinks(model.num_attention_heads, model.initializers.block) if model.has_learned_sinks else None
+
+
 @register_describer("attention", "self_attn")
 def describe_self_attention(model, rank):
     """Parameters of `ParallelAttention`."""
     linears, norms = attention_linears(model).items(), head_norms(model).items()
     descriptions = [description for name, linear in linears for description in describe_linear(rank, name, linear)]
+    sinks = attention_sinks(model)
+    descriptions += sinks.describe(rank.tensor) if sinks else []
     return descriptions + [one for name, norm in norms for one in placed(name, norm.describe(rank.tensor))]

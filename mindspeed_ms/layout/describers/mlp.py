@@ -39,7 +39,14 @@ def describe_dense_mlp(model, rank):
 @register_describer("mlp", "experts")
 def describe_experts(model, rank):
     """Parameters of a mixture of experts: router, experts under their global ids, shared experts."""
-    router = Router(model.num_experts, model.hidden_size, model.initializers.block, model.moe_router_enable_expert_bias)
+    initial = model.initializers
+    router = Router(
+        model.num_experts,
+        model.hidden_size,
+        initial.block,
+        model.moe_router_enable_expert_bias,
+        initial.bias if model.moe_router_has_bias else None,
+    )
     descriptions = placed("router", router.describe(rank.tensor))
     width = model.expert_ffn_size
     if model.moe_grouped_gemm:

@@ -4,13 +4,13 @@ import math
 from dataclasses import replace
 
 from mindspeed_ms import ops
-from mindspeed_ms.core import parallel_state
+from mindspeed_ms.core import parallel_state, storage
 from mindspeed_ms.core.context_parallel import VisibleKeys, context_parallel_attention
 from mindspeed_ms.core.rng import get_rng_tracker
 from mindspeed_ms.core.tensor_parallel.layers import build_linear
 from mindspeed_ms.core.tensor_parallel.random import checkpoint
 from mindspeed_ms.core.tensor_parallel.utils import divide
-from mindspeed_ms.layout.describers.attention import attention_linears
+from mindspeed_ms.layout.describers.attention import attention_linears, attention_sinks
 from mindspeed_ms.legacy.model.attention_mask import expand_attention_mask, is_causal
 from mindspeed_ms.legacy.model.enums import AttnMaskType, AttnType, to_enum
 from mindspeed_ms.legacy.model.module import Module
@@ -32,15 +32,17 @@ class CoreAttention(Module):
             `apply_query_key_layer_scaling`.
         config (TransformerConfig): head size, `attention_dropout`, `attention_softmax_in_fp32`.
         attn_mask_type (AttnMaskType): what a missing mask means, see `attention_mask`.
+        scale (Optional[float]): factor of the scores; None: 1 / sqrt(d).
 
-    Inputs: query `[sq, b, n, d]`, key and value `[sk, b, g, d]` with n a multiple of g, mask (see
-    `expand_attention_mask`) or None. Output: `[sq, b, n * d]`.
+    Inputs: query `[sq, b, n, d]`, key `[sk, b, g, d]` and value `[sk, b, g, dv]` with n a multiple of g, mask (see
+    `expand_attention_mask`) or None, sinks `[n]` (see `ops.core_attention`) or None. Output: `[sq, b, n * dv]`.
     """
 
     names_are_global = False
 
-    def __init__(self, layer_number, config, attn_mask_type=AttnMaskType.padding):
+    def __init__(self, layer_number, config, attn_mask_type=AttnMaskType.padding, scale=None):
         super().__init__(config)
+        self.scale = scale
         self.layer_number = max(1, layer_number)
         self.attn_mask_type = to_enum(AttnMaskType, attn_mask_type)
         config = self.config
@@ -61,13 +63,15 @@ class CoreAttention(Module):
         pre_tokens, next_tokens = None if self.window is None else self.window - 1, None
         if self.explicit_band is not None:
             mask, causal, pre_tokens, next_tokens = self.explicit_band.resolve(mask, causal)
-        return mask, *visible_band(length, length, causal, pre_tokens, next_tokens), None
+        return mask, *visible_band(length, length, causal, pre_tokens, next_tokens), self.scale
 
-    def construct(self, query, key, value, attention_mask=None):
+    def construct(self, query, key, value, attention_mask=None, sinks=None):
         """See the class."""
         mask = _expanded(attention_mask, query, key, self.attn_mask_type)
         causal = is_causal(self.attn_mask_type, mask)
         scale = 1.0 / (math.sqrt(query.shape[-1]) * self.softmax_scale)
+        if self.scale is not None:
+            scale = self.scale / self.softmax_scale
         probability, keep = 0.0, None
         if self.training and self.attention_dropout > 0.0:
             probability = self.attention_dropout
@@ -88,6 +92,7 @@ class CoreAttention(Module):
             softmax_scale=self.softmax_scale,
             pre_tokens=pre_tokens,
             next_tokens=next_tokens,
+            sinks=sinks,
         )
 
 
@@ -147,9 +152,9 @@ class FlashAttention(Module):
 
     names_are_global = False
 
-    def __init__(self, layer_number, config, attn_mask_type=AttnMaskType.padding):
+    def __init__(self, layer_number, config, attn_mask_type=AttnMaskType.padding, scale=None):
         super().__init__(config)
-        config = self.config
+        config, self.scale = self.config, scale
         if config.apply_query_key_layer_scaling:
             raise ValueError(
                 "use_flash_attention cannot be combined with apply_query_key_layer_scaling: the fused operator keeps "
@@ -168,7 +173,7 @@ class FlashAttention(Module):
         """See `CoreAttention.band`."""
         mode, next_tokens = self._mode(mask, length)
         lower, upper, counts = sparse_band(mode, mask is not None, length, length, self.pre_tokens, next_tokens)
-        return mask if counts else None, lower, upper, None
+        return mask if counts else None, lower, upper, self.scale
 
     def _mode(self, mask, key_length):
         """(sparse mode, next_tokens) of the operator."""
@@ -179,7 +184,7 @@ class FlashAttention(Module):
             return 4, key_length  # a band that looks ahead
         return mode, next_tokens
 
-    def construct(self, query, key, value, attention_mask=None):
+    def construct(self, query, key, value, attention_mask=None, sinks=None):
         """See the class."""
         mask = _expanded(attention_mask, query, key, self.attn_mask_type)
         mode, next_tokens = self._mode(mask, key.shape[0])
@@ -189,12 +194,14 @@ class FlashAttention(Module):
             key,
             value,
             mask if mode < 2 else None,
+            scale=self.scale,
             pre_tokens=self.pre_tokens,
             next_tokens=next_tokens,
             sparse_mode=mode,
             input_layout=self.input_layout,
             keep_prob=keep_prob,
             dropout_seed=_dropout_seed() if keep_prob < 1.0 else None,
+            sinks=sinks,
         )
 
     def _causal_mode(self, mask, key_length):
@@ -209,6 +216,32 @@ def _dropout_seed():
     """Dropout seed for one call, drawn from the state that differs between tensor-parallel ranks."""
     with get_rng_tracker().fork() as state:
         return state.draw_seed()
+
+
+def core_attention_of(layer_number, described, attn_mask_type, scale=None):
+    """The core attention that the configuration asks for; arguments as `CoreAttention`."""
+    core = FlashAttention if described.config.use_flash_attention else CoreAttention
+    return core(layer_number, described, attn_mask_type, scale)
+
+
+def check_inference(attention, attention_mask):
+    """Raise ValueError unless an attention cell may be given inference_params.
+
+    Args:
+        attention (LayerCell): with `attn_mask_type`.
+        attention_mask: of the call.
+    """
+    if attention.training or attention_mask is not None or attention.attn_mask_type != AttnMaskType.causal:
+        raise ValueError(
+            "inference_params are for causal self attention without attention_mask, outside of training: leave the mask "
+            "out, or call set_train(False)."
+        )
+    if parallel_state.get_context_parallel_world_size() > 1:
+        raise ValueError("inference_params cannot be combined with context_parallel_size above 1: load the model without it.")
+    if _explicit_band(attention.config) is not None:
+        raise ValueError(
+            "inference_params cannot be combined with pre_tokens, next_tokens or sparse_mode of fa_config: set sliding_window."
+        )
 
 
 @register_part("attention", "self_attn")
@@ -244,20 +277,36 @@ class ParallelAttention(LayerCell):
         tensor_parallel_size = parallel_state.get_tensor_model_parallel_world_size()
         divide(heads, tensor_parallel_size, "num_attention_heads", "tensor_model_parallel_size")
         self.groups = divide(groups, tensor_parallel_size, "num_query_groups", "tensor_model_parallel_size")
-        self.cuts_sequence = parallel_state.get_context_parallel_world_size() > 1
-        if self.cuts_sequence:
-            _check_context_parallel(self.attention_type, config)
+        if parallel_state.get_context_parallel_world_size() > 1:
+            check_context_parallel(self.attention_type, config)
         self._create_projections(model)
-        core = FlashAttention if config.use_flash_attention else CoreAttention
-        self.core_attention = core(self.layer_number, self.described, self.attn_mask_type)
+        self.core_attention = core_attention_of(self.layer_number, self.described, self.attn_mask_type)
         self.recompute_core_attention = False
-        self.has_explicit_band = _explicit_band(config) is not None
+        self._create_sinks(model, tensor_parallel_size)
         self.rotary_interleaved = config.rotary_interleaved
         self.apply_rope_fusion = config.apply_rope_fusion
 
     def recompute_selectively(self):
         """The core attention runs again in the backward."""
         self.recompute_core_attention = True
+
+    def _create_sinks(self, model, tensor_parallel_size):
+        """Scores of each head that have no value: learned ones, zeros, or none."""
+        self.has_learned_sinks = model.has_learned_sinks
+        self._constant_sinks = None
+        if model.has_learned_sinks:
+            self.create_parameters(attention_sinks(model).describe(self.settings.part()))
+        elif model.softmax_type == "off-by-one":
+            self._constant_sinks = (storage.zeros((model.num_attention_heads // tensor_parallel_size,), "float32"),)
+
+    @property
+    def _sinks(self):
+        if self.has_learned_sinks:
+            return self.softmax_offset
+        return self._constant_sinks and self._constant_sinks[0]
+
+    def _attend(self, query, key, value, attention_mask):
+        return attend(self.core_attention, query, key, value, attention_mask, self._sinks)
 
     def _create_projections(self, model):
         linears, config = attention_linears(model), self.described
@@ -273,7 +322,8 @@ class ParallelAttention(LayerCell):
         self.out_proj = build_linear(linears["out_proj"], config, input_is_parallel=True, skip_bias_add=True)
         self.qk_layernorm = model.qk_layernorm and self.attention_type == AttnType.self_attn
         if self.qk_layernorm:
-            self.q_layernorm, self.k_layernorm = (get_norm(config, over_heads=True) for _ in range(2))
+            eps = self.config.qk_layernorm_epsilon
+            self.q_layernorm, self.k_layernorm = (get_norm(config, over_heads=True, eps=eps) for _ in range(2))
 
     def construct(self, hidden_states, attention_mask=None, encoder_output=None, inference_params=None, rotary_pos_emb=None):
         """See the class."""
@@ -288,35 +338,15 @@ class ParallelAttention(LayerCell):
         query = apply_rotary_pos_emb(query, query_table, self.apply_rope_fusion)
         key = apply_rotary_pos_emb(key, key_table, self.apply_rope_fusion)
         if inference_params is not None:
-            self._check_inference(attention_mask)
-            context = inference_params.attend(self.core_attention, query, key, value)
+            if self.attention_type != AttnType.self_attn:
+                raise ValueError("inference_params are for self attention.")
+            check_inference(self, attention_mask)
+            context = inference_params.attend(self.core_attention, query, key, value, self._sinks)
         elif self.recompute_core_attention and self.training:
             context = checkpoint(self._attend, False, query, key, value, attention_mask)
         else:
             context = self._attend(query, key, value, attention_mask)
         return self.out_proj(context)
-
-    def _attend(self, query, key, value, attention_mask):
-        if not self.cuts_sequence and not isinstance(attention_mask, VisibleKeys):
-            return self.core_attention(query, key, value, attention_mask)
-        return attend_to_parts(self.core_attention, query, key, value, attention_mask)
-
-    def _check_inference(self, attention_mask):
-        is_causal_self = self.attn_mask_type == AttnMaskType.causal and self.attention_type == AttnType.self_attn
-        if self.training or attention_mask is not None or not is_causal_self:
-            raise ValueError(
-                "inference_params are for causal self attention without attention_mask, outside of training: leave the mask "
-                "out, or call set_train(False)."
-            )
-        if self.cuts_sequence:
-            raise ValueError(
-                "inference_params cannot be combined with context_parallel_size above 1: load the model without it."
-            )
-        if self.has_explicit_band:
-            raise ValueError(
-                "inference_params cannot be combined with pre_tokens, next_tokens or sparse_mode of fa_config: set "
-                "sliding_window."
-            )
 
     def _cross_query_key_value(self, hidden_states, encoder_output):
         if encoder_output is None:
@@ -328,14 +358,17 @@ class ParallelAttention(LayerCell):
         return query.reshape((*query.shape[:2], self.groups, self.head_size)), key, value
 
 
-def attend_to_parts(core, query, key, value, attention_mask):
-    """Attention of the cell `core` over sequences that are cut over ranks, or with a mask of packed documents."""
-    length = query.shape[0] * parallel_state.get_context_parallel_world_size()
-    mask, lower, upper, scale = core.band(attention_mask, length)
-    return context_parallel_attention(query, key, value, mask, lower, upper, scale)
+def attend(core, query, key, value, attention_mask, sinks=None):
+    """Attention of the cell `core`, also to sequences that are cut over ranks or have a mask of packed documents."""
+    context_parallel_size = parallel_state.get_context_parallel_world_size()
+    if context_parallel_size == 1 and not isinstance(attention_mask, VisibleKeys):
+        sinks = () if sinks is None else (sinks,)  # a core of one's own need not know of them
+        return core(query, key, value, attention_mask, *sinks)
+    mask, lower, upper, scale = core.band(attention_mask, query.shape[0] * context_parallel_size)
+    return context_parallel_attention(query, key, value, mask, lower, upper, scale, sinks)
 
 
-def _check_context_parallel(attention_type, config):
+def check_context_parallel(attention_type, config):
     """Refuse what attention over cut sequences cannot do; the check of a configuration says the same before."""
     if attention_type != AttnType.self_attn:
         raise ValueError("cross attention cannot be combined with context_parallel_size above 1.")

@@ -100,7 +100,7 @@ class TransformerLanguageModel(Module):
         self.use_rope = config.position_embedding_type == "rope"
         if self.use_rope:
             self.rotary_pos_emb = RotaryEmbedding(
-                model.head_dim,
+                model.rotary_width,
                 config.rotary_percent,
                 config.rotary_interleaved,
                 config.rotary_seq_len_interpolation_factor,

@@ -10,12 +10,14 @@ from mindspeed_ms.core.tensor_parallel.linear import cast
 from mindspeed_ms.core.tensor_parallel.random import checkpoint
 from mindspeed_ms.layout.describers.mlp import mlp_linears
 from mindspeed_ms.legacy.model.parts import LayerCell, register_part
+from mindspeed_ms.ops import HALVING
 
 _FAST_GELU = 1.702
 # hidden_act -> operator; "gelu" is decided by bias_gelu_fusion
 _OPERATORS = {
     "swiglu": "swiglu",
     "fused_swiglu": "swiglu",
+    "clamped_swiglu": "clamped_swiglu",
     "silu": "silu",
     "relu": "relu",
     "squared_relu": "squared_relu",
@@ -40,10 +42,15 @@ def activation_name(config):
     return _OPERATORS[config.hidden_act]
 
 
-def apply_activation(x, bias, name, fused=True):
-    """Activation `activation(x + bias)` by operator name (`activation_name`); `fused` as in `ops.bias_activation`."""
+def clamp_of(config):
+    """`limit` and `alpha` of "clamped_swiglu" as keywords of `apply_activation`."""
+    return {"limit": config.swiglu_limit, "alpha": config.swiglu_alpha}
+
+
+def apply_activation(x, bias, name, fused=True, **clamp):
+    """Activation `activation(x + bias)` by operator name (`activation_name`); other arguments as in `ops.bias_activation`."""
     if name != "fast_gelu":
-        return ops.bias_activation(x, bias, name, fused)
+        return ops.bias_activation(x, bias, name, fused, **clamp)
     # x * sigmoid(1.702 x)
     x = x if bias is None else ops.add_bias(x, bias)
     return ops.silu(x * _FAST_GELU) * (1.0 / _FAST_GELU)
@@ -66,7 +73,7 @@ class ParallelMLP(LayerCell):
     def __init__(self, config, is_expert=False, width=None):
         super().__init__(config)
         config, model = self.config, self.described.model
-        self.activation = activation_name(config)
+        self.activation, self.clamp = activation_name(config), clamp_of(config)
         self.fused = config.apply_swiglu_fusion or config.hidden_act == "fused_swiglu"
         self.gated = model.is_gated
         width = width or (model.expert_ffn_size if is_expert else model.ffn_hidden_size)
@@ -111,8 +118,8 @@ class ParallelMLP(LayerCell):
         return self.projection(self._activate(intermediate, bias))[0]
 
     def _activate(self, x, bias):
-        if not self.gated or self.activation == "swiglu":
-            return apply_activation(x, bias, self.activation, self.fused)
+        if not self.gated or self.activation in HALVING:
+            return apply_activation(x, bias, self.activation, self.fused, **self.clamp)
         x = x if bias is None else ops.add_bias(x, bias)
         half = x.shape[-1] // 2
         gate, up = mint.narrow(x, -1, 0, half).contiguous(), mint.narrow(x, -1, half, half)

@@ -59,13 +59,20 @@ FusedRMSNorm = RMSNorm  # upstream's two names for one thing: `ops` always takes
 _NORMS = {"LayerNorm": LayerNorm, "RMSNorm": RMSNorm}
 
 
-def get_norm(config, scale=1.0, over_heads=False):
-    """Build the norm `config.normalization` over `hidden_size`, or over heads, with `scale` as its initial weight.
+def get_norm(config, scale=1.0, over_heads=False, width=None, eps=None):
+    """Build the norm `config.normalization` over `hidden_size`, over heads, or over `width` elements.
+
+    Args:
+        config (TransformerConfig): kind and epsilon.
+        scale (float): initial weight.
+        over_heads (bool): over the width of a head.
+        width (Optional[int]): elements; None: as above.
+        eps (Optional[float]): None: `norm_epsilon`.
 
     Raises:
         LayoutError: an unknown name.
     """
     described = describe_config(config)
-    model, eps = described.model, described.config.norm_epsilon
-    width = model.head_dim if over_heads else model.hidden_size
+    model, eps = described.model, described.config.norm_epsilon if eps is None else eps
+    width = width or (model.head_dim if over_heads else model.hidden_size)
     return _NORMS[model.norm](width, eps=eps, config=described, scale=scale, over_heads=over_heads)

@@ -61,5 +61,15 @@ def attention_factor(scaling):
     return _temperature(scaling.factor, scaling.mscale) / over_all
 
 
+def score_factor(scaling):
+    """Factor of attention scores under yarn with `mscale_all_dim`, of attention whose heads have parts without positions.
+
+    Source: transformers, `modeling_deepseek_v3.py`; Megatron core takes `mscale`, which equals it in DeepSeek's models.
+    """
+    if scaling is None or scaling.type != "yarn" or scaling.mscale_all_dim is None:
+        return 1.0
+    return _temperature(scaling.factor, scaling.mscale_all_dim) ** 2
+
+
 def _temperature(factor, mscale):
     return 1.0 if factor <= 1 else 0.1 * mscale * math.log(factor) + 1.0

@@ -6,7 +6,7 @@ from mindspeed_ms import ops
 from mindspeed_ms.core.rng import get_rng_tracker
 from mindspeed_ms.core.tensor_parallel.linear import cast
 from mindspeed_ms.layout.describers.gpt import layer_norms
-from mindspeed_ms.legacy.model import attention, mlp  # noqa: F401  (they register their cells)
+from mindspeed_ms.legacy.model import attention, latent_attention, mlp  # noqa: F401  (they register their cells)
 from mindspeed_ms.legacy.model.enums import AttnMaskType, AttnType, LayerType, to_enum
 from mindspeed_ms.legacy.model.module import Module
 from mindspeed_ms.legacy.model.norms import get_norm

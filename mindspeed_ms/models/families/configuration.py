@@ -17,6 +17,7 @@ _SIZES = (
         for name in ("num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "num_query_groups")
     ),
     "model_config.kv_channels",
+    *(f"model_config.{name}" for name in ("q_lora_rank", "kv_lora_rank", "qk_head_dim", "qk_pos_emb_head_dim", "v_head_dim")),
     "moe_config.num_experts",
     "moe_config.moe_ffn_hidden_size",
 )
@@ -32,7 +33,9 @@ _FREE = (
 # what a setting means that is left out, from the others
 _DERIVED = {
     "model_config.kv_channels": lambda settings: (
-        settings["model_config.hidden_size"] // settings["model_config.num_attention_heads"]
+        settings["model_config.kv_channels"]  # of no effect
+        if settings["model_config.multi_latent_attention"]
+        else settings["model_config.hidden_size"] // settings["model_config.num_attention_heads"]
     ),
     "moe_config.moe_ffn_hidden_size": lambda settings: (
         settings["moe_config.moe_ffn_hidden_size"] and settings["model_config.ffn_hidden_size"]
@@ -126,7 +129,7 @@ def write_configuration(family, all_config, base=None):
     result = dict(base) if base is not None else {"architectures": [family.architecture], "model_type": family.name}
     for rule in family.rules:
         wanted = {path: settings[path] for path in rule.paths if path in settings}
-        if base is not None and _says(rule, base, wanted):
+        if base is not None and not getattr(rule, "is_always_written", False) and _says(rule, base, wanted):
             continue
         try:
             written = rule.write(settings)

@@ -23,11 +23,15 @@ class Weight:
         ours (str): our key.
         theirs (tuple[str]): their names.
         transposed (bool): theirs are stored as [in, out].
+        stacked (bool): theirs hold all experts, along a first axis.
+        alternating (bool): rows of gate and up alternate in theirs.
     """
 
     ours: str
     theirs: tuple
     transposed: bool = False
+    stacked: bool = False
+    alternating: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +46,8 @@ class Family:
         rules (tuple): fields of config.json and our settings, see `rules`.
         prefix (str): start of their names that some files leave out.
         computed (tuple[str]): names (with `{layer}`) of stored tensors that follow from the configuration; they are not read.
+        further_layers (str): field of config.json with the number of stored layers behind the model's own that are not read;
+            "" without.
     """
 
     name: str
@@ -51,6 +57,7 @@ class Family:
     rules: tuple
     prefix: str = ""
     computed: tuple = field(default=())
+    further_layers: str = ""
 
 
 _FAMILIES = {}

@@ -1,8 +1,10 @@
 """Tensors of a family's model: each as a slice of one of ours. Reading and writing follow the same list."""
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
+
+import numpy as np
 
 from mindspeed_ms.core.dist_checkpointing.errors import CheckpointError
 from mindspeed_ms.layout.parameters import describe_whole_model
@@ -22,6 +24,9 @@ class TensorPart:
         grouping (Optional[str]): of ours.
         sharding (ParameterSharding): which part.
         transposed (bool): stored with the last two axes swapped.
+        slot (Optional[int]): of a tensor that holds all experts, along a first axis: which one.
+        slots (int): how many.
+        alternating (bool): stored with rows of gate and up alternating.
     """
 
     name: str
@@ -29,12 +34,33 @@ class TensorPart:
     grouping: str | None
     sharding: ParameterSharding
     transposed: bool
+    slot: int | None = None
+    slots: int = 1
+    alternating: bool = False
 
     @property
     def shape(self):
-        """Their shape."""
+        """Their shape, of the one expert in a tensor of all."""
         shape = self.sharding.local_shape
         return shape[::-1] if self.transposed else shape
+
+    @property
+    def stored_shape(self):
+        """Shape of their whole tensor."""
+        return self.shape if self.slot is None else (self.slots, *self.shape)
+
+    def as_stored(self, values):
+        """Our local tensor (array) in the order of their file."""
+        if self.alternating:
+            values = np.stack(np.split(values, 2), axis=1).reshape(values.shape)
+        return np.ascontiguousarray(values.swapaxes(-1, -2) if self.transposed else values)
+
+    def as_ours(self, values):
+        """Inverse of `as_stored`."""
+        values = values.swapaxes(-1, -2) if self.transposed else values
+        if self.alternating:
+            values = np.concatenate([values[0::2], values[1::2]])
+        return np.ascontiguousarray(values)
 
     @property
     def numel(self):
@@ -80,16 +106,20 @@ def _parts_of(weights, model, described):
     weight = weights[pattern]
     ranges = _ranges(weight, model, described)
     whole = ranges == [((0, sharding.global_shape[0]),)]
-    return [
-        _part(
-            name, indices, described, sharding if whole else ParameterSharding(sharding.global_shape, 0, one), weight.transposed
+    parts = [
+        TensorPart(
+            name.format(**indices),
+            key,
+            described.grouping,
+            sharding if whole else ParameterSharding(sharding.global_shape, 0, one),
+            weight.transposed and len(sharding.global_shape) > 1,
         )
         for name, one in zip(weight.theirs, ranges)
     ]
-
-
-def _part(name, indices, described, sharding, transposed):
-    return TensorPart(name.format(**indices), described.name, described.grouping, sharding, transposed)
+    if not weight.stacked:
+        return parts
+    stack = {"slot": indices["expert"], "slots": model.num_experts, "alternating": weight.alternating}
+    return [replace(part, **stack) for part in parts]
 
 
 def _ranges(weight, model, described):

@@ -148,7 +148,8 @@ def _read_file(path, name):
     place = os.path.join(path, name)
     tensors = _read_bin(place, name) if name.endswith(".bin") else _read_safetensors(place, name)
     for tensor, one in tensors.items():
-        if one.dtype not in DTYPE_BYTES or one.stop - one.start != prod(one.shape) * DTYPE_BYTES[one.dtype]:
+        itemsize = 1 if one.dtype == "float8_e4m3fn" else DTYPE_BYTES.get(one.dtype)
+        if itemsize is None or one.stop - one.start != prod(one.shape) * itemsize:
             raise DamagedCheckpointError(
                 f"{place}: tensor {tensor} is {one.dtype} {list(one.shape)} in {one.stop - one.start} bytes."
             )

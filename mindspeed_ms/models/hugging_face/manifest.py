@@ -8,12 +8,15 @@ import numpy as np
 from mindspeed_ms.config.model_description import describe_model
 from mindspeed_ms.core.dist_checkpointing.errors import CheckpointError
 from mindspeed_ms.core.dist_checkpointing.manifest import Manifest, StoredPiece, StoredTensor, whole_slice
+from mindspeed_ms.models.families import quantization
 from mindspeed_ms.models.families.configuration import model_sections, read_configuration
 from mindspeed_ms.models.families.family import family_of
 from mindspeed_ms.models.families.tensors import tensor_parts
 from mindspeed_ms.models.hugging_face import folder
+from mindspeed_ms.models.hugging_face.stored_form import form_of
 
 _BLOCK_BYTES = 16 << 20
+_FLOATS = ("float32", "bfloat16", "float16")
 
 
 @dataclass
@@ -52,10 +55,10 @@ def read_manifest(path):
     config = folder.read_json(place)
     family = family_of(config, place)
     found = folder.read_folder(path)
-    dtype = next(iter(found.values())).dtype if found else "float32"
-    known = {"params_dtype": dtype} if dtype in ("float32", "bfloat16", "float16") else {}
+    dtype = _dtype_of(config, found)
+    known = {"params_dtype": dtype} if dtype in _FLOATS else {}
     all_config = read_configuration(family, config, place, model_config=known)
-    parts = {part.name: part for part in tensor_parts(family, describe_model(all_config))}
+    parts = tensor_parts(family, describe_model(all_config))
     manifest = HuggingFaceManifest(
         0,
         states={"train_state": {"iteration": 0}},
@@ -69,16 +72,29 @@ def read_manifest(path):
     return manifest
 
 
+def _dtype_of(config, found):
+    """Dtype of a folder's weights: of its first tensor, and of quantised ones what config.json says, else bfloat16."""
+    if config.get(quantization.FIELD) is None:
+        return next(iter(found.values())).dtype if found else "float32"
+    said = config.get("dtype") or config.get("torch_dtype")
+    return said if said in _FLOATS else "bfloat16"
+
+
 def _join(path, manifest, parts, found):
     """Fill tensors and files of the manifest. Raises CheckpointError: parts and files do not agree."""
-    family, left = manifest.family, dict(found)
-    for name, part in parts.items():
-        stored = left.pop(name, None)
-        if stored is None and family.prefix and name.startswith(family.prefix):
-            stored = left.pop(name.removeprefix(family.prefix), None)
-        if stored is not None:
-            manifest.sources[name] = part, stored
-    missing = [name for name in parts if name not in manifest.sources]
+    family, used, forms = manifest.family, set(), []
+    block = quantization.block_of(manifest.config)
+    dtype = manifest.args["model_config"]["params_dtype"]
+    for part in parts:
+        for name in (part.name, *([part.name.removeprefix(family.prefix)] if family.prefix else [])):
+            form = form_of(part, name, found, lambda stored: os.path.join(path, stored.file), dtype, block)
+            if form is not None:
+                manifest.sources.setdefault(part.name, (part, found[form[1][0]]))
+                used.update(form[1])
+                forms.append((part, form))
+                break
+    left = {name: stored for name, stored in found.items() if name not in used}
+    missing = list(dict.fromkeys(part.name for part in parts if part.name not in manifest.sources))
     manifest.left_out = _known_leftovers(path, manifest, left)
     unknown = [name for name in left if name not in manifest.left_out]
     if missing == [_head_of(family)]:
@@ -98,8 +114,10 @@ def _join(path, manifest, parts, found):
                 if names
             )
         )
-    for name, (part, stored) in manifest.sources.items():
-        _add(path, manifest, name, part, stored)
+    for part, (form, names, dtype) in forms:
+        _add(path, manifest, part, found[names[0]], form, dtype)
+        for name in names:
+            manifest.files[found[name].file] = os.path.getsize(os.path.join(path, found[name].file))
 
 
 def _listed(names):
@@ -107,34 +125,37 @@ def _listed(names):
     return ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
 
 
-def _add(path, manifest, name, part, stored):
-    place = os.path.join(path, stored.file)
-    if stored.shape != part.shape:
+def _add(path, manifest, part, stored, form, dtype):
+    place, name = os.path.join(path, stored.file), part.name
+    if form is None and stored.shape != part.shape:
         raise CheckpointError(
             f"{place}: tensor {name} has the shape {list(stored.shape)}, but {folder.CONFIG_FILE} says {list(part.shape)}."
         )
-    tensor = manifest.tensors.setdefault(part.key, StoredTensor(part.sharding.global_shape, stored.dtype, part.grouping))
-    if tensor.dtype != stored.dtype:
+    tensor = manifest.tensors.setdefault(part.key, StoredTensor(part.sharding.global_shape, dtype, part.grouping))
+    if tensor.dtype != dtype:
         other = next(one for one, (held, _) in manifest.sources.items() if held.key == part.key)
         raise CheckpointError(
-            f"{place}: tensor {name} is {stored.dtype}, but {other} is {tensor.dtype}: they are parts of one tensor "
+            f"{place}: tensor {name} is {dtype}, but {other} is {tensor.dtype}: they are parts of one tensor "
             "and must have one dtype."
         )
-    turned = part.transposed != stored.transposed
-    piece = StoredPiece(whole_slice(part.sharding), stored.file, stored.start, stored.stop, "", "", turned)
+    turned = form is None and part.transposed != stored.transposed
+    piece = StoredPiece(whole_slice(part.sharding), stored.file, stored.start, stored.stop, "", "", turned, form)
     tensor.pieces.append(piece)
-    manifest.files[stored.file] = os.path.getsize(place)
 
 
 def _known_leftovers(path, manifest, left):
     """Stored tensors that say nothing new: {name: reason}."""
     family, reasons = manifest.family, {}
     layers = range(manifest.args["model_config"]["num_layers"])
+    further = manifest.config.get(family.further_layers) or 0
+    starts = tuple(f"model.layers.{len(layers) + number}." for number in range(further))
     computed = {name.format(layer=layer) for name in family.computed for layer in layers}
     computed |= {name.removeprefix(family.prefix) for name in computed}
     for name in left:
         if name in computed:
             reasons[name] = "it follows from the configuration"
+        elif starts and name.startswith(starts):
+            reasons[name] = f"it belongs to a layer behind the model's own ({family.further_layers}), which is not read"
     head = _head_of(family)
     if head in left and not manifest.args["model_config"]["untie_embeddings_and_output_weights"]:
         _check_copy(path, manifest, head, left[head])

@@ -98,14 +98,16 @@ class HuggingFaceTarget:
             self.config.update(dict.fromkeys(names, dtype))
 
     def _cut(self):
-        """Lists of parts, one per file of at most `most_bytes`."""
-        files, size = [], 0
+        """Lists of parts, one per file of at most `most_bytes`; the parts of one tensor are together."""
+        files, size, tensors = [], 0, {}
         for part in self.parts:
-            nbytes = self.nbytes(part)
+            tensors.setdefault(part.name, []).append(part)
+        for parts in tensors.values():
+            nbytes = sum(map(self.nbytes, parts))
             if not files or size + nbytes > self.most_bytes:
                 files.append([])
                 size = 0
-            files[-1].append(part)
+            files[-1] += parts
             size += nbytes
         return files
 
@@ -132,7 +134,8 @@ class HuggingFaceTarget:
         places, shards = {}, {}
         for number, parts in enumerate(self.files):
             name = self.file_name(number)
-            shards[os.path.join(folder, name)] = [self._part(part) for part in parts]
+            stacks = {part.name: self._stack(part) for part in parts if part.slot is not None}
+            shards[os.path.join(folder, name)] = [self._part(part, stacks) for part in parts]
             places.update(dict.fromkeys((part.name for part in parts), name))
         write_shards(self.reader, shards, workers, progress, made_by="pt")  # as transformers asks for
         if len(self.files) > 1:
@@ -143,9 +146,15 @@ class HuggingFaceTarget:
         if self.model_folder is not None:
             copy_side_files(self.model_folder, folder)
 
-    def _part(self, part):
+    def _stack(self, part):
+        """Entry of the tensor that holds all experts."""
+        return Entry(part.name, self.reader.tensor(part.key).dtype, part.stored_shape, part.slots * self.nbytes(part))
+
+    def _part(self, part, stacks):
         entry = Entry(part.name, self.reader.tensor(part.key).dtype, part.shape, self.nbytes(part))
-        return Part(entry, part.key, whole_slice(part.sharding), part.transposed)
+        order = part.as_stored if part.alternating else None
+        where = whole_slice(part.sharding)
+        return Part(entry, part.key, where, part.transposed, order, stacks.get(part.name), part.slot or 0)
 
 
 def copy_side_files(source, folder):

@@ -14,11 +14,15 @@ _ACTIVATIONS = {
 }
 
 
-def bias_activation(x, bias, name, fused=True):
+def bias_activation(x, bias, name, fused=True, limit=7.0, alpha=1.702):
     """See `ops.bias_activation`."""
     checks.check_bias_activation(x, bias, name)
     x = x if bias is None else x + bias
     if name == "swiglu" and not fused:
         gate, up = mint.split(x, x.shape[-1] // 2, dim=-1)
         return mint.nn.functional.silu(gate) * up
+    if name == "clamped_swiglu":
+        gate, up = mint.split(x, x.shape[-1] // 2, dim=-1)
+        gate, up = mint.clamp(gate, max=limit), mint.clamp(up, min=-limit, max=limit)
+        return gate * mint.sigmoid(gate * alpha) * (up + 1.0)
     return _ACTIVATIONS[name](x)

@@ -32,6 +32,16 @@ def _softmax(scores, blocked):
     return mint.where(blocked, mint.zeros_like(probabilities), probabilities)
 
 
+def _softmax_with_sinks(scores, blocked, sinks):
+    """`_softmax` of scores [b, n, sq, sk] beside one more score of each head, whose share is left out."""
+    batch, heads, queries, keys = scores.shape
+    column = mint.broadcast_to(sinks.astype(scores.dtype).reshape(1, heads, 1, 1), (batch, heads, queries, 1))
+    if blocked is not None:
+        blocked = mint.broadcast_to(blocked, (*blocked.shape[:-2], queries, keys))
+        blocked = mint.cat((blocked, mint.zeros((*blocked.shape[:-1], 1), dtype=ms.bool_)), -1)
+    return mint.narrow(_softmax(mint.cat((scores, column), -1), blocked), -1, 0, keys)
+
+
 def scaled_masked_softmax(scores, mask=None, scale=1.0, causal=False, pre_tokens=None, next_tokens=None):
     """See `ops.scaled_masked_softmax`."""
     batch, _, queries, keys = scores.shape
@@ -53,9 +63,10 @@ def core_attention(
     softmax_scale=1.0,
     pre_tokens=None,
     next_tokens=None,
+    sinks=None,
 ):
     """See `ops.core_attention`."""
-    checks.check_heads(query, key, value)
+    checks.check_heads(query, key, value, sinks)
     queries, batch, heads, size = query.shape
     keys, groups = key.shape[0], key.shape[2]
     checks.check_mask(mask, batch, queries, keys)
@@ -66,11 +77,14 @@ def core_attention(
     scores = scores.reshape(batch, heads, queries, keys)
     scores = scores.astype(ms.float32) if softmax_in_fp32 else scores
     blocked = _blocked(mask, queries, keys, *checks.visible_band(queries, keys, causal, pre_tokens, next_tokens))
-    probabilities = _softmax(scores if softmax_scale == 1.0 else scores * softmax_scale, blocked).astype(value.dtype)
+    scores = scores if softmax_scale == 1.0 else scores * softmax_scale
+    probabilities = (_softmax(scores, blocked) if sinks is None else _softmax_with_sinks(scores, blocked, sinks)).astype(
+        value.dtype
+    )
     if dropout_p > 0:
         probabilities = probabilities * dropout_mask.astype(value.dtype) * (1.0 / (1.0 - dropout_p))
     output = mint.matmul(probabilities.reshape(batch, groups, -1, keys), mint.permute(value, (1, 2, 0, 3)))
-    return mint.permute(output.reshape(batch, heads, queries, size), (2, 0, 1, 3)).reshape(queries, batch, heads * size)
+    return mint.permute(output.reshape(batch, heads, queries, -1), (2, 0, 1, 3)).reshape(queries, batch, -1)
 
 
 def _to_layout(t, layout):
@@ -101,13 +115,19 @@ def _compressed_mask():
 
 
 @autograd.no_grad()
+def _keep_mask(shape, keep_prob, seed):
+    """Keep mask of dropout, bool [b, n, sq, sk]."""
+    generator = ms.Generator()
+    generator.manual_seed(int(seed))
+    return mint.rand(*shape, generator=generator) < keep_prob
+
+
+@autograd.no_grad()
 def _drop_mask(shape, keep_prob, seed):
     """Keep bits of dropout, [b, n, sq, sk / 8] as uint8."""
     if shape[-1] % 8:
         raise ValueError(f"flash_attention with dropout got {shape[-1]} keys: the operator needs a multiple of 8.")
-    generator = ms.Generator()
-    generator.manual_seed(int(seed))
-    keep = (mint.rand(*shape, generator=generator) < keep_prob).astype(ms.int32)
+    keep = _keep_mask(shape, keep_prob, seed).astype(ms.int32)
     weights = ms.Tensor([1, 2, 4, 8, 16, 32, 64, 128], ms.int32)
     return mint.sum(keep.reshape(*shape[:-1], shape[-1] // 8, 8) * weights, dim=-1).astype(ms.uint8)
 
@@ -124,19 +144,26 @@ def flash_attention(
     input_layout="SBH",
     keep_prob=1.0,
     dropout_seed=None,
+    sinks=None,
 ):
     """See `ops.flash_attention`.
 
     Raises:
         ValueError: also for float32 inputs, which the operator does not take.
     """
-    checks.check_heads(query, key, value)
+    checks.check_heads(query, key, value, sinks)
     checks.check_flash_arguments(mask, sparse_mode, input_layout, keep_prob, dropout_seed)
+    if sinks is not None:
+        band = checks.sparse_band(sparse_mode, mask is not None, query.shape[0], key.shape[0], pre_tokens, next_tokens)
+        return _plain_with_sinks(query, key, value, mask, scale, *band, keep_prob, dropout_seed, sinks)
     if query.dtype not in (ms.float16, ms.bfloat16):
         raise ValueError(
             f"flash_attention got {query.dtype}: flash_attention_score works on float16 and bfloat16 only. Set "
             "compute_dtype to one of them, or use_flash_attention to False."
         )
+    scale, value_size = checks.default_scale(scale, query.shape[3]), value.shape[3]
+    width = max(query.shape[3], value_size)
+    query, key, value = (_widened(t, width) for t in (query, key, value))
     queries, batch, heads, size = query.shape
     keys = key.shape[0]
     if size % 16 or size > 512:
@@ -160,13 +187,42 @@ def flash_attention(
         drop_mask=drop_mask,
         attn_mask=mask,
         keep_prob=float(keep_prob),
-        scalar_value=checks.default_scale(scale, size),
+        scalar_value=scale,
         pre_tokens=int(pre_tokens),
         next_tokens=int(next_tokens),
         input_layout=input_layout,
         sparse_mode=sparse_mode,
     )
-    return _from_layout(output, input_layout)
+    output = _from_layout(output, input_layout)
+    if value_size == size:
+        return output
+    return mint.narrow(output.reshape(queries, batch, heads, size), -1, 0, value_size).reshape(queries, batch, -1)
+
+
+def _plain_with_sinks(query, key, value, mask, scale, lower, upper, masked, keep_prob, dropout_seed, sinks):
+    """`flash_attention` with sinks, which flash_attention_score does not have, as plain attention."""
+    keep = None
+    if keep_prob < 1:
+        keep = _keep_mask((query.shape[1], query.shape[2], query.shape[0], key.shape[0]), keep_prob, dropout_seed)
+    return core_attention(
+        query,
+        key,
+        value,
+        mask if masked else None,
+        scale=scale,
+        dropout_p=1.0 - keep_prob,
+        dropout_mask=keep,
+        pre_tokens=-lower,
+        next_tokens=upper,
+        sinks=sinks,
+    )
+
+
+def _widened(t, width):
+    """[s, b, n, d] with zeros up to the width: neither scores nor the first elements of the output change."""
+    if t.shape[-1] == width:
+        return t
+    return mint.cat((t, mint.zeros((*t.shape[:-1], width - t.shape[-1]), dtype=t.dtype)), -1)
 
 
 def fusion_attention(query, key, value, head_num, input_layout, arguments, dropout_seed):

@@ -9,10 +9,13 @@ from mindspeed_ms.ops import checks
 from mindspeed_ms.ops.ascend.attention import core_attention
 
 
-def cached_attention(query, key, value, key_cache, value_cache, slots, starts, lengths, scale=None, window=None):
+def cached_attention(
+    query, key, value, key_cache, value_cache, slots, starts, lengths, scale=None, window=None, sinks=None, value_width=None
+):
     """See `ops.cached_attention`."""
-    checks.check_heads(query, key, value)
-    checks.check_cache(query, key, key_cache, value_cache, slots, starts, lengths, window)
+    checks.check_heads(query, key, key if value is None else value, sinks)
+    values = key_cache if value is None else value_cache
+    checks.check_cache(query, key, key_cache, values, slots, starts, lengths, window, value_width)
     queries, batch, groups, size = key.shape
     capacity = key_cache.shape[2]
     tokens, places = _places_of_new_tokens(queries, slots, starts, lengths, groups, capacity)
@@ -21,14 +24,16 @@ def cached_attention(query, key, value, key_cache, value_cache, slots, starts, l
     read = Tensor(_flat(slots[:, None], np.arange(groups)[None, :], groups), ms.int64)
     mask = Tensor(_hidden(queries, starts, ends, kept, capacity, window), ms.bool_)
     rows = []
-    for new, cache in ((key, key_cache), (value, value_cache)):
+    for new, cache in ((key, key_cache), (value, value_cache))[: 1 if value is None else 2]:
         if tokens.size:
             source = mint.index_select(new.reshape(queries * batch * groups, size), 0, Tensor(tokens, ms.int64))
             storage.write_rows(cache, places, source)
         held = mint.index_select(cache.view(-1, capacity, size), 0, read.reshape(-1))
         held = mint.narrow(held, 1, 0, kept).reshape(batch, groups, kept, size)
         rows.append(mint.permute(held, (2, 0, 1, 3)))
-    return core_attention(query, rows[0], rows[1], mask, scale=scale)
+    if value is None:
+        rows.append(mint.narrow(rows[0], -1, 0, value_width))
+    return core_attention(query, rows[0], rows[1], mask, scale=scale, sinks=sinks)
 
 
 def _flat(slots, groups, count):

@@ -36,6 +36,11 @@ def cat(tensors, dim=0):
     return mint.cat(tuple(tensors), dim=dim)
 
 
+def cat_shared(own, shared):
+    """See `ops.cat_shared`."""
+    return mint.cat((own, mint.broadcast_to(shared, (*own.shape[:-1], shared.shape[-1]))), -1)
+
+
 def document_mask(ids, end):
     """See `ops.document_mask`."""
     batch, length = ids.shape

@@ -13,19 +13,21 @@ _KERNELS = {
     "relu": (kernels.relu_forward, kernels.relu_backward),
     "squared_relu": (kernels.squared_relu_forward, kernels.squared_relu_backward),
     "swiglu": (kernels.swiglu_forward, kernels.swiglu_backward),
+    "clamped_swiglu": (kernels.clamped_swiglu_forward, kernels.clamped_swiglu_backward),
 }
 _WORK_PER_ELEMENT = 2
 
 
 class _BiasActivation(Function):
     @staticmethod
-    def forward(ctx, x, bias, name):
+    def forward(ctx, x, bias, name, clamp):
         values = rows_of(float32_of(x))
-        width = x.shape[-1] // 2 if name == "swiglu" else x.shape[-1]
+        width = x.shape[-1] // 2 if name in checks.HALVING else x.shape[-1]
         y = empty((*x.shape[:-1], width))
-        threads.run(_KERNELS[name][0], len(values), _WORK_PER_ELEMENT * values.size, values, _bias_values(bias, x), rows_of(y))
+        work = _WORK_PER_ELEMENT * values.size
+        threads.run(_KERNELS[name][0], len(values), work, values, _bias_values(bias, x), rows_of(y), *clamp)
         ctx.save_for_backward(x, bias) if bias is not None else ctx.save_for_backward(x)
-        ctx.name = name
+        ctx.name, ctx.clamp = name, clamp
         return tensor_of(y, x.dtype)
 
     @staticmethod
@@ -41,19 +43,20 @@ class _BiasActivation(Function):
             values,
             _bias_values(bias, x),
             rows_of(result),
+            *ctx.clamp,
         )
         bias_grad = None
         if bias is not None and ctx.needs_input_grad[1]:
             bias_grad = tensor_of(column_sums(rows_of(result)), bias.dtype)
-        return tensor_of(result, x.dtype), bias_grad, None
+        return tensor_of(result, x.dtype), bias_grad, None, None
 
 
 def _bias_values(bias, x):
     return zeros_vector(x.shape[-1]) if bias is None else float32_of(bias)
 
 
-def bias_activation(x, bias, name, fused=True):
+def bias_activation(x, bias, name, fused=True, limit=7.0, alpha=1.702):
     """See `ops.bias_activation`."""
     del fused
     checks.check_bias_activation(x, bias, name)
-    return _BiasActivation.apply(x, bias, name)
+    return _BiasActivation.apply(x, bias, name, (float(limit), float(alpha)) if name == "clamped_swiglu" else ())

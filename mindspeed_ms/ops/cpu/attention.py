@@ -13,6 +13,7 @@ from mindspeed_ms.ops.cpu.kernels import softmax as softmax_kernels
 
 _NO_MASK = np.zeros((1, 1, 1), np.uint8)
 _NO_KEEP = np.zeros((1, 1, 1, 1), np.uint8)
+_NO_SINKS = np.zeros(1, np.float32)
 _ASCEND_ONLY = ("pse", "padding_mask", "prefix", "actual_seq_qlen", "actual_seq_kvlen")
 
 
@@ -76,48 +77,76 @@ def scaled_masked_softmax(scores, mask=None, scale=1.0, causal=False, pre_tokens
 class _Attention(Function):
     """Autograd Function of core and flash attention: walking blocks is faster on a CPU than a whole score matrix, and exact.
 
+    `sinks`: Tensor [n] or None.
+
     `options`: scale, lower, upper, mask array, whether it counts, dropout mode, keep array, seed, keep probability.
     Returns the output and, if asked, the maximum and inverse sum of each query's softmax, float32 [b, n, sq].
     """
 
     @staticmethod
-    def forward(ctx, query, key, value, options, with_statistics):
+    def forward(ctx, query, key, value, sinks, options, with_statistics):
         q, k, v = float32_of(query), float32_of(key), float32_of(value)
-        queries, batch, heads, size = q.shape
-        output = empty(q.shape)
+        queries, batch, heads, _ = q.shape
+        size = v.shape[3]
+        output = empty((queries, batch, heads, size))
         statistics = empty((batch, heads, queries)), empty((batch, heads, queries))
         tasks = batch * heads * -(-queries // kernels.QUERY_BLOCK)
         threads.run(
-            kernels.attention_forward, tasks, _attention_work(q, k), sgemm_address(), q, k, v, *options, output, *statistics
+            kernels.attention_forward,
+            tasks,
+            _attention_work(q, k),
+            sgemm_address(),
+            q,
+            k,
+            v,
+            *options,
+            sinks is not None,
+            _NO_SINKS if sinks is None else float32_of(sinks),
+            output,
+            *statistics,
         )
         result = tensor_of(output.reshape(queries, batch, heads * size), query.dtype)
         ctx.save_for_backward(query, key, value, result)
         ctx.statistics, ctx.options = statistics, options
+        # a parameter may be released before the backward: its few values are kept
+        ctx.sinks = None if sinks is None else (float32_of(sinks).copy(), sinks.dtype)
         ctx.set_materialize_grads(False)
         return (result, *map(storage.from_array, statistics)) if with_statistics else result
 
     @staticmethod
     def backward(ctx, output_grad, *_):
         if output_grad is None:
-            return None, None, None, None, None
+            return (None,) * 6
         query, key, value, output = ctx.saved_tensors
         q, k, v = float32_of(query), float32_of(key), float32_of(value)
         grads = empty(q.shape), empty(k.shape), empty(v.shape)
+        shape = (*q.shape[:3], v.shape[3])
+        o, g = float32_of(output).reshape(shape), float32_of(output_grad).reshape(shape)
         threads.run(
             kernels.attention_backward,
             k.shape[1] * k.shape[2],
             2 * _attention_work(q, k),
             sgemm_address(),
-            float32_of(output_grad).reshape(q.shape),
+            g,
             q,
             k,
             v,
-            float32_of(output).reshape(q.shape),
+            o,
             *ctx.statistics,
             *ctx.options,
             *grads,
         )
-        return (*(tensor_of(grad, query.dtype) for grad in grads), None, None)
+        sink_grad = None
+        if ctx.sinks is not None:
+            sink_grad = tensor_of(_sink_grad(ctx.sinks[0], o, g, *ctx.statistics), ctx.sinks[1])
+        return (*(tensor_of(grad, query.dtype) for grad in grads), sink_grad, None, None)
+
+
+def _sink_grad(sinks, output, output_grad, maximum, inverse_sum):
+    """Gradient of the sinks [n]: what a sink takes of a query's softmax, which its value of zero makes a loss of."""
+    share = np.exp(sinks[:, None] - maximum) * inverse_sum  # [b, n, sq]
+    mean = np.einsum("sbnd,sbnd->bns", output, output_grad)
+    return -(share * mean).sum(axis=(0, 2), dtype=np.float64).astype(np.float32)
 
 
 def _attention_work(q, k):
@@ -137,9 +166,10 @@ def core_attention(
     softmax_scale=1.0,
     pre_tokens=None,
     next_tokens=None,
+    sinks=None,
 ):
     """See `ops.core_attention`; the softmax is always float32 here."""
-    checks.check_heads(query, key, value)
+    checks.check_heads(query, key, value, sinks)
     queries, batch, heads, size = query.shape
     keys = key.shape[0]
     checks.check_mask(mask, batch, queries, keys)
@@ -163,7 +193,7 @@ def core_attention(
         0,
         1.0 - dropout_p,
     )
-    return _Attention.apply(query, key, value, options, False)
+    return _Attention.apply(query, key, value, sinks, options, False)
 
 
 def flash_attention(
@@ -178,17 +208,20 @@ def flash_attention(
     input_layout="SBH",
     keep_prob=1.0,
     dropout_seed=None,
+    sinks=None,
 ):
     """See `ops.flash_attention`."""
     checks.check_flash_arguments(mask, sparse_mode, input_layout, keep_prob, dropout_seed)
-    options = _flash_options(query, key, value, mask, scale, pre_tokens, next_tokens, sparse_mode, keep_prob, dropout_seed)
-    return _Attention.apply(query, key, value, options, False)
+    checks.check_heads(query, key, value, sinks)
+    options = _flash_options(query, key, mask, scale, pre_tokens, next_tokens, sparse_mode, keep_prob, dropout_seed)
+    return _Attention.apply(query, key, value, sinks, options, False)
 
 
 def _attention_with_statistics(query, key, value, mask, scale, pre_tokens, next_tokens, sparse_mode, keep_prob, dropout_seed):
     """`flash_attention` with the maximum and the sum of exponentials of each query's softmax, float32 [b, n, sq, 8]."""
-    options = _flash_options(query, key, value, mask, scale, pre_tokens, next_tokens, sparse_mode, keep_prob, dropout_seed)
-    output, maximum, inverse_sum = _Attention.apply(query, key, value, options, True)
+    checks.check_heads(query, key, value)
+    options = _flash_options(query, key, mask, scale, pre_tokens, next_tokens, sparse_mode, keep_prob, dropout_seed)
+    output, maximum, inverse_sum = _Attention.apply(query, key, value, None, options, True)
     with np.errstate(divide="ignore"):
         total = 1 / storage.read_array(inverse_sum)
     return output, _eightfold(storage.read_array(maximum)), _eightfold(np.where(np.isfinite(total), total, 0))
@@ -199,8 +232,7 @@ def _eightfold(statistic):
     return storage.from_array(np.repeat(statistic[..., None], 8, -1).astype(np.float32))
 
 
-def _flash_options(query, key, value, mask, scale, pre_tokens, next_tokens, sparse_mode, keep_prob, dropout_seed):
-    checks.check_heads(query, key, value)
+def _flash_options(query, key, mask, scale, pre_tokens, next_tokens, sparse_mode, keep_prob, dropout_seed):
     queries, batch, _, size = query.shape
     keys = key.shape[0]
     lower, upper, masked = checks.sparse_band(sparse_mode, mask is not None, queries, keys, pre_tokens, next_tokens)

@@ -105,6 +105,32 @@ def cat(tensors, dim=0):
     return _Cat.apply(dim, *tensors)
 
 
+class _CatShared(Function):
+    @staticmethod
+    def forward(ctx, own, shared):
+        ctx.width = own.shape[-1]
+        parts = storage.read_array(own), storage.read_array(shared)
+        wide = np.broadcast_to(parts[1], (*own.shape[:-1], shared.shape[-1]))
+        return storage.from_array(np.concatenate([parts[0], wide], -1), own.dtype)
+
+    @staticmethod
+    def backward(ctx, output_grad):
+        grad = storage.read_array(output_grad)
+        own = storage.from_array(np.ascontiguousarray(grad[..., : ctx.width]), output_grad.dtype)
+        total = float32_of(output_grad)[..., ctx.width :].sum(axis=2, keepdims=True)
+        return own, tensor_of(np.ascontiguousarray(total), output_grad.dtype)
+
+
+def cat_shared(own, shared):
+    """See `ops.cat_shared`."""
+    if own.ndim != 4 or shared.shape != (*own.shape[:2], 1, shared.shape[-1]) or own.dtype != shared.dtype:
+        raise ValueError(
+            f"cat_shared got {own.dtype} {own.shape} and {shared.dtype} {shared.shape}: expected [s, b, n, i] and [s, b, 1, j] "
+            "of one dtype."
+        )
+    return _CatShared.apply(own, shared)
+
+
 def document_mask(ids, end):
     """See `ops.document_mask`."""
     ends = storage.read_array(ids) == end

@@ -4,7 +4,7 @@ from mindspeed_ms.ops.forms import operator
 
 
 @operator
-def bias_activation(x, bias, name, fused=True):
+def bias_activation(x, bias, name, fused=True, limit=7.0, alpha=1.702):
     """Activation with bias, `activation(x + bias)`; differentiable, keeps only `x` for the backward.
 
     Args:
@@ -13,8 +13,11 @@ def bias_activation(x, bias, name, fused=True):
         name (str): one of ACTIVATION_NAMES.
         fused: on Ascend, the swiglu operator instead of silu and a product; on CPU there is one kernel for both.
 
+        limit, alpha: of "clamped_swiglu", which is gate * sigmoid(alpha * gate) * (up + 1) of x = [gate; up], with the gate
+            at most `limit` and up within +-`limit`.
+
     Returns:
-        Tensor [..., n], for "swiglu" [..., n / 2], dtype of `x`; computed in float32.
+        Tensor [..., n], for "swiglu" and "clamped_swiglu" [..., n / 2], dtype of `x`; computed in float32.
 
     Raises:
         ValueError: unknown name.

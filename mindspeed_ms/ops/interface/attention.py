@@ -36,25 +36,28 @@ def core_attention(
     softmax_scale=1.0,
     pre_tokens=None,
     next_tokens=None,
+    sinks=None,
 ):
-    """Plain attention; differentiable in query, key and value.
+    """Plain attention; differentiable in query, key, value and sinks.
 
     scores = query . key * scale; probabilities = softmax(scores * softmax_scale) with masks;
     output = dropout(probabilities) . value. On Ascend the [b, n, sq, sk] matrices are in memory; the CPU form computes
     the same block by block.
 
     Args:
-        query (Tensor): [sq, b, n, d]; key, value (Tensor): [sk, b, groups, d], n a multiple of groups; query head h
-            uses group h // (n / groups).
+        query (Tensor): [sq, b, n, d]; key (Tensor): [sk, b, groups, d]; value (Tensor): [sk, b, groups, dv]; n is a
+            multiple of groups, query head h uses group h // (n / groups).
         mask, causal, pre_tokens, next_tokens: as in `scaled_masked_softmax`.
         scale: None means 1 / sqrt(d).
         dropout_p: probability of dropping; needs `dropout_mask`.
         dropout_mask (Tensor): bool or uint8 [b, n, sq, sk], True = keep, from `core.rng`.
         softmax_in_fp32: half-precision inputs: take the softmax of float32 scores (CPU always does).
         softmax_scale: the layer number under query-key layer scaling, which keeps half-precision scores in range.
+        sinks (Tensor): [n], one more score of each head, without scale, that takes part in its softmaxes and has no value;
+            or None.
 
     Returns:
-        Tensor [sq, b, n * d], dtype of `query`.
+        Tensor [sq, b, n * dv], dtype of `query`.
 
     Raises:
         ValueError: shapes that do not fit, or `dropout_p` > 0 without a mask.
@@ -74,13 +77,15 @@ def flash_attention(
     input_layout="SBH",
     keep_prob=1.0,
     dropout_seed=None,
+    sinks=None,
 ):
-    """Attention that never holds an [sq, sk] matrix per head; differentiable in query, key and value.
+    """Attention that never holds an [sq, sk] matrix per head; differentiable in query, key, value and sinks.
 
-    CPU: blocks with an online softmax, recomputed in the backward. Ascend: `flash_attention_score` (half precisions).
+    CPU: blocks with an online softmax, recomputed in the backward. Ascend: `flash_attention_score` (half precisions), of
+    keys and values of one width (the narrower one is padded); with sinks plain attention.
 
     Args:
-        query, key, value (Tensor): [s, b, n or groups, d] as in `core_attention`, whatever `input_layout` says.
+        query, key, value, sinks (Tensor): as in `core_attention`, whatever `input_layout` says.
         mask (Tensor): bool or uint8, True = blocked: [b, 1, sq, sk], [1, 1, sq, sk] or [sq, sk] in sparse modes 0 and
             1; ignored in modes 2 to 4, where the mode itself is the mask.
         scale: None means 1 / sqrt(d).
@@ -92,7 +97,7 @@ def flash_attention(
         dropout_seed (int): seed of this call's dropout pattern, drawn from `core.rng`.
 
     Returns:
-        Tensor [sq, b, n * d], dtype of `query`.
+        Tensor [sq, b, n * dv], dtype of `query`.
 
     Raises:
         ValueError: unknown layout or sparse mode, shapes that do not fit, mode 1 without a mask, dropout without a

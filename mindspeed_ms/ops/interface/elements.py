@@ -40,6 +40,13 @@ def cat(tensors, dim=0):
 
 
 @operator
+def cat_shared(own, shared):
+    """Join the heads' own elements with those that all heads share, differentiable: [s, b, n, i] and [s, b, 1, j] -> [s, b,
+    n, i + j].
+    """
+
+
+@operator
 def document_mask(ids, end):
     """Positions and attention mask of packed documents, each of which ends with the token `end`: ids [b, s] (int) ->
     (positions in the document [b, s] int32, mask [b, s, s] uint8: 1 where query i may not look at key j, since j is later or

@@ -55,6 +55,11 @@ LAYER_PARTS = (
     ),
     Part("attention.q_layernorm", "self_attention.q_layernorm", None, ("self_attention.q_layernorm",), True),
     Part("attention.k_layernorm", "self_attention.k_layernorm", None, ("self_attention.k_layernorm",), True),
+    *(
+        Part(f"attention.{name}", f"self_attention.linear_{name}", None, (), False, True)
+        for name in ("q_proj", "q_down_proj", "q_up_proj", "kv_down_proj", "kv_up_proj")
+    ),
+    Part("attention.kv_layernorm", "self_attention.kv_layernorm", None, (), True),
     Part(
         "post_attention_norm",
         "pre_mlp_layernorm",

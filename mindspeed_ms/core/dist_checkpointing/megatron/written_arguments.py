@@ -144,6 +144,7 @@ def _made(config, saved):
         moe_layer_freq=_layer_frequency(moe),
         group_query_attention=bool(model.group_query_attention),
         num_query_groups=groups or 1,
+        rotary_interleaved=model.rotary_interleaved and not model.multi_latent_attention,
         add_bias_linear=has_biases,
         add_qkv_bias=model.qkv_has_bias and not has_biases,
         untie_embeddings_and_output_weights=model.untie_embeddings_and_output_weights,
@@ -183,6 +184,12 @@ def _not_said(model, scaling):
         others = [f"{name} {scaling[name]}" for name, value in _LLAMA3.items() if scaling.get(name, value) != value]
         if others:
             texts.append(f"Megatron's --use-rope-scaling has {_LLAMA3}, not {', '.join(others)}")
+    if model.multi_latent_attention and not model.rotary_interleaved:
+        texts.append("Megatron's multi_latent_attention rotates neighbouring pairs (rotary_interleaved)")
+    if model.multi_latent_attention and model.qkv_has_bias:
+        texts.append("Megatron's multi_latent_attention has no biases of its projections (qkv_has_bias)")
+    if model.multi_latent_attention and model.qk_layernorm_epsilon not in (None, model.norm_epsilon):
+        texts.append("Megatron has one norm_epsilon, no qk_layernorm_epsilon")
     if model.sliding_window and model.window_attn_skip_freq:
         texts.append("Megatron core 0.12 has no windows of some layers only (window_attn_skip_freq)")
     return texts

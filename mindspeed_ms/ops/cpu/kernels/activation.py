@@ -125,3 +125,31 @@ def swiglu_backward(start, stop, output_grad, x, bias, input_grad):
             share = sigmoid(gate)
             gate_grads[j] = output_grad[i, j] * (ups[j] + bias[n + j]) * share * (_ONE + gate * (_ONE - share))
             up_grads[j] = output_grad[i, j] * gate * share
+
+
+@kernel
+def clamped_swiglu_forward(start, stop, x, bias, y, limit, alpha):
+    """SwiGLU of x [rows, 2n] = [gate; up] with both clamped: gate * sigmoid(alpha * gate) * (up + 1)."""
+    n = y.shape[1]
+    most, slope = np.float32(limit), np.float32(alpha)
+    for i in range(start, stop):
+        gates, ups = x[i, :n], x[i, n:]
+        for j in range(n):
+            gate, up = min(gates[j] + bias[j], most), max(min(ups[j] + bias[n + j], most), -most)
+            y[i, j] = gate * sigmoid(slope * gate) * (up + _ONE)
+
+
+@kernel
+def clamped_swiglu_backward(start, stop, output_grad, x, bias, input_grad, limit, alpha):
+    n = output_grad.shape[1]
+    most, slope = np.float32(limit), np.float32(alpha)
+    for i in range(start, stop):
+        gates, ups = x[i, :n], x[i, n:]
+        gate_grads, up_grads = input_grad[i, :n], input_grad[i, n:]
+        for j in range(n):
+            raw_gate, raw_up = gates[j] + bias[j], ups[j] + bias[n + j]
+            gate, up = min(raw_gate, most), max(min(raw_up, most), -most)
+            share = sigmoid(slope * gate)
+            gate_grad = output_grad[i, j] * (up + _ONE) * share * (_ONE + slope * gate * (_ONE - share))
+            gate_grads[j] = gate_grad if raw_gate <= most else _ZERO
+            up_grads[j] = output_grad[i, j] * gate * share if -most <= raw_up <= most else _ZERO

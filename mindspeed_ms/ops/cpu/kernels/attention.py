@@ -1,7 +1,8 @@
 """Attention kernels in blocks of queries and keys with an online softmax; no [sq, sk] matrix is held.
 
-Arrays are query [sq, b, n, d], key and value [sk, b, groups, d]; query head h reads group h // (n / groups). `maximum`
-and `inverse_sum` [b, n, sq] keep each query's softmax for the backward, which recomputes the probabilities.
+Arrays are query [sq, b, n, d], key [sk, b, groups, d], value [sk, b, groups, dv]; query head h reads group h // (n /
+groups). `maximum` and `inverse_sum` [b, n, sq] keep each query's softmax for the backward, which recomputes the
+probabilities. With `has_sinks` each head has one more score, sinks[h], which takes part in the softmax and has no value.
 
 Key j is visible to query i if i + lower <= j <= i + upper and, with a mask, mask[b or 0, i, j] == 0. Dropout keeps what
 `keep` [b, n, sq, sk] says (mode 1) or what a hash of seed and position says (mode 2).
@@ -85,13 +86,14 @@ def _place(array, i, b, head):
 @kernel
 def attention_forward(
     start, stop, sgemm, query, key, value, scale, lower, upper, mask, has_mask,
-    dropout, keep, seed, keep_probability, output, maximum, inverse_sum,
+    dropout, keep, seed, keep_probability, has_sinks, sinks, output, maximum, inverse_sum,
 ):  # fmt: skip
-    """Attention of query blocks `start` to `stop`, counted over b, n, blocks; output [sq, b, n, d]."""
+    """Attention of query blocks `start` to `stop`, counted over b, n, blocks; output [sq, b, n, dv]."""
     queries, batch, heads, size = query.shape
-    keys, groups = key.shape[0], key.shape[2]
+    keys, groups, value_size = key.shape[0], key.shape[2], value.shape[3]
     blocks = (queries + QUERY_BLOCK - 1) // QUERY_BLOCK
     q_step, k_step = batch * heads * size, batch * groups * size
+    o_step, v_step = batch * heads * value_size, batch * groups * value_size
     gain = np.float32(1 / keep_probability)
     scores = np.empty(QUERY_BLOCK * KEY_BLOCK, np.float32)
     sums = np.empty(QUERY_BLOCK, np.float32)
@@ -103,8 +105,8 @@ def attention_forward(
         rows = QUERY_BLOCK if first + QUERY_BLOCK < queries else queries - first
         largest = maximum[b, head, first:]
         for r in range(rows):
-            largest[r] = _LOWEST
-            sums[r] = _ZERO
+            largest[r] = sinks[head] if has_sinks else _LOWEST
+            sums[r] = _ONE if has_sinks else _ZERO
         key_start = visible_range(first, keys, lower, upper)[0]
         key_stop = visible_range(first + rows - 1, keys, lower, upper)[1]
         if key_stop <= key_start:
@@ -155,16 +157,16 @@ def attention_forward(
             multiply(
                 sgemm,
                 rows,
-                size,
+                value_size,
                 columns,
                 1.0,
                 address_of(scores),
                 KEY_BLOCK,
                 _place(value, k0, b, group),
-                k_step,
+                v_step,
                 0.0 if k0 == key_start else 1.0,
                 _place(output, first, b, head),
-                q_step,
+                o_step,
             )
         for r in range(rows):
             inverse = _ONE / sums[r] if sums[r] > _ZERO else _ZERO
@@ -179,9 +181,10 @@ def attention_backward(
 ):  # fmt: skip
     """Gradients of attention for pairs (b, group) `start` to `stop`; no two pairs write the same gradient."""
     queries, batch, heads, size = query.shape
-    keys, groups = key.shape[0], key.shape[2]
+    keys, groups, value_size = key.shape[0], key.shape[2], value.shape[3]
     per_group = heads // groups
     q_step, k_step = batch * heads * size, batch * groups * size
+    o_step, v_step = batch * heads * value_size, batch * groups * value_size
     gain = np.float32(1 / keep_probability)
     factor = np.float32(scale)
     probabilities = np.empty(QUERY_BLOCK * KEY_BLOCK, np.float32)
@@ -205,7 +208,7 @@ def attention_backward(
                 columns = KEY_BLOCK if k0 + KEY_BLOCK < key_stop else key_stop - k0
                 k, v = _place(key, k0, b, group), _place(value, k0, b, group)
                 multiply_transposed(sgemm, rows, columns, size, scale, q, q_step, k, k_step, 0.0, p, KEY_BLOCK)
-                multiply_transposed(sgemm, rows, columns, size, 1.0, do, q_step, v, k_step, 0.0, g, KEY_BLOCK)
+                multiply_transposed(sgemm, rows, columns, value_size, 1.0, do, o_step, v, v_step, 0.0, g, KEY_BLOCK)
                 for r in range(rows):
                     i = first + r
                     row = probabilities[r * KEY_BLOCK : r * KEY_BLOCK + columns]
@@ -228,7 +231,18 @@ def attention_backward(
                     if dropout != DROPOUT_NONE:
                         _drop(row, dropout, keep_row, seed, position, k0, keep_probability, gain)
                 transposed_multiply(
-                    sgemm, columns, size, rows, 1.0, p, KEY_BLOCK, do, q_step, 1.0, _place(value_grad, k0, b, group), k_step
+                    sgemm,
+                    columns,
+                    value_size,
+                    rows,
+                    1.0,
+                    p,
+                    KEY_BLOCK,
+                    do,
+                    o_step,
+                    1.0,
+                    _place(value_grad, k0, b, group),
+                    v_step,
                 )
                 transposed_multiply(
                     sgemm, columns, size, rows, 1.0, g, KEY_BLOCK, q, q_step, 1.0, _place(key_grad, k0, b, group), k_step

@@ -38,18 +38,17 @@ def _widened(bits, kind):
 
 
 @kernel
-def write_to_cache(start, stop, key, value, key_cache, value_cache, slots, starts, lengths):
-    """Copy new keys and values, int16 views [s, b, groups, w], of the tokens `start` to `stop` (counted over s, b)."""
-    batch, groups, width = key.shape[1], key.shape[2], key.shape[3]
-    capacity = key_cache.shape[2]
+def write_to_cache(start, stop, new, cache, slots, starts, lengths):
+    """Copy new keys or values, int16 views [s, b, groups, w], of the tokens `start` to `stop` (counted over s, b)."""
+    batch, groups, width = new.shape[1], new.shape[2], new.shape[3]
+    capacity = cache.shape[2]
     for token in range(start, stop):
         i, b = token // batch, token % batch
         if i < lengths[b]:
             slot, place = slots[b], (starts[b] + i) % capacity
             for group in range(groups):
                 for j in range(width):
-                    key_cache[slot, group, place, j] = key[i, b, group, j]
-                    value_cache[slot, group, place, j] = value[i, b, group, j]
+                    cache[slot, group, place, j] = new[i, b, group, j]
 
 
 @shared
@@ -73,15 +72,17 @@ def _block_address(cache, slot, group, place, count, kind, wide):
 
 @kernel
 def cached_attention(
-    start, stop, sgemm, query, key_cache, value_cache, kind, slots, starts, lengths, scale, window, output
+    start, stop, sgemm, query, key_cache, value_cache, kind, slots, starts, lengths, scale, window, has_sinks, sinks, output
 ):  # fmt: skip
     """Attention of row blocks `start` to `stop`; query and output are float32 [s, b, n, d].
+
+    An output narrower than the cached vectors takes their first elements as values; `sinks` as in `attention_forward`.
 
     With one token per row (s = 1) the rows of a block are the query heads of a group, which share its keys; else they are
     positions of one head.
     """
     queries, batch, heads, size = query.shape
-    groups, capacity = key_cache.shape[1], key_cache.shape[2]
+    groups, capacity, value_size = key_cache.shape[1], key_cache.shape[2], output.shape[3]
     per_group = heads // groups
     is_step = queries == 1
     units, unit_rows = (groups, per_group) if is_step else (heads, queries)
@@ -90,7 +91,7 @@ def cached_attention(
     scores = np.empty(ROW_BLOCK * KEY_BLOCK, np.float32)
     sums = np.empty(ROW_BLOCK, np.float32)
     largest = np.empty(ROW_BLOCK, np.float32)
-    total = np.empty((ROW_BLOCK, size), np.float32)
+    total = np.empty((ROW_BLOCK, value_size), np.float32)
     wide = np.empty(1 if kind == FLOAT32 else KEY_BLOCK * size, np.float32)
     for task in range(start, stop):
         first = task % blocks * ROW_BLOCK
@@ -106,8 +107,10 @@ def cached_attention(
         key_stop = position + (1 if is_step else real)
         k0 = max(0, position - window + 1)
         for r in range(rows):
-            sums[r] = _ZERO
+            sums[r] = _ONE if has_sinks else _ZERO
             largest[r] = _LOWEST
+            if has_sinks:
+                largest[r] = sinks[head + r] if is_step else sinks[head]
             fill(total[r], _ZERO)
         while real > 0 and k0 < key_stop:
             place = k0 % capacity
@@ -135,13 +138,26 @@ def cached_attention(
                 sums[r] = np.float32(sums[r] * shrink + row_sum(row))
                 largest[r] = block_largest
                 if shrink != _ONE:
-                    for j in range(size):
+                    for j in range(value_size):
                         total[r, j] *= shrink
             values = _block_address(value_cache, slot, group, place, columns, kind, wide)
-            multiply(sgemm, real, size, columns, 1.0, address_of(scores), KEY_BLOCK, values, size, 1.0, address_of(total), size)
+            multiply(
+                sgemm,
+                real,
+                value_size,
+                columns,
+                1.0,
+                address_of(scores),
+                KEY_BLOCK,
+                values,
+                size,
+                1.0,
+                address_of(total),
+                value_size,
+            )
             k0 += columns
         for r in range(rows):
             inverse = _ONE / sums[r] if sums[r] > _ZERO else _ZERO
             target = output[0, b, head + r] if is_step else output[i + r, b, head]
-            for j in range(size):
+            for j in range(value_size):
                 target[j] = total[r, j] * inverse

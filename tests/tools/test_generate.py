@@ -11,9 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mindspeed_ms.tools.generate import __main__ as generate
 from mindspeed_ms.tools.generate import command, mindspeed_llm
-from mindspeed_ms.tools.generate.job import plan
+from mindspeed_ms.tools.generate.__main__ import RUNNER
+from mindspeed_ms.tools.model_command.job import plan
+from mindspeed_ms.tools.model_command.main import main
 from tests.conversion.tiny_models import CONFIGS, write_folder, write_json
 from tests.preprocess.toy_tokenizer import write_tokenizer
 
@@ -41,7 +42,7 @@ def shown(arguments, llm=False, answers=()):
     before, sys.stdin = sys.stdin, io.StringIO("".join(f"{line}\n" for line in answers))
     try:
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-            status = generate.main(arguments, mindspeed_llm.job_of if llm else command.job_of)
+            status = main(arguments, mindspeed_llm.job_of if llm else command.job_of, "X", __file__, RUNNER)
     finally:
         sys.stdin = before
     return status, out.getvalue(), err.getvalue()
@@ -145,7 +146,7 @@ def test_the_commands_start_their_ranks(model):
 def refused(capsys, arguments, llm):
     """The only line of a command line that is refused."""
     try:
-        status = generate.main(arguments, mindspeed_llm.job_of if llm else command.job_of, "X")
+        status = main(arguments, mindspeed_llm.job_of if llm else command.job_of, "X", __file__, RUNNER)
     except SystemExit as exit:
         status = exit.code
     assert status == 2

@@ -49,7 +49,7 @@ class CoreAttention(Module):
         self.attention_dropout = config.attention_dropout
         self.softmax_scale = float(self.layer_number) if config.apply_query_key_layer_scaling else 1.0
         self.softmax_in_fp32 = config.attention_softmax_in_fp32 or config.apply_query_key_layer_scaling
-        self.explicit_band = _explicit_band(config)
+        self.explicit_band = explicit_band(config)
         self.window = _window_of(self)
 
     def band(self, mask, length):
@@ -120,7 +120,7 @@ class _Band:
         return mask, causal, self.pre_tokens, self.next_tokens
 
 
-def _explicit_band(config):
+def explicit_band(config):
     """Band limits that the user set in `fa_config`; None if only defaults (plain attention ignores those)."""
     given = config.fa_config.model_fields_set & {"pre_tokens", "next_tokens", "sparse_mode"}
     return _Band(config.fa_config) if given else None
@@ -133,7 +133,7 @@ def _window_of(core):
         ValueError: settings of `fa_config` that say something else.
     """
     window = core.described.model.window_of(core.layer_number - 1)
-    if window is not None and _explicit_band(core.config) is not None:
+    if window is not None and explicit_band(core.config) is not None:
         raise ValueError(
             "sliding_window cannot be combined with pre_tokens, next_tokens or sparse_mode of fa_config: it sets them itself."
         )
@@ -238,7 +238,7 @@ def check_inference(attention, attention_mask):
         )
     if parallel_state.get_context_parallel_world_size() > 1:
         raise ValueError("inference_params cannot be combined with context_parallel_size above 1: load the model without it.")
-    if _explicit_band(attention.config) is not None:
+    if explicit_band(attention.config) is not None:
         raise ValueError(
             "inference_params cannot be combined with pre_tokens, next_tokens or sparse_mode of fa_config: set sliding_window."
         )

@@ -9,9 +9,8 @@ from mindspeed_ms.tasks.evaluation.errors import EvaluationError
 from mindspeed_ms.tasks.evaluation.records import read_records
 from mindspeed_ms.tasks.evaluation.shapes import SHAPES, shape_of
 from mindspeed_ms.tasks.preprocess.templates import FROM_TOKENIZER
-from mindspeed_ms.tools.generate import flags
-from mindspeed_ms.tools.generate.command import common
-from mindspeed_ms.tools.generate.job import Job, JobError
+from mindspeed_ms.tools.model_command import flags
+from mindspeed_ms.tools.model_command.job import Job, JobError
 
 PROGRAM = "evaluation.py"
 PERPLEXITY, GSM8K = "perplexity", "gsm8k"
@@ -68,9 +67,8 @@ def parser():
     )
     tasks = (PERPLEXITY, *SHAPES, GSM8K)
     result.add_argument("--task", required=True, choices=tasks, metavar="TASK", help=f"one of {', '.join(tasks)}")
+    flags.add_mindspeed_llm_flags(result)
     result.add_argument("--task-data-path", required=True, nargs="+", metavar="PATH", help="files or folders of data")
-    result.add_argument("--load", required=True, metavar="FOLDER", help="checkpoint: ours, Megatron's or Hugging Face's")
-    result.add_argument("--ckpt-step", type=int, metavar="N", help="iteration of a run's checkpoints; default: the newest")
     result.add_argument("--num-shots", type=flags.not_negative, metavar="N", help="examples before each question (0)")
     result.add_argument("--few-shot-path", metavar="PATH", help="data that the examples are from")
     result.add_argument("--max-eval-samples", type=flags.positive, metavar="N", help="only the first N questions")
@@ -84,12 +82,6 @@ def parser():
     result.add_argument("--prompt-type-path", metavar="FILE", help="a templates.json in place of the package's")
     result.add_argument("--system", metavar="TEXT", help="system message before the questions, with a template")
     result.add_argument("--tokenizer-name-or-path", metavar="FOLDER", help="a tokenizer in place of the checkpoint's")
-    result.add_argument("--use-kv-cache", action="store_true", help="always on")
-    result.add_argument("--tensor-model-parallel-size", type=int, default=1, metavar="N")
-    result.add_argument("--pipeline-model-parallel-size", type=int, default=1, metavar="N")
-    result.add_argument("--seq-length", type=int, metavar="N", help="context; default: the model's, at most 8192")
-    result.add_argument("--bf16", action="store_true", help="compute in bfloat16; default: as the checkpoint")
-    result.add_argument("--fp16", action="store_true", help="compute in float16")
     result.set_defaults(history_turns=None, enable_thinking=None)
     return result
 
@@ -106,15 +98,12 @@ def job_of(arguments):
         questions, examples = _data(options)
     except EvaluationError as error:
         raise JobError(str(error)) from error
-    shared = common(options)
+    shared = flags.mindspeed_llm_arguments(options)
     if options.hf_chat_template:
         shared["prompt_type"] = FROM_TOKENIZER
     return EvaluateJob(
-        options.load,
-        [],
-        [],
-        iteration=options.ckpt_step,
-        dtype="bf16" if options.bf16 else "fp16" if options.fp16 else None,
+        tasks=[],
+        prompts=[],
         max_sequence_length=options.seq_length,
         length_flag="--seq-length",
         flags=others,
@@ -147,12 +136,6 @@ def _check(options):
             )
     if bool(options.num_shots) != (options.few_shot_path is not None):
         raise JobError("--num-shots and --few-shot-path belong together: how many examples, and the data that they are from.")
-    if options.bf16 and options.fp16:
-        raise JobError("--bf16 and --fp16 are both given: leave one of them out.")
-    if options.prompt_type_path and options.prompt_type in (None, FROM_TOKENIZER):
-        raise JobError("--prompt-type-path needs --prompt-type, the name of a template in that file.")
-    if options.hf_chat_template and options.prompt_type:
-        raise JobError("--hf-chat-template and --prompt-type are two templates: leave one of them out.")
     if options.system is not None and not (options.hf_chat_template or options.prompt_type):
         raise JobError("--system needs a template: give --hf-chat-template or --prompt-type.")
     if options.output is not None:

@@ -13,8 +13,7 @@ from mindspeed_ms.inference.engine import Engine, encode
 from mindspeed_ms.tasks.evaluation import generation, multiple_choice, perplexity
 from mindspeed_ms.tasks.evaluation.shapes import shape_of
 from mindspeed_ms.tools.evaluate.command import GSM8K, PERPLEXITY
-from mindspeed_ms.tools.generate.run import load_model
-from mindspeed_ms.tools.generate.terminal import chatter_to_stderr
+from mindspeed_ms.tools.model_command.loading import chatter_to_stderr, load_model
 
 
 def run(job, plan):

@@ -1,8 +1,8 @@
 """Command line of tools.generate."""
 
 from mindspeed_ms.spelling import SuggestingParser
-from mindspeed_ms.tools.generate import flags
-from mindspeed_ms.tools.generate.job import DEFAULT_NEW_TOKENS, Job, JobError, Task
+from mindspeed_ms.tools.model_command import flags
+from mindspeed_ms.tools.model_command.job import DEFAULT_NEW_TOKENS, Job, JobError, Task
 
 PROGRAM = "python -m mindspeed_ms.tools.generate"
 
@@ -69,25 +69,8 @@ def job_of(arguments):
         as_json=options.json,
         dtype=options.dtype,
         max_sequence_length=options.max_sequence_length,
-        **common(options),
+        **flags.model_arguments(options),
     )
-
-
-def common(options):
-    """Arguments of Job (dict) that both command lines have."""
-    for name in ("tensor_model_parallel_size", "pipeline_model_parallel_size"):
-        if getattr(options, name) < 1:
-            raise JobError(f"{flags.flag_of(name)} is {getattr(options, name)}: expected an integer >= 1.")
-    return {
-        "tokenizer_path": options.tokenizer_name_or_path,
-        "prompt_type": options.prompt_type,
-        "prompt_type_path": options.prompt_type_path,
-        "enable_thinking": None if options.enable_thinking is None else options.enable_thinking == "true",
-        "system": options.system,
-        "history_turns": options.history_turns,
-        "tensor_model_parallel_size": options.tensor_model_parallel_size,
-        "pipeline_model_parallel_size": options.pipeline_model_parallel_size,
-    }
 
 
 def _check_conversation(options):

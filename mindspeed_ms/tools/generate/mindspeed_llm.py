@@ -2,9 +2,8 @@
 
 from mindspeed_ms.spelling import SuggestingParser
 from mindspeed_ms.tasks.preprocess.templates import FROM_TOKENIZER
-from mindspeed_ms.tools.generate import flags
-from mindspeed_ms.tools.generate.command import common
-from mindspeed_ms.tools.generate.job import Job, JobError, Task
+from mindspeed_ms.tools.model_command import flags
+from mindspeed_ms.tools.model_command.job import Job, JobError, Task
 
 TASKS = "greedy", "do-sample", "beam-search", "beam-search-with-sampling", "return-output-log-probs", "chat"
 GREEDY, SAMPLE, BEAMS, BEAM_SAMPLE, SCORES, CHAT = TASKS
@@ -22,8 +21,7 @@ def parser():
         allow_abbrev=False,
     )
     result.add_argument("--task", nargs="+", choices=TASKS, default=[GREEDY], help="ways to answer, one after the other")
-    result.add_argument("--load", required=True, metavar="FOLDER", help="checkpoint: ours, Megatron's or Hugging Face's")
-    result.add_argument("--ckpt-step", type=int, metavar="N", help="iteration of a run's checkpoints; default: the newest")
+    flags.add_mindspeed_llm_flags(result)
     flags.add_prompt_flags(result)
     flags.add_sampling_flags(result, max_new_tokens=128, **_SAMPLING)
     result.add_argument("--max-length", type=int, metavar="N", help="longest prompt and answer together")
@@ -33,12 +31,6 @@ def parser():
     flags.add_conversation_flags(result)
     result.add_argument("--add-eos-token", nargs="+", default=[], metavar="TOKEN", help="further end tokens, or their ids")
     result.add_argument("--eos-id", type=int, action="append", default=[], metavar="ID", help="a further end token")
-    result.add_argument("--use-kv-cache", action="store_true", help="always on")
-    result.add_argument("--tensor-model-parallel-size", type=int, default=1, metavar="N")
-    result.add_argument("--pipeline-model-parallel-size", type=int, default=1, metavar="N")
-    result.add_argument("--seq-length", type=int, metavar="N", help="context; default: the model's, at most 8192")
-    result.add_argument("--bf16", action="store_true", help="compute in bfloat16; default: as the checkpoint")
-    result.add_argument("--fp16", action="store_true", help="compute in float16")
     return result
 
 
@@ -55,17 +47,14 @@ def job_of(arguments):
     if options.max_length is not None and not options.max_length > 0:
         raise JobError(f"--max-length is {options.max_length}: expected an integer > 0.")
     tasks = [_task(name, options, typed) for name in dict.fromkeys(options.task)]
-    shared = common(options)
+    shared = flags.mindspeed_llm_arguments(options)
     if options.hf_chat_template or (CHAT in options.task and options.prompt_type is None):
         shared["prompt_type"] = FROM_TOKENIZER
     shared["history_turns"] = _TURNS if options.history_turns is None else options.history_turns
     return Job(
-        options.load,
-        tasks,
-        prompts or [_PROMPT],
-        iteration=options.ckpt_step,
+        tasks=tasks,
+        prompts=prompts or [_PROMPT],
         added_ends=[*options.add_eos_token, *(str(number) for number in options.eos_id)],
-        dtype="bf16" if options.bf16 else "fp16" if options.fp16 else None,
         max_sequence_length=_smaller(options.seq_length, options.max_length),
         length_flag="--seq-length" if options.max_length is None else "--max-length",
         flags=others,
@@ -103,14 +92,8 @@ def _check(options, typed):
             raise JobError(f"{flag} is for --task {', '.join(_SEARCHING)}, but --task is {tasks}: leave it out.")
     if options.num_beams is not None and options.num_beams < 1:
         raise JobError(f"--num-beams is {options.num_beams}: expected an integer >= 1.")
-    if options.bf16 and options.fp16:
-        raise JobError("--bf16 and --fp16 are both given: leave one of them out.")
     if options.max_length is not None and "max_new_tokens" in typed:
         raise JobError("--max-length and --max-new-tokens both limit the answer: leave one of them out.")
-    if options.hf_chat_template and options.prompt_type:
-        raise JobError(f"--hf-chat-template and --prompt-type {options.prompt_type} are two templates: leave one of them out.")
-    if options.prompt_type_path and options.prompt_type in (None, FROM_TOKENIZER):
-        raise JobError("--prompt-type-path needs --prompt-type, the name of a template in that file.")
     if options.history_turns is not None and CHAT not in options.task:
         raise JobError(f"--history-turns is for --task {CHAT}, but --task is {tasks}: leave it out.")
     if set(options.task) == {CHAT} and (options.prompt or options.prompt_file):

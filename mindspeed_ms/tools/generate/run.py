@@ -5,26 +5,12 @@ import signal
 from mindspeed_ms.core import comm
 from mindspeed_ms.inference.beam_search import beam_search
 from mindspeed_ms.inference.engine import Engine, seeded
-from mindspeed_ms.inference.loading import load
 from mindspeed_ms.inference.ranks import follow, lead
 from mindspeed_ms.tools.generate.chat import chat
-from mindspeed_ms.tools.generate.terminal import Interrupts, Terminal, chatter_to_stderr
+from mindspeed_ms.tools.generate.terminal import Interrupts, Terminal
+from mindspeed_ms.tools.model_command.loading import chatter_to_stderr, load_model
 
 INTERRUPTED = 130
-
-
-def load_model(job):
-    """Loaded model of a job (Job); all ranks call it."""
-    return load(
-        job.checkpoint,
-        tensor_model_parallel_size=job.tensor_model_parallel_size,
-        pipeline_model_parallel_size=job.pipeline_model_parallel_size,
-        dtype=job.dtype,
-        max_sequence_length=job.max_sequence_length,
-        slots=job.slots,
-        iteration=job.iteration,
-        flags=job.flags,
-    )
 
 
 def run(job, plan):

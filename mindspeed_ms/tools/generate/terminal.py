@@ -1,6 +1,5 @@
 """Terminal: answers word by word as they come, Ctrl-C, tokens per second."""
 
-import contextlib
 import json
 import signal
 import sys
@@ -167,10 +166,3 @@ def _as_dict(completion, title):
     if completion.prompt_logprobs is not None:
         found["prompt_logprobs"] = list(completion.prompt_logprobs)
     return found
-
-
-@contextlib.contextmanager
-def chatter_to_stderr():
-    """Context manager: log lines go to the standard error, so that the standard output has answers only."""
-    with contextlib.redirect_stdout(sys.stderr):
-        yield

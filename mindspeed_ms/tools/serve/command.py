@@ -7,9 +7,8 @@ from dataclasses import dataclass
 
 from mindspeed_ms.spelling import SuggestingParser
 from mindspeed_ms.tasks.preprocess.templates import FROM_TOKENIZER
-from mindspeed_ms.tools.generate import flags
-from mindspeed_ms.tools.generate.command import common
-from mindspeed_ms.tools.generate.job import Job, JobError
+from mindspeed_ms.tools.model_command import flags
+from mindspeed_ms.tools.model_command.job import Job, JobError
 from mindspeed_ms.tools.serve.sockets import bound_socket
 
 PROGRAM = "python -m mindspeed_ms.tools.serve"
@@ -96,7 +95,7 @@ def job_of(arguments):
         body_bytes=options.max_body_bytes,
         answer_seconds=options.timeout,
         grace_seconds=options.grace,
-        **common(options),
+        **flags.model_arguments(options),
     )
     listening_socket(job).close()  # before ranks start
     return job

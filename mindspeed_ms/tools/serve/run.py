@@ -9,7 +9,7 @@ from mindspeed_ms.inference.conversation import jinja_prompt
 from mindspeed_ms.inference.engine import Engine
 from mindspeed_ms.inference.feed import Feed
 from mindspeed_ms.inference.ranks import follow, lead
-from mindspeed_ms.tools.generate.run import load_model
+from mindspeed_ms.tools.model_command.loading import load_model
 from mindspeed_ms.tools.serve.app import Limits, Server
 from mindspeed_ms.tools.serve.command import listening_socket
 from mindspeed_ms.tools.serve.http_server import HttpServer

@@ -1,9 +1,10 @@
-"""Flags of tools.generate and inference.py that are common, and how they become SamplingParams."""
+"""Flags that the commands share, MindSpeed-LLM's too, and how they become SamplingParams and arguments of Job."""
 
 import argparse
 
 from mindspeed_ms.inference.sampling import RequestError, SamplingParams
-from mindspeed_ms.tools.generate.job import JobError
+from mindspeed_ms.tasks.preprocess.templates import FROM_TOKENIZER
+from mindspeed_ms.tools.model_command.job import JobError
 
 SHAPING = ("temperature", "top_k", "top_p", "min_p", "seed")
 """Parameters that only matter where tokens are drawn."""
@@ -45,6 +46,37 @@ def add_model_flags(parser):
     parser.add_argument("--dtype", choices=("fp32", "bf16", "fp16"), help="of computation and cache; default: the checkpoint's")
     parser.add_argument("--max-sequence-length", type=int, metavar="N", help="context; default: the model's, at most 8192")
     parser.add_argument("--iteration", type=int, metavar="N", help="of the checkpoints of a run; default: the newest")
+
+
+def add_mindspeed_llm_flags(parser):
+    """Add MindSpeed-LLM's flags that say how the model is loaded."""
+    parser.add_argument("--load", required=True, metavar="FOLDER", help="checkpoint: ours, Megatron's or Hugging Face's")
+    parser.add_argument("--ckpt-step", type=int, metavar="N", help="iteration of a run's checkpoints; default: the newest")
+    parser.add_argument("--use-kv-cache", action="store_true", help="always on")
+    parser.add_argument("--tensor-model-parallel-size", type=int, default=1, metavar="N")
+    parser.add_argument("--pipeline-model-parallel-size", type=int, default=1, metavar="N")
+    parser.add_argument("--seq-length", type=int, metavar="N", help="context; default: the model's, at most 8192")
+    parser.add_argument("--bf16", action="store_true", help="compute in bfloat16; default: as the checkpoint")
+    parser.add_argument("--fp16", action="store_true", help="compute in float16")
+
+
+def mindspeed_llm_arguments(options):
+    """Arguments of Job (dict) of `add_mindspeed_llm_flags` and the flags of conversations, which must fit together.
+
+    Raises:
+        JobError: flags that contradict each other, a parallel size below 1.
+    """
+    if options.bf16 and options.fp16:
+        raise JobError("--bf16 and --fp16 are both given: leave one of them out.")
+    if options.hf_chat_template and options.prompt_type:
+        raise JobError(f"--hf-chat-template and --prompt-type {options.prompt_type} are two templates: leave one of them out.")
+    if options.prompt_type_path and options.prompt_type in (None, FROM_TOKENIZER):
+        raise JobError("--prompt-type-path needs --prompt-type, the name of a template in that file.")
+    return model_arguments(options) | {
+        "checkpoint": options.load,
+        "iteration": options.ckpt_step,
+        "dtype": "bf16" if options.bf16 else "fp16" if options.fp16 else None,
+    }
 
 
 def add_conversation_flags(parser, history_turns=None):
@@ -121,3 +153,24 @@ def prompts_of(options):
     if "" in prompts:
         raise JobError("--prompt is empty: expected some text.")
     return prompts
+
+
+def model_arguments(options):
+    """Arguments of Job (dict) of the flags of the model, its layout and its conversations.
+
+    Raises:
+        JobError: a parallel size below 1.
+    """
+    for name in ("tensor_model_parallel_size", "pipeline_model_parallel_size"):
+        if getattr(options, name) < 1:
+            raise JobError(f"{flag_of(name)} is {getattr(options, name)}: expected an integer >= 1.")
+    return {
+        "tokenizer_path": options.tokenizer_name_or_path,
+        "prompt_type": options.prompt_type,
+        "prompt_type_path": options.prompt_type_path,
+        "enable_thinking": None if options.enable_thinking is None else options.enable_thinking == "true",
+        "system": options.system,
+        "history_turns": options.history_turns,
+        "tensor_model_parallel_size": options.tensor_model_parallel_size,
+        "pipeline_model_parallel_size": options.pipeline_model_parallel_size,
+    }

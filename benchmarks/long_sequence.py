@@ -197,9 +197,8 @@ def _write(line=""):
 def report_memory(worlds, lengths):
     """Table of the memory; returns what is off its limit."""
     missed = []
-    _write(
-        "| tokens | cut | kept for backward MB | by the formula | x ranks / one rank | peak MB | x ranks / one rank | largest array / s^2 |"
-    )
+    columns = ("tokens", "cut", "kept MB", "by formula", "x ranks", "peak MB", "x ranks", "largest array / s^2")
+    _write("| " + " | ".join(columns) + " |")
     _write("|---|---|---|---|---|---|---|---|")
     for length in lengths:
         one = None

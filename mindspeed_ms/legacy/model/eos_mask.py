@@ -37,7 +37,7 @@ class EosMask(nn.Cell):
         """See the class."""
         if input_ids.ndim != 2:
             raise ValueError(f"EosMask needs ids of shape [b, s], but got {tuple(input_ids.shape)}.")
-        if parallel_state.get_context_parallel_world_size() > 1:
+        if parallel_state.model_parallel_is_initialized() and parallel_state.get_context_parallel_world_size() > 1:
             return self._of_parts(input_ids)
         in_document, mask = ops.document_mask(input_ids, self.eod_token_id)
         return (in_document if self.reset_position_ids else self._positions(*input_ids.shape)), mask

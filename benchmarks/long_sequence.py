@@ -2,6 +2,7 @@
 
     python benchmarks/long_sequence.py                     # everything; a few minutes on two idle cores
     python benchmarks/long_sequence.py --parts time        # of: memory, messages, time
+    python benchmarks/long_sequence.py --model FOLDER      # only the loss of a checkpoint, such as that of SmolLM2
 
 Forward and backward of 4 layers (hidden 256, 4 heads, MLP 704, vocabulary 1024), micro-batch 1, float32, one thread per rank.
 
@@ -11,6 +12,9 @@ Forward and backward of 4 layers (hidden 256, 4 heads, MLP 704, vocabulary 1024)
 - time: best of several alternating rounds. Limits: two ranks need at most 1.15 (ring) and 1.10 (Ulysses) times the half of one
   rank's time.
 
+--model: mean loss of the first 3072 tokens of our pages, by a checkpoint of ours, on 1, 2, 3 and 4 ranks; they must agree
+within 1e-4.
+
 The peer of the other benchmarks has no context parallelism on a CPU: --peer-python is accepted and not used.
 """
 
@@ -19,6 +23,7 @@ import statistics
 import sys
 import time
 import tracemalloc
+from pathlib import Path
 from unittest import mock
 
 import numpy as np
@@ -38,6 +43,7 @@ CUTS = {
     "hybrid 2x2": {"context_parallel_size": 4, "context_parallel_algo": HYBRID, "ulysses_degree_in_cp": 2},
 }
 TIME_LIMITS = {"ring 2": 1.15, "ulysses 2": 1.10}
+MODEL_LIMIT = 1e-4
 MEMORY_LIMIT = 1.10
 """Largest ratio of a rank's bytes to 1 / ranks of one rank's."""
 
@@ -189,6 +195,64 @@ def _cut(parallel):
     return SequenceCut(ulysses, size // ulysses)
 
 
+MODEL_CUTS = {
+    "one rank": {},
+    "ring 2": CUTS["ring 2"],
+    "ring 4": CUTS["ring 4"],
+    "ulysses 3": {"context_parallel_size": 3, "context_parallel_algo": ULYSSES},
+    "ring 3": {"context_parallel_size": 3, "context_parallel_algo": RING},
+}
+
+
+def loss_of_model(folder, length, parallel):
+    """Mean loss (float) of a checkpoint over `length` tokens of this repository's pages."""
+    from mindspore import Tensor
+
+    from mindspeed_ms.config import argument_parser, init_configs_from_args
+    from mindspeed_ms.core import parallel_state
+    from mindspeed_ms.core.autograd import no_grad
+    from mindspeed_ms.core.dist_checkpointing.load import load_tensors, open_checkpoint
+    from mindspeed_ms.core.dist_checkpointing.state import model_tensors
+    from mindspeed_ms.core.tensor_parallel.cell import allocate_parameters
+    from mindspeed_ms.inference.checkpoint import find_checkpoint
+    from mindspeed_ms.inference.loading import build_chunks
+    from mindspeed_ms.inference.tokenizer import find_tokenizer
+    from mindspeed_ms.training.utils import set_parallel_context, set_seed
+
+    place, manifest = find_checkpoint(folder, None)
+    flags = ["--use-checkpoint-args", "--load", place, "--finetune", "--seq-length", length, "--micro-batch-size", 1]
+    flags += ["--train-iters", 1, "--lr", 1, "--loss-chunk-size", 256, "--attention-dropout", 0]
+    for name, value in parallel.items():
+        flags += ["--" + name.replace("_", "-"), value]
+    config = init_configs_from_args(argument_parser().parse_args(list(map(str, flags))))
+    parallel_state.destroy_model_parallel()
+    set_parallel_context(config.parallel_config)
+    set_seed(1)
+    chunks = build_chunks(config, allocate_parameters)
+    with open_checkpoint(place, config) as reader:
+        load_tensors(reader, list(model_tensors(chunks)), vocab_size=config.model_config.vocab_size)
+    chunks[0].set_train(False)
+    pages = sorted((Path(__file__).resolve().parents[1] / "docs").glob("*.md"))
+    text = "".join(page.read_text(encoding="utf-8") for page in pages)
+    ids = np.array([find_tokenizer(folder, place, manifest).tokenize(text)[: length + 1]], np.int32)
+    with no_grad():
+        return float(chunks[0](tokens=Tensor(ids[:, :-1].copy()), labels=Tensor(ids[:, 1:].copy())).asnumpy())
+
+
+def report_model(worlds, folder, length):
+    """Table of the losses; returns what differs."""
+    missed, one = [], None
+    _write(f"| cut | mean loss of {length} tokens | difference |\n|---|---|---|")
+    for name, parallel in MODEL_CUTS.items():
+        loss = worlds(_cut(parallel).size)(loss_of_model, folder, length, parallel)[0]
+        one = loss if one is None else one
+        _write(f"| {name} | {loss:.6f} | {loss - one:.1e} |")
+        if abs(loss - one) > MODEL_LIMIT:
+            missed.append(f"{name}: loss {loss} instead of {one}")
+    _write()
+    return missed
+
+
 def _write(line=""):
     sys.stdout.write(line + "\n")
     sys.stdout.flush()
@@ -197,9 +261,8 @@ def _write(line=""):
 def report_memory(worlds, lengths):
     """Table of the memory; returns what is off its limit."""
     missed = []
-    _write(
-        "| tokens | cut | kept for backward MB | by the formula | x ranks / one rank | peak MB | x ranks / one rank | largest array / s^2 |"
-    )
+    columns = ("tokens", "cut", "kept MB", "by formula", "x ranks", "peak MB", "x ranks", "largest array / s^2")
+    _write("| " + " | ".join(columns) + " |")
     _write("|---|---|---|---|---|---|---|---|")
     for length in lengths:
         one = None
@@ -262,6 +325,8 @@ def main():
     parser = SuggestingParser(description=__doc__.splitlines()[0])
     parser.add_argument("--peer-python", help="accepted and not used: the peer has no context parallelism on a CPU")
     parser.add_argument("--parts", nargs="+", default=["memory", "messages", "time"], choices=["memory", "messages", "time"])
+    parser.add_argument("--model", help="folder with a checkpoint: only its losses are compared")
+    parser.add_argument("--model-tokens", type=int, default=3072)
     parser.add_argument("--lengths", nargs="+", type=int, default=[4096, 16384], help="of the memory part")
     parser.add_argument("--seq-length", type=int, default=4096, help="of the other parts")
     parser.add_argument("--rounds", type=int, default=5)
@@ -283,6 +348,9 @@ def main():
 
     missed = []
     try:
+        if options.model:
+            missed += report_model(worlds, str(Path(options.model).resolve()), options.model_tokens)
+            options.parts = []
         if "memory" in options.parts:
             missed += report_memory(worlds, options.lengths)
         if "messages" in options.parts:

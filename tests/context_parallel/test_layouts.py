@@ -91,3 +91,14 @@ def test_with_other_options(world, beside, cut):
     model = "gpt2" if beside.startswith("pp2vpp2") else "llama"
     results = _run(world, model, 2 * ranks, [*CUTS[cut], *flags])
     _assert_equal(results, *_reference(world, model, flags if beside in CHANGES_NUMBERS else ()))
+
+
+@pytest.mark.parametrize("cut", ("ring2", "hybrid2x2"))
+@pytest.mark.parametrize("dtype", ("--bf16", "--fp16"))
+def test_half_precision(world, dtype, cut):
+    """Parts travel in half precision and are merged in float32: within a rounding of whole sequences."""
+    flags = (dtype, "--attention-softmax-in-fp32") if dtype == "--bf16" else (dtype, "--initial-loss-scale", "64")
+    expected, _ = _reference(world, "llama", flags)
+    for result in _run(world, "llama", int(CUTS[cut][1]), [*CUTS[cut], *flags]):
+        np.testing.assert_allclose(result["loss"], expected["loss"], rtol=2e-4)
+        np.testing.assert_allclose(result["grad_norm"], expected["grad_norm"], rtol=1e-2)

@@ -4,6 +4,7 @@ Which positions a rank holds is said by `layout.sequence.SequenceCut`.
 """
 
 import functools
+import zlib
 
 import numpy as np
 from mindspore import Tensor, mint
@@ -20,13 +21,6 @@ _MARK = "_context_parallel_part"
 def current_cut():
     """SequenceCut of the initialised groups."""
     return SequenceCut(parallel_state.get_ulysses_world_size(), parallel_state.get_ring_world_size())
-
-
-def is_part(value, seq_length=None):
-    """Whether a Tensor `[b, s]` is a part of the sequences: it was cut here, or has the length of a part of `seq_length`."""
-    if getattr(value, _MARK, False):
-        return True
-    return seq_length is not None and value.shape[1] * parallel_state.get_context_parallel_world_size() == seq_length
 
 
 def cut_along(tensor, axis=1):
@@ -55,13 +49,13 @@ def whole_along(array, axis=1):
 
 
 def get_batch_on_this_cp_rank(batch, seq_length=None):
-    """Cut a batch of whole sequences to this rank's part, under Megatron's name; entries that are cut already stay.
+    """Cut a batch of whole sequences to this rank's part, under Megatron's name; what is a part already stays.
 
     Args:
         batch (dict): Tensors or arrays; `SEQUENCE_ENTRIES` are cut. An attention mask stays whole: each algorithm takes from it
             what it needs.
-        seq_length (Optional[int]): length of whole sequences, if all have the same: entries of a rank's share of it are taken
-            as cut already. None: everything that was not cut here is whole.
+        seq_length (Optional[int]): length of whole sequences, if all have the same: a batch of a rank's share of it, which is
+            not the same on all ranks, is their parts. None: what was not cut here is whole.
 
     Returns:
         dict: the batch itself without context parallelism.
@@ -69,14 +63,32 @@ def get_batch_on_this_cp_rank(batch, seq_length=None):
     Raises:
         LayoutError: a length that cannot be cut.
     """
-    if parallel_state.get_context_parallel_world_size() == 1:
+    ranks = parallel_state.get_context_parallel_world_size()
+    if ranks == 1:
         return batch
-    return {name: _part_of(value, seq_length) if name in SEQUENCE_ENTRIES else value for name, value in batch.items()}
+    entries = {name: value for name, value in batch.items() if name in SEQUENCE_ENTRIES and _is_whole(value)}
+    may_be_parts = seq_length and {value.shape[1] * ranks for value in entries.values()} == {seq_length}
+    if may_be_parts and not _is_same_on_all_ranks(entries):
+        return batch
+    return {name: _part_of(value) if name in entries else value for name, value in batch.items()}
 
 
-def _part_of(value, seq_length):
-    if not hasattr(value, "shape") or len(value.shape) != 2 or is_part(value, seq_length):
-        return value
+def _is_whole(value):
+    """Whether a value `[b, s]` was not cut here."""
+    return hasattr(value, "shape") and len(value.shape) == 2 and not getattr(value, _MARK, False)
+
+
+def _is_same_on_all_ranks(entries):
+    """Whether all ranks of the context-parallel group were given the same values, hence no parts."""
+    digest = 0
+    for value in entries.values():
+        array = value.asnumpy() if isinstance(value, Tensor) else np.asarray(value)
+        digest = zlib.crc32(np.ascontiguousarray(array).tobytes(), digest)
+    digests = np.asarray(parallel_state.get_context_parallel_group().all_gather(np.array([digest], np.int64)))
+    return len(set(digests.tolist())) == 1
+
+
+def _part_of(value):
     tensor = value if isinstance(value, Tensor) else Tensor.from_numpy(np.ascontiguousarray(value))
     part = cut_along(tensor)
     setattr(part, _MARK, True)

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 from mindspore import Tensor, mint
 
+from mindspeed_ms import ops
 from mindspeed_ms.core import parallel_state
 from mindspeed_ms.core.context_parallel.cutting import current_cut, positions_of
 
@@ -140,7 +141,8 @@ def _intervals(rows, length):
 
 
 def columns(rows, spans):
-    """Columns `spans` of mask rows (Tensor), contiguous."""
+    """Columns `spans` of mask rows (Tensor); the rows themselves where that is all of them."""
+    if spans == [(0, rows.shape[3])]:
+        return rows
     parts = [mint.narrow(rows, 3, start, stop - start) for start, stop in spans]
-    array = np.concatenate([part.asnumpy() for part in parts], axis=3)
-    return Tensor.from_numpy(np.ascontiguousarray(array))
+    return ops.cat(parts, dim=3) if len(parts) > 1 else parts[0].contiguous()

@@ -119,8 +119,7 @@ class GPTModel(Module):
         self.language_model.set_input_tensor(input_tensor)
 
     def cut_batch(self, batch):
-        """Batch (dict) cut to this rank's part of the sequences, unless it is one already: it was cut here or, where all
-        sequences have one length, has the length of a part."""
+        """Batch (dict) cut to this rank's part of the sequences, unless it is one already; see `get_batch_on_this_cp_rank`."""
         varies = self.described.model.parallel.variable_seq_lengths
         return get_batch_on_this_cp_rank(batch, None if varies else self.seq_length)
 

@@ -46,7 +46,9 @@ def test_another_attention_kind_needs_no_edit(registered):
     model = replace(describe_model(configured(2, 1, 4, moe=MOE)), attention_type="toy")
     names = names_of(model)
     assert f"{LAYER}.attention.mix.weight" in names and f"{LAYER}.attention.qkv_proj.weight" not in names
-    with pytest.raises(LayoutError, match=r"attention 'other' is unknown, choose one of \['self_attn', 'multi_latent', 'toy'\]"):
+    with pytest.raises(
+        LayoutError, match=r"attention 'other' is unknown, choose one of \['self_attn', 'multi_latent', 'toy'\]"
+    ):
         describe_whole_model(replace(model, attention_type="other"))
     with pytest.raises(ValueError, match="attention 'toy' has a describer already"):
         registered.register_describer("attention", "toy")(names_of)

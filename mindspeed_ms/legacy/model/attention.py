@@ -192,6 +192,11 @@ def _dropout_seed():
         return state.draw_seed()
 
 
+def has_explicit_band(config):
+    """Whether `fa_config` of a TransformerConfig limits which tokens a token attends to."""
+    return _explicit_band(config) is not None
+
+
 def core_attention_of(layer_number, described, attn_mask_type, scale=None):
     """The core attention that the configuration asks for; arguments as `CoreAttention`."""
     core = FlashAttention if described.config.use_flash_attention else CoreAttention
@@ -202,7 +207,7 @@ def check_inference(attention, attention_mask):
     """Raise ValueError unless an attention cell may be given inference_params.
 
     Args:
-        attention (LayerCell): with `attn_mask_type`.
+        attention (LayerCell): with `attn_mask_type` and `has_explicit_band`.
         attention_mask: of the call.
     """
     if attention.training or attention_mask is not None or attention.attn_mask_type != AttnMaskType.causal:
@@ -210,7 +215,7 @@ def check_inference(attention, attention_mask):
             "inference_params are for causal self attention without attention_mask, outside of training: leave the mask "
             "out, or call set_train(False)."
         )
-    if _explicit_band(attention.config) is not None:
+    if attention.has_explicit_band:
         raise ValueError(
             "inference_params cannot be combined with pre_tokens, next_tokens or sparse_mode of fa_config: set sliding_window."
         )
@@ -253,6 +258,7 @@ class ParallelAttention(LayerCell):
         self._create_projections(model)
         self.core_attention = core_attention_of(self.layer_number, self.described, self.attn_mask_type)
         self.recompute_core_attention = False
+        self.has_explicit_band = has_explicit_band(config)
         self._create_sinks(model, tensor_parallel_size)
         self.rotary_interleaved = config.rotary_interleaved
         self.apply_rope_fusion = config.apply_rope_fusion

@@ -2,7 +2,7 @@
 
 from mindspeed_ms.spelling import SuggestingParser
 from mindspeed_ms.tools.generate import flags
-from mindspeed_ms.tools.generate.job import DEFAULT_NEW_TOKENS, Job, JobError, Task
+from mindspeed_ms.tools.generate.job import DEFAULT_NEW_TOKENS, SIZES, Job, JobError, Task
 
 PROGRAM = "python -m mindspeed_ms.tools.generate"
 
@@ -75,8 +75,8 @@ def job_of(arguments):
 
 def common(options):
     """Arguments of Job (dict) that both command lines have."""
-    for name in ("tensor_model_parallel_size", "pipeline_model_parallel_size"):
-        if getattr(options, name) < 1:
+    for name in SIZES:
+        if getattr(options, name) is not None and getattr(options, name) < 1:
             raise JobError(f"{flags.flag_of(name)} is {getattr(options, name)}: expected an integer >= 1.")
     return {
         "tokenizer_path": options.tokenizer_name_or_path,
@@ -85,8 +85,7 @@ def common(options):
         "enable_thinking": None if options.enable_thinking is None else options.enable_thinking == "true",
         "system": options.system,
         "history_turns": options.history_turns,
-        "tensor_model_parallel_size": options.tensor_model_parallel_size,
-        "pipeline_model_parallel_size": options.pipeline_model_parallel_size,
+        **{name: getattr(options, name) for name in SIZES},
     }
 
 

@@ -38,10 +38,22 @@ def add_sampling_flags(parser, **defaults):
     parser.add_argument("--ignore-eos", action="store_true", default=None, help="the model's end tokens do not end an answer")
 
 
+def add_size_flags(parser):
+    """Add the flags that say over how many ranks the model is cut: `SIZES` of a job."""
+    texts = {
+        "tensor-model": "ranks that share each layer",
+        "pipeline-model": "ranks that share the layers",
+        "expert-model": "ranks that share the experts of a layer",
+        "expert-tensor": "ranks that share each expert; default: as the other layers",
+    }
+    for name, text in texts.items():
+        default = None if name == "expert-tensor" else 1
+        parser.add_argument(f"--{name}-parallel-size", type=int, default=default, metavar="N", help=text)
+
+
 def add_model_flags(parser):
     """Add the flags that say how the model is loaded."""
-    parser.add_argument("--tensor-model-parallel-size", type=int, default=1, metavar="N", help="ranks that share each layer")
-    parser.add_argument("--pipeline-model-parallel-size", type=int, default=1, metavar="N", help="ranks that share the layers")
+    add_size_flags(parser)
     parser.add_argument("--dtype", choices=("fp32", "bf16", "fp16"), help="of computation and cache; default: the checkpoint's")
     parser.add_argument("--max-sequence-length", type=int, metavar="N", help="context; default: the model's, at most 8192")
     parser.add_argument("--iteration", type=int, metavar="N", help="of the checkpoints of a run; default: the newest")

@@ -8,6 +8,7 @@ from mindspeed_ms.inference.engine import Engine, seeded
 from mindspeed_ms.inference.loading import load
 from mindspeed_ms.inference.ranks import follow, lead
 from mindspeed_ms.tools.generate.chat import chat
+from mindspeed_ms.tools.generate.job import SIZES
 from mindspeed_ms.tools.generate.terminal import Interrupts, Terminal, chatter_to_stderr
 
 INTERRUPTED = 130
@@ -17,8 +18,7 @@ def load_model(job):
     """Loaded model of a job (Job); all ranks call it."""
     return load(
         job.checkpoint,
-        tensor_model_parallel_size=job.tensor_model_parallel_size,
-        pipeline_model_parallel_size=job.pipeline_model_parallel_size,
+        **{name: getattr(job, name) for name in SIZES},
         dtype=job.dtype,
         max_sequence_length=job.max_sequence_length,
         slots=job.slots,

@@ -124,3 +124,8 @@ def sigmoid(x):
 def log_sum_exp(x):
     """See `ops.log_sum_exp`."""
     return mint.logsumexp(x.astype(ms.float32), -1).astype(x.dtype)
+
+
+def linear_in_double(x, weight):
+    """See `ops.linear_in_double`."""
+    return mint.nn.functional.linear(x.astype(ms.float32), weight.astype(ms.float32))

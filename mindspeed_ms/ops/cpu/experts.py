@@ -290,3 +290,27 @@ class _LogSumExp(Function):
 def log_sum_exp(x):
     """See `ops.log_sum_exp`."""
     return _LogSumExp.apply(x)
+
+
+class _LinearInDouble(Function):
+    @staticmethod
+    def forward(ctx, x, weight):
+        ctx.save_for_backward(x, weight)
+        return storage.from_array((_double(x) @ _double(weight).T).astype(np.float32))
+
+    @staticmethod
+    def backward(ctx, output_grad):
+        x, weight = ctx.saved_tensors
+        g = _double(output_grad)
+        x_grad = (g @ _double(weight)).astype(np.float32)
+        weight_grad = (rows_of(g).T @ rows_of(_double(x))).astype(np.float32)
+        return tensor_of(x_grad, x.dtype), tensor_of(weight_grad, weight.dtype)
+
+
+def _double(tensor):
+    return float32_of(tensor).astype(np.float64)
+
+
+def linear_in_double(x, weight):
+    """See `ops.linear_in_double`."""
+    return _LinearInDouble.apply(x, weight)

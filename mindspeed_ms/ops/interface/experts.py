@@ -109,3 +109,10 @@ def log_sum_exp(x):
     """Logarithm of the sum of exponentials over the last dimension, differentiable: [..., n] -> [...]; computed in
     float32.
     """
+
+
+@operator
+def linear_in_double(x, weight):
+    """`x @ weight^T` in float64, rounded to float32, differentiable: [..., in], [out, in] -> [..., out]; in float32 on Ascend,
+    which has no such product.
+    """

@@ -6,7 +6,7 @@ from mindspeed_ms.config.availability import missing_features
 from mindspeed_ms.config.model_description import describe_model, describe_parallel
 from mindspeed_ms.config.printing import page
 from mindspeed_ms.config.start import start_problems
-from mindspeed_ms.layout.parameters import count_parameters, describe_parameters
+from mindspeed_ms.layout.parameters import count_active_parameters, count_parameters, describe_parameters
 from mindspeed_ms.layout.ranks import WorldLayout, world_unit_of
 from mindspeed_ms.layout.vocabulary import padded_vocab_size
 
@@ -87,6 +87,17 @@ def _parameter_lines(all_config):
     description = describe_model(all_config)
     total = count_parameters(description)
     lines = [f"{total:,} parameters, kept in {model.params_dtype}, computed in {model.compute_dtype}"]
+    active = count_active_parameters(description)
+    if active != total:
+        sparse = len(description.layers_with_experts)
+        lines.append(
+            f"{active:,} of them active per token: {description.moe_router_topk} of {description.num_experts} experts in "
+            f"{sparse} of {description.stages.num_layers} layers"
+        )
+        lines.append(
+            f"experts of such a layer on each rank: {description.num_experts // parallel.expert_model_parallel_size} of "
+            f"{description.num_experts}, each cut over {describe_parallel(all_config).expert_tensor_size} ranks"
+        )
     world = WorldLayout.from_description(
         describe_parallel(all_config), parallel.world_size or world_unit_of(describe_parallel(all_config))
     )

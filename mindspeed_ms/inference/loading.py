@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from mindspeed_ms.config import ConfigError, argument_parser, init_configs_from_args, require_available
-from mindspeed_ms.config.model_description import describe_model
+from mindspeed_ms.config.model_description import describe_model, describe_parallel
 from mindspeed_ms.core import comm
 from mindspeed_ms.core.device import launch_environment
 from mindspeed_ms.core.dist_checkpointing.load import load_tensors, open_checkpoint
@@ -13,6 +13,7 @@ from mindspeed_ms.core.tensor_parallel.cell import allocate_parameters, initiali
 from mindspeed_ms.inference.checkpoint import context_length, find_checkpoint
 from mindspeed_ms.inference.model_runner import DEFAULT_PREFILL_CHUNK, ModelRunner
 from mindspeed_ms.inference.tokenizer import end_ids, find_tokenizer
+from mindspeed_ms.layout.ranks import world_unit_of
 from mindspeed_ms.legacy.model.gpt_model import GPTModel
 from mindspeed_ms.training.model_setup import get_model
 from mindspeed_ms.training.utils import set_parallel_context, set_seed
@@ -45,6 +46,8 @@ def load(
     *,
     tensor_model_parallel_size=1,
     pipeline_model_parallel_size=1,
+    expert_model_parallel_size=1,
+    expert_tensor_parallel_size=None,
     dtype=None,
     max_sequence_length=None,
     slots=8,
@@ -56,7 +59,10 @@ def load(
 
     Args:
         checkpoint (str): folder of a run or of one checkpoint, native or Megatron's, or a Hugging Face folder.
-        tensor_model_parallel_size, pipeline_model_parallel_size (int): their product is the number of ranks.
+        tensor_model_parallel_size, pipeline_model_parallel_size (int): their product is the number of ranks, unless experts
+            need more: `layout.ranks.world_unit`.
+        expert_model_parallel_size (int): ranks that share the experts of a layer; each does the rest of the model as well.
+        expert_tensor_parallel_size (Optional[int]): ranks that share an expert; None: tensor_model_parallel_size.
         dtype (Optional[str]): of parameters, computation and cache: float32, bfloat16, float16; None: the checkpoint's.
         max_sequence_length (Optional[int]): longest sequence; None: what the model was trained for, at most 8192.
         slots (int): sequences in the cache at a time.
@@ -75,6 +81,8 @@ def load(
     numbers = {
         "tensor_model_parallel_size": tensor_model_parallel_size,
         "pipeline_model_parallel_size": pipeline_model_parallel_size,
+        "expert_model_parallel_size": expert_model_parallel_size,
+        **({} if expert_tensor_parallel_size is None else {"expert_tensor_parallel_size": expert_tensor_parallel_size}),
         "slots": slots,
         "prefill_chunk": prefill_chunk,
         **({} if max_sequence_length is None else {"max_sequence_length": max_sequence_length}),
@@ -86,6 +94,9 @@ def load(
     length = context_length(max_sequence_length, saved)
     words = ["--tensor-model-parallel-size", tensor_model_parallel_size]
     words += ["--pipeline-model-parallel-size", pipeline_model_parallel_size]
+    if expert_model_parallel_size > 1 or expert_tensor_parallel_size is not None:
+        words += ["--expert-model-parallel-size", expert_model_parallel_size]
+        words += ["--expert-tensor-parallel-size", expert_tensor_parallel_size or tensor_model_parallel_size]
     words += ["--use-checkpoint-args", "--load", place, "--seq-length", length, "--micro-batch-size", 1, "--finetune"]
     words += [*_dtype_flags(dtype, saved), "--train-iters", 1, "--lr", 1, *flags]
     config = _configuration([str(word) for word in words])
@@ -126,10 +137,13 @@ def _configuration(words):
 def _check_world(parallel):
     ranks = comm.get_world_size() if comm.is_initialized() else launch_environment().world_size
     sizes = parallel.tensor_model_parallel_size, parallel.pipeline_model_parallel_size
-    if sizes[0] * sizes[1] != ranks:
+    needed = world_unit_of(describe_parallel(parallel))
+    if needed != ranks:
+        experts = parallel.expert_model_parallel_size
         raise ValueError(
             f"{ranks} ranks were started, but tensor_model_parallel_size {sizes[0]} x pipeline_model_parallel_size {sizes[1]} "
-            f"is {sizes[0] * sizes[1]}: start that many."
+            + (f"with expert_model_parallel_size {experts} " if experts > 1 else "")
+            + f"is {needed}: start that many."
         )
 
 

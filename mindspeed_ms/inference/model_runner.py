@@ -161,13 +161,17 @@ class ModelRunner:
         return np.concatenate(list(parts), axis=-1)[:, : self.vocab_size] if group.size > 1 else parts[0, :, : self.vocab_size]
 
     def _from_last_stage(self, parts, shape, dtype):
-        """Array of the last pipeline stage, joined from its parts along the first axis, on every stage."""
-        group = parallel_state.get_pipeline_model_parallel_group()
+        """Array of the last pipeline stage, joined from its parts along the first axis, the same on every rank.
+
+        Data-parallel ranks, which are there to share experts, computed the same but for rounding.
+        """
         array = np.concatenate(parts) if parts else np.zeros(shape, dtype)
-        if group.size == 1:
-            return array
-        values = storage.from_array(np.ascontiguousarray(array, dtype))
-        return group.broadcast(values, group.ranks[-1]).asnumpy()
+        stages, copies = parallel_state.get_pipeline_model_parallel_group(), parallel_state.get_data_parallel_group()
+        for group, source in ((stages, -1), (copies, 0)):
+            if group.size > 1:
+                values = storage.from_array(np.ascontiguousarray(array, dtype))
+                array = group.broadcast(values, group.ranks[source]).asnumpy()
+        return array
 
     # ---- whole sequences ----------------------------------------------------------------------------------------------
 

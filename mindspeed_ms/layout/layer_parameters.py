@@ -168,15 +168,24 @@ class Router:
 
     def describe(self, part):
         """Descriptions of the router's parameters: list[ParameterDescription]."""
+        return [one.under("gating") for one in self.describe_gating(part)] + self.describe_bias()
+
+    def describe_gating(self, part):
+        """Descriptions of `weight` and `bias` inside of `gating`: list[ParameterDescription]."""
         sharding = ParameterSharding.replicated((self.experts, self.hidden_size))
         flags = {"sequence_parallel": part.sequence_parallel}
-        result = [ParameterDescription("gating.weight", sharding, part.dtype, self.initializer, **flags)]
-        bias = ParameterSharding.replicated((self.experts,))
-        if self.bias is not None:
-            result.append(ParameterDescription("gating.bias", bias, part.dtype, self.bias, **flags))
-        if self.has_bias:
-            result.append(ParameterDescription("expert_bias", bias, part.dtype, Initializer.zeros(), trainable=False))
-        return result
+        weight = ParameterDescription("weight", sharding, part.dtype, self.initializer, **flags)
+        if self.bias is None:
+            return [weight]
+        sharding = ParameterSharding.replicated((self.experts,))
+        return [weight, ParameterDescription("bias", sharding, part.dtype, self.bias, **flags)]
+
+    def describe_bias(self):
+        """Description of `expert_bias`, in float32 like Megatron's: its steps are small. Empty without one."""
+        if not self.has_bias:
+            return []
+        sharding = ParameterSharding.replicated((self.experts,))
+        return [ParameterDescription("expert_bias", sharding, "float32", Initializer.zeros(), trainable=False)]
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ __all__ = [
     "Initializer",
     "ParameterDescription",
     "ParameterSharding",
+    "count_active_parameters",
     "count_parameters",
     "describe_parameters",
     "describe_whole_model",
@@ -75,3 +76,11 @@ def _describe(model, rank, stages, stage):
 def count_parameters(model):
     """Number of trained parameters of the whole model; a tied embedding counts once."""
     return sum(prod(one.sharding.global_shape) for one in describe_whole_model(model) if one.trainable)
+
+
+def count_active_parameters(model):
+    """Number of trained parameters that one token's forward uses: of the experts, those that it goes to."""
+    trained = [one for one in describe_whole_model(model) if one.trainable]
+    experts = sum(prod(one.sharding.global_shape) for one in trained if one.expert)
+    others = sum(prod(one.sharding.global_shape) for one in trained if not one.expert)
+    return others + experts * model.moe_router_topk // model.num_experts if experts else others

@@ -13,6 +13,23 @@ from mindspeed_ms.ops.interface.cached_attention import cached_attention
 from mindspeed_ms.ops.interface.dropout import bias_dropout_add, dropout, residual_add
 from mindspeed_ms.ops.interface.elements import add_bias, cast, cat, cat_shared, document_mask, is_zero, total
 from mindspeed_ms.ops.interface.embedding import embedding_lookup
+from mindspeed_ms.ops.interface.experts import (
+    expert_order,
+    gather_columns,
+    grouped_linear,
+    grouped_linear_forward,
+    grouped_linear_input_grad,
+    grouped_linear_weight_grad,
+    linear_in_double,
+    log_sum_exp,
+    permute,
+    permute_probs,
+    scatter_columns,
+    sigmoid,
+    softmax,
+    top_k,
+    unpermute,
+)
 from mindspeed_ms.ops.interface.linear import (
     batch_matmul,
     bias_grad,

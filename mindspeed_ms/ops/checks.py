@@ -70,6 +70,36 @@ def check_vocabulary(logits, vocab_start, vocab_end, label_smoothing=0.0, vocab_
         raise ValueError(f"cross_entropy_gradient got label_smoothing={label_smoothing} without vocab_size.")
 
 
+def check_grouped_linear(x, weight, counts):
+    """Raise ValueError unless x [rows, in], weight [experts, in, out] and the counts [experts] of the rows fit together."""
+    if x.ndim != 2 or weight.ndim != 3 or x.shape[1] != weight.shape[1] or x.dtype != weight.dtype:
+        raise ValueError(
+            f"grouped_linear got an input of shape {x.shape} ({x.dtype}) and a weight of shape {weight.shape} "
+            f"({weight.dtype}): expected [rows, in] and [experts, in, out] of one dtype."
+        )
+    if len(counts) != weight.shape[0] or sum(counts) != x.shape[0] or any(count < 0 for count in counts):
+        raise ValueError(
+            f"grouped_linear got {len(counts)} counts with the sum {sum(counts)} for {weight.shape[0]} experts and "
+            f"{x.shape[0]} rows: expected a count of rows for each expert."
+        )
+
+
+def check_unpermute(x, order, probs):
+    """Raise ValueError unless there is one place, and one probability if any, for each row of x [rows, h]."""
+    rows = (x.shape[0],)
+    if order.shape != rows or (probs is not None and probs.shape != rows):
+        raise ValueError(
+            f"unpermute got rows of shape {x.shape}, an order of shape {order.shape} and probabilities of shape "
+            f"{None if probs is None else probs.shape}: expected {rows} for both."
+        )
+
+
+def check_top_k(x, k):
+    """Raise ValueError unless `k` of the last dimension of `x` can be chosen."""
+    if not 1 <= k <= x.shape[-1]:
+        raise ValueError(f"top_k got k={k} for {x.shape[-1]} elements: expected 1 to {x.shape[-1]}.")
+
+
 def check_core_dropout(dropout_p, dropout_mask):
     """Raise ValueError for a dropout probability of attention outside [0, 1), or without a mask."""
     if not 0 <= dropout_p < 1 or (dropout_p > 0 and dropout_mask is None):

@@ -15,7 +15,7 @@ from mindspeed_ms.core.tensor_parallel import gather_from_tensor_model_parallel_
 from mindspeed_ms.inference.engine import Engine
 from mindspeed_ms.inference.model_runner import ModelRunner
 from mindspeed_ms.inference.sampling import SamplingParams
-from mindspeed_ms.legacy.model.attention import explicit_band
+from mindspeed_ms.legacy.model.attention import has_explicit_band
 from mindspeed_ms.training.metrics import LOSS_CURVE_FILE, METRICS_FILE, read_metrics
 
 AVERAGED_STEPS = 20
@@ -64,7 +64,7 @@ def _can_write(run):
 def _needs_whole_sequences(run):
     """Whether the model that was trained cannot be fed token by token: it splits sequences, or its attention is a set band."""
     parallel = run.all_config.parallel_config
-    has_band = explicit_band(run.all_config.model_config) is not None
+    has_band = has_explicit_band(run.all_config.model_config)
     return parallel.sequence_parallel or parallel.context_parallel_size > 1 or has_band
 
 

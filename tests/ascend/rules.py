@@ -1,6 +1,7 @@
 """What the documentation of the Ascend operators asks of their arguments."""
 
 import mindspore as ms
+import numpy as np
 
 FLOATS = (ms.float32, ms.float16, ms.bfloat16)
 HALVES = (ms.float16, ms.bfloat16)
@@ -117,7 +118,46 @@ def _flash_gradient(a):
         assert a[name].dtype == ms.float32 and tuple(a[name].shape) == statistic
 
 
+def _grouped_matmul(a):
+    (x,), (weight,) = a["x"], a["weight"]
+    assert a["split_item"] == 3 and a["group_type"] == 0 and a["group_list_type"] == 0
+    assert x.ndim == 2 and weight.ndim == 3 and x.shape[1] == weight.shape[1] and x.shape[0] > 0
+    assert x.dtype == weight.dtype and x.dtype in FLOATS
+    _groups(a["group_list"], weight.shape[0], x.shape[0])
+    assert all(
+        a[name] is None for name in ("bias", "scale", "offset", "antiquant_scale", "antiquant_offset", "pre_token_scale")
+    )
+
+
+def _groups(group_list, experts, rows):
+    ends = group_list.asnumpy()
+    assert group_list.dtype == ms.int64 and ends.shape == (experts,)
+    assert (np.diff(ends, prepend=0) >= 0).all() and ends[-1] == rows
+
+
+def _grouped_matmul_add(a):
+    x, weight, out = a["x"], a["weight"], a["out"]
+    assert x.dtype == weight.dtype and x.dtype in HALVES and out.dtype == ms.float32
+    assert x.shape[0] == weight.shape[0] and out.shape[1:] == (x.shape[1], weight.shape[1])
+    _groups(a["group_list"], out.shape[0], x.shape[0])
+
+
+def _index_add(a):
+    input, dim, index, source = a["args"]  # the operator's Python signature names nothing
+    assert index.dtype == ms.int32 and index.shape == source.shape[:1] and dim == 0
+    assert source.dtype == input.dtype and source.shape[1:] == input.shape[1:]
+
+
+def _scatter(a):
+    assert a["index"].dtype in (ms.int32, ms.int64)
+    assert a["index"].ndim == a["input"].ndim and a["src"].shape == a["index"].shape and a["src"].dtype == a["input"].dtype
+
+
 _RULES = {
+    "ops.auto_generate.grouped_matmul_v4": _grouped_matmul,
+    "ops.auto_generate.grouped_matmul_add_": _grouped_matmul_add,
+    "mint.index_add": _index_add,
+    "mint.scatter": _scatter,
     "ops.rms_norm": _rms_norm,
     "mint.nn.functional.layer_norm": _layer_norm,
     "ops.swiglu": _swiglu,

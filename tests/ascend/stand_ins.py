@@ -21,6 +21,11 @@ def _rand(*size, generator=None, dtype=None):
     return Tensor(np.random.default_rng(generator.initial_seed()).random(size, np.float32))
 
 
+def _topk(input, k, dim=-1, largest=True, sorted=True):
+    values, indices = ms.ops.topk(input, k, dim)
+    return values, indices.astype(ms.int64)
+
+
 COMPUTED = {
     "mint.nn.functional.embedding": _embedding,
     "mint.scatter_add": _scatter_add,
@@ -28,6 +33,11 @@ COMPUTED = {
     "mint.arange": lambda end: Tensor(np.arange(end)),
     "mint.triu": lambda input, diagonal=0: Tensor(np.triu(input.asnumpy(), diagonal)),
     "mint.index_select": lambda input, dim, index: ms.ops.gather(input, index, dim),
+    "mint.topk": _topk,
+    "mint.scatter": lambda input, dim, index, src: ms.ops.tensor_scatter_elements(input, index, src, dim),
+    "mint.index_add": lambda input, dim, index, source: ms.ops.index_add(input, index, source, dim),
+    "mint.logsumexp": lambda input, dim: ms.ops.logsumexp(input, dim),
+    "mint.stack": lambda tensors, dim=0: ms.ops.stack(tensors, dim),
     "mint.zeros_like": lambda input, *, dtype=None: ms.ops.zeros_like(input),
     "mint.full_like": lambda input, fill_value, *, dtype=None: ms.ops.full(input.shape, fill_value, dtype=input.dtype),
 }
@@ -62,7 +72,13 @@ def _flash_gradient(**arguments):
     return (*(_like(arguments[name]) for name in ("query", "key", "value")), None)
 
 
+def _grouped_matmul(x, weight, **_):
+    return (_zeros((x[0].shape[0], weight[0].shape[2]), x[0].dtype),)
+
+
 SHAPED = {
+    "ops.auto_generate.grouped_matmul_v4": _grouped_matmul,
+    "ops.auto_generate.grouped_matmul_add_": lambda x, weight, group_list, out: out,
     "mint.nn.functional.layer_norm": _like,
     "mint.nn.functional.gelu": _like,
     "ops.rms_norm": _rms_norm,

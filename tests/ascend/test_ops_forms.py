@@ -323,7 +323,50 @@ def _optimizers():
         _same(function)
 
 
+def _experts():
+    counts = (3, 0, 4)
+    dy = tensor(_normal(7, 6, seed=2))
+    x, w = _leaf(7, 5), _leaf(3, 5, 6, seed=1)
+    _fits(lambda: ops.grouped_linear(x, w, counts), "ops.auto_generate.grouped_matmul_v4")
+    calls = _fits(lambda: (ops.grouped_linear_forward(x, w, counts), ops.grouped_linear_input_grad(dy, w, counts)))
+    shapes = [tuple(arguments["weight"][0].shape) for path, arguments in calls if path.endswith("grouped_matmul_v4")]
+    assert shapes == [(3, 5, 6), (3, 6, 5)]
+    _same(lambda: ops.grouped_linear_weight_grad(dy, x, counts), used="mint.matmul")
+    _same(lambda: ops.grouped_linear_weight_grad(dy[:0], x[:0], (0, 0, 0)))
+    _same(lambda: ops.grouped_linear_forward(x[:0], w, (0, 0, 0)))
+
+    def accumulated(dtype, times):
+        main_grad = storage.FlatBuffer(90, "float32").slice(0, 90, (3, 5, 6))
+        rows = tensor(_normal(7, 6, seed=2), dtype), tensor(_normal(7, 5), dtype)
+        for time in range(times):
+            ops.grouped_linear_weight_grad(*rows, counts, main_grad, overwrite=time == 0)
+        return main_grad
+
+    _same(lambda: accumulated("float32", 2))
+    _fits(lambda: accumulated("float16", 2), "ops.auto_generate.grouped_matmul_add_")
+    order = Tensor(np.array([2, 0, 2, 3, 0, 2, 5]), ms.int32)
+    _same(lambda: ops.permute(x, order), (x,), used="mint.index_select")
+    probs, map_ = _leaf(7, seed=3), Tensor(np.random.default_rng(3).random((9, 4)) < 0.4)
+    _same(lambda: ops.unpermute(x, order, 6), (x,), used="mint.index_add")
+    _same(lambda: ops.unpermute(x, order, 6, probs), (x, probs))
+    _same(lambda: ops.expert_order(map_)[0], used="mint.nonzero")
+    with recording():
+        rows, ascend_counts = ops.expert_order(map_)
+    assert np.array_equal(ascend_counts, map_.asnumpy().sum(0)) and ascend_counts.dtype == np.int64
+    chances, scores = _leaf(9, 4, seed=4), _leaf(2, 3, 6, seed=5)
+    _same(lambda: ops.permute_probs(chances, rows, ascend_counts), (chances,))
+    _same(lambda: ops.top_k(scores, 2)[0], (scores,), used="mint.topk")
+    indices = ops.top_k(scores, 2)[1]
+    _same(lambda: ops.top_k(scores, 2)[1])
+    _same(lambda: ops.gather_columns(scores, indices), (scores,), used="mint.gather")
+    chosen = _leaf(2, 3, 2, seed=6)
+    _same(lambda: ops.scatter_columns(chosen, indices, 6), (chosen,), used="mint.scatter")
+    for function, name in ((ops.softmax, "nn.functional.softmax"), (ops.sigmoid, "sigmoid"), (ops.log_sum_exp, "logsumexp")):
+        _same(lambda f=function: f(scores), (scores,), 1e-5, used=f"mint.{name}")
+
+
 CASES = (
+    _experts,
     _products,
     _embedding,
     _norms_and_activations,

@@ -19,14 +19,7 @@ class MoEConfig(Section):
     config_name: ClassVar[str] = "moe_config"
 
     num_experts: PositiveInt = field(
-        1,
-        "Number of experts; 1 is a dense model.",
-        "专家数，1表示稠密模型。",
-        "parameters",
-        megatron=None,
-        later="a mixture of experts",
-        later_parts=("moe_config.",),
-        checkpoint=COMPARED,
+        1, "Number of experts; 1 is a dense model.", "专家数，1表示稠密模型。", "parameters", megatron=None, checkpoint=COMPARED
     )
     moe_ffn_hidden_size: PositiveInt | None = field(
         None,

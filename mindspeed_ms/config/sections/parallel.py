@@ -68,14 +68,7 @@ class ModelParallelConfig(Section):
             ),
         ),
     )
-    expert_model_parallel_size: PositiveInt = field(
-        1,
-        "Expert parallel size.",
-        "专家并行的大小。",
-        "layout",
-        later="expert parallelism",
-        later_parts=("parallel_config.expert_tensor_parallel_size",),
-    )
+    expert_model_parallel_size: PositiveInt = field(1, "Expert parallel size.", "专家并行的大小。", "layout")
     expert_tensor_parallel_size: PositiveInt | None = field(
         None,
         "Tensor parallel size inside experts; null takes tensor_model_parallel_size.",

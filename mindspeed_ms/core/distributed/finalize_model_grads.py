@@ -8,6 +8,7 @@ attributes, never by name.
 import numpy as np
 
 from mindspeed_ms.core import parallel_state, storage
+from mindspeed_ms.core.expert_parallel.balance import update_expert_biases
 from mindspeed_ms.core.tensor_parallel.cell import description_of
 
 
@@ -23,6 +24,7 @@ def finalize_model_grads(model, num_tokens=None):
         chunk.finish_grad_sync()
     _allreduce_sequence_parallel_grads(model)
     _allreduce_embedding_grads(model)
+    _update_expert_biases(model)
     if num_tokens is not None:
         total = _total_tokens(num_tokens)
         if total > 0:
@@ -36,11 +38,14 @@ def _trainable_parameters(model):
 
 
 def _allreduce_sequence_parallel_grads(model):
-    """All-reduce over the tensor-parallel group the gradients that each rank computed from its part of the sequence."""
-    if parallel_state.get_tensor_model_parallel_world_size() == 1:
-        return
-    grads = [param.main_grad for param in _trainable_parameters(model) if description_of(param).sequence_parallel]
-    _allreduce_coalesced(grads, parallel_state.get_tensor_model_parallel_group())
+    """All-reduce over the tensor-parallel group the gradients that each rank computed from its part of the sequence; those of
+    experts over the expert-tensor group."""
+    groups = {False: parallel_state.get_tensor_model_parallel_group(), True: parallel_state.get_expert_tensor_parallel_group()}
+    described = [(param, description_of(param)) for param in _trainable_parameters(model)]
+    for expert, group in groups.items():
+        if group.size > 1:
+            grads = [param.main_grad for param, about in described if about.sequence_parallel and about.expert == expert]
+            _allreduce_coalesced(grads, group)
 
 
 def _allreduce_embedding_grads(model):
@@ -55,6 +60,13 @@ def _allreduce_embedding_grads(model):
             # where gradients are sharded, both stages hold the same piece, maybe none
             if description_of(param).shared and param.main_grad.size:
                 group.all_reduce_in_place(param.main_grad, op="sum")
+
+
+def _update_expert_biases(model):
+    """Move the routers' expert biases by the tokens that the experts got in this step."""
+    routers = [cell for chunk in model for _, cell in chunk.cells_and_names() if getattr(cell, "expert_bias", None) is not None]
+    if routers:
+        update_expert_biases(routers, routers[0].moe.moe_router_bias_update_rate)
 
 
 def _allreduce_coalesced(grads, group):

@@ -153,10 +153,26 @@ def attach_auxiliary_loss(activation, loss, name=None):
     Returns:
         Tensor: `activation`.
     """
-    if name is not None and _recorded is not None:
-        total, count = _recorded.get(name, (0.0, 0))
-        _recorded[name] = detach(loss) + total, count + 1
+    if name is not None:
+        record_auxiliary(name, detach(loss))
     return _AuxiliaryLoss.apply(activation, loss)
+
+
+def records_auxiliary():
+    """Whether a forward runs whose auxiliary values are counted: not in a backward, which may recompute forwards."""
+    return _recorded is not None
+
+
+def record_auxiliary(name, value):
+    """Report a value of this forward under `name`, see `attach_auxiliary_loss`.
+
+    Args:
+        name (str): as above.
+        value (float or scalar Tensor): equal on the tensor-parallel ranks.
+    """
+    if _recorded is not None:
+        total, count = _recorded.get(name, (0.0, 0))
+        _recorded[name] = value + total, count + 1
 
 
 class _AuxiliaryLoss(Function):

@@ -90,7 +90,9 @@ class _ParallelLinear(ParallelCell):
             expert=self.is_expert,
             transpose_b=self.transpose_b,
         )
-        part = LayerPart(self.rank, self.world_size, dtype_name(self.param_dtype), self.sequence_parallel)
+        # of an expert's bias each rank of the expert-tensor group may hold a part of the gradient
+        partial = self.world_size > 1 if self.is_expert else self.sequence_parallel
+        part = LayerPart(self.rank, self.world_size, dtype_name(self.param_dtype), partial)
         self.create_parameters(linear.describe(part))
         if has_weight:
             self.weight.keep_master_weight = keep_master_weight

@@ -103,13 +103,17 @@ def _mark_added(weight):
     """Note that the gradient is in `main_grad`; returns a placeholder for the hooks of the leaf."""
     if not getattr(weight, "zero_out_wgrad", False):  # tied weights: the hook adds the embedding's own gradient
         weight.grad_added_to_main_grad = True
-    # The hooks of the leaf fire only for a gradient: a zero seen through strides, which costs no memory.
-    return mint.broadcast_to(_zero(weight.dtype), weight.shape)
+    return placeholder_gradient(weight)
+
+
+def placeholder_gradient(weight):
+    """Zero gradient of a weight whose gradient lies in its buffer already; it takes no memory, and the leaf's hooks fire."""
+    return mint.broadcast_to(_zero(weight.dtype, len(weight.shape)), weight.shape)
 
 
 @functools.cache
-def _zero(dtype):
-    return storage.zeros((1, 1), dtype)
+def _zero(dtype, dimensions):
+    return storage.zeros((1,) * dimensions, dtype)
 
 
 def linear_with_grad_accumulation_and_async_allreduce(

@@ -36,18 +36,22 @@ def describe_dense_mlp(model, rank):
     return _describe_mlp(model, rank, model.ffn_hidden_size)
 
 
-@register_describer("mlp", "experts")
-def describe_experts(model, rank):
-    """Parameters of a mixture of experts: router, experts under their global ids, shared experts."""
+def router_of(model):
+    """`Router` of the layers with experts."""
     initial = model.initializers
-    router = Router(
+    return Router(
         model.num_experts,
         model.hidden_size,
         initial.block,
         model.moe_router_enable_expert_bias,
         initial.bias if model.moe_router_has_bias else None,
     )
-    descriptions = placed("router", router.describe(rank.tensor))
+
+
+@register_describer("mlp", "experts")
+def describe_experts(model, rank):
+    """Parameters of a mixture of experts: router, experts under their global ids, shared experts."""
+    descriptions = placed("router", router_of(model).describe(rank.tensor))
     width = model.expert_ffn_size
     if model.moe_grouped_gemm:
         linears = mlp_linears(model, width, expert=True)

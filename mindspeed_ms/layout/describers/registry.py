@@ -67,7 +67,7 @@ class RankParts:
         count = model.num_experts // parallel.expert_model_parallel_size
         return cls(
             LayerPart(at.tp, parallel.tensor_model_parallel_size, dtype, parallel.cuts_sequence),
-            LayerPart(at.expert_tp, parallel.expert_tensor_size, dtype, parallel.cuts_sequence),
+            LayerPart(at.expert_tp, parallel.expert_tensor_size, dtype, parallel.expert_tensor_size > 1),
             range(at.ep * count, (at.ep + 1) * count),
             model.stages.pp > 1,
         )

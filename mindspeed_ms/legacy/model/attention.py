@@ -49,7 +49,7 @@ class CoreAttention(Module):
         self.attention_dropout = config.attention_dropout
         self.softmax_scale = float(self.layer_number) if config.apply_query_key_layer_scaling else 1.0
         self.softmax_in_fp32 = config.attention_softmax_in_fp32 or config.apply_query_key_layer_scaling
-        self.explicit_band = explicit_band(config)
+        self.explicit_band = _explicit_band(config)
         self.window = _window_of(self)
 
     def band(self, mask, length):
@@ -120,7 +120,7 @@ class _Band:
         return mask, causal, self.pre_tokens, self.next_tokens
 
 
-def explicit_band(config):
+def _explicit_band(config):
     """Band limits that the user set in `fa_config`; None if only defaults (plain attention ignores those)."""
     given = config.fa_config.model_fields_set & {"pre_tokens", "next_tokens", "sparse_mode"}
     return _Band(config.fa_config) if given else None
@@ -133,7 +133,7 @@ def _window_of(core):
         ValueError: settings of `fa_config` that say something else.
     """
     window = core.described.model.window_of(core.layer_number - 1)
-    if window is not None and explicit_band(core.config) is not None:
+    if window is not None and has_explicit_band(core.config):
         raise ValueError(
             "sliding_window cannot be combined with pre_tokens, next_tokens or sparse_mode of fa_config: it sets them itself."
         )
@@ -218,6 +218,11 @@ def _dropout_seed():
         return state.draw_seed()
 
 
+def has_explicit_band(config):
+    """Whether `fa_config` of a TransformerConfig limits which tokens a token attends to."""
+    return _explicit_band(config) is not None
+
+
 def core_attention_of(layer_number, described, attn_mask_type, scale=None):
     """The core attention that the configuration asks for; arguments as `CoreAttention`."""
     core = FlashAttention if described.config.use_flash_attention else CoreAttention
@@ -228,7 +233,7 @@ def check_inference(attention, attention_mask):
     """Raise ValueError unless an attention cell may be given inference_params.
 
     Args:
-        attention (LayerCell): with `attn_mask_type`.
+        attention (LayerCell): with `attn_mask_type` and `has_explicit_band`.
         attention_mask: of the call.
     """
     if attention.training or attention_mask is not None or attention.attn_mask_type != AttnMaskType.causal:
@@ -238,7 +243,7 @@ def check_inference(attention, attention_mask):
         )
     if parallel_state.get_context_parallel_world_size() > 1:
         raise ValueError("inference_params cannot be combined with context_parallel_size above 1: load the model without it.")
-    if explicit_band(attention.config) is not None:
+    if attention.has_explicit_band:
         raise ValueError(
             "inference_params cannot be combined with pre_tokens, next_tokens or sparse_mode of fa_config: set sliding_window."
         )
@@ -282,6 +287,7 @@ class ParallelAttention(LayerCell):
         self._create_projections(model)
         self.core_attention = core_attention_of(self.layer_number, self.described, self.attn_mask_type)
         self.recompute_core_attention = False
+        self.has_explicit_band = has_explicit_band(config)
         self._create_sinks(model, tensor_parallel_size)
         self.rotary_interleaved = config.rotary_interleaved
         self.apply_rope_fusion = config.apply_rope_fusion

@@ -17,7 +17,13 @@ from mindspeed_ms.core.tensor_parallel.utils import divide
 from mindspeed_ms.core.tensor_parallel.whole_linear import WholeLinearLayer
 from mindspeed_ms.layout.describers.latent_attention import latent_linears, latent_norms
 from mindspeed_ms.layout.layer_parameters import WholeLinear
-from mindspeed_ms.legacy.model.attention import attend, check_context_parallel, check_inference, core_attention_of
+from mindspeed_ms.legacy.model.attention import (
+    attend,
+    check_context_parallel,
+    check_inference,
+    core_attention_of,
+    has_explicit_band,
+)
 from mindspeed_ms.legacy.model.enums import AttnMaskType, AttnType, to_enum
 from mindspeed_ms.legacy.model.norms import get_norm
 from mindspeed_ms.legacy.model.parts import LayerCell, register_part
@@ -78,6 +84,7 @@ class MultiLatentAttention(LayerCell):
         self.core_attention = core_attention_of(self.layer_number, described, self.attn_mask_type, scale)
         self.rotary_interleaved, self.apply_rope_fusion = config.rotary_interleaved, config.apply_rope_fusion
         self.recompute_core_attention = False
+        self.has_explicit_band = has_explicit_band(config)
 
     def recompute_selectively(self):
         """The core attention runs again in the backward."""

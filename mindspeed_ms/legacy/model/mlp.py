@@ -56,6 +56,16 @@ def apply_activation(x, bias, name, fused=True, **clamp):
     return ops.silu(x * _FAST_GELU) * (1.0 / _FAST_GELU)
 
 
+def activate(x, bias, name, gated, fused=True, **clamp):
+    """Activation of an MLP's first product `[..., n]`; `gated`: `activation(gate) * up` of its halves `[..., n / 2]`."""
+    if not gated or name in HALVING:
+        return apply_activation(x, bias, name, fused, **clamp)
+    x = x if bias is None else ops.add_bias(x, bias)
+    half = x.shape[-1] // 2
+    gate, up = mint.narrow(x, -1, 0, half).contiguous(), mint.narrow(x, -1, half, half)
+    return apply_activation(gate, None, name) * up
+
+
 @register_part("mlp", "dense")
 class ParallelMLP(LayerCell):
     """`projection(activation(mapping(x)))`; gated: `activation(gate) * up`, the two halves of the mapping's output.
@@ -118,9 +128,4 @@ class ParallelMLP(LayerCell):
         return self.projection(self._activate(intermediate, bias))[0]
 
     def _activate(self, x, bias):
-        if not self.gated or self.activation in HALVING:
-            return apply_activation(x, bias, self.activation, self.fused, **self.clamp)
-        x = x if bias is None else ops.add_bias(x, bias)
-        half = x.shape[-1] // 2
-        gate, up = mint.narrow(x, -1, 0, half).contiguous(), mint.narrow(x, -1, half, half)
-        return apply_activation(gate, None, self.activation) * up
+        return activate(x, bias, self.activation, self.gated, self.fused, **self.clamp)

@@ -19,6 +19,9 @@ class LayerCell(Module):
 
     names_are_global = False
 
+    def set_layer_number(self, number):
+        """Told the global number of the layer, from 1; a cell that has no use for it ignores it."""
+
     def recompute_selectively(self):
         """Recompute in the backward what takes the most memory, from the next call on (`select_recompute`).
 

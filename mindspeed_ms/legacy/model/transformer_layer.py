@@ -6,7 +6,7 @@ from mindspeed_ms import ops
 from mindspeed_ms.core.rng import get_rng_tracker
 from mindspeed_ms.core.tensor_parallel.linear import cast
 from mindspeed_ms.layout.describers.gpt import layer_norms
-from mindspeed_ms.legacy.model import attention, latent_attention, mlp  # noqa: F401  (they register their cells)
+from mindspeed_ms.legacy.model import attention, latent_attention, mlp, moe  # noqa: F401  (they register their cells)
 from mindspeed_ms.legacy.model.enums import AttnMaskType, AttnType, LayerType, to_enum
 from mindspeed_ms.legacy.model.module import Module
 from mindspeed_ms.legacy.model.norms import get_norm
@@ -65,6 +65,7 @@ class ParallelTransformerLayer(Module):
         self.attention = attention_cell(described, layer_number, AttnType.self_attn, self_attn_mask_type)
         self.post_attention_norm = get_norm(described, norms["post_attention_norm"].scale)
         self.mlp = cell_of("mlp", model.mlp_kind(layer_number - 1))(described)
+        self.mlp.set_layer_number(layer_number)
         self.sandwich = model.use_sandwich_norm
         if self.sandwich:
             self.attn_post_norm = get_norm(described, norms["attn_post_norm"].scale)

@@ -41,6 +41,15 @@ _DERIVED = {
         settings["moe_config.moe_ffn_hidden_size"] and settings["model_config.ffn_hidden_size"]
     ),
 }
+# what a setting of the checkpoint means that is null
+_MEANT = {
+    "model_config.qk_layernorm_epsilon": lambda settings: settings["model_config.norm_epsilon"],
+    "moe_config.moe_router_group_score_topk": lambda settings: (
+        settings["moe_config.moe_router_topk"] // settings["moe_config.moe_router_group_topk"]
+        if settings["moe_config.moe_router_group_topk"]
+        else None
+    ),
+}
 _ALL_BIASES, _BIASES = (
     "model_config.add_bias_linear",
     ("model_config.qkv_has_bias", "model_config.out_proj_has_bias", "model_config.mlp_has_bias"),
@@ -192,8 +201,13 @@ def check_expressible(family, settings):
             expected = True
         if expected is None and path in _DERIVED:
             expected = _DERIVED[path](settings)
+        value = settings[path]
+        if value is None and expected is not None and path in _MEANT:
+            value = _MEANT[path](settings)
+            if value is None:  # of no effect
+                continue
         is_neutral = section == "moe_config" and expected is None and not set(np.atleast_1d(settings[path])) - {None, 0, 1}
-        if not is_same(settings[path], expected) and not is_neutral:
+        if not is_same(value, expected) and not is_neutral:
             raise CheckpointError(
                 f"{family.name} models have {path} = {expected!r}, but the checkpoint's has {settings[path]!r}: choose "
                 "another family (--model-type-hf)."

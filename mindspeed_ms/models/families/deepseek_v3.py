@@ -1,11 +1,38 @@
 """DeepSeek V3 and R1: DeepSeek V2 with sigmoid scores and a bias per expert that balances their load."""
 
+from dataclasses import dataclass
+from types import MappingProxyType
+
 from mindspeed_ms.models.families.deepseek_v2 import WEIGHTS, expert_rules
 from mindspeed_ms.models.families.family import Family, Weight, register_family
 from mindspeed_ms.models.families.latent import LATENT_SETTINGS, LatentHeads
 from mindspeed_ms.models.families.llama import COMPUTED, SETTINGS, SIZES, numerics, tied
 from mindspeed_ms.models.families.quantization import Quantization
 from mindspeed_ms.models.families.rules import Field, Fixed, Rotary, m
+
+_NORMALIZED = "moe_config.norm_topk_prob"
+
+
+@dataclass(frozen=True)
+class Normalized:
+    """`norm_topk_prob`: sigmoid scores of several chosen experts are always divided by their sum here, that of one never is."""
+
+    paths: tuple = (_NORMALIZED,)
+    names = MappingProxyType({_NORMALIZED: "norm_topk_prob"})
+    fields = ("num_experts_per_tok",)
+
+    def read(self, config):
+        value, chosen = config.get("norm_topk_prob", True), config.get("num_experts_per_tok", 8)
+        if value is not True:
+            raise ValueError(f"norm_topk_prob is {value!r}: expected True")
+        if chosen == 1:
+            raise ValueError("num_experts_per_tok is 1: expected more, whose scores are divided by their sum")
+        return {self.paths[0]: True}
+
+    def write(self, settings):
+        del settings
+        return {"norm_topk_prob": True}
+
 
 register_family(
     Family(
@@ -36,7 +63,7 @@ register_family(
             *expert_rules(256, 2048, 8, 1, 2.5, 3),
             Field("n_group", ("moe_config.moe_router_num_groups",), 8),
             Field("topk_group", ("moe_config.moe_router_group_topk",), 4),
-            Field("norm_topk_prob", ("moe_config.norm_topk_prob",), True),
+            Normalized(),
             Field("rope_interleave", m("rotary_interleaved"), True),
             Field("attention_bias", m("qkv_has_bias", "out_proj_has_bias"), False),
             Fixed("scoring_func", ("sigmoid", None)),

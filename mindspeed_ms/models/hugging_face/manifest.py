@@ -75,7 +75,8 @@ def read_manifest(path):
 def _dtype_of(config, found):
     """Dtype of a folder's weights: of its first tensor, and of quantised ones what config.json says, else bfloat16."""
     if config.get(quantization.FIELD) is None:
-        return next(iter(found.values())).dtype if found else "float32"
+        words = [stored for name, stored in found.items() if "embed" in name]
+        return next(iter(words or found.values())).dtype if found else "float32"
     said = config.get("dtype") or config.get("torch_dtype")
     return said if said in _FLOATS else "bfloat16"
 

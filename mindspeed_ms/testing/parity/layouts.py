@@ -39,7 +39,26 @@ LAYOUTS = {
     )
 }
 
-LATER_FLAGS = ("--num-experts", "--mtp-num-layers")
+_EP2, _TP2SP = ("--expert-model-parallel-size", "2"), ("--tensor-model-parallel-size", "2", "--sequence-parallel")
+EXPERT_LAYOUTS = {
+    layout.name: layout
+    for layout in (
+        Layout("ep2", 2, _EP2),
+        Layout("ep2allgather", 2, (*_EP2, "--moe-token-dispatcher-type", "allgather")),
+        Layout("ep2recompute", 2, (*_EP2, "--moe-layer-recompute")),
+        Layout("ep2z3", 2, (*_EP2, "--zero-level", "z3")),
+        Layout("ep4", 4, ("--expert-model-parallel-size", "4", "--micro-batch-size", "1")),
+        Layout("dp4ep2distopt", 4, (*_EP2, "--micro-batch-size", "1", "--use-distributed-optimizer")),
+        Layout("pp2ep2", 4, ("--pipeline-model-parallel-size", "2", *_EP2)),
+        Layout("pp2vpp2ep2", 4, (*LAYOUTS["pp2vpp2"].flags, *_EP2, "--micro-batch-size", "1")),
+        Layout("tp2spep2", 4, (*_TP2SP, *_EP2)),
+        Layout("tp2spep2allgather", 4, (*_TP2SP, *_EP2, "--moe-token-dispatcher-type", "allgather")),
+        Layout("tp2spep2etp1", 2, (*_TP2SP, *_EP2, "--expert-tensor-parallel-size", "1")),
+    )
+}
+"""Layouts of mixtures of experts."""
+
+LATER_FLAGS = ("--mtp-num-layers",)
 """Flags of features that this package refuses for now; recordings with them are not collected."""
 
 
@@ -52,13 +71,16 @@ FEATURES = {
     "single_qk_norm": ("tp1", "tp2", "tp2sp", "dp2", "tp2dp2distopt", "pp2"),
     "single_llama31": ("tp1", "tp2sp", "pp2"),
     "single_per_token": ("tp1", "tp2sp", "dp2", "pp2"),
+    "single_mixtral": ("tp1", "tp2sp", "dp2", "pp2vpp2", "ep2", "ep2allgather", "ep2z3", "pp2ep2", "tp2spep2etp1"),
+    "single_moe_sigmoid": ("tp1", "tp2sp", "ep2", "ep2recompute", "pp2ep2", "tp2spep2", "tp2spep2allgather"),
+    "single_moe_drop_probs": ("tp1", "tp2sp", "ep2", "ep2allgather", "pp2ep2", "tp2spep2", "tp2spep2etp1"),
 }
-"""Layouts of recordings that differ in one feature from one that is replayed in all layouts."""
+"""Layouts of recordings that are not replayed in all layouts of dense models."""
 
 
 def layouts_of(name):
     """Layouts in which the recording `name` is replayed."""
-    return [LAYOUTS[layout] for layout in FEATURES.get(name, LAYOUTS)]
+    return [(LAYOUTS | EXPERT_LAYOUTS)[layout] for layout in FEATURES.get(name, LAYOUTS)]
 
 
 def tensor_parallel_limit(recording):

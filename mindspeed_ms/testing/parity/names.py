@@ -16,7 +16,12 @@ _LAYER_PARTS = {
     "self_attention.k_layernorm": "attention.k_layernorm",
     "mlp.linear_fc1": "mlp.mapping",
     "mlp.linear_fc2": "mlp.projection",
+    "mlp.router": "mlp.router.gating",
+    "mlp.shared_experts.linear_fc1": "mlp.shared_experts.mapping",
+    "mlp.shared_experts.linear_fc2": "mlp.shared_experts.projection",
 }
+_EXPERT_PARTS = {"linear_fc1": "mapping", "linear_fc2": "projection"}
+_WITHOUT_LINEAR = ("gate_weight", "expert_bias")
 _LAYER_NORM_ENDS = {"weight": "gamma", "bias": "beta"}
 
 
@@ -52,7 +57,14 @@ def megatron_name(name):
         return f"decoder.final_layernorm.{end}"
     match = re.fullmatch(r"language_model\.encoder\.(layers\.\d+)\.(.*)", stem)
     parts = {ours: core for core, ours in _LAYER_PARTS.items()}
-    return f"decoder.{match.group(1)}.{parts[match.group(2)]}.{end}"
+    part = match.group(2)
+    if part.startswith("mlp.experts."):
+        part, _, linear = part.rpartition(".")
+        linears = {ours: core for core, ours in _EXPERT_PARTS.items()}
+        return f"decoder.{match.group(1)}.{part}.{linears[linear]}.{end}"
+    if end in _WITHOUT_LINEAR:
+        return f"decoder.{match.group(1)}.{part}.{end}"
+    return f"decoder.{match.group(1)}.{parts[part]}.{end}"
 
 
 def our_name(name, layer_norm):
@@ -68,7 +80,7 @@ def our_name(name, layer_norm):
     name = core_name(name)
     if name in _FIXED:
         return _FIXED[name]
-    match = re.fullmatch(r"decoder\.(layers\.\d+|final_layernorm)\.?(.*)\.?(weight|bias)", name)
+    match = re.fullmatch(r"decoder\.(layers\.\d+|final_layernorm)\.?(.*?)\.?(gate_weight|expert_bias|weight|bias)", name)
     if match is None:
         raise KeyError(name)
     place, part, end = match.group(1), match.group(2).rstrip("."), match.group(3)
@@ -76,6 +88,11 @@ def our_name(name, layer_norm):
     end = _LAYER_NORM_ENDS[end] if is_norm and layer_norm else end
     if place == "final_layernorm":
         return f"language_model.encoder.final_norm.{end}"
+    if part.startswith("mlp.experts."):
+        part, _, linear = part.rpartition(".")
+        return f"language_model.encoder.{place}.{part}.{_EXPERT_PARTS[linear]}.{end}"
+    if end in _WITHOUT_LINEAR:
+        return f"language_model.encoder.{place}.{part}.{end}"
     return f"language_model.encoder.{place}.{_LAYER_PARTS[part]}.{end}"
 
 

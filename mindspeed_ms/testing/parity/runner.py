@@ -37,11 +37,12 @@ def fill_weights(model, weights):
     from mindspore import Tensor
 
     from mindspeed_ms.core import storage
-    from mindspeed_ms.core.tensor_parallel.cell import global_name
 
     for name, parameter in model.parameters_and_names():
         name = global_name(name, parameter)  # of the last stage's copy of tied word embeddings: the original's
-        if weights is None:
+        if not parameter.requires_grad:  # the expert bias, which starts as zero and is not recorded
+            whole = np.zeros(parameter.sharding.global_shape, np.float32)
+        elif weights is None:
             whole = rule_weight(megatron_name(name), parameter.sharding.global_shape)
         else:
             whole = weights[name]
@@ -91,7 +92,7 @@ def run(flags, extra, batches, weights=None, keep=(), settings=None, watch=None,
         load (Optional[str]): checkpoint from which the training goes on, with its optimizer and schedule.
 
     Returns:
-        dict: loss, grad_norm, lr per step; `recomputed`, the parts of the model whose forward the backward ran again; what
+        dict: loss, losses (all by name), grad_norm, lr per step; `recomputed`, the parts of the model whose forward the backward ran again; what
             `keep` names as `{name: (sharding, array)}`.
     """
     from mindspeed_ms.core.tensor_parallel.random import CheckpointFunction
@@ -119,6 +120,7 @@ def run(flags, extra, batches, weights=None, keep=(), settings=None, watch=None,
         _load(load, all_config, model, optimizer, scheduler)
     step = TrainOneStep(model, optimizer, scheduler, forward_step)
     result = {"loss": [], "grad_norm": [], "lr": [], "loss_scale": [], "success": [], "watched": [], "recomputed": 0}
+    result["losses"] = []
     if "gradients" in keep:
         _capture_first_gradients(optimizer, model, result)
     micro_batch_size = all_config.dataset_config.batch_size
@@ -130,6 +132,7 @@ def run(flags, extra, batches, weights=None, keep=(), settings=None, watch=None,
             report, _ = step(micro_batches(batch, micro_batch_size), number + 1)
         result["recomputed"] += recompute.call_count
         result["loss"].append(next(iter(report.losses.values())))
+        result["losses"].append(report.losses)
         result["grad_norm"].append(report.grad_norm)
         result["lr"].append(report.learning_rate)
         result["loss_scale"].append(report.loss_scale)
@@ -138,7 +141,7 @@ def run(flags, extra, batches, weights=None, keep=(), settings=None, watch=None,
         result["watched"].append(watch(step, len(batches["tokens"])))
     if "weights" in keep:
         with whole_parameters(model):
-            result["weights"] = {name: (p.sharding, _float32(p).copy()) for name, p in _parameters(model)}
+            result["weights"] = {global_name(name, p): (p.sharding, _float32(p).copy()) for name, p in _parameters(model)}
     if "moments" in keep:
         _collect_moments(optimizer, model, result)
     return result
@@ -183,9 +186,10 @@ def _capture_first_gradients(optimizer, model, result):
 
     def step():
         if "gradients" not in result:
-            shardings = {name: p.sharding for name, p in _parameters(model)}
             found = whole_gradients(optimizer)
-            result["gradients"] = {name: (sharding, found[name]["grad"]) for name, sharding in shardings.items()}
+            result["gradients"] = {
+                global_name(name, p): (p.sharding, found[name]["grad"]) for name, p in _parameters(model) if p.requires_grad
+            }
         return original()
 
     optimizer.step = step
@@ -200,8 +204,8 @@ def _float32(tensor):
 def _collect_moments(optimizer, model, result):
     found = whole_states(optimizer)
     for name, param in _parameters(model):
-        for kind, array in found[name].items():
-            result.setdefault(kind, {})[name] = (param.sharding, array)
+        for kind, array in found[name].items() if param.requires_grad else ():
+            result.setdefault(kind, {})[global_name(name, param)] = (param.sharding, array)
 
 
 def whole_states(optimizer):
@@ -217,13 +221,14 @@ def whole_gradients(optimizer):
 
 
 def _put_together(optimizer, states):
-    pieces = [piece for shard in optimizer.shards for piece in shard.pieces]
-    own = [
-        (piece.name, piece.offset, {kind: _float32(tensor).reshape(-1).copy() for kind, tensor in state.items()})
-        for piece, state in zip(pieces, states)
-    ]
-    sharding = optimizer.shards[0].buffer.sharding
-    parts = [part for rank in (sharding.group.all_gather_object(own) if sharding else [own]) for part in rank]
+    states, parts, buffers = iter(states), [], {}
+    for shard in optimizer.shards:
+        buffers.setdefault(id(shard.buffer), (shard.buffer.sharding, []))[1].extend(
+            (piece.name, piece.offset, {kind: _float32(tensor).reshape(-1).copy() for kind, tensor in next(states).items()})
+            for piece in shard.pieces
+        )
+    for sharding, own in buffers.values():
+        parts += [part for rank in (sharding.group.all_gather_object(own) if sharding else [own]) for part in rank]
     parts.sort(key=lambda part: part[1])
     shapes = {name: shape for shard in optimizer.shards for name, shape in zip(shard.buffer.names, shard.buffer.shapes)}
     return {
@@ -241,6 +246,13 @@ def joined(results, kind):
 
     names = {name: None for result in results for name in result[kind]}
     return {name: join([result[kind][name] for result in results if name in result[kind]]) for name in names}
+
+
+def global_name(name, parameter):
+    """Name of a parameter in the whole model, see `core.tensor_parallel.cell`."""
+    from mindspeed_ms.core.tensor_parallel import cell
+
+    return cell.global_name(name, parameter)
 
 
 def our_arrays(arrays):

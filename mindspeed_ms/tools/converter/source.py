@@ -16,6 +16,8 @@ from mindspeed_ms.tools.converter.errors import ConversionError
 from mindspeed_ms.tools.converter.noop_layers import without_places
 from mindspeed_ms.tools.converter.sides import NATIVE
 
+_KEPT_IN_FLOAT32 = ".router.expert_bias"
+"""End of the keys of biases that models in half precision have in float32."""
 TITLES = {NATIVE: "native", **{name: one.title for name, one in foreign_formats().items()}}
 
 
@@ -136,7 +138,7 @@ def check_one_dtype(conversion, reader):
     """Raise CheckpointError if weights have several dtypes, unless they are all converted to one."""
     first = None
     for key, stored in reader.manifest.tensors.items():
-        if key.startswith(OPTIMIZER_PREFIX) or conversion.params_dtype is not None:
+        if key.startswith(OPTIMIZER_PREFIX) or key.endswith(_KEPT_IN_FLOAT32) or conversion.params_dtype is not None:
             continue
         first = first or (key, stored)
         if stored.dtype != first[1].dtype:

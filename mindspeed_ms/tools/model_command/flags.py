@@ -4,7 +4,7 @@ import argparse
 
 from mindspeed_ms.inference.sampling import RequestError, SamplingParams
 from mindspeed_ms.tasks.preprocess.templates import FROM_TOKENIZER
-from mindspeed_ms.tools.model_command.job import JobError
+from mindspeed_ms.tools.model_command.job import SIZES, JobError
 
 SHAPING = ("temperature", "top_k", "top_p", "min_p", "seed")
 """Parameters that only matter where tokens are drawn."""
@@ -39,10 +39,22 @@ def add_sampling_flags(parser, **defaults):
     parser.add_argument("--ignore-eos", action="store_true", default=None, help="the model's end tokens do not end an answer")
 
 
+def add_size_flags(parser):
+    """Add the flags that say over how many ranks the model is cut: `SIZES` of a job."""
+    texts = {
+        "tensor-model": "ranks that share each layer",
+        "pipeline-model": "ranks that share the layers",
+        "expert-model": "ranks that share the experts of a layer",
+        "expert-tensor": "ranks that share each expert; default: as the other layers",
+    }
+    for name, text in texts.items():
+        default = None if name == "expert-tensor" else 1
+        parser.add_argument(f"--{name}-parallel-size", type=int, default=default, metavar="N", help=text)
+
+
 def add_model_flags(parser):
     """Add the flags that say how the model is loaded."""
-    parser.add_argument("--tensor-model-parallel-size", type=int, default=1, metavar="N", help="ranks that share each layer")
-    parser.add_argument("--pipeline-model-parallel-size", type=int, default=1, metavar="N", help="ranks that share the layers")
+    add_size_flags(parser)
     parser.add_argument("--dtype", choices=("fp32", "bf16", "fp16"), help="of computation and cache; default: the checkpoint's")
     parser.add_argument("--max-sequence-length", type=int, metavar="N", help="context; default: the model's, at most 8192")
     parser.add_argument("--iteration", type=int, metavar="N", help="of the checkpoints of a run; default: the newest")
@@ -53,8 +65,7 @@ def add_mindspeed_llm_flags(parser):
     parser.add_argument("--load", required=True, metavar="FOLDER", help="checkpoint: ours, Megatron's or Hugging Face's")
     parser.add_argument("--ckpt-step", type=int, metavar="N", help="iteration of a run's checkpoints; default: the newest")
     parser.add_argument("--use-kv-cache", action="store_true", help="always on")
-    parser.add_argument("--tensor-model-parallel-size", type=int, default=1, metavar="N")
-    parser.add_argument("--pipeline-model-parallel-size", type=int, default=1, metavar="N")
+    add_size_flags(parser)
     parser.add_argument("--seq-length", type=int, metavar="N", help="context; default: the model's, at most 8192")
     parser.add_argument("--bf16", action="store_true", help="compute in bfloat16; default: as the checkpoint")
     parser.add_argument("--fp16", action="store_true", help="compute in float16")
@@ -161,8 +172,8 @@ def model_arguments(options):
     Raises:
         JobError: a parallel size below 1.
     """
-    for name in ("tensor_model_parallel_size", "pipeline_model_parallel_size"):
-        if getattr(options, name) < 1:
+    for name in SIZES:
+        if getattr(options, name) is not None and getattr(options, name) < 1:
             raise JobError(f"{flag_of(name)} is {getattr(options, name)}: expected an integer >= 1.")
     return {
         "tokenizer_path": options.tokenizer_name_or_path,
@@ -171,6 +182,5 @@ def model_arguments(options):
         "enable_thinking": None if options.enable_thinking is None else options.enable_thinking == "true",
         "system": options.system,
         "history_turns": options.history_turns,
-        "tensor_model_parallel_size": options.tensor_model_parallel_size,
-        "pipeline_model_parallel_size": options.pipeline_model_parallel_size,
+        **{name: getattr(options, name) for name in SIZES},
     }

@@ -14,11 +14,19 @@ from mindspeed_ms.inference.conversation import jinja_prompt
 from mindspeed_ms.inference.engine import check, encode
 from mindspeed_ms.inference.requests import Request
 from mindspeed_ms.inference.sampling import RequestError, SamplingParams
+from mindspeed_ms.layout.ranks import world_unit
 from mindspeed_ms.spelling import did_you_mean
 from mindspeed_ms.tasks.preprocess.chat_template import get_template
 from mindspeed_ms.tasks.preprocess.templates import FROM_TOKENIZER, fix_tokenizer
 
 DEFAULT_NEW_TOKENS = 128
+SIZES = (
+    "tensor_model_parallel_size",
+    "pipeline_model_parallel_size",
+    "expert_model_parallel_size",
+    "expert_tensor_parallel_size",
+)
+"""Parallel sizes of a Job, of its flags and of `inference.loading.load`."""
 _MOST_SLOTS = 8
 _FLAGS = {"prompt": "--prompt", "stop_token_ids": "--stop-token-id"}
 
@@ -59,8 +67,9 @@ class Job:
         enable_thinking (Optional[bool]), system (Optional[str]), history_turns (Optional[int]): of conversations.
         added_ends (list[str]): further end tokens, or their ids.
         as_json (bool): print a json line for each answer.
-        tensor_model_parallel_size, pipeline_model_parallel_size (int), dtype (Optional[str]),
-            max_sequence_length (Optional[int]), flags (list[str]): as of `inference.loading.load`.
+        tensor_model_parallel_size, pipeline_model_parallel_size, expert_model_parallel_size (int),
+            expert_tensor_parallel_size (Optional[int]), dtype (Optional[str]), max_sequence_length (Optional[int]),
+            flags (list[str]): as of `inference.loading.load`.
         length_flag (str): the flag that gave max_sequence_length.
     """
 
@@ -78,6 +87,8 @@ class Job:
     as_json: bool = False
     tensor_model_parallel_size: int = 1
     pipeline_model_parallel_size: int = 1
+    expert_model_parallel_size: int = 1
+    expert_tensor_parallel_size: int | None = None
     dtype: str | None = None
     max_sequence_length: int | None = None
     length_flag: str = "--max-sequence-length"
@@ -86,7 +97,8 @@ class Job:
     @property
     def ranks(self):
         """Number of ranks (int)."""
-        return self.tensor_model_parallel_size * self.pipeline_model_parallel_size
+        tp, pp, ep, expert_tp = (getattr(self, name) for name in SIZES)
+        return world_unit(tp, pp, 1, ep, expert_tp) if ep > 1 or expert_tp else tp * pp
 
     @property
     def slots(self):

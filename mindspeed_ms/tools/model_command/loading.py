@@ -4,14 +4,14 @@ import contextlib
 import sys
 
 from mindspeed_ms.inference.loading import load
+from mindspeed_ms.tools.model_command.job import SIZES
 
 
 def load_model(job):
     """Loaded model of a job (Job); all ranks call it."""
     return load(
         job.checkpoint,
-        tensor_model_parallel_size=job.tensor_model_parallel_size,
-        pipeline_model_parallel_size=job.pipeline_model_parallel_size,
+        **{name: getattr(job, name) for name in SIZES},
         dtype=job.dtype,
         max_sequence_length=job.max_sequence_length,
         slots=job.slots,

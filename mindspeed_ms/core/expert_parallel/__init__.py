@@ -1,0 +1,1 @@
+"""Expert parallelism: routing of tokens to experts, balance losses, capacity, token dispatchers."""

@@ -17,6 +17,12 @@ def nearest_word(word, known, cutoff=0.6):
     return plain[matches[0]] if matches else None
 
 
+_SHORT_NAMES = {
+    f"{letter}p": f"{word}-parallel-size"
+    for letter, word in (("t", "tensor-model"), ("p", "pipeline-model"), ("e", "expert-model"), ("c", "context"), ("d", "data"))
+}
+
+
 class SuggestingParser(argparse.ArgumentParser):
     """argparse.ArgumentParser of a tool: its errors are one line, and suggest the flag that an unknown one is nearest to."""
 
@@ -25,8 +31,8 @@ class SuggestingParser(argparse.ArgumentParser):
         start = "unrecognized arguments: "
         if message.startswith(start):
             flags = list(self._all_flags())
-            words = [word for word in message[len(start) :].split() if word.startswith("-")]
-            message += "".join(did_you_mean("--" + word.lstrip("-").split("=")[0], flags) for word in words)
+            words = [word.lstrip("-").split("=")[0] for word in message[len(start) :].split() if word.startswith("-")]
+            message += "".join(did_you_mean("--" + _SHORT_NAMES.get(word, word), flags) for word in words)
         self.exit(2, f"{self.prog}: error: {message}\n")
 
     def _all_flags(self):

@@ -19,9 +19,11 @@ def take_tokenizer(settings, found):
         settings (Settings): changed in place; files that are no tokenizer are named in a warning.
         found (FoundCheckpoint): the checkpoint.
     """
-    if any(settings.value(f"{_D}.{name}") for name in NAMES):
-        return
     trained = _trained_with(found)
+    if any(settings.value(f"{_D}.{name}") for name in NAMES):
+        if not trained:  # trainings compare their own when they start
+            _compare(settings, _beside(found))
+        return
     # a run may have another tokenizer than the model that it started from, whose files are kept beside it
     places = (_configured, _beside) if trained else (_beside, _configured)
     names = next(filter(None, (place(found) for place in places[: 1 if trained.startswith(_BPE) else 2])), None)
@@ -63,12 +65,36 @@ def _configured(found):
     return {_OPTION.partition(".")[2]: path} if path != trained and not found.resumes and os.path.exists(path) else {}
 
 
-def _is_readable(settings, names):
+def _compare(settings, beside):
+    """Warn of a tokenizer that the user named and that gives other ids than the one beside the weights."""
+    from mindspeed_ms.core.datasets.tokenizer import TokenizerError
+
+    if not beside:
+        return
+    named = {name: settings.value(f"{_D}.{name}") for name in NAMES if settings.value(f"{_D}.{name}")}
+    try:
+        moved = _read(settings, named).other_ids(_read(settings, beside))
+    except (TokenizerError, TypeError):  # a tokenizer that cannot be read is an error of its own option
+        return
+    if moved:
+        files = " ".join(str(named[name]) for name in NAMES if name in named)
+        place = beside["tokenizer_name_or_path"]
+        settings.warn(f"the tokenizer {files} gives other ids than {place}, which lies beside the weights: {moved}")
+
+
+def _read(settings, names):
     # read without MindSpore, as by `from_tokenizer`
-    from mindspeed_ms.core.datasets.tokenizer import TokenizerError, TokenizerSettings, build_tokenizer
+    from mindspeed_ms.core.datasets.tokenizer import TokenizerSettings, build_tokenizer
+
+    use_fast = settings.value(f"{_D}.use_fast_tokenizer", True) is not False
+    return build_tokenizer(TokenizerSettings(**names, use_fast=use_fast))
+
+
+def _is_readable(settings, names):
+    from mindspeed_ms.core.datasets.tokenizer import TokenizerError
 
     try:
-        build_tokenizer(TokenizerSettings(**names, use_fast=settings.value(f"{_D}.use_fast_tokenizer", True) is not False))
+        _read(settings, names)
     except TokenizerError as error:
         settings.warn(f"the checkpoint's tokenizer is not used, since it cannot be read: {error}")
         return False

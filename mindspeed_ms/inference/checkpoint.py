@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from mindspeed_ms.core.dist_checkpointing.errors import CheckpointError
 from mindspeed_ms.core.dist_checkpointing.folders import newest_manifest
+from mindspeed_ms.core.logging import logger
 from mindspeed_ms.inference.tokenizer import end_ids, find_tokenizer
 
 LONGEST_DEFAULT = 8192
@@ -30,7 +31,13 @@ def read_facts(checkpoint, iteration=None, max_sequence_length=None, tokenizer=N
     """CheckpointFacts of a checkpoint; arguments and errors as of `loading.load`. A `tokenizer` is used instead of its own."""
     place, manifest = find_checkpoint(checkpoint, iteration)
     saved = manifest.args["model_config"]
-    tokenizer = tokenizer or find_tokenizer(checkpoint, place, manifest)
+    if tokenizer is None:
+        tokenizer = find_tokenizer(checkpoint, place, manifest)
+    else:
+        own = find_tokenizer(checkpoint, place, manifest)
+        moved = own and tokenizer.other_ids(own)
+        if moved:
+            logger.warning("the tokenizer %s gives other ids than the checkpoint's own: %s", tokenizer.name, moved)
     vocab_size = manifest.vocab_size or saved.get("vocab_size")
     return CheckpointFacts(
         context_length(max_sequence_length, saved), vocab_size, tokenizer, end_ids(checkpoint, place, manifest, tokenizer)

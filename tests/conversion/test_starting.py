@@ -89,6 +89,20 @@ def test_model_vocabulary_and_tokenizer_are_the_folders(folders, name, files):
     assert any("samples have the model's 64 positions" in notice for notice in all_config.notices)
 
 
+def test_a_named_tokenizer_with_other_ids_is_told(folders, tmp_path):
+    """Two tokens have changed their places, so every id is in the vocabulary."""
+    shutil.copytree(folders / "tokenizer", tmp_path / "swapped")
+    path = tmp_path / "swapped" / "tokenizer.json"
+    saved = json.loads(path.read_text())
+    vocab = saved["model"]["vocab"]
+    one, other = list(vocab)[300:302]
+    vocab[one], vocab[other] = vocab[other], vocab[one]
+    path.write_text(json.dumps(saved))
+    named = over_the_default(*TAKE, folders / "hf", "--seq-length", "32", "--tokenizer-name-or-path", path.parent)
+    (warning,) = [notice for notice in named.notices if isinstance(notice, WarningNotice)]
+    assert "gives other ids than" in warning and "2 of " in warning and str(path.parent) in warning
+
+
 def test_without_a_checkpoint_yet_the_default_model_is_the_first(tmp_path):
     all_config = over_the_default("--use-checkpoint-args", "--save", tmp_path)
     assert all_config.model_config.hidden_size == 128 and all_config.parallel_config.tensor_model_parallel_size == 2

@@ -100,7 +100,7 @@ def test_generation(folder):
         (["--task", "gsm8k", "--task-data-path", "problems.jsonl", "--output", "no/where.json"], "--output is no/where.json"),
         (["--task", "gsm8k", "--task-data-path", "problems.jsonl", "--max-new-tokens", "0"], "expected an integer > 0"),
         (["--task", "gsm8k", "--task-data-path", "problems.jsonl", "--max-new-tokens", "4000"], "context"),
-        (["--task", "perplexity", "--task-data-path", "text.txt", "--window", "4000"], "window is 4000"),
+        (["--task", "perplexity", "--task-data-path", "text.txt", "--window", "4000"], "--window is 4000"),
     ],
 )
 def test_mistakes_are_one_line(folder, arguments, words):

@@ -6,6 +6,7 @@ from mindspeed_ms import launch
 from mindspeed_ms.layout import pipeline_plan
 from mindspeed_ms.tools import follow_log, inspect_data
 from mindspeed_ms.tools.checkpoint.__main__ import main as checkpoint
+from mindspeed_ms.tools.generate import __main__ as generate
 
 
 @pytest.mark.parametrize(
@@ -13,6 +14,7 @@ from mindspeed_ms.tools.checkpoint.__main__ import main as checkpoint
     [
         (checkpoint, ["inspect", "x", "--jsn"], "--json"),
         (follow_log.main, ["x", "--process", "1", "--intervall", "3"], "--interval"),
+        (generate.main, ["x", "--tp", "2"], "--tensor-model-parallel-size"),
         (pipeline_plan.main, ["--pp", "2", "--micro", "4", "--transfer-tmie", "1"], "--transfer-time"),
     ],
 )

@@ -54,6 +54,15 @@ class EvaluateJob(Job):
     output: str | None = None
     notes: list = field(default_factory=list)
 
+    def check(self, facts):
+        """See `Job.check`."""
+        longest = facts.max_sequence_length
+        window = longest if self.window is None else self.window
+        if not 2 <= window <= longest:
+            raise JobError(f"--window is {window}: expected 2 to {longest}, the model's context.")
+        if self.stride is not None and not 1 <= self.stride < window:
+            raise JobError(f"--stride is {self.stride}: expected 1 to {window - 1}, below the window: no token is left out.")
+
     @property
     def slots(self):
         """Cache slots (int)."""

@@ -100,6 +100,9 @@ class Job:
         tp, pp, ep, expert_tp = (getattr(self, name) for name in SIZES)
         return world_unit(tp, pp, 1, ep, expert_tp) if ep > 1 or expert_tp else tp * pp
 
+    def check(self, facts):
+        """Raise JobError for settings that do not fit the checkpoint (CheckpointFacts)."""
+
     @property
     def slots(self):
         """Cache slots (int): as many as answers or beams at a time, at most eight answers."""
@@ -133,7 +136,9 @@ def plan(job):
     try:
         argument_parser().parse_args(job.flags)
         tokenizer = None if job.tokenizer_path is None else from_folder(job.tokenizer_path)
-        return _plan(job, _facts(job, tokenizer))
+        facts = _facts(job, tokenizer)
+        job.check(facts)
+        return _plan(job, facts)
     except RequestError as error:
         name = _FLAGS.get(error.parameter, "--" + error.parameter.replace("_", "-"))
         raise JobError(f"{name} {error.rest}") from error

@@ -94,6 +94,17 @@ class Tokenizer(ABC):
         """All that decides the ids of a text (str or bytes), for fingerprints; more than the vocabulary where there is more."""
         return json.dumps(sorted(self.vocab.items()))
 
+    def other_ids(self, other):
+        """In words, how many tokens of `other` have another id here, with the first of them; None: all have the same."""
+        moved = [(number, token) for token, number in other.vocab.items() if self.vocab.get(token) != number]
+        if not moved:
+            return None
+        number, token = min(moved)
+        here = self.vocab.get(token)
+        return (
+            f"{len(moved)} of {len(other.vocab)} tokens, {token!r} is {'none' if here is None else here} in place of {number}"
+        )
+
     @abstractmethod
     def token_to_id(self, token):
         """Id of the token with exactly this text, or None."""

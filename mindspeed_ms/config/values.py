@@ -183,8 +183,11 @@ def number(**limits):
 
 
 def one_of(*choices):
-    """Type of a string that is one of `choices`."""
-    return Annotated[Literal[choices], Kind("one of " + ", ".join(choices))]
+    """Type of a string that is one of `choices`; the word none, which files and flags read as null, is one if it is listed."""
+    kind = Kind("one of " + ", ".join(choices))
+    if "none" not in choices:
+        return Annotated[Literal[choices], kind]
+    return Annotated[Literal[choices], BeforeValidator(lambda value: "none" if value is None else value), kind]
 
 
 class Registered(Kind):

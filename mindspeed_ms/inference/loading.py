@@ -97,9 +97,14 @@ def load(
     if expert_model_parallel_size > 1 or expert_tensor_parallel_size is not None:
         words += ["--expert-model-parallel-size", expert_model_parallel_size]
         words += ["--expert-tensor-parallel-size", expert_tensor_parallel_size or tensor_model_parallel_size]
-    words += ["--use-checkpoint-args", "--load", place, "--seq-length", length, "--micro-batch-size", 1, "--finetune"]
+    # training cuts the sequence where experts meet tensor parallelism, inference does not: it is switched off behind the checks
+    cuts_sequence = tensor_model_parallel_size > 1 and (manifest.args.get("moe_config") or {}).get("num_experts", 1) > 1
+    known_length = -(-length // tensor_model_parallel_size) * tensor_model_parallel_size if cuts_sequence else length
+    words += ["--sequence-parallel"] if cuts_sequence else []
+    words += ["--use-checkpoint-args", "--load", place, "--seq-length", known_length, "--micro-batch-size", 1, "--finetune"]
     words += [*_dtype_flags(dtype, saved), "--train-iters", 1, "--lr", 1, *flags]
     config = _configuration([str(word) for word in words])
+    config.parallel_config.fill(sequence_parallel=False)
     tokenizer = find_tokenizer(checkpoint, place, manifest)
     _check_world(config.parallel_config)
     set_parallel_context(config.parallel_config)

@@ -90,7 +90,12 @@ LOSS_SCALE = {
 }
 Z1 = {f"{P}.zero_level": "z1"}
 WSD = {f"{OPT}.lr_decay_style": "WSD"}
-EXPERTS = {"moe_config.num_experts": 4}
+E = "moe_config"
+EXPERTS = {f"{E}.num_experts": 4}
+GROUPS = {f"{E}.moe_router_num_groups": 2, f"{E}.moe_router_group_topk": 1}
+SINKHORN = {f"{E}.moe_router_load_balancing_type": "sinkhorn"}
+CAPACITY = {f"{E}.moe_expert_capacity_factor": 1.0}
+ALLGATHER = {f"{E}.moe_token_dispatcher_type": "allgather"}
 CP2 = {f"{P}.context_parallel_size": 2}
 # (settings, key that is named, words that must be there)
 SCALED = {f"{M}.position_embedding_type": "rope"}
@@ -144,6 +149,52 @@ RULES = [
     ({**EXPERTS, "moe_config.moe_router_topk": 5}, "moe_config.moe_router_topk", "number of experts"),
     ({**EXPERTS, **TP2}, f"{P}.sequence_parallel", "must be on"),
     ({**EXPERTS, f"{M}.num_experts": 8}, f"{M}.num_experts", "contradicts"),
+    ({**EXPERTS, f"{E}.moe_router_topk": 1}, f"{E}.moe_router_pre_softmax", "must be on for top-1"),
+    ({**EXPERTS, f"{E}.moe_router_num_groups": 2}, f"{E}.moe_router_num_groups", "needs moe_router_group_topk"),
+    (
+        {**EXPERTS, **GROUPS, f"{E}.moe_router_group_score_topk": 3},
+        f"{E}.moe_router_group_score_topk",
+        "must not be above the 2 experts of a group",
+    ),
+    ({**EXPERTS, **GROUPS, f"{E}.moe_router_num_groups": 3}, f"{E}.num_experts", "multiple of 3, the number of groups"),
+    ({**EXPERTS, **GROUPS, f"{E}.moe_router_group_topk": 3}, f"{E}.moe_router_group_topk", "number of groups"),
+    ({**EXPERTS, **GROUPS, f"{E}.moe_router_topk": 3}, f"{E}.moe_router_topk", "the 2 experts of the chosen groups"),
+    (
+        {f"{E}.num_experts": 8, f"{E}.moe_router_num_groups": 4, f"{E}.moe_router_group_topk": 3},
+        f"{E}.moe_router_group_topk",
+        "experts per token",
+    ),
+    ({**EXPERTS, f"{E}.moe_router_enable_expert_bias": True}, f"{E}.moe_router_enable_expert_bias", "sigmoid"),
+    ({**EXPERTS, **SINKHORN, f"{E}.moe_aux_loss_coeff": 0.1}, f"{E}.moe_aux_loss_coeff", "does not work with sinkhorn"),
+    ({**EXPERTS, **SINKHORN, **CAPACITY}, f"{E}.moe_expert_capacity_factor", "does not work with sinkhorn"),
+    ({**EXPERTS, **SINKHORN, f"{E}.moe_router_score_function": "sigmoid"}, f"{E}.moe_router_score_function", "sinkhorn"),
+    ({**EXPERTS, **CAPACITY, **ALLGATHER}, f"{E}.moe_expert_capacity_factor", "needs the dispatcher alltoall"),
+    ({**EXPERTS, f"{E}.moe_expert_capacity_factor": 0.0}, f"{E}.moe_expert_capacity_factor", "above 0"),
+    ({**EXPERTS, f"{E}.moe_pad_expert_input_to_capacity": True}, f"{E}.moe_pad_expert_input_to_capacity", "needs"),
+    ({**EXPERTS, f"{E}.moe_token_dispatcher_type": "flex"}, f"{E}.moe_token_dispatcher_type", "DeepEP"),
+    (
+        {
+            **EXPERTS,
+            **TP2,
+            f"{P}.sequence_parallel": True,
+            f"{P}.expert_tensor_parallel_size": 1,
+            f"{E}.moe_token_dispatcher_type": "alltoall_seq",
+        },
+        f"{E}.moe_token_dispatcher_type",
+        "cut like the other layers",
+    ),
+    (
+        {**EXPERTS, **TP2, f"{P}.sequence_parallel": True, f"{P}.expert_tensor_parallel_size": 2, f"{E}.moe_extended_tp": True},
+        f"{E}.moe_extended_tp",
+        "set that to 1",
+    ),
+    ({**EXPERTS, f"{E}.moe_shared_expert_gate": True}, f"{E}.moe_shared_expert_gate", "needs shared experts"),
+    ({**EXPERTS, f"{E}.moe_shared_expert_overlap": True}, f"{E}.moe_shared_expert_overlap", "needs shared experts"),
+    (
+        {**EXPERTS, **ALLGATHER, f"{E}.moe_shared_expert_overlap": True, f"{E}.n_shared_experts": 1},
+        f"{E}.moe_shared_expert_overlap",
+        "needs the dispatcher alltoall",
+    ),
     ({**PP2, f"{P}.num_layer_list": [4, 1]}, f"{P}.num_layer_list", "sum 5"),
     ({**PP2, f"{P}.num_layer_list": [4, 0]}, f"{P}.num_layer_list", "above 0"),
     ({**PP2, f"{P}.num_layer_list": [2, 1, 1]}, f"{P}.num_layer_list", "2 pipeline stages"),

@@ -38,6 +38,7 @@ SEEN_ELSEWHERE = {
 }
 # decided inside the configuration
 DECIDED_HERE = {
+    "moe_config.moe_extended_tp",
     "model_config.use_rotary_position_embeddings",
     "model_config.fp32_residual_connection",
     "model_config.softmax_compute_dtype",

@@ -92,8 +92,8 @@ def run(flags, extra, batches, weights=None, keep=(), settings=None, watch=None,
         load (Optional[str]): checkpoint from which the training goes on, with its optimizer and schedule.
 
     Returns:
-        dict: loss, losses (all by name), grad_norm, lr per step; `recomputed`, the parts of the model whose forward the backward
-            ran again; what `keep` names as `{name: (sharding, array)}`.
+        dict: loss, losses (all by name), grad_norm, lr per step; `recomputed`, the parts of the model whose forward the
+            backward ran again; what `keep` names as `{name: (sharding, array)}`.
     """
     from mindspeed_ms.core.tensor_parallel.random import CheckpointFunction
     from mindspeed_ms.legacy.model.gpt_model import GPTModel

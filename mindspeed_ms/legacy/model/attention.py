@@ -54,14 +54,14 @@ class CoreAttention(Module):
         """What else than the mask hides keys, for sequences of `length` tokens that are cut over ranks.
 
         Returns:
-            (mask, lower, upper, scale): the mask, or None where the settings say that it does not count; the query at
-                position i sees positions i + lower to i + upper; scale of the scores (None: the usual one).
+            (mask, lower, upper): the mask, or None where the settings say that it does not count; the query at position i
+                sees positions i + lower to i + upper.
         """
         causal = is_causal(self.attn_mask_type, mask)
         pre_tokens, next_tokens = None if self.window is None else self.window - 1, None
         if self.explicit_band is not None:
             mask, causal, pre_tokens, next_tokens = self.explicit_band.resolve(mask, causal)
-        return mask, *visible_band(length, length, causal, pre_tokens, next_tokens), None
+        return mask, *visible_band(length, length, causal, pre_tokens, next_tokens)
 
     def construct(self, query, key, value, attention_mask=None):
         """See the class."""
@@ -168,7 +168,7 @@ class FlashAttention(Module):
         """See `CoreAttention.band`."""
         mode, next_tokens = self._mode(mask, length)
         lower, upper, counts = sparse_band(mode, mask is not None, length, length, self.pre_tokens, next_tokens)
-        return mask if counts else None, lower, upper, None
+        return mask if counts else None, lower, upper
 
     def _mode(self, mask, key_length):
         """(sparse mode, next_tokens) of the operator."""
@@ -328,11 +328,11 @@ class ParallelAttention(LayerCell):
         return query.reshape((*query.shape[:2], self.groups, self.head_size)), key, value
 
 
-def attend_to_parts(core, query, key, value, attention_mask):
+def attend_to_parts(core, query, key, value, attention_mask, sinks=None):
     """Attention of the cell `core` over sequences that are cut over ranks, or with a mask of packed documents."""
     length = query.shape[0] * parallel_state.get_context_parallel_world_size()
-    mask, lower, upper, scale = core.band(attention_mask, length)
-    return context_parallel_attention(query, key, value, mask, lower, upper, scale)
+    scale = getattr(core, "scale", None)  # a core of another attention kind may have its own
+    return context_parallel_attention(query, key, value, *core.band(attention_mask, length), scale, sinks)
 
 
 def _check_context_parallel(attention_type, config):

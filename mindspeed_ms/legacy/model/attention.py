@@ -246,7 +246,7 @@ class ParallelAttention(LayerCell):
         self.groups = divide(groups, tensor_parallel_size, "num_query_groups", "tensor_model_parallel_size")
         self.cuts_sequence = parallel_state.get_context_parallel_world_size() > 1
         if self.cuts_sequence:
-            _check_context_parallel(self.attention_type, config)
+            check_context_parallel(self.attention_type, config)
         self._create_projections(model)
         core = FlashAttention if config.use_flash_attention else CoreAttention
         self.core_attention = core(self.layer_number, self.described, self.attn_mask_type)
@@ -297,9 +297,7 @@ class ParallelAttention(LayerCell):
         return self.out_proj(context)
 
     def _attend(self, query, key, value, attention_mask):
-        if not self.cuts_sequence and not isinstance(attention_mask, VisibleKeys):
-            return self.core_attention(query, key, value, attention_mask)
-        return attend_to_parts(self.core_attention, query, key, value, attention_mask)
+        return attend(self.core_attention, query, key, value, attention_mask)
 
     def _check_inference(self, attention_mask):
         is_causal_self = self.attn_mask_type == AttnMaskType.causal and self.attention_type == AttnType.self_attn
@@ -328,14 +326,23 @@ class ParallelAttention(LayerCell):
         return query.reshape((*query.shape[:2], self.groups, self.head_size)), key, value
 
 
-def attend_to_parts(core, query, key, value, attention_mask, sinks=None):
-    """Attention of the cell `core` over sequences that are cut over ranks, or with a mask of packed documents."""
-    length = query.shape[0] * parallel_state.get_context_parallel_world_size()
-    scale = getattr(core, "scale", None)  # a core of another attention kind may have its own
-    return context_parallel_attention(query, key, value, *core.band(attention_mask, length), scale, sinks)
+def attend(core, query, key, value, attention_mask, *sinks):
+    """Context of the core attention cell `core`, `[s, b, n * dv]`: over sequences that are cut over ranks, or with a mask of
+    packed documents, by context parallelism, which takes the settings of the cell; else by the cell itself.
+
+    Args:
+        core (CoreAttention or FlashAttention): or a cell with the same `band` and, if it has one of its own, `scale`.
+        query, key, value, attention_mask: as of the cell; the mask may be a `VisibleKeys`.
+        sinks (Tensor): none, or `[n]`, one more score of each head without a value.
+    """
+    ranks = parallel_state.get_context_parallel_world_size()
+    if ranks == 1 and not isinstance(attention_mask, VisibleKeys):
+        return core(query, key, value, attention_mask, *sinks)
+    mask, lower, upper = core.band(attention_mask, query.shape[0] * ranks)
+    return context_parallel_attention(query, key, value, mask, lower, upper, getattr(core, "scale", None), *sinks)
 
 
-def _check_context_parallel(attention_type, config):
+def check_context_parallel(attention_type, config):
     """Refuse what attention over cut sequences cannot do; the check of a configuration says the same before."""
     if attention_type != AttnType.self_attn:
         raise ValueError("cross attention cannot be combined with context_parallel_size above 1.")

@@ -96,8 +96,8 @@ CARELESS = [
     (["--config", *CPU_DEFAULT, "lora.yaml"], ["lora.yaml:1: lora_config.lora_rank = 4", LATER]),
     (["--num-experts", "4", "--moe-router-topk", "8"], ["--moe-router-topk = 8", "--num-experts = 4"]),
     (["--num-experts", "4", "--expert-model-parallel-size", "3"], ["--num-experts = 4", "multiple of 3"]),
-    (["--context-parallel-size", "2"], ["--context-parallel-size = 2", LATER]),
-    (["--context-parallel-algo", "megatron_cp_algo"], ["--context-parallel-algo", LATER]),
+    (["--context-parallel-size", "4"], ["--context-parallel-size = 4", "multiple of 8 = tp * ulysses degree 4"]),
+    (["--context-parallel-size", "2", "--context-parallel-algo", "adaptive_cp_algo"], ["use that", "megatron_cp_algo"]),
     (["--mla-mm-split"], ["--mla-mm-split", "not available"]),
     (["--dpo-beta", "0.5"], ["--dpo-beta = 0.5", "not available", "yet"]),
     *(([*flag.split()], ["--is-instruction-dataset", "--variable-seq-lengths", "--reset-attention-mask"])

@@ -272,6 +272,11 @@ RULES = [
     ({f"{D}.train_samples": 100}, f"{T}.training_iters", "keep one"),
     ({f"{T}.fp16": True, f"{T}.bf16": True}, f"{T}.fp16", "keep one"),
     ({f"{T}.bf16": True, f"{M}.compute_dtype": "float16"}, f"{M}.compute_dtype", "bfloat16"),
+    (
+        {**LOSS_SCALE, f"{M}.fp16_lm_cross_entropy": True, f"{M}.loss_chunk_size": 8},
+        f"{M}.loss_chunk_size",
+        "takes the loss in float32",
+    ),
     ({f"{M}.fp16_lm_cross_entropy": True}, f"{M}.fp16_lm_cross_entropy", "float16"),
     ({f"{M}.fp32_residual_connection": True}, f"{M}.fp32_residual_connection", "fp16 or bf16"),
     ({f"{T}.loss_scale_value": 1024}, f"{T}.loss_scale_value", "set together with"),

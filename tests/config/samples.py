@@ -214,7 +214,19 @@ SPECIAL = {
     "moe_config.moe_pad_expert_input_to_capacity": (True, {**_EXPERTS, "moe_config.moe_expert_capacity_factor": 1.5}),
     "moe_config.moe_grouped_gemm": (True, {**_EXPERTS, "model_config.add_bias_linear": False}),
     "moe_config.moe_layer_freq": ([1, 0, 1, 0], _EXPERTS),
-    "lora_config.use_lora": (True, {"lora_config.target_cells": _TARGETS}),
+    **{
+        f"lora_config.{name}": (value, {"lora_config.use_lora": True, "lora_config.target_cells": _TARGETS})
+        for name, value in (
+            ("lora_rank", 9),
+            ("lora_alpha", 33),
+            ("lora_dropout", 0.5),
+            ("use_rslora", True),
+            ("lora_plus_ratio", 16.0),
+            ("lora_load", "adapter"),
+            ("lora_ckpt_filter", True),
+        )
+    },
+    "lora_config.use_lora": (True, {"lora_config.use_lora": False, "lora_config.target_cells": _TARGETS}),
     "lora_config.target_cells": (
         _TARGETS,
         {"lora_config.use_lora": True, "lora_config.target_cells": [{"target_cells": [r".*\.mapping"]}]},

@@ -47,6 +47,8 @@ DECIDED_HERE = {
     "training_config.grad_reduce_in_bf16",
     "training_config.use_checkpoint_args",
     "training_config.wrap_with_ddp",
+    "lora_config.target_cells",
+    "lora_config.use_rslora",
 }
 
 
@@ -133,6 +135,7 @@ def test_what_needs_another_setting_says_so():
         "training_config.save_enabled": False,
         "dataset_config.tokenizer_type": "Llama2Tokenizer",
         "model_config.rope_scaling.type": "linear",
+        "lora_config.use_lora": False,
     }
     for paths, need, _ in NEEDS:
         for path in paths:

@@ -5,6 +5,7 @@ from mindspore import dtype, mint
 from mindspeed_ms import ops
 from mindspeed_ms.config.model_description import describe_config
 from mindspeed_ms.core.tensor_parallel.cross_entropy import VocabParallelCrossEntropy
+from mindspeed_ms.core.tensor_parallel.lora import add_adapters
 from mindspeed_ms.legacy.model.enums import AttnMaskType
 from mindspeed_ms.legacy.model.eos_mask import EosMask
 from mindspeed_ms.legacy.model.language_model import get_language_model
@@ -105,6 +106,7 @@ class GPTModel(Module):
             self.loss = LossWithMask(cross_entropy, label_smoothing=config.label_smoothing)
         if not self.untie_embeddings_and_output_weights:
             self.initialize_word_embeddings()
+        add_adapters(described.model, self)
 
     def set_input_tensor(self, input_tensor):
         """Set the hidden states from the previous pipeline stage."""

@@ -49,7 +49,7 @@ class Messages(logging.Handler):
         logger.removeHandler(self)
 
 
-def make_config(folder, model="tied", parallel=None, training=None, dataset=None, optimizer=None, sizes=None):
+def make_config(folder, model="tied", parallel=None, training=None, dataset=None, optimizer=None, sizes=None, lora=None):
     """AllConfig: micro-batch 1, saves at step 2 and at the end. Adam's epsilon hides the rounding noise of gradients that
     are truly zero."""
     from mindspeed_ms.config import init_configs_from_dict
@@ -76,6 +76,7 @@ def make_config(folder, model="tied", parallel=None, training=None, dataset=None
                 "eps": 1e-3,
                 **(optimizer or {}),
             },
+            "lora_config": lora or {},
         }
     )
 

@@ -298,7 +298,7 @@ RULES = [
     (_targets(r".*\.qkv_porj"), "lora_config.target_cells", "matches no linear layer of the model; its linears end in"),
     (_targets(r".*\.qkv_porj"), "lora_config.target_cells", "near is 'language_model.encoder.layers.0.attention.qkv_proj'"),
     (_targets(r".*embeddings"), "lora_config.target_cells", "word_embeddings alone: embeddings and output layer get no"),
-    (_targets(r".*_norm"), "lora_config.target_cells", "input_norm alone: it is no linear layer"),
+    (_targets(r".*_norm"), "lora_config.target_cells", "norm alone: it is no linear layer"),
     (
         {"moe_config.num_experts": 4, **_targets(r".*\.mapping")},
         "lora_config.target_cells",

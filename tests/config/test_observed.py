@@ -47,8 +47,6 @@ DECIDED_HERE = {
     "training_config.grad_reduce_in_bf16",
     "training_config.use_checkpoint_args",
     "training_config.wrap_with_ddp",
-    "lora_config.target_cells",
-    "lora_config.use_rslora",
 }
 
 

@@ -19,7 +19,7 @@ from mindspeed_ms.core.tensor_parallel.mappings import (
     scatter_to_tensor_model_parallel_region,
 )
 from mindspeed_ms.layout.adapters import Adapter, adapters_of
-from mindspeed_ms.layout.describers.lora import LORA_NAMES, describe_lora
+from mindspeed_ms.layout.describers.lora import describe_lora
 from mindspeed_ms.layout.layer_parameters import LayerPart
 
 
@@ -183,8 +183,3 @@ def add_adapters(model, cell):
                 part.__class__ = kind
                 part._create_adapter(adapter)
     return cell
-
-
-def is_adapter(name):
-    """Whether a parameter of this name belongs to an adapter."""
-    return name.rpartition(".")[2] in LORA_NAMES

@@ -7,6 +7,11 @@ from mindspeed_ms.layout.sharding import Initializer, ParameterSharding
 LORA_NAMES = ("lora_a", "lora_b")
 
 
+def is_lora(key):
+    """Whether a key of the state dictionary is of a low-rank adapter."""
+    return key.rpartition(".")[2] in LORA_NAMES
+
+
 def is_linear(weight):
     """Whether a ParameterDescription is the weight of a column- or row-parallel linear of a layer, not of an expert."""
     is_matrix = len(weight.sharding.global_shape) == 2 and weight.sharding.axis is not None

@@ -6,7 +6,7 @@ from mindspeed_ms.config.model_description import describe_model
 from mindspeed_ms.core.dist_checkpointing.errors import CheckpointError
 from mindspeed_ms.core.dist_checkpointing.folders import newest_manifest
 from mindspeed_ms.models import peft_folder
-from mindspeed_ms.models.adapters import adapters_of_checkpoint, has_adapters, has_base, without_adapters
+from mindspeed_ms.models.adapters import MergedReader, adapters_of_checkpoint, has_adapters, has_base, without_adapters
 from mindspeed_ms.models.families.configuration import config_of_model, model_sections
 
 
@@ -55,6 +55,12 @@ def with_adapters(place, manifest, adapter=None):
     if not is_whole:
         place, manifest = base_of(place, manifest)
     return place, without_adapters(manifest), adapters
+
+
+def merged_reader(place, manifest, adapter=None, sign=1):
+    """MergedReader of what `with_adapters` finds; None without adapters."""
+    place, manifest, adapters = with_adapters(place, manifest, adapter)
+    return None if adapters is None else MergedReader(place, manifest, adapters, sign)
 
 
 def base_of(place, manifest, base=None):

@@ -129,7 +129,10 @@ class MergedReader(CheckpointReader):
     """
 
     def __init__(self, folder, manifest, adapters, sign=1):
-        super().__init__(folder, manifest)
+        own = copy.copy(manifest)  # the state of an optimizer, with its masters, is of the other weights
+        own.tensors = {key: manifest.tensors[key] for key in weights_of(manifest)}
+        own.states = {**manifest.states, "optimizer": None, "opt_param_scheduler": None}
+        super().__init__(folder, own)
         self.adapters, self.sign = adapters, sign
         adapters.check_base({key: stored.shape for key, stored in manifest.tensors.items()}, manifest.args, self.folder)
         self._cells = {f"{cell}.weight": cell for cell in adapters.cells}

@@ -111,8 +111,9 @@ def _read_tensors(path):
         for name, one in read_safetensors(path).items():
             if one.dtype not in _NUMPY:
                 raise CheckpointError(f"{path}: {name} is {one.dtype}: expected float32, float16 or bfloat16.")
-            file.seek(one.start)
-            values = np.frombuffer(file.read(one.stop - one.start), _NUMPY[one.dtype]).reshape(one.shape)
+            start, stop = one.ranges[0] if one.ranges else (0, 0)
+            file.seek(start)
+            values = np.frombuffer(file.read(stop - start), _NUMPY[one.dtype]).reshape(one.shape)
             wide = (values.astype(np.uint32) << 16).view(np.float32) if one.dtype == "bfloat16" else values
             result[name] = wide.astype(np.float32)
     return result

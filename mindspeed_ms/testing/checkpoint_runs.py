@@ -81,8 +81,9 @@ def make_config(folder, model="tied", parallel=None, training=None, dataset=None
     )
 
 
-def train(folder, rows=None, **settings):
-    """Train; returns a dict of `losses`, `norms`, `lr` by iteration, `rows` that were read, `weights` and `log`."""
+def train(folder, rows=None, look=None, **settings):
+    """Train; returns a dict of `losses`, `norms`, `lr` by iteration, `rows` that were read, `weights`, `log`, and what
+    `look(Trainer)` gives."""
     from mindspeed_ms.core import comm, parallel_state
     from mindspeed_ms.core import num_microbatches_calculator as calculator
     from mindspeed_ms.legacy.model.gpt_model import GPTModel
@@ -118,6 +119,7 @@ def train(folder, rows=None, **settings):
         "norms": {line["iteration"]: line["grad_norm"] for line in lines if "loss" in line},
         "lr": {line["iteration"]: line["learning_rate"] for line in lines if "loss" in line},
         "rows": rows.read,
+        "look": look(run) if look is not None else None,
         "weights": weights,
         "log": texts,
         "scale": run.optimizer.get_loss_scale(),

@@ -70,6 +70,7 @@ def parser():
     result.add_argument("--task", required=True, choices=tasks, metavar="TASK", help=f"one of {', '.join(tasks)}")
     result.add_argument("--task-data-path", required=True, nargs="+", metavar="PATH", help="files or folders of data")
     result.add_argument("--load", required=True, metavar="FOLDER", help="checkpoint: ours, Megatron's or Hugging Face's")
+    flags.add_adapter_flag(result)
     result.add_argument("--ckpt-step", type=int, metavar="N", help="iteration of a run's checkpoints; default: the newest")
     result.add_argument("--num-shots", type=flags.not_negative, metavar="N", help="examples before each question (0)")
     result.add_argument("--few-shot-path", metavar="PATH", help="data that the examples are from")
@@ -114,6 +115,7 @@ def job_of(arguments):
         [],
         [],
         iteration=options.ckpt_step,
+        adapter=options.adapter,
         dtype="bf16" if options.bf16 else "fp16" if options.fp16 else None,
         max_sequence_length=options.seq_length,
         length_flag="--seq-length",

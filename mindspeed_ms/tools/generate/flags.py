@@ -44,7 +44,14 @@ def add_model_flags(parser):
     parser.add_argument("--pipeline-model-parallel-size", type=int, default=1, metavar="N", help="ranks that share the layers")
     parser.add_argument("--dtype", choices=("fp32", "bf16", "fp16"), help="of computation and cache; default: the checkpoint's")
     parser.add_argument("--max-sequence-length", type=int, metavar="N", help="context; default: the model's, at most 8192")
+    add_adapter_flag(parser)
     parser.add_argument("--iteration", type=int, metavar="N", help="of the checkpoints of a run; default: the newest")
+
+
+def add_adapter_flag(parser):
+    """Add the flag of adapters on top of the checkpoint."""
+    text = "adapters on top of the checkpoint: folder of a run with adapters, or of PEFT"
+    parser.add_argument("--adapter", "--lora", "--lora-load", dest="adapter", metavar="FOLDER", help=text)
 
 
 def add_conversation_flags(parser, history_turns=None):

@@ -23,6 +23,7 @@ def parser():
     )
     result.add_argument("--task", nargs="+", choices=TASKS, default=[GREEDY], help="ways to answer, one after the other")
     result.add_argument("--load", required=True, metavar="FOLDER", help="checkpoint: ours, Megatron's or Hugging Face's")
+    flags.add_adapter_flag(result)
     result.add_argument("--ckpt-step", type=int, metavar="N", help="iteration of a run's checkpoints; default: the newest")
     flags.add_prompt_flags(result)
     flags.add_sampling_flags(result, max_new_tokens=128, **_SAMPLING)
@@ -64,6 +65,7 @@ def job_of(arguments):
         tasks,
         prompts or [_PROMPT],
         iteration=options.ckpt_step,
+        adapter=options.adapter,
         added_ends=[*options.add_eos_token, *(str(number) for number in options.eos_id)],
         dtype="bf16" if options.bf16 else "fp16" if options.fp16 else None,
         max_sequence_length=_smaller(options.seq_length, options.max_length),

@@ -263,7 +263,19 @@ SPECIAL = {
     "moe_config.moe_shared_expert_gate": (True, {**_EXPERTS, "moe_config.n_shared_experts": 1}),
     "moe_config.moe_shared_expert_overlap": (True, {**_EXPERTS, **_ALLTOALL, "moe_config.n_shared_experts": 1}),
     "moe_config.moe_expert_capacity_factor": (0.25, {**_EXPERTS, **_ALLTOALL}),
-    "lora_config.use_lora": (True, {"lora_config.target_cells": _TARGETS}),
+    **{
+        f"lora_config.{name}": (value, {"lora_config.use_lora": True, "lora_config.target_cells": _TARGETS})
+        for name, value in (
+            ("lora_rank", 9),
+            ("lora_alpha", 33),
+            ("lora_dropout", 0.5),
+            ("use_rslora", True),
+            ("lora_plus_ratio", 16.0),
+            ("lora_load", "adapter"),
+            ("lora_ckpt_filter", True),
+        )
+    },
+    "lora_config.use_lora": (True, {"lora_config.use_lora": False, "lora_config.target_cells": _TARGETS}),
     "lora_config.target_cells": (
         _TARGETS,
         {"lora_config.use_lora": True, "lora_config.target_cells": [{"target_cells": [r".*\.mapping"]}]},

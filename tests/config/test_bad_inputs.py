@@ -10,6 +10,10 @@ CHECKED = [row for row in ROWS if "anything" not in row.expects]
 BOUNDED = [row for row in CHECKED if any(sign in row.expects for sign in (">", "<", "one of")) and "float32" not in row.expects]
 
 
+def _targets(pattern):
+    return {"lora_config.use_lora": True, "lora_config.target_cells": [{"target_cells": [pattern]}]}
+
+
 def problems_of(raw):
     """The texts of all problems of a nested dict."""
     with pytest.raises(ConfigError) as caught:
@@ -364,6 +368,16 @@ RULES = [
     ({f"{M}.recompute_granularity": "full"}, f"{M}.recompute_granularity", "recompute_method"),
     ({f"{M}.recompute_method": "block"}, f"{M}.recompute_method", "granularity"),
     ({"lora_config.use_lora": True}, "lora_config.target_cells", "exactly one"),
+    ({"lora_config.lora_rank": 4}, "lora_config.lora_rank", "has no effect without use_lora"),
+    (_targets(r".*\.qkv_porj"), "lora_config.target_cells", "matches no linear layer of the model; its linears end in"),
+    (_targets(r".*\.qkv_porj"), "lora_config.target_cells", "near is 'language_model.encoder.layers.0.attention.qkv_proj'"),
+    (_targets(r".*embeddings"), "lora_config.target_cells", "word_embeddings alone: embeddings and output layer get no"),
+    (_targets(r".*_norm"), "lora_config.target_cells", "norm alone: it is no linear layer"),
+    (
+        {"moe_config.num_experts": 4, **_targets(r".*\.mapping")},
+        "lora_config.target_cells",
+        "experts get no low-rank adapters yet",
+    ),
     ({f"{M}.apply_layernorm_1p": True}, f"{M}.apply_layernorm_1p", "not available"),
 ]
 

@@ -134,6 +134,7 @@ def test_what_needs_another_setting_says_so():
         "training_config.save_enabled": False,
         "dataset_config.tokenizer_type": "Llama2Tokenizer",
         "model_config.rope_scaling.type": "linear",
+        "lora_config.use_lora": False,
     }
     for paths, need, _ in NEEDS:
         for path in paths:

@@ -93,7 +93,6 @@ CARELESS = [
     (["--lora-r", "9"], ["--lora-r = 9", "has no effect without use_lora"]),
     (["--lora-target-modules", "linear_qvk", "--lora-alpha", "16"], ["--lora-target-modules", "near is", "qkv_proj'"]),
     (["--config", *CPU_DEFAULT, "lora.yaml"], ["lora.yaml:1: lora_config.lora_rank = 4", "has no effect without use_lora"]),
-    (["--q-lora-rank", "8"], ["--q-lora-rank = 8", "not available", "yet"]),
     (["--num-experts", "4", "--moe-router-topk", "8"], ["--moe-router-topk = 8", "--num-experts = 4"]),
     (["--num-experts", "4", "--expert-model-parallel-size", "3"], ["--num-experts = 4", "multiple of 3"]),
     (["--context-parallel-size", "4"], ["--context-parallel-size = 4", "multiple of 8 = tp * ulysses degree 4"]),

@@ -90,10 +90,10 @@ def _inspect(options, others):
 
 
 def _merge(options, others, sign=1):
-    words = ["--load-dir", options.base, "--save-dir", options.save_dir, "--no-save-optim", *others]
+    words = ["--load-dir", options.base, "--save-dir", options.save_dir, *others]
     if not any(word.split("=")[0] == "--save-model-type" for word in others):
         words += ["--save-model-type", "native"]
-    conversion = replace(parse(words), adapter=options.adapter, adapter_sign=sign)
+    conversion = replace(parse(words), with_optimizer=False, adapter=options.adapter, adapter_sign=sign)
     place, manifest = newest_manifest(options.base, conversion.iteration)
     if with_adapters(place, manifest, options.adapter)[2] is None:
         raise CheckpointError(f"{options.base} has no adapters to merge: name their folder with --adapter.")

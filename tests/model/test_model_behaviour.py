@@ -201,4 +201,4 @@ def _bad_calls(model, data):
 
 
 def test_errors(world):
-    assert world(2)(bad_models) == [19, 19]
+    assert world(2)(bad_models) == [18, 18]

@@ -14,6 +14,7 @@ ROOT = Path(__file__).resolve().parents[1]
 MODULES = (
     "shapes.py",
     "peer_megatron.py",
+    "peer_lora.py",
     "peer_moe.py",
     "peer_transformers.py",
 )  # no command line of their own: others start them

@@ -109,16 +109,19 @@ class CheckpointManager:
         return self.all_config.training_config
 
     def load(self):
-        """Load weights, or with `resume_training` the whole state; does nothing without a checkpoint to load.
+        """Load weights, or with `resume_training` the whole state; without a checkpoint `lora_load` alone.
 
         Raises:
             CheckpointError: the checkpoint is damaged or does not fit the model.
         """
         settings, path = self.settings, self.start.path
-        if path is None:
-            return
         resumes, vocab_size = self.start.resumes, vocab_size_of(self.all_config)
         self._load_beside(vocab_size)
+        if path is None:
+            if self.start.adapters.adapters is not None:
+                logger.warning("lora_load (--lora-load) without load_checkpoint: the base has its initial random weights")
+                self.optimizer.reload_model_params()
+            return
         with_optimizer = resumes and not settings.no_load_optim
         with open_checkpoint(path, self.all_config, settings.ckpt_step) as reader:
             checkpointing.load_checkpoint(

@@ -1,6 +1,6 @@
 """What a run needs to show a row: the changed value, the settings beside it, and how the run is made."""
 
-from tests.config.samples import _BF16, _FP16, _FULL, _PP2, _SHARDED, _TP2, _WSD
+from tests.config.samples import _BF16, _FP16, _FULL, _PP2, _SHARDED, _TARGETS, _TP2, _WSD
 
 M, T, D, OPT, P = ("model_config", "training_config", "dataset_config", "optimizer_config", "parallel_config")
 E = "moe_config"
@@ -29,6 +29,7 @@ RAMP = {**SAMPLES, f"{D}.micro_batch_num": None, f"{D}.global_batch_size": 6, f"
 FLASH = {f"{M}.use_flash_attention": True}
 DECAY = {f"{OPT}.lr_decay_style": "linear"}
 GELU = {f"{M}.hidden_act": "gelu", f"{M}.add_bias_linear": True, f"{M}.mlp_has_bias": True}
+ADAPTED = {"lora_config.use_lora": True, "lora_config.target_cells": _TARGETS}
 
 EXPERTS = {f"{E}.num_experts": 8}
 BIASED = {**EXPERTS, f"{E}.moe_router_score_function": "sigmoid", f"{E}.moe_router_bias_update_rate": 0.5}
@@ -59,6 +60,7 @@ ON_TWO_RANKS = {
 
 # path -> (value, settings beside it), and keywords of job.record behind them
 CASES = {
+    "lora_config.lora_load": ("{adapters}", ADAPTED),
     f"{M}.num_attention_heads": (2, {}),
     f"{M}.seq_length": (8, {}),
     f"{M}.fa_config.pre_tokens": (2, {**FLASH, f"{M}.fa_config.sparse_mode": 4, f"{M}.fa_config.next_tokens": 0}),

@@ -39,11 +39,12 @@ class Function(_Function):
     @classmethod
     def apply(cls, *args):
         """Result of `forward`, recorded unless inside `no_grad` or another Function."""
-        return super().apply(*args) if _executor.enable_grad() else cls.forward(_Unrecorded(len(args)), *args)
+        return super().apply(*args) if _executor.enable_grad() else cls._unrecorded_forward(_Unrecorded(len(args)), *args)
 
     def __init_subclass__(cls, **kwargs):
         super().__init_subclass__(**kwargs)
         if "forward" in cls.__dict__:
+            cls._unrecorded_forward = staticmethod(cls.forward)
             cls.forward = staticmethod(_with_owner(cls.forward))
 
 

@@ -156,7 +156,7 @@ def from_array(array, dtype=None):
         array = array.view(np.int16)
     else:
         tensor = Tensor.from_numpy(array)
-    tensor.__dict__[autograd.ARRAY] = array, array.__array_interface__["data"][0]
+    tensor.__dict__[autograd.ARRAY] = array, tensor._data_ptr()
     return tensor
 
 

@@ -121,7 +121,7 @@ def _norms_and_activations():
 
 
 def _rotary_and_layouts():
-    t = tensor(_normal(5, 2, 3, 8))
+    t = _leaf(5, 2, 3, 8)
     for rot, angle_batch, interleaved in (
         (8, 1, False),
         (8, 2, False),
@@ -133,13 +133,15 @@ def _rotary_and_layouts():
         cos, sin = tensor(_normal(5, angle_batch, 1, rot, seed=1)), tensor(_normal(5, angle_batch, 1, rot, seed=2))
         if not (interleaved and angle_batch > 1):
             _fits(lambda c=cos, s=sin, i=interleaved: ops.apply_rotary(t, c, s, i), "ops.rotary_position_embedding")
-        composed = _same(lambda c=cos, s=sin, i=interleaved: ops.apply_rotary(t, c, s, i, fused=False))
+        composed = _same(lambda c=cos, s=sin, i=interleaved: ops.apply_rotary(t, c, s, i, fused=False), (t,))
         assert "ops.rotary_position_embedding" not in {path for path, _ in composed}
     for shape in ((1, 1, 3, 8), (1, 2, 1, 8), (5, 1, 1, 8), (5, 2, 1, 8)):
         cos, sin = tensor(_normal(*shape, seed=1)), tensor(_normal(*shape, seed=2))
         _fits(lambda c=cos, s=sin: ops.npu_rotary_position_embedding(t, c, s), "ops.rotary_position_embedding")
     mixed = _leaf(3, 2, 40)
     _same(lambda: ops.split_query_key_value(mixed, 2, 3, 4), (mixed,))
+    tables = tensor(_normal(3, 1, 1, 4, seed=1)), tensor(_normal(3, 1, 1, 4, seed=2)), False
+    _same(lambda: ops.split_query_key_value(mixed, 2, 3, 4, tables, fused=False), (mixed,))
 
 
 def _attention():

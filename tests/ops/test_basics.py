@@ -119,6 +119,27 @@ def _split(dtype):
         return parts[:, :, :, :3].reshape(3, 2, 6, 4), parts[:, :, :, 3], parts[:, :, :, 4]
 
     check(lambda m: ops.split_query_key_value(m, 2, 3, 4), reference, [_normal(3, 2, 40)], dtype)
+    for rot, angle_batch, interleaved in ((4, 1, False), (2, 2, True)):
+        angles = _normal(3, angle_batch, 1, rot, seed=1)
+        cos, sin = np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
+
+        def rotated(mixed, c=cos, s=sin, i=interleaved):
+            query, key, value = reference(mixed)
+            tables = c.astype(float), s.astype(float), i
+            return references.rotary(query, *tables), references.rotary(key, *tables), value
+
+        tables = Tensor(cos), Tensor(sin), interleaved
+        check(lambda m, t=tables: ops.split_query_key_value(m, 2, 3, 4, t), rotated, [_normal(3, 2, 40)], dtype)
+
+
+def _split_and_rotation_in_one(_):
+    mixed, angles = tensor(_normal(3, 2, 80)), _normal(3, 1, 1, 6, seed=1)
+    for interleaved in (False, True):
+        tables = Tensor(np.cos(angles).astype(np.float32)), Tensor(np.sin(angles).astype(np.float32)), interleaved
+        query, key, value = ops.split_query_key_value(mixed, 2, 3, 8)
+        apart = ops.apply_rotary(query, *tables), ops.apply_rotary(key, *tables), value
+        for one, other in zip(ops.split_query_key_value(mixed, 2, 3, 8, tables), apart):
+            assert (one.asnumpy() == other.asnumpy()).all()
 
 
 def _dropouts(dtype):
@@ -157,6 +178,10 @@ CASES = (_linear, _matmul, _raw_linear, _embedding, _norms, _activations, _rotar
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__[1:])
 def test_values_and_gradients(world, case, dtype):
     world(1)(case, dtype)
+
+
+def test_split_and_rotation_in_one_give_the_same_bits(world):
+    world(1)(_split_and_rotation_in_one, None)
 
 
 def test_views_are_read_with_their_strides(world):

@@ -208,11 +208,12 @@ class ColumnParallelLinear(_ParallelLinear):
         return output, self.bias if self.skip_bias_add else None
 
     def _checked_weight(self, weight):
+        own = self.weight
         if weight is None:
-            if self.weight is None:
+            if own is None:
                 raise ValueError("ColumnParallelLinear has no own weight (skip_weight_param_allocation): pass one.")
-            return self.weight
-        if self.weight is not None:
+            return own
+        if own is not None:
             raise ValueError("ColumnParallelLinear has its own weight: pass none, or set skip_weight_param_allocation.")
         shape = (self.output_size_per_partition, self.input_size)
         expected = shape if self.transpose_b else shape[::-1]

@@ -12,7 +12,10 @@ from mindspeed_ms.core.device import to_dtype
 
 def cast(tensor, dtype):
     """Cast `tensor` to `dtype`; unchanged if it has that dtype or is None."""
-    return tensor if tensor is None or tensor.dtype == dtype else ops.cast(tensor, dtype)
+    # a comparison of two dtypes takes longer than asking whether they are one object, as they are
+    if tensor is None or tensor.dtype is dtype or tensor.dtype == dtype:
+        return tensor
+    return ops.cast(tensor, dtype)
 
 
 class LinearWithGradAccumulationAndAsyncCommunication(Function):

@@ -16,7 +16,7 @@ from mindspeed_ms.legacy.model.enums import AttnMaskType, AttnType, to_enum
 from mindspeed_ms.legacy.model.module import Module
 from mindspeed_ms.legacy.model.norms import get_norm
 from mindspeed_ms.legacy.model.parts import LayerCell, register_part
-from mindspeed_ms.legacy.model.rotary_pos_embedding import apply_rotary_pos_emb, to_rotary_tables
+from mindspeed_ms.legacy.model.rotary_pos_embedding import RotaryTable, rotate
 from mindspeed_ms.ops.checks import sparse_band, visible_band
 
 
@@ -335,15 +335,10 @@ class ParallelAttention(LayerCell):
     def construct(self, hidden_states, attention_mask=None, encoder_output=None, inference_params=None, rotary_pos_emb=None):
         """See the class."""
         if self.attention_type == AttnType.self_attn:
-            mixed, _ = self.qkv_proj(hidden_states)
-            query, key, value = ops.split_query_key_value(mixed, self.groups, self.queries_per_group, self.head_size)
-            if self.qk_layernorm:
-                query, key = self.q_layernorm(query), self.k_layernorm(key)
+            query, key, value = self._query_key_value(hidden_states, rotary_pos_emb)
         else:
             query, key, value = self._cross_query_key_value(hidden_states, encoder_output)
-        query_table, key_table = to_rotary_tables(rotary_pos_emb, self.rotary_interleaved)
-        query = apply_rotary_pos_emb(query, query_table, self.apply_rope_fusion)
-        key = apply_rotary_pos_emb(key, key_table, self.apply_rope_fusion)
+            query, key = rotate(query, key, rotary_pos_emb, self.rotary_interleaved, self.apply_rope_fusion)
         if inference_params is not None:
             if self.attention_type != AttnType.self_attn:
                 raise ValueError("inference_params are for self attention.")
@@ -354,6 +349,16 @@ class ParallelAttention(LayerCell):
         else:
             context = self._attend(query, key, value, attention_mask)
         return self.out_proj(context)
+
+    def _query_key_value(self, hidden_states, rotary_pos_emb):
+        mixed, _ = self.qkv_proj(hidden_states)
+        sizes = self.groups, self.queries_per_group, self.head_size
+        if isinstance(rotary_pos_emb, RotaryTable) and not self.qk_layernorm:  # a norm would stand between
+            return ops.split_query_key_value(mixed, *sizes, rotary_pos_emb, self.apply_rope_fusion)
+        query, key, value = ops.split_query_key_value(mixed, *sizes)
+        if self.qk_layernorm:
+            query, key = self.q_layernorm(query), self.k_layernorm(key)
+        return *rotate(query, key, rotary_pos_emb, self.rotary_interleaved, self.apply_rope_fusion), value
 
     def _cross_query_key_value(self, hidden_states, encoder_output):
         if encoder_output is None:

@@ -125,6 +125,12 @@ def to_rotary_tables(rotary_pos_emb, interleaved=False):
     return table, table
 
 
+def rotate(query, key, rotary_pos_emb, interleaved, fused):
+    """(query, key), rotated by a caller's rotary embedding, see `to_rotary_tables` and `apply_rotary_pos_emb`."""
+    query_table, key_table = to_rotary_tables(rotary_pos_emb, interleaved)
+    return apply_rotary_pos_emb(query, query_table, fused), apply_rotary_pos_emb(key, key_table, fused)
+
+
 def apply_rotary_pos_emb(t, table, fused=True):
     """Rotate the heads of `t` `[s, b, n, d]`; a table of None changes nothing; `fused` as in `ops.apply_rotary`."""
     return t if table is None else ops.apply_rotary(t, table.cos, table.sin, table.interleaved, fused)

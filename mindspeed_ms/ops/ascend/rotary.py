@@ -8,7 +8,9 @@ def _turned(x, interleaved):
     if interleaved:
         pairs = x.reshape(*x.shape[:-1], x.shape[-1] // 2, 2)
         return mint.cat([-pairs[..., 1:], pairs[..., :1]], dim=-1).reshape(x.shape)
-    first, second = mint.split(x, x.shape[-1] // 2, dim=-1)
+    half = x.shape[-1] // 2
+    # mint.split's backward gives wrong numbers where a part goes into a join as it is
+    first, second = mint.narrow(x, -1, 0, half), mint.narrow(x, -1, half, half)
     return mint.cat([-second, first], dim=-1)
 
 
@@ -17,7 +19,7 @@ def apply_rotary(t, cos, sin, interleaved=False, fused=True):
     rot = cos.shape[-1]
     cos, sin = cos.astype(t.dtype), sin.astype(t.dtype)
     if rot < t.shape[-1]:
-        rotated, rest = mint.split(t, [rot, t.shape[-1] - rot], dim=-1)
+        rotated, rest = mint.narrow(t, -1, 0, rot), mint.narrow(t, -1, rot, t.shape[-1] - rot)
         return mint.cat([apply_rotary(rotated, cos, sin, interleaved, fused), rest], dim=-1)
     # the fused operator interleaves only angles shared by the batch
     if not fused or (interleaved and cos.shape[1] > 1):
@@ -30,9 +32,12 @@ def rotary_position_embedding(x, cos, sin, mode):
     return ops.rotary_position_embedding(x, cos, sin, mode)
 
 
-def split_query_key_value(mixed, groups, queries_per_group, head_size):
+def split_query_key_value(mixed, groups, queries_per_group, head_size, rotary=None, fused=True):
     """See `ops.split_query_key_value`."""
     s, b = mixed.shape[:2]
     sizes = [queries_per_group * head_size, head_size, head_size]
     parts = mint.split(mixed.reshape(s, b, groups, sum(sizes)), sizes, dim=-1)
-    return tuple(part.reshape(s, b, -1, head_size) for part in parts)
+    query, key, value = (part.reshape(s, b, -1, head_size).contiguous() for part in parts)
+    if rotary is not None:
+        query, key = (apply_rotary(part, *rotary, fused) for part in (query, key))
+    return query, key, value

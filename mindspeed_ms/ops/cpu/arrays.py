@@ -19,7 +19,8 @@ def float32_of(tensor):
     """
     array = storage.read_array(tensor)
     if array.dtype == np.float32:
-        return np.asarray(array, order="C")  # np.ascontiguousarray would make a vector of a scalar
+        # np.ascontiguousarray would make a vector of a scalar
+        return array if array.flags.c_contiguous else np.asarray(array, order="C")
     if tensor.dtype == ms.bfloat16:
         array = np.asarray(array, order="C")
         wide = np.empty(array.shape, np.float32)
@@ -32,7 +33,7 @@ def float32_of(tensor):
 
 def tensor_of(array, dtype):
     """Tensor of a float32 array, rounded to `dtype` (to nearest even); float32 shares the array's memory."""
-    if dtype == ms.float32:
+    if dtype is ms.float32 or dtype == ms.float32:  # the first is quicker
         return storage.from_array(array)
     if dtype == ms.bfloat16:
         bits = np.empty(array.shape, np.int16)

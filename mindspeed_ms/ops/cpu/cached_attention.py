@@ -29,9 +29,9 @@ def cached_attention(
     groups = new_keys.shape[2]
     rows = slots, starts, lengths
     caches = keys.view(np.int16), values.view(np.int16)
-    for new, cache in zip((new_keys, new_values), caches[: 1 + has_values]):
-        bits = np.ascontiguousarray(new).view(np.int16)
-        threads.run(kernels.write_to_cache, queries * batch, 2 * bits.size, bits, cache, *rows)
+    new_keys, new_values = (np.ascontiguousarray(new).view(np.int16) for new in (new_keys, new_values))
+    work = 2 * (new_keys.size + new_values.size)
+    threads.run(kernels.write_to_cache, queries * batch, work, new_keys, new_values, *caches, has_values, *rows)
     output = empty((queries, batch, heads, value_width or size))
     units, unit_rows = (groups, heads // groups) if queries == 1 else (heads, queries)
     threads.run(

@@ -42,7 +42,7 @@ def _check_linear(x, weight):
             f"linear got an input of shape {x.shape} and a weight of shape {weight.shape}: "
             "expected [..., input_size] and [output_size, input_size]."
         )
-    if x.dtype != weight.dtype:
+    if x.dtype is not weight.dtype and x.dtype != weight.dtype:
         raise ValueError(f"linear got an input of {x.dtype} and a weight of {weight.dtype}: expected one dtype.")
 
 
@@ -51,10 +51,10 @@ def linear_forward(x, weight, bias=None):
     _check_linear(x, weight)
     values = rows_of(float32_of(x))
     is_few = len(values) <= products.FEW_ROWS
-    is_narrowed = is_few and weight.dtype == ms.bfloat16  # the kernel widens the weight on its way: it is read once
-    rows = storage.as_array(weight) if is_narrowed else float32_of(weight)
-    y = empty((*x.shape[:-1], weight.shape[0]))
-    flat = rows_of(y)
+    rows = storage.read_array(weight)
+    is_narrowed = is_few and rows.dtype == np.int16  # bits of bfloat16, which the kernel widens on its way: it is read once
+    rows = np.ascontiguousarray(rows) if is_narrowed else float32_of(weight)
+    flat = empty((len(values), len(rows)))
     if is_few:
         kernel = products.linear_few_bfloat16 if is_narrowed else products.linear_few
         threads.run(kernel, -(-rows.shape[0] // products.COLUMNS), flat.size * values.shape[1], values, rows, flat)
@@ -64,7 +64,7 @@ def linear_forward(x, weight, bias=None):
         _run_product(products.linear_rows, len(values), flat.size * values.shape[1], values, rows, flat)
     if bias is not None:
         threads.run(add_bias, len(flat), flat.size, flat, float32_of(bias))
-    return tensor_of(y, x.dtype)
+    return tensor_of(flat.reshape(*x.shape[:-1], len(rows)), x.dtype)
 
 
 def _run_product(kernel, total, work, *arguments):

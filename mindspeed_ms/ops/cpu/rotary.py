@@ -29,29 +29,55 @@ def _angles_of(table):
 def _rotate(t, cos, sin, interleaved, backward):
     values = float32_of(t)
     output = empty(values.shape)
-    kernel = movement.rotary_interleaved if interleaved else movement.rotary_halves
-    threads.run(kernel, values.shape[0] * values.shape[1], values.size, values, cos, sin, backward, output)
+    tokens = values.shape[0] * values.shape[1]
+    threads.run(movement.rotary, tokens, values.size, values, cos, sin, interleaved, backward, output)
     return tensor_of(output, t.dtype)
 
 
 def apply_rotary(t, cos, sin, interleaved=False, fused=True):
     """See `ops.apply_rotary`."""
     del fused
+    if t.ndim != 4:
+        raise ValueError(f"apply_rotary got t {t.shape}: expected [s, b, n, d].")
+    _check_tables("apply_rotary", cos, sin, *t.shape[:2], t.shape[3])
+    return _Rotary.apply(t, cos, sin, bool(interleaved))
+
+
+def _check_tables(name, cos, sin, length, batch, size):
+    shape = cos.shape
     if (
-        t.ndim != 4
-        or cos.ndim != 4
-        or cos.shape != sin.shape
-        or cos.shape[0] != t.shape[0]
-        or cos.shape[2] != 1
-        or cos.shape[1] not in (1, t.shape[1])
-        or cos.shape[3] > t.shape[3]
-        or cos.shape[3] % 2
+        len(shape) != 4
+        or shape != sin.shape
+        or shape[0] != length
+        or shape[2] != 1
+        or shape[1] not in (1, batch)
+        or shape[3] > size
+        or shape[3] % 2
     ):
         raise ValueError(
-            f"apply_rotary got t {t.shape}, cos {cos.shape}, sin {sin.shape}: expected [s, b, n, d] and twice "
+            f"{name} got cos {shape} and sin {sin.shape} for heads [{length}, {batch}, n, {size}]: expected twice "
             "[s, b or 1, 1, rot] with an even rot of at most d."
         )
-    return _Rotary.apply(t, cos, sin, bool(interleaved))
+
+
+class _SplitAndRotate(Function):
+    @staticmethod
+    def forward(ctx, mixed, cos, sin, groups, queries_per_group, head_size, interleaved):
+        ctx.angles, ctx.interleaved, ctx.shape = (_angles_of(cos), _angles_of(sin)), interleaved, mixed.shape
+        s, b = mixed.shape[:2]
+        source = float32_of(mixed).reshape(s, b, groups, queries_per_group + 2, head_size)
+        heads = (groups * queries_per_group, groups, groups)
+        parts = [empty((s, b, count, head_size)) for count in heads]
+        threads.run(movement.split_and_rotate, s * b, source.size, source, *ctx.angles, interleaved, *parts)
+        return tuple(tensor_of(part, mixed.dtype) for part in parts)
+
+    @staticmethod
+    def backward(ctx, query_grad, key_grad, value_grad):
+        grads = [float32_of(grad) for grad in (query_grad, key_grad, value_grad)]
+        s, b, groups, size = grads[1].shape
+        mixed = empty((s, b, groups, grads[0].shape[2] // groups + 2, size))
+        threads.run(movement.join_and_rotate_back, s * b, mixed.size, *grads, *ctx.angles, ctx.interleaved, mixed)
+        return tensor_of(mixed.reshape(ctx.shape), query_grad.dtype), *[None] * 6
 
 
 class _SplitQueryKeyValue(Function):
@@ -85,15 +111,20 @@ class _SplitQueryKeyValue(Function):
         return tensor_of_bits(mixed, query_grad.dtype), None, None, None
 
 
-def split_query_key_value(mixed, groups, queries_per_group, head_size):
+def split_query_key_value(mixed, groups, queries_per_group, head_size, rotary=None, fused=True):
     """See `ops.split_query_key_value`."""
+    del fused
     width = groups * (queries_per_group + 2) * head_size
     if mixed.ndim != 3 or mixed.shape[2] != width:
         raise ValueError(
             f"split_query_key_value got {mixed.shape}: expected [s, b, {width}] for {groups} groups of "
             f"{queries_per_group} queries, a key and a value of size {head_size}."
         )
-    return _SplitQueryKeyValue.apply(mixed, groups, queries_per_group, head_size)
+    if rotary is None:
+        return _SplitQueryKeyValue.apply(mixed, groups, queries_per_group, head_size)
+    cos, sin, interleaved = rotary
+    _check_tables("split_query_key_value", cos, sin, *mixed.shape[:2], head_size)
+    return _SplitAndRotate.apply(mixed, cos, sin, groups, queries_per_group, head_size, bool(interleaved))
 
 
 def rotary_position_embedding(x, cos, sin, mode):

@@ -20,11 +20,13 @@ def apply_rotary(t, cos, sin, interleaved=False, fused=True):
 
 
 @operator
-def split_query_key_value(mixed, groups, queries_per_group, head_size):
+def split_query_key_value(mixed, groups, queries_per_group, head_size, rotary=None, fused=True):
     """Split the output of the fused qkv linear, laid out per group as [q ... q, k, v]; differentiable.
 
     Args:
         mixed (Tensor): [s, b, groups * (queries_per_group + 2) * head_size].
+        rotary (Optional[tuple]): (cos, sin, interleaved) of `apply_rotary`, which query and key then pass through.
+        fused: as of `apply_rotary`.
 
     Returns:
         query [s, b, groups * queries_per_group, head_size], key and value [s, b, groups, head_size], each contiguous.

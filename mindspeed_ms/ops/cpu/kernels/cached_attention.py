@@ -38,17 +38,23 @@ def _widened(bits, kind):
 
 
 @kernel
-def write_to_cache(start, stop, new, cache, slots, starts, lengths):
-    """Copy new keys or values, int16 views [s, b, groups, w], of the tokens `start` to `stop` (counted over s, b)."""
-    batch, groups, width = new.shape[1], new.shape[2], new.shape[3]
-    capacity = cache.shape[2]
+def write_to_cache(start, stop, keys, values, key_cache, value_cache, has_values, slots, starts, lengths):
+    """Copy new keys and values, int16 views [s, b, groups, w], of the tokens `start` to `stop` (counted over s, b).
+
+    Without `has_values` both values are other names of the keys.
+    """
+    batch, groups = keys.shape[1], keys.shape[2]
+    capacity = key_cache.shape[2]
     for token in range(start, stop):
         i, b = token // batch, token % batch
         if i < lengths[b]:
             slot, place = slots[b], (starts[b] + i) % capacity
             for group in range(groups):
-                for j in range(width):
-                    cache[slot, group, place, j] = new[i, b, group, j]
+                for j in range(keys.shape[3]):
+                    key_cache[slot, group, place, j] = keys[i, b, group, j]
+                if has_values:
+                    for j in range(values.shape[3]):
+                        value_cache[slot, group, place, j] = values[i, b, group, j]
 
 
 @shared

@@ -4,6 +4,7 @@ import importlib
 import os
 import sys
 
+from mindspeed_ms.config.resolve import environment_world_size
 from mindspeed_ms.tools.model_command.job import JobError, plan
 
 
@@ -24,6 +25,8 @@ def main(arguments, job_of, program, script, runner):
         job = job_of(arguments)
         planned = plan(job)
     except JobError as error:
+        if _is_one_of_several():
+            return _refused_by_one_rank(program, error)
         sys.stderr.write(f"{program}: error: {error}\n")
         return 2
     # what runs a model is imported here: a mistake is found sooner
@@ -33,11 +36,26 @@ def main(arguments, job_of, program, script, runner):
     from mindspeed_ms.training.user_errors import in_one_line
 
     leave_if_scheduler()
-    if job.ranks > 1 and launch_environment().world_size == 1:
-        _start_ranks(job.ranks, script, arguments)
+    ranks = planned.checkpoint.ranks
+    if ranks > 1 and launch_environment().world_size == 1:
+        _start_ranks(ranks, script, arguments)
     setup_logging("WARNING")
-    with in_one_line():
+    with in_one_line(program):
         return importlib.import_module(runner).run(job, planned)
+
+
+def _is_one_of_several():
+    """Whether this process is a rank of a launcher, msrun's or ours; imports no MindSpore."""
+    device = sys.modules.get("mindspeed_ms.core.device")  # mindspeed_ms.launch forks its ranks with it
+    return environment_world_size() is not None or (device is not None and device.launch_environment().world_size > 1)
+
+
+def _refused_by_one_rank(program, error):
+    """End with a mistake that every rank of a launcher finds: one of them tells it."""
+    from mindspeed_ms.training.user_errors import in_one_line
+
+    with in_one_line(program):
+        raise error
 
 
 def _start_ranks(ranks, script, arguments):

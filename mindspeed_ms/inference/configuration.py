@@ -14,6 +14,7 @@ _LENGTH = "--seq-length"
 _TOKENIZER = (*NAMES, "use_fast_tokenizer", "vocab_size", "vocab_extra_ids")
 _OF_A_RUN = ("load_strict", "fp16", "bf16", "log_level", "device_target")
 _OF_RANKS = ("noop_layers", "communication_backend", "distributed_timeout_minutes")
+_OLD_NAMES = ("batch_size", "warmup")  # of settings of training
 _OF_TRAINING_ALONE = (
     *("recompute_granularity", "recompute_method", "recompute_num_layers", "moe_layer_recompute"),
     *("loss_chunk_size", "mlp_chunk_size", "fp16_lm_cross_entropy", "label_smoothing", "attention_dropout", "hidden_dropout"),
@@ -36,7 +37,7 @@ def configuration(place, manifest, sizes, dtype, length, flags):
         length (int): context.
 
     Returns:
-        (AllConfig, list[str]): and warnings, one of them about all settings of training that have no effect
+        (AllConfig, list[str]): and warnings, one of them about all settings that have no effect
 
     Raises:
         ConfigError: the first problem alone, since the others often follow from it.
@@ -64,7 +65,7 @@ def configuration(place, manifest, sizes, dtype, length, flags):
         raise LoadError(f"--context-parallel-size is {ranks}: inference cuts no sequence over ranks, leave it out.")
     warnings = [notice for notice in config.notices if isinstance(notice, WarningNotice) and not notice.startswith(_LENGTH)]
     if idle:
-        warnings.append(f"without effect here, since they are settings of training: {', '.join(idle)}")
+        warnings.append(f"without effect on inference: {', '.join(idle)}")
     return config, warnings
 
 
@@ -88,7 +89,7 @@ def _with_typed(words, flags):
 def _has_effect(row):
     """Whether an option matters to inference: model, layout, tokenizer. One that nothing has is refused by its own check."""
     if row is None or not row.path:
-        return row is None or row.status != IGNORED
+        return row is None or (row.status != IGNORED and row.name not in _OLD_NAMES)
     section, name = row.path.split(".")[:2]
     return {
         "model_config": name not in _OF_TRAINING_ALONE and row.status != IGNORED,

@@ -87,7 +87,7 @@ def test_end_tokens_end_beams_unless_ignored():
     [
         (0, {}, "num_beams is 0: expected an integer >= 1."),
         (9, {}, "num_beams is 9, but the cache has 4 slots: load it with as many."),
-        (2, {"n": 3}, "n is 3, but 2 beams give at most as many answers: raise num_beams."),
+        (2, {"n": 3}, "n is 3, but 2 beams give at most as many answers: ask for fewer answers, or for more beams."),
         (2, {"stop": ("x",)}, "stop is ('x',), which beam search does not use: leave it out."),
         (2, {"logprobs": 0}, "logprobs is 0, which beam search does not use: leave it out."),
         (2, {"presence_penalty": 0.5}, "presence_penalty is 0.5, which beam search does not use: leave it out."),

@@ -180,7 +180,7 @@ MISTAKES = [
     (["--prompt", "a", "--logprobs", "1"], "--logprobs is only printed with --json: add it."),
     (["--prompt", "a", "--length-penalty", "1"], "--length-penalty is of beam search: give --num-beams too."),
     (["--prompt", "a", "--num-beams", "0"], "--num-beams is 0: expected an integer >= 1."),
-    (["--prompt", "a", "--num-beams", "2", "--n", "3"], "--n is 3, but 2 beams give at most as many answers: raise num_beams."),
+    (["--prompt", "a", "--num-beams", "2", "--n", "3"], "--n is 3, but 2 beams give at most as many answers: ask for fewer answers, or for more beams."),
     (["--prompt", "a", "--stop-token-id", "900"], "--stop-token-id has the token id 900, expected ids from 0 to 899."),
     (["--prompt", "a", "--prompt-type", "qwem"], "--prompt-type is 'qwem', which is not in "),
     (["--prompt", "a", "--history-turns", "2"], "--history-turns is of a chat: give --chat too, or leave it out."),

@@ -6,8 +6,17 @@ from mindspeed_ms.tasks.evaluation.scoring import check_pair, encode_pair, likel
 
 
 def questions_of(records, shape):
-    """Questions (list[Question]) of records."""
-    return [shape.question(record) for record in records]
+    """Questions (list[Question]) of records.
+
+    Raises:
+        EvaluationError: a field is missing or wrong, a choice is empty; names file and line.
+    """
+    questions = [shape.question(record) for record in records]
+    for question in questions:
+        empty = next((number for number, choice in enumerate(question.choices, 1) if not choice.strip()), None)
+        if empty is not None:
+            raise EvaluationError(f"{question.place}: choice {empty} is empty: expected some text.")
+    return questions
 
 
 def contexts_of(questions, shape, examples=(), shots=0):

@@ -65,9 +65,6 @@ def test_what_the_user_says_is_compared(qwen, tmp_path, capsys):
         (("--save-dir", ""), "--save-dir is empty: expected a folder."),
         (("--load-dir", ""), "--load-dir is empty: expected a folder."),
         (("--load-dir", os.path.join(qwen, "config.json")), "config.json is a file: expected a folder, or a file that ends"),
-        (("--save-dir", ""), "--save-dir is empty: expected a folder."),
-        (("--load-dir", ""), "--load-dir is empty: expected a folder."),
-        (("--load-dir", os.path.join(qwen, "config.json")), "config.json is a file: expected a folder, or a file that ends"),
         (("--target-tensor-parallel-size", "3"), "--target-tensor-parallel-size"),
         (("--target-pipeline-parallel-size", "5"), "--target-pipeline-parallel-size"),
         (("--target-pipeline-parallel-size", "2", "--num-layer-list", "1,2"), "--num-layer-list"),
@@ -293,30 +290,6 @@ def test_biases_of_all_linears_are_biases_of_query_key_and_value(tmp_path):
     words = ("--add-qkv-bias", "--add-dense-bias", "--tokenizer-model", str(tmp_path / "mine.model"))
     convert(folder, tmp_path / "again", "--save-model-type", "hf", *words)
     assert (tmp_path / "again" / "mine.model").read_text() == "x"
-
-
-def test_a_tokenizer_alone_goes_along_too(qwen, tmp_path, capsys):
-    """Beside a checkpoint whose config.json is not kept; the way back asks for the family."""
-    native = convert(qwen, tmp_path / "native", "--save-model-type", "native")
-    os.remove(os.path.join(native, "hugging_face", "config.json"))
-    for name in ("tokenizer.json", "tokenizer.model"):
-        (tmp_path / "native" / "hugging_face" / name).write_text("x")
-    again = convert(native, tmp_path / "again", "--save-model-type", "native")
-    assert sorted(os.listdir(os.path.join(again, "hugging_face"))) == ["tokenizer.json", "tokenizer.model"]
-    convert(again, tmp_path / "back", "--save-model-type", "hf", code=2)
-    assert "needs the model's config.json: give its folder with --hf-cfg-dir" in capsys.readouterr().err
-    back = convert(again, tmp_path / "back", "--save-model-type", "hf", "--model-type-hf", "qwen2")
-    assert (tmp_path / "back" / "tokenizer.json").read_text() == "x" and read_tensors(back) == read_tensors(qwen)
-    cfg = convert(again, tmp_path / "cfg", "--save-model-type", "hf", "--hf-cfg-dir", qwen)
-    assert not os.path.exists(os.path.join(cfg, "tokenizer.model"))  # that of the named folder counts
-
-
-def test_a_damaged_tracker_is_named(qwen, tmp_path, capsys):
-    native = convert(qwen, tmp_path / "native", "--save-model-type", "native")
-    (tmp_path / "native" / "latest_checkpointed_iteration.txt").write_text("foo")
-    convert(native, tmp_path / "again", "--save-model-type", "native", code=2)
-    error = capsys.readouterr().err
-    assert "holds 'foo': expected the number of an iteration" in error and "--ckpt-step" not in error
 
 
 def test_a_tokenizer_alone_goes_along_too(qwen, tmp_path, capsys):

@@ -141,9 +141,7 @@ def _notes(options):
 def _check(options):
     for name, tasks in _OF_TASKS.items():
         if getattr(options, name) is not None and options.task not in tasks:
-            raise JobError(
-                f"{flag_of(name)} has no effect on --task {options.task} (only {', '.join(tasks)}): leave it out."
-            )
+            raise JobError(f"{flag_of(name)} has no effect on --task {options.task} (only {', '.join(tasks)}): leave it out.")
     if bool(options.num_shots) != (options.few_shot_path is not None):
         raise JobError("--num-shots and --few-shot-path belong together: how many examples, and the data that they are from.")
     if options.system is not None and not (options.hf_chat_template or options.prompt_type):

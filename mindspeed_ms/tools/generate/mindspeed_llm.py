@@ -78,8 +78,7 @@ def _check(options, typed):
     drawn = [name for name in flags.SHAPING if name in typed]
     if drawn and not set(options.task) & set(_DRAWING):
         raise JobError(
-            f"{flag_of(drawn[0])} {typed[drawn[0]]} is for --task {', '.join(_DRAWING)}, but --task is {tasks}: "
-            "leave it out."
+            f"{flag_of(drawn[0])} {typed[drawn[0]]} is for --task {', '.join(_DRAWING)}, but --task is {tasks}: leave it out."
         )
     for name in ("num_beams", "length_penalty"):
         if getattr(options, name) is not None and not set(options.task) & set(_SEARCHING):

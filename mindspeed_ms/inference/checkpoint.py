@@ -109,10 +109,10 @@ def read_checkpoint(
     saved = manifest.args["model_config"]
     length = _context_length(max_sequence_length, saved, length_name)
     config, warnings = configuration(place, manifest, sizes, dtype, length, flags)
-    tokenizer = tokenizer_of(checkpoint, place, manifest, config, flags)
+    tokenizer, more = tokenizer_of(checkpoint, place, manifest, config, flags)
     vocab_size = manifest.vocab_size or config.model_config.vocab_size
     ends = end_ids(checkpoint, place, manifest, tokenizer)
-    return Checkpoint(place, manifest, iteration, adapters, config, length, vocab_size, tokenizer, ends, warnings)
+    return Checkpoint(place, manifest, iteration, adapters, config, length, vocab_size, tokenizer, ends, warnings + more)
 
 
 def require_positive(name, value):

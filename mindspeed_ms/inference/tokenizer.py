@@ -58,36 +58,38 @@ def tokenizer_of(checkpoint, place, manifest, config, flags):
         config (AllConfig): read: tokenizer and load_strict.
         flags (sequence[str]): of the configuration; those of tokenizers name one.
 
+    Returns:
+        (Optional[Tokenizer], list[str]): and warnings, beside those of the configuration
+
     Raises:
         TokenizerError: it cannot be read, or gives other ids than the checkpoint's own, unless load_strict is off.
     """
     typed = argument_parser().parse_args([str(word) for word in flags]).typed_flags
     named = next((flag for name, flag in typed.items() if name in NAMES), None)
     if named is None:
-        return find_tokenizer(checkpoint, place, manifest)
+        return find_tokenizer(checkpoint, place, manifest), []
     tokenizer = build_tokenizer(config.dataset_config)
-    different = _difference(tokenizer, checkpoint, place, manifest)
+    trained = (getattr(manifest, "fingerprint", None) or {}).get("tokenizer")
+    if trained:
+        is_same = fingerprint.of_tokenizer(tokenizer)["hash"] == trained["hash"]
+        different = "" if is_same else f"{tokenizer.name} is not {trained['name']}, with which {place} was trained"
+    else:
+        different = _difference(tokenizer, checkpoint, place, manifest)
     if different and config.training_config.load_strict:
         raise TokenizerError(
             f"{named}: {different}: leave it out, or name one with the same ids; --load-strict false takes it all the same."
         )
-    if different:
-        logger.warning("%s: %s (load_strict is off)", named, different)
-    return tokenizer
+    return tokenizer, [f"{named}: {different} (load_strict is off)"] if different and trained else []
 
 
 def _difference(tokenizer, checkpoint, place, manifest):
-    """In words, how a named tokenizer differs from that of a training of ours, or from the files beside other weights."""
-    trained = (getattr(manifest, "fingerprint", None) or {}).get("tokenizer")
-    if trained:
-        is_same = fingerprint.of_tokenizer(tokenizer)["hash"] == trained["hash"]
-        return None if is_same else f"{tokenizer.name} is not {trained['name']}, with which {place} was trained"
+    """In words, how the ids of a named tokenizer differ from those of the files beside the weights; "" if they do not."""
     try:
         own = find_tokenizer(checkpoint, place, manifest)
     except TokenizerError:
-        return None  # it is in place of files that cannot be read
+        return ""  # it is in place of files that cannot be read
     moved = own and tokenizer.other_ids(own)
-    return f"{tokenizer.name} gives other ids than {own.name}, which lies beside the weights: {moved}" if moved else None
+    return f"{tokenizer.name} gives other ids than {own.name}, which lies beside the weights: {moved}" if moved else ""
 
 
 def end_ids(checkpoint, place, manifest, tokenizer):

@@ -1,10 +1,12 @@
 """Main function of the commands that run a model: check the job, start ranks, run it. Imports no MindSpore before that."""
 
+import contextlib
 import importlib
 import os
 import sys
 
 from mindspeed_ms.config.resolve import environment_world_size
+from mindspeed_ms.core.logging import setup_logging
 from mindspeed_ms.tools.model_command.job import JobError, plan
 
 
@@ -21,9 +23,11 @@ def main(arguments, job_of, program, script, runner):
         runner (str): module whose `run` does the job.
     """
     arguments = sys.argv[1:] if arguments is None else arguments
+    setup_logging("WARNING")
     try:
         job = job_of(arguments)
-        planned = plan(job)
+        with contextlib.redirect_stdout(sys.stderr):  # log lines: the standard output has answers only
+            planned = plan(job)
     except JobError as error:
         if _is_one_of_several():
             return _refused_by_one_rank(program, error)
@@ -32,14 +36,12 @@ def main(arguments, job_of, program, script, runner):
     # what runs a model is imported here: a mistake is found sooner
     from mindspeed_ms.core.comm import leave_if_scheduler
     from mindspeed_ms.core.device import launch_environment
-    from mindspeed_ms.core.logging import setup_logging
     from mindspeed_ms.training.user_errors import in_one_line
 
     leave_if_scheduler()
     ranks = planned.checkpoint.ranks
     if ranks > 1 and launch_environment().world_size == 1:
         _start_ranks(ranks, script, arguments)
-    setup_logging("WARNING")
     with in_one_line(program):
         return importlib.import_module(runner).run(job, planned)
 

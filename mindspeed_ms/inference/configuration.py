@@ -53,6 +53,8 @@ def configuration(place, manifest, sizes, dtype, length, flags):
     words += ["--sequence-parallel"] if cuts_sequence else []
     words += ["--use-checkpoint-args", "--load", place, _LENGTH, known_length, "--micro-batch-size", 1, "--finetune"]
     words += [*_dtype_flags(dtype, manifest.args["model_config"]), "--train-iters", 1, "--lr", 1, "--use-lora", "False"]
+    if (expert_tp or 1) > 1 and (manifest.args.get("moe_config") or {}).get("num_experts", 1) == 1:
+        raise LoadError(f"--expert-tensor-parallel-size is {expert_tp}: the model has no experts, leave it out.")
     arguments, idle = _with_typed([str(word) for word in words], [str(word) for word in flags])
     try:
         config = init_configs_from_args(arguments)

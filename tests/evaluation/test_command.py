@@ -119,6 +119,8 @@ BEFORE_LOADING = [
     (["gsm8k", "long_problem.jsonl", "--max-new-tokens", "8"], "long_problem.jsonl, line 1: prompt has "),
     (["gsm8k", "problems.jsonl", "--evaluation-batch-size", "99999999"], " with --evaluation-batch-size 99999999 needs "),
     (["perplexity", "text.txt", "--output", "text.txt"], "--output is text.txt, which holds no results of an evaluation"),
+    (["perplexity", "text.txt", "--output", "/proc/out.json"], "--output is /proc/out.json: the folder cannot be written: "),
+    (["perplexity", "text.txt", "--expert-tensor-parallel-size", "3"], "--expert-tensor-parallel-size is 3: the model has no"),
     (["perplexity", "text.txt", "--tensor-model-parallel-size", "7"], "tensor-model-parallel-size"),
     (["perplexity", "text.txt", "--context-parallel-size", "2"], "--context-parallel-size is 2: inference cuts no sequence"),
 ]

@@ -8,10 +8,12 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 import pytest
 
+from mindspeed_ms.core.datasets.tokenizer.hugging_face import from_folder
 from mindspeed_ms.tools.generate import command, mindspeed_llm
 from mindspeed_ms.tools.generate.__main__ import RUNNER
 from mindspeed_ms.tools.model_command.job import plan
@@ -319,6 +321,13 @@ def test_a_named_tokenizer_with_other_ids(model, tmp_path, capsys):
         assert meant.tokenizer.name.endswith("other/tokenizer.json") and len(meant.checkpoint.warnings) == 1
     (copied / "tokenizer.json").write_text("{")
     assert plan(command.job_of([str(copied), "--prompt", "a", "--tokenizer-name-or-path", str(other)])).requests["prompts"]
+
+
+def test_vocabularies_are_compared_in_one_go(model):
+    """Making a vocabulary takes long: once for each of both."""
+    tokenizer, made = from_folder(model), []
+    with patch.object(type(tokenizer), "vocab", property(lambda self: made.append(1) or {str(n): n for n in range(9)})):
+        assert tokenizer.other_ids(tokenizer) is None and len(made) <= 2
 
 
 def test_prompt_files(model, tmp_path, capsys):

@@ -2,6 +2,7 @@
 
 import os
 import re
+import tempfile
 from dataclasses import dataclass, field
 
 from mindspeed_ms.core.datasets.errors import DatasetError
@@ -152,8 +153,10 @@ def _check(options):
             raise JobError(f"--output is {options.output}: expected a file in a folder that exists.")
         if os.path.lexists(options.output) and not _holds_results(options.output):
             raise JobError(f"--output is {options.output}, which holds no results of an evaluation: choose another file.")
-        if not os.access(folder, os.W_OK):
-            raise JobError(f"--output is {options.output}: the folder cannot be written.")
+        try:
+            tempfile.TemporaryFile(dir=folder).close()
+        except OSError as error:
+            raise JobError(f"--output is {options.output}: the folder cannot be written: {error.strerror}.") from error
 
 
 def _holds_results(path):

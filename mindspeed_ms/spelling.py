@@ -20,7 +20,7 @@ def nearest_word(word, known, cutoff=0.6):
 _SHORT_NAMES = {
     f"{letter}p": f"{word}-parallel-size"
     for letter, word in (("t", "tensor-model"), ("p", "pipeline-model"), ("e", "expert-model"), ("c", "context"), ("d", "data"))
-}
+} | {"bf16": "dtype", "fp16": "dtype"}
 
 
 class SuggestingParser(argparse.ArgumentParser):

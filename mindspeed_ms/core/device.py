@@ -14,6 +14,7 @@ import mindspore as ms
 from mindspore.common import dtype as mstype
 
 from mindspeed_ms.core.autograd import enable_tape
+from mindspeed_ms.core.machine import cards
 
 DEVICE_ENVIRONMENT_VARIABLE = "MINDSPEED_MS_DEVICE"
 THREADS_ENVIRONMENT_VARIABLE = "MINDSPEED_MS_THREADS"
@@ -201,13 +202,6 @@ def _has_ascend():
 def cards_to_use():
     """Number of cards of this machine, one for each rank; None on CPU, where ranks need none."""
     return cards() if device_target() == "Ascend" else None
-
-
-def cards():
-    """Number of Ascend cards that this process may use: ASCEND_RT_VISIBLE_DEVICES of those in /dev."""
-    present = [name[7:] for name in os.listdir("/dev") if name.startswith("davinci") and name[7:].isdigit()]
-    visible = os.environ.get("ASCEND_RT_VISIBLE_DEVICES", "").replace(" ", "")
-    return len(set(present) & set(visible.split(","))) if visible else len(present)
 
 
 def thread_count():

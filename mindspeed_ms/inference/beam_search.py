@@ -76,7 +76,7 @@ def check_beams(params, num_beams, slots):
     if num_beams > slots:
         raise RequestError("num_beams", f"is {num_beams}, but the cache has {slots} slots: load it with as many.")
     if params.n > num_beams:
-        raise RequestError("n", f"is {params.n}, but {num_beams} beams give at most as many answers: raise num_beams.")
+        raise RequestError("n", f"is {params.n}, but {num_beams} beams give at most as many answers: ask for more beams.")
     if params.max_new_tokens == 0:
         raise RequestError("max_new_tokens", "is 0: expected an integer > 0 for beam search.")
     for name in ("stop", "logprobs", "prompt_logprobs", "presence_penalty", "frequency_penalty"):

@@ -32,8 +32,7 @@ class Engine:
         self.runner, self.tokenizer, self.eos_ids = runner, tokenizer, frozenset(eos_ids)
         self._waiting, self._running = deque(), {}  # answers; slot -> answer
         self._free = list(range(runner.slots))[::-1]
-        self._unscored = {}  # request id -> prompt whose log-probabilities are wanted
-        self._prompt_logprobs = {}
+        self._prompt_logprobs = {}  # by request id, of requests that run or wait
         self._cancelled, self._next_id = set(), 0
         self._last_was_prompt = False
 
@@ -55,8 +54,6 @@ class Engine:
         self.check(request)
         request = seeded(request)
         number, self._next_id = self._next_id, self._next_id + 1
-        if request.params.prompt_logprobs:
-            self._unscored[number] = request.prompt
         for sample in range(request.params.n):
             self._waiting.append(Answer(number, sample, request, self.tokenizer, self.eos_ids, self.runner.max_sequence_length))
         return number
@@ -89,7 +86,7 @@ class Engine:
         self._waiting.clear()
         self._free += list(self._running)
         self._running.clear()
-        self._unscored.clear()
+        self._prompt_logprobs.clear()
         self._cancelled.clear()
 
     def generate(self, prompts, params):
@@ -145,8 +142,6 @@ class Engine:
         self._waiting = deque(answer for answer in self._waiting if answer.request not in self._cancelled)
         for slot in [slot for slot, answer in self._running.items() if answer.request in self._cancelled]:
             self._release(slot)
-        for number in self._cancelled:
-            self._unscored.pop(number, None)
         self._cancelled = set()
         return [answer.end(CANCELLED) for answer in ended]
 
@@ -160,13 +155,12 @@ class Engine:
 
     def _score_prompts(self):
         """Compute the log-probabilities of the prompts that were admitted, once for all answers of a request."""
-        due = {answer.request for answer in self._running.values()} & set(self._unscored)
-        if due:
-            due = sorted(due)
-            for number, scored in zip(due, self.runner.score([list(self._unscored.pop(number)) for number in due])):
-                self._prompt_logprobs[number] = tuple(float(value) for value in scored.log_probabilities)
-        for answer in self._running.values():
-            if answer.request in self._prompt_logprobs:
+        wanted = [answer for answer in self._running.values() if answer.params.prompt_logprobs]
+        due = {answer.request: list(answer.prompt) for answer in wanted if answer.request not in self._prompt_logprobs}
+        for number, scored in zip(due, self.runner.score(list(due.values())) if due else ()):
+            self._prompt_logprobs[number] = tuple(float(value) for value in scored.log_probabilities)
+        for answer in wanted:
+            if not answer.fed:
                 answer.prompt_logprobs = self._prompt_logprobs[answer.request]
         alive = {answer.request for answer in (*self._running.values(), *self._waiting)}
         self._prompt_logprobs = {number: values for number, values in self._prompt_logprobs.items() if number in alive}
@@ -199,7 +193,7 @@ def check(request, limits, tokenizer):
 
     Args:
         request (Request): the request.
-        limits: with `max_sequence_length` and `vocab_size`: a ModelRunner, or CheckpointFacts before one is loaded.
+        limits: with `max_sequence_length` and `vocab_size`: a ModelRunner, or a Checkpoint before it is loaded.
         tokenizer (Optional[Tokenizer]): the engine's.
     """
     prompt, params, longest = request.prompt, request.params, limits.max_sequence_length
@@ -215,6 +209,8 @@ def check(request, limits, tokenizer):
             f"is {params.max_new_tokens}, but the prompt's {len(prompt)} tokens leave {longest - len(prompt)} of the "
             f"context of {longest}: lower it or shorten the prompt.",
         )
+    if params.logprobs is not None and params.logprobs > limits.vocab_size:
+        raise RequestError("logprobs", f"is {params.logprobs}, but the vocabulary has {limits.vocab_size} ids: lower it.")
     if params.stop and tokenizer is None:
         raise RequestError("stop", f"is {params.stop!r}, but there is no tokenizer: name stop_token_ids instead.")
 

@@ -4,12 +4,7 @@ import math
 
 from mindspeed_ms.core import parallel_state, storage
 from mindspeed_ms.core.device import dtype_size, to_dtype
-
-
-def cache_capacity(model, layer, max_sequence_length, prefill_chunk):
-    """Places per slot of a layer (int): the whole sequence, or what its sliding window can see from one chunk of new tokens."""
-    window = model.window_of(layer)
-    return max_sequence_length if window is None else min(max_sequence_length, window - 1 + prefill_chunk)
+from mindspeed_ms.layout.key_value_cache import cache_places, cache_shapes
 
 
 def layers_here(stages):
@@ -33,22 +28,21 @@ class KeyValueCache:
 
     Attributes:
         bytes (int): on this rank: 2 * groups / tp * head_dim * slots * itemsize * places, summed over its layers, where a
-            layer has `cache_capacity` places. Multi-latent attention: (kv_lora_rank + qk_pos_emb_head_dim) * slots * itemsize
+            layer has `cache_places` places. Multi-latent attention: (kv_lora_rank + qk_pos_emb_head_dim) * slots * itemsize
             * places.
     """
 
     def __init__(self, model, slots, max_sequence_length, dtype, prefill_chunk):
         self.slots, self.max_sequence_length = slots, max_sequence_length
-        tensors, groups, width = 2, model.query_groups // parallel_state.get_tensor_model_parallel_world_size(), model.head_dim
-        if model.is_latent:
-            tensors, groups, width = 1, 1, model.latent_width
+        size = parallel_state.get_tensor_model_parallel_world_size()
         self._layers, self.capacities, self.bytes = {}, {}, 0
         for layer in layers_here(model.stages):
-            capacity = cache_capacity(model, layer, max_sequence_length, prefill_chunk)
-            shape = slots, groups, capacity, width
-            self._layers[layer] = storage.zeros(shape, dtype), storage.zeros(shape, dtype) if tensors == 2 else None
+            capacity = cache_places(model, layer, max_sequence_length, prefill_chunk)
+            shapes = cache_shapes(model, slots, capacity, size)
+            tensors = [storage.zeros(shape, dtype) for shape in shapes]
+            self._layers[layer] = tensors[0], tensors[1] if len(tensors) > 1 else None
             self.capacities[layer] = capacity
-            self.bytes += tensors * math.prod(shape) * dtype_size(to_dtype(dtype))
+            self.bytes += sum(map(math.prod, shapes)) * dtype_size(to_dtype(dtype))
 
     def of_layer(self, layer):
         """(keys, values) of a global layer (from 0): Tensors [slots, groups / tp, capacity, head_dim], written in place; of

@@ -9,15 +9,16 @@ from mindspeed_ms import ops
 from mindspeed_ms.core import parallel_state, storage
 from mindspeed_ms.core.distributed import unwrap_model
 from mindspeed_ms.core.pipeline_parallel import get_forward_backward_func
+from mindspeed_ms.inference.checkpoint import DEFAULT_PREFILL_CHUNK
 from mindspeed_ms.inference.feed import Feed
 from mindspeed_ms.inference.inference_params import CacheUse, WholeSequences
-from mindspeed_ms.inference.kv_cache import KeyValueCache, cache_capacity
+from mindspeed_ms.inference.kv_cache import KeyValueCache
 from mindspeed_ms.inference.micro_batches import batches_of_similar_length, micro_batches_of, rounds_of, rows_of
 from mindspeed_ms.inference.scoring import Scored, TokenScorer
+from mindspeed_ms.layout.key_value_cache import cache_places
 
 __all__ = ["DEFAULT_PREFILL_CHUNK", "Feed", "ModelRunner"]
 
-DEFAULT_PREFILL_CHUNK = 512
 _SCORED_TOKENS = 2048
 """Tokens of a batch of short sequences that are scored together."""
 
@@ -47,7 +48,7 @@ class ModelRunner:
         windows = [layer for layer in range(model.stages.num_layers) if model.window_of(layer) is not None]
         self._window = model.sliding_window if windows else 0
         self._ring = (
-            cache_capacity(model, windows[0], max_sequence_length, self._prefill_chunk) if windows else max_sequence_length
+            cache_places(model, windows[0], max_sequence_length, self._prefill_chunk) if windows else max_sequence_length
         )
         self._filled = [0] * slots  # tokens that each slot holds
         self._reached = [0] * slots  # most tokens that it held since it was filled from 0

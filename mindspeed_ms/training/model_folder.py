@@ -22,7 +22,7 @@ def keep(start, all_config):
         all_config (AllConfig): read: output_dir, tokenizer.
     """
     place = os.path.join(os.path.abspath(all_config.training_config.output_dir), MODEL_FOLDER)
-    source = model_folder_of(start.path) if start.path else None
+    source = model_folder_of(start.path, needs_config=False) if start.path else None
     if start.resumes and os.path.isdir(place):
         return
     if source is None:

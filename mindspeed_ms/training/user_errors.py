@@ -17,11 +17,18 @@ _OF_OTHERS = [sysconfig.get_path("stdlib"), sysconfig.get_path("purelib"), *site
 _DELIBERATE = (ValueError, RuntimeError, TypeError)
 _WRONG_DEVICE = "Unsupported device target"
 _previous_hook = None
+_program = None
 
 
 @contextlib.contextmanager
-def in_one_line():
-    """Context manager for the whole of a script: an error that the user can mend ends it with one line and exit code 2."""
+def in_one_line(program=None):
+    """Context manager for the whole of a script: an error that the user can mend ends it with one line and exit code 2.
+
+    Args:
+        program (Optional[str]): how the line begins; None: the file's name.
+    """
+    global _program
+    _program = program
     install()
     try:
         yield
@@ -44,8 +51,8 @@ def _show(kind, error, trace):
     if message is None:
         _previous_hook(kind, error, trace)
     elif _speaks(error, message):
-        script = os.path.basename(sys.argv[0]) or "python"
-        print(f"{script}: error: {message}", file=sys.stderr, flush=True)
+        program = _program or os.path.basename(sys.argv[0]) or "python"
+        print(f"{program}: error: {message}", file=sys.stderr, flush=True)
 
 
 def message_of(error):

@@ -62,6 +62,9 @@ def test_what_the_user_says_is_compared(qwen, tmp_path, capsys):
         (("--model-type-hf", "mixtral"), "config.json says qwen2"),
         (("--load-model-type", "mg"), "is a Hugging Face checkpoint, not a Megatron one"),
         (("--tokenizer-model", "nowhere.json"), "--tokenizer-model nowhere.json does not exist"),
+        (("--save-dir", ""), "--save-dir is empty: expected a folder."),
+        (("--load-dir", ""), "--load-dir is empty: expected a folder."),
+        (("--load-dir", os.path.join(qwen, "config.json")), "config.json is a file: expected a folder, or a file that ends"),
         (("--target-tensor-parallel-size", "3"), "--target-tensor-parallel-size"),
         (("--target-pipeline-parallel-size", "5"), "--target-pipeline-parallel-size"),
         (("--target-pipeline-parallel-size", "2", "--num-layer-list", "1,2"), "--num-layer-list"),
@@ -69,7 +72,7 @@ def test_what_the_user_says_is_compared(qwen, tmp_path, capsys):
         (("--save-model-type", "hf", "--hf-cfg-dir", str(tmp_path)), "has no config.json"),
     ):
         kind = () if "--save-model-type" in words else ("--save-model-type", "native")
-        convert(qwen, tmp_path / "native", *kind, *words, code=1)
+        convert(qwen, tmp_path / "native", *kind, *words, code=2)
         error = capsys.readouterr().err.splitlines()[-1]
         assert error.startswith("convert_ckpt.py: ") and text in error, error
     assert os.listdir(tmp_path) == ["Qwen2.5"]
@@ -83,12 +86,12 @@ def test_a_stated_layout_of_the_source_is_compared(qwen, tmp_path, capsys, words
     right = ("--source-tensor-parallel-size", "2", "--source-pipeline-parallel-size", "2", "--source-expert-parallel-size", "1")
     convert(source, tmp_path / "back", "--save-model-type", "hf", "--verify", *right)
     for name, size in (("tensor", "1"), ("pipeline", "4"), ("expert", "2")):
-        convert(source, tmp_path / "new", "--save-model-type", "hf", f"--source-{name}-parallel-size", size, code=1)
+        convert(source, tmp_path / "new", "--save-model-type", "hf", f"--source-{name}-parallel-size", size, code=2)
         found = 1 if name == "expert" else 2
         error = capsys.readouterr().err
         assert f"--source-{name}-parallel-size {size} does not fit: {source}/" in error
         assert f"has {name}_model_parallel_size {found}." in error
-    convert(qwen, tmp_path / "new", "--save-model-type", "native", *right, code=1)
+    convert(qwen, tmp_path / "new", "--save-model-type", "native", *right, code=2)
     assert f"{qwen} (Hugging Face) is not cut over ranks" in capsys.readouterr().err
     convert(qwen, tmp_path / "new", "--save-model-type", "native", *right[4:])
 
@@ -120,7 +123,7 @@ def test_flags_of_other_converters():
 def test_workers(capsys):
     assert parse([*FOLDERS, "--workers", "3"]).workers == 3
     assert parse(FOLDERS).workers == min(4, len(os.sched_getaffinity(0)))
-    assert main([*FOLDERS, "--workers", "0"]) == 1
+    assert main([*FOLDERS, "--workers", "0"]) == 2
     assert "--workers: 0: expected an integer above 0" in capsys.readouterr().err
 
 
@@ -178,7 +181,7 @@ def test_megatrons_format_torch_dist(qwen, tmp_path, capsys):
         (("--save-to-legacy",), "--ckpt-format torch_dist: Megatron has only the format torch for its legacy models"),
         (("--noop-layers", "1"), "Leave --noop-layers out"),
     ):
-        convert(qwen, tmp_path / "no", "--save-ckpt-format", "torch_dist", *words, code=1)
+        convert(qwen, tmp_path / "no", "--save-ckpt-format", "torch_dist", *words, code=2)
         assert text in capsys.readouterr().err.splitlines()[-1]
 
 
@@ -246,7 +249,7 @@ def test_optimizer_of_a_megatron_checkpoint(tmp_path, capsys):
     native = open_checkpoint(convert(source, tmp_path / "native", "--save-model-type", "native", "--no-save-optim"))
     with native:
         assert native.manifest.states["optimizer"] is None and native.manifest.states["opt_param_scheduler"] is None
-    convert(source, tmp_path / "no", "--save-model-type", "native", "--make-vocab-size-divisible-by", "64", code=1)
+    convert(source, tmp_path / "no", "--save-model-type", "native", "--make-vocab-size-divisible-by", "64", code=2)
     assert "the optimizer's state has 32 rows of the vocabulary, the target 64" in capsys.readouterr().err
 
 
@@ -276,7 +279,7 @@ def test_nothing_is_written_before_the_checks(qwen, tmp_path, capsys, monkeypatc
         raise CheckpointError("it cannot be done")
 
     monkeypatch.setattr(conversion, check, refuse)
-    convert(qwen, tmp_path / "native", "--save-model-type", "native", code=1)
+    convert(qwen, tmp_path / "native", "--save-model-type", "native", code=2)
     assert "it cannot be done" in capsys.readouterr().err and os.listdir(tmp_path) == ["Qwen2.5"]
 
 
@@ -287,6 +290,30 @@ def test_biases_of_all_linears_are_biases_of_query_key_and_value(tmp_path):
     words = ("--add-qkv-bias", "--add-dense-bias", "--tokenizer-model", str(tmp_path / "mine.model"))
     convert(folder, tmp_path / "again", "--save-model-type", "hf", *words)
     assert (tmp_path / "again" / "mine.model").read_text() == "x"
+
+
+def test_a_tokenizer_alone_goes_along_too(qwen, tmp_path, capsys):
+    """Beside a checkpoint whose config.json is not kept; the way back asks for the family."""
+    native = convert(qwen, tmp_path / "native", "--save-model-type", "native")
+    os.remove(os.path.join(native, "hugging_face", "config.json"))
+    for name in ("tokenizer.json", "tokenizer.model"):
+        (tmp_path / "native" / "hugging_face" / name).write_text("x")
+    again = convert(native, tmp_path / "again", "--save-model-type", "native")
+    assert sorted(os.listdir(os.path.join(again, "hugging_face"))) == ["tokenizer.json", "tokenizer.model"]
+    convert(again, tmp_path / "back", "--save-model-type", "hf", code=2)
+    assert "needs the model's config.json: give its folder with --hf-cfg-dir" in capsys.readouterr().err
+    back = convert(again, tmp_path / "back", "--save-model-type", "hf", "--model-type-hf", "qwen2")
+    assert (tmp_path / "back" / "tokenizer.json").read_text() == "x" and read_tensors(back) == read_tensors(qwen)
+    cfg = convert(again, tmp_path / "cfg", "--save-model-type", "hf", "--hf-cfg-dir", qwen)
+    assert not os.path.exists(os.path.join(cfg, "tokenizer.model"))  # that of the named folder counts
+
+
+def test_a_damaged_tracker_is_named(qwen, tmp_path, capsys):
+    native = convert(qwen, tmp_path / "native", "--save-model-type", "native")
+    (tmp_path / "native" / "latest_checkpointed_iteration.txt").write_text("foo")
+    convert(native, tmp_path / "again", "--save-model-type", "native", code=2)
+    error = capsys.readouterr().err
+    assert "holds 'foo': expected the number of an iteration" in error and "--ckpt-step" not in error
 
 
 @pytest.mark.parametrize("kind", ["ckpt", "safetensors"])
@@ -305,7 +332,7 @@ def test_upstreams_files(qwen, tmp_path, kind):
 def test_nothing_is_overwritten(qwen, tmp_path, capsys):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "file").write_text("x")
-    convert(qwen, tmp_path / "mine", "--save-model-type", "native", code=1)
+    convert(qwen, tmp_path / "mine", "--save-model-type", "native", code=2)
     assert "exists already" in capsys.readouterr().err and os.listdir(tmp_path / "mine") == ["file"]
     (tmp_path / "empty").mkdir()
     convert(qwen, tmp_path / "empty", "--save-model-type", "native")
@@ -319,7 +346,7 @@ def test_a_full_disk_leaves_nothing(qwen, tmp_path, capsys, monkeypatch):
 
     monkeypatch.setattr(shard_file, "_write_all", full)
     for kind in ("native", "hf", "ckpt"):
-        convert(qwen, tmp_path / "result", "--save-model-type", kind, code=1)
+        convert(qwen, tmp_path / "result", "--save-model-type", kind, code=2)
         assert "No space left on device" in capsys.readouterr().err
         assert os.listdir(tmp_path) == ["Qwen2.5"]
 
@@ -328,14 +355,14 @@ def test_a_damaged_result_is_deleted(qwen, tmp_path, capsys, monkeypatch):
     from mindspeed_ms.models.hugging_face import writer
 
     monkeypatch.setattr(writer, "write_json", lambda path, content: None)
-    convert(qwen, tmp_path / "result", "--save-model-type", "hf", "--verify", code=1)
+    convert(qwen, tmp_path / "result", "--save-model-type", "hf", "--verify", code=2)
     assert "config.json" in capsys.readouterr().err and os.listdir(tmp_path) == ["Qwen2.5"]
 
 
 def test_a_folder_of_no_format_is_named_with_what_was_looked_for(tmp_path, capsys):
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "tiny.gguf").touch()
-    convert(tmp_path / "model", tmp_path / "result", "--save-model-type", "hf", code=1)
+    convert(tmp_path / "model", tmp_path / "result", "--save-model-type", "hf", code=2)
     (error,) = capsys.readouterr().err.splitlines()
     assert error.startswith("convert_ckpt.py: --load-dir ") and "there is tiny.gguf in it. Looked for: " in error
     assert all(

@@ -78,7 +78,7 @@ def test_for_a_source(tmp_path, capsys):
         (("--tokenizer-model", source), f"--tokenizer-model {source}: expected a file"),
         (("--save-model-type", "hf", "--true-vocab-size", "60"), "--true-vocab-size 60: the config.json of"),
     ):
-        convert(source, tmp_path / "result", *words, code=1)
+        convert(source, tmp_path / "result", *words, code=2)
         assert text in capsys.readouterr().err
     words = ("--save-model-type", "native", "--target-data-parallel-size", "2", "--no-save-optim")
     tokenizer = ("--tokenizer-model", str(tmp_path / "tokenizer.json"), "--vocab-file", os.path.join(source, "vocab.json"))
@@ -87,5 +87,5 @@ def test_for_a_source(tmp_path, capsys):
     for flag in ("--target-data-parallel-size", "--no-save-optim"):
         assert f"{flag} has no effect" in said
     assert {"tokenizer.json", "vocab.json"} <= set(os.listdir(os.path.join(native, "hugging_face")))
-    convert(native, tmp_path / "result", "--save-model-type", "hf", "--model-type-hf", "qwen3", code=1)
+    convert(native, tmp_path / "result", "--save-model-type", "hf", "--model-type-hf", "qwen3", code=2)
     assert "--model-type-hf qwen3: " in capsys.readouterr().err

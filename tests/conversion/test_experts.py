@@ -130,7 +130,7 @@ def test_with_ours(tmp_path):
 )
 def test_forms_that_do_not_exist(tmp_path, capsys, words, text):
     source, _ = write_folder(tmp_path / "model", CONFIGS["llama"])
-    convert(source, tmp_path / "result", *words, code=1)
+    convert(source, tmp_path / "result", *words, code=2)
     assert text in capsys.readouterr().err
 
 
@@ -138,7 +138,7 @@ def test_experts_with_biases_are_not_grouped(tmp_path, capsys):
     model = {**LLAMA, "mlp_has_bias": True, "add_bias_linear": True, "qkv_has_bias": True, "out_proj_has_bias": True}
     config = init_configs_from_dict({"model_config": model, "moe_config": EXPERTS})
     MegatronTarget(MadeUpReader(config), config).write(str(tmp_path / "source"))
-    convert(tmp_path / "source", tmp_path / "result", "--experts", "grouped", code=1)
+    convert(tmp_path / "source", tmp_path / "result", "--experts", "grouped", code=2)
     assert "local_experts.0.mapping.bias, and Megatron's GroupedMLP has no biases" in capsys.readouterr().err
 
 
@@ -153,7 +153,7 @@ def test_reshard_takes_the_data_parallel_ranks_that_experts_need(tmp_path, capsy
     ):
         assert checkpoint_command(["reshard", source, target, flag, value]) == 2
         assert text in capsys.readouterr().err
-    convert(source, tmp_path / "no", *SIZES_OF_TWO, "--target-data-parallel-size", "3", "--save-model-type", "native", code=1)
+    convert(source, tmp_path / "no", *SIZES_OF_TWO, "--target-data-parallel-size", "3", "--save-model-type", "native", code=2)
     assert "--target-data-parallel-size 3 is impossible" in capsys.readouterr().err
     assert checkpoint_command(["reshard", source, target]) == 0
     with open_checkpoint(target) as again:

@@ -83,9 +83,9 @@ def test_a_file_becomes_a_folder(tmp_path):
 
 def test_a_missing_tensor_is_named(tmp_path, capsys):
     write_file(tmp_path / "tiny.gguf", tensors_of(CONFIG), without=("model.layers.2.mlp.up_proj.weight",))
-    convert(tmp_path / "tiny.gguf", tmp_path / "hf", "--save-model-type", "hf", code=1)
+    convert(tmp_path / "tiny.gguf", tmp_path / "hf", "--save-model-type", "hf", code=2)
     assert "missing: blk.2.ffn_up.weight" in capsys.readouterr().err
-    convert(tmp_path / "tiny.gguf", tmp_path / "native", "--save-model-type", "native", code=1)
+    convert(tmp_path / "tiny.gguf", tmp_path / "native", "--save-model-type", "native", code=2)
     assert "converted to a Hugging Face folder first" in capsys.readouterr().err
 
 
@@ -98,7 +98,7 @@ def test_a_missing_tensor_is_named(tmp_path, capsys):
 )
 def test_metadata_that_is_refused(tmp_path, capsys, changes, text):
     write_file(tmp_path / "tiny.gguf", tensors_of(CONFIG), **changes)
-    convert(tmp_path / "tiny.gguf", tmp_path / "hf", "--save-model-type", "hf", code=1)
+    convert(tmp_path / "tiny.gguf", tmp_path / "hf", "--save-model-type", "hf", code=2)
     assert text in capsys.readouterr().err
 
 
@@ -106,7 +106,7 @@ def test_tensors_of_another_shape_are_refused(tmp_path, capsys):
     tensors = tensors_of(CONFIG)
     tensors["model.norm.weight"] = tensors["model.norm.weight"][:16].copy()
     write_file(tmp_path / "tiny.gguf", tensors)
-    convert(tmp_path / "tiny.gguf", tmp_path / "hf", "--save-model-type", "hf", code=1)
+    convert(tmp_path / "tiny.gguf", tmp_path / "hf", "--save-model-type", "hf", code=2)
     assert "tensor output_norm.weight has the shape [16], expected [32]" in capsys.readouterr().err
 
 

@@ -187,11 +187,11 @@ def test_rows_of_the_vocabulary_are_those_of_config_json(tmp_path, capsys, caplo
     for rows, text in ((59, "says vocab_size 59, but the vocabulary of "), (63, "says vocab_size 63, but the vocabulary of ")):
         base, _ = write_folder(tmp_path / str(rows), {**CONFIGS["llama_linear"], "vocab_size": rows})
         for folder in (native, megatron):
-            convert(folder, tmp_path / "no", "--save-model-type", "hf", "--hf-cfg-dir", base, code=1)
+            convert(folder, tmp_path / "no", "--save-model-type", "hf", "--hf-cfg-dir", base, code=2)
             assert text in capsys.readouterr().err
     less = ("--save-model-type", "hf", "--hf-cfg-dir", str(tmp_path / "59"), "--true-vocab-size", "59")
     assert read_tensors(convert(native, tmp_path / "to 59", *less))["lm_head.weight"][1] == (59, 32)
-    convert(native, tmp_path / "no", "--true-vocab-size", "63", code=1)
+    convert(native, tmp_path / "no", "--true-vocab-size", "63", code=2)
     assert "--true-vocab-size 63: the vocabulary of " in capsys.readouterr().err
     convert(native, tmp_path / "of 10", "--true-vocab-size", "10")
     assert capsys.readouterr().out.count("(31,648 parameters)") == 2
@@ -369,7 +369,7 @@ def _break_header(path, case):
 )
 def test_faults_name_file_and_tensor(tmp_path, capsys, case, texts):
     source = _broken(tmp_path / "model", case)
-    convert(source, tmp_path / "native", "--save-model-type", "native", code=1)
+    convert(source, tmp_path / "native", "--save-model-type", "native", code=2)
     error = capsys.readouterr().err.splitlines()[-1]
     assert error.startswith("convert_ckpt.py: ") and all(text in error for text in texts), error
     assert os.listdir(tmp_path) == ["model"]
@@ -386,10 +386,10 @@ def test_the_config_json_of_another_model_is_refused(tmp_path, capsys):
     gpt2, _ = write_folder(tmp_path / "gpt2", {**CONFIGS["gpt2"], "n_inner": 48})
     for target in ("native", "mg", "ckpt"):  # it is kept beside them
         for folder, text in ((other, "num_layers is 3 there"), (gpt2, "config.json is of another model")):
-            convert(source, tmp_path / "again", "--save-model-type", target, "--hf-cfg-dir", folder, code=1)
+            convert(source, tmp_path / "again", "--save-model-type", target, "--hf-cfg-dir", folder, code=2)
             assert text in capsys.readouterr().err
         convert(source, tmp_path / target, "--save-model-type", target, "--hf-cfg-dir", source)
-    convert(source, tmp_path / "again", "--save-model-type", "hf", "--hf-cfg-dir", other, code=1)
+    convert(source, tmp_path / "again", "--save-model-type", "hf", "--hf-cfg-dir", other, code=2)
     assert "num_layers is 3 there and 4 in the checkpoint" in capsys.readouterr().err
 
 
@@ -397,7 +397,7 @@ def test_another_family_cannot_say_it(tmp_path, capsys):
     source, _ = write_folder(tmp_path / "model", CONFIGS["qwen3"])
     native = convert(source, tmp_path / "native", "--save-model-type", "native")
     shutil.rmtree(os.path.join(native, "hugging_face"))
-    convert(native, tmp_path / "back", "--save-model-type", "hf", "--model-type-hf", "llama", code=1)
+    convert(native, tmp_path / "back", "--save-model-type", "hf", "--model-type-hf", "llama", code=2)
     assert "q_layernorm" in capsys.readouterr().err
 
 

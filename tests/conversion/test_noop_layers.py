@@ -41,5 +41,5 @@ def test_experts_in_another_form(tmp_path):
 )
 def test_mistakes(tmp_path, capsys, words, text):
     source, _ = write_folder(tmp_path / "model", CONFIGS["llama_linear"])
-    convert(source, tmp_path / "there", *PLACES, *words, code=1)
+    convert(source, tmp_path / "there", *PLACES, *words, code=2)
     assert text in capsys.readouterr().err

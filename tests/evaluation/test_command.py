@@ -8,6 +8,8 @@ import sys
 import numpy as np
 import pytest
 
+from mindspeed_ms.tools.evaluate import command
+from mindspeed_ms.tools.model_command.job import JobError, plan
 from tests.documented.pages import ROOT
 from tests.documented.sandbox import Sandbox, write_chat_model
 
@@ -99,10 +101,55 @@ def test_generation(folder):
         (["--task", "gsm8k", "--task-data-path", "problems.jsonl", "--bf16", "--fp16"], "--bf16 and --fp16"),
         (["--task", "gsm8k", "--task-data-path", "problems.jsonl", "--output", "no/where.json"], "--output is no/where.json"),
         (["--task", "gsm8k", "--task-data-path", "problems.jsonl", "--max-new-tokens", "0"], "expected an integer > 0"),
-        (["--task", "gsm8k", "--task-data-path", "problems.jsonl", "--max-new-tokens", "4000"], "context"),
-        (["--task", "perplexity", "--task-data-path", "text.txt", "--window", "4000"], "--window is 4000"),
     ],
 )
 def test_mistakes_are_one_line(folder, arguments, words):
     done = run(folder, *arguments)
     assert done.returncode == 2 and words in done.stderr and done.stderr.count("\n") == 1, done.stderr
+
+
+BEFORE_LOADING = [
+    (["perplexity", "text.txt", "--window", "4000"], "--window is 4000: expected 2 to "),
+    (["perplexity", "text.txt", "--window", "9", "--stride", "9"], "--stride is 9: expected 1 to 8"),
+    (["perplexity", "questions.jsonl"], "questions.jsonl, line 1: the field 'text' or 'content' is missing"),
+    (["perplexity", "foreign.bin"], "foreign"),
+    (["multiple_choice", "long.jsonl"], "long.jsonl, line 1: a continuation has "),
+    (["multiple_choice", "blank.jsonl"], "blank.jsonl, line 1: choice 1 is empty: expected some text."),
+    (["gsm8k", "problems.jsonl", "--max-new-tokens", "4000"], "--max-new-tokens is 4000, but the context of "),
+    (["gsm8k", "long_problem.jsonl", "--max-new-tokens", "8"], "long_problem.jsonl, line 1: prompt has "),
+    (["gsm8k", "problems.jsonl", "--evaluation-batch-size", "99999999"], " with --evaluation-batch-size 99999999 needs "),
+    (["perplexity", "text.txt", "--output", "text.txt"], "--output is text.txt, which holds no results of an evaluation"),
+    (["perplexity", "text.txt", "--output", "/proc/out.json"], "--output is /proc/out.json: the folder cannot be written: "),
+    (["perplexity", "text.txt", "--expert-tensor-parallel-size", "3"], "--expert-tensor-parallel-size is 3: the model has no"),
+    (["perplexity", "text.txt", "--tensor-model-parallel-size", "7"], "tensor-model-parallel-size"),
+    (["perplexity", "text.txt", "--context-parallel-size", "2"], "--context-parallel-size is 2: inference cuts no sequence"),
+]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"), BEFORE_LOADING, ids=lambda value: " ".join(value[:4]) if isinstance(value, list) else ""
+)
+def test_found_before_ranks_start(folder, monkeypatch, words, message):
+    """What data and flags get wrong is known without the model; a file that is no result of ours stays."""
+    monkeypatch.chdir(folder)
+    for name, record in {
+        "long": {"context": "a", "choices": ["return x " * 4000, "y"], "answer": 0},
+        "blank": {"context": "a", "choices": ["", "y"], "answer": 0},
+        "long_problem": {"question": "return x " * 4000, "answer": "#### 1"},
+    }.items():
+        (folder / f"{name}.jsonl").write_text(json.dumps(record), encoding="utf-8")
+    (folder / "foreign.idx").write_bytes(b"0" * 10)
+    task, path, *others = words
+    with pytest.raises(JobError) as caught:
+        plan(command.job_of(["--load", "model", "--task", task, "--task-data-path", path, *others]))
+    assert message in str(caught.value) and "\n" not in str(caught.value)
+    assert (folder / "text.txt").read_text(encoding="utf-8") == TEXT
+
+
+def test_earlier_results_may_be_replaced_and_a_byte_order_mark_is_no_text(folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    (folder / "old.json").write_text(json.dumps({"task": "perplexity"}, indent=1))
+    (folder / "marked.txt").write_bytes(b"\xef\xbb\xbf" + TEXT.encode())
+    words = ["--load", "model", "--task", "perplexity", "--task-data-path", "marked.txt", "--output", "old.json"]
+    [document] = plan(command.job_of(words)).prepared["marked.txt"]
+    assert document.size == len(TEXT.encode())

@@ -7,7 +7,7 @@ import pytest
 
 from mindspeed_ms.inference.engine import Engine
 from mindspeed_ms.tasks.evaluation.errors import EvaluationError
-from mindspeed_ms.tasks.evaluation.generation import evaluate, extract, problems_of, prompts_of
+from mindspeed_ms.tasks.evaluation.generation import evaluate, extract, problems_of, prompts_of, requests_of
 from mindspeed_ms.tasks.evaluation.lm_harness import HarnessMethods
 from mindspeed_ms.tasks.evaluation.records import read_records
 from mindspeed_ms.tasks.evaluation.scoring import encode_pair
@@ -39,7 +39,8 @@ def test_share_of_right_answers(tmp_path):
     answers = [" #### 2\nQuestion: x", " so 3<|end|> 4", " #### 9\n\n\n5"]
     runner = KnowingRunner(tokenizer, [prompt + answer for prompt, answer in zip(prompts, answers)])
     engine = Engine(runner, tokenizer, (tokenizer.eos,))
-    table, details = evaluate(engine, problems[1:], [tokenizer.tokenize(one) for one in prompts], 40)
+    requests = requests_of(problems[1:], [tokenizer.tokenize(one) for one in prompts], 40, runner, tokenizer)
+    table, details = evaluate(engine, problems[1:], requests)
     assert table.as_json()["all"] == {"strict": 1 / 3, "flexible": 2 / 3, "count": 3}
     assert [one["text"] for one in details] == [" #### 2\n", " so 3", " #### 9"]
 
@@ -49,7 +50,7 @@ def test_problems_without_answer_or_room(tmp_path):
         problems_of(read_records(write(tmp_path, [{"question": "a", "answer": "7"}])))
     problems = problems_of(read_records(write(tmp_path, [{"question": "a", "answer": "#### 7"}])))
     with pytest.raises(EvaluationError, match=r"line 1: .*context"):
-        evaluate(Engine(TableRunner(64, 16)), problems, [list(range(20))], 8)
+        requests_of(problems, [list(range(20))], 8, TableRunner(64, 16), byte_level_tokenizer(tmp_path / "tokenizer"))
     with pytest.raises(EvaluationError, match="3 examples are wanted, but there are 1"):
         prompts_of(problems, problems, 3)
 

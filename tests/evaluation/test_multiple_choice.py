@@ -5,7 +5,7 @@ import json
 import pytest
 
 from mindspeed_ms.tasks.evaluation.errors import EvaluationError
-from mindspeed_ms.tasks.evaluation.multiple_choice import contexts_of, evaluate, questions_of
+from mindspeed_ms.tasks.evaluation.multiple_choice import contexts_of, evaluate, pairs_of, questions_of
 from mindspeed_ms.tasks.evaluation.records import read_records
 from mindspeed_ms.tasks.evaluation.shapes import SHAPES, shape_of
 from mindspeed_ms.testing.inference import TableRunner
@@ -115,7 +115,8 @@ def test_accuracy_is_exact(tmp_path, batch_size):
     questions = questions_of(read_records(write(tmp_path, records)), shape)
     known = [one.context + one.choices[one.answer if n < 9 else (one.answer + 1) % 3] for n, one in enumerate(questions)]
     runner = KnowingRunner(tokenizer, known)
-    table, details = evaluate(runner, tokenizer, questions, contexts_of(questions, shape), batch_size)
+    pairs = pairs_of(tokenizer, questions, contexts_of(questions, shape), runner)
+    table, details = evaluate(runner, questions, pairs, batch_size)
     result = table.as_json()
     assert result["categories"]["easy"] == {"acc": 1.0, "acc_norm": 1.0, "count": 6}
     assert result["categories"]["hard"] == {"acc": 0.5, "acc_norm": 0.5, "count": 6}
@@ -130,7 +131,8 @@ def test_likelihood_per_byte_prefers_long_choices(tmp_path):
     shape = shape_of("multiple_choice")
     record = {"context": "Q", "choices": ["abcdefgh", "x"], "answer": 0}
     questions = questions_of(read_records(write(tmp_path, [record])), shape)
-    table, _ = evaluate(KnowingRunner(tokenizer, ["Q abcd"]), tokenizer, questions, ["Q"], 2)
+    runner = KnowingRunner(tokenizer, ["Q abcd"])
+    table, _ = evaluate(runner, questions, pairs_of(tokenizer, questions, ["Q"], runner), 2)
     assert table.as_json()["all"] == {"acc": 0.0, "acc_norm": 1.0, "count": 1}
 
 
@@ -140,7 +142,7 @@ def test_a_context_that_does_not_fit_loses_its_beginning(tmp_path):
     record = {"context": "0123456789" * 3, "choices": ["a", "b"], "answer": 1}
     questions = questions_of(read_records(write(tmp_path, [record])), shape)
     runner = KnowingRunner(tokenizer, ["4567890123456789 b"], max_sequence_length=18)
-    table, _ = evaluate(runner, tokenizer, questions, contexts_of(questions, shape), 4)
+    table, _ = evaluate(runner, questions, pairs_of(tokenizer, questions, contexts_of(questions, shape), runner), 4)
     assert table.as_json()["all"]["acc"] == 1.0 and table.cut == 1
     assert "1 contexts were longer" in table.as_text()
 

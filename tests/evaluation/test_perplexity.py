@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mindspeed_ms.core.datasets.indexed_dataset import IndexedDatasetBuilder
+from mindspeed_ms.inference.sampling import RequestError
 from mindspeed_ms.tasks.evaluation.errors import EvaluationError
 from mindspeed_ms.tasks.evaluation.perplexity import Document, documents_of, evaluate, windows_of
 from mindspeed_ms.testing.inference import TableRunner
@@ -75,7 +76,7 @@ def test_documents_of_texts_records_and_token_files(tmp_path):
     ],
 )
 def test_windows_out_of_range(window, stride, words):
-    with pytest.raises(EvaluationError, match=words):
+    with pytest.raises(RequestError, match=words):
         evaluate(TableRunner(64, 256), [Document(np.arange(30), None)], 1, window, stride)
 
 

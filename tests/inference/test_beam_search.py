@@ -40,6 +40,32 @@ def test_enough_beams_find_the_best(penalty):
         np.testing.assert_allclose([beam.score for beam in found], [score for score, _ in expected])
 
 
+def test_an_end_token_takes_no_beams_place():
+    """The end, the likeliest at first, leaves two beams, of which the second has the next best end."""
+    rows = {(1,): [1, 0.9, -9, 2, -9], (1, 0): [0, 0, 0, 0, 0], (1, 1): [-9, -9, -9, 9, -9]}
+
+    def logits(ids):
+        return np.array(rows[tuple(ids)], np.float32)
+
+    params = SamplingParams(max_new_tokens=2, temperature=0, n=2)
+    found = beam_search(TableRunner(5, slots=2, logits=logits), [1], params, 2, [3], length_penalty=0.0)
+    assert [beam.token_ids for beam in found] == [(3,), (1, 3)]
+
+
+def test_only_the_best_may_end():
+    """With two beams an end token in the third place does not end one."""
+    logits = np.array([2, 1, 0, -9, -9], np.float32)
+    params = SamplingParams(max_new_tokens=3, temperature=0, n=2)
+    found = beam_search(TableRunner(5, slots=2, logits=lambda ids: logits), [1], params, 2, [2], length_penalty=0.0)
+    assert (2,) not in [beam.token_ids for beam in found]
+
+
+def test_drawn_beams_count_what_they_were_drawn_from():
+    runner, params = TableRunner(VOCAB), SamplingParams(max_new_tokens=1, temperature=0.5, top_k=1, seed=1)
+    [beam] = beam_search(runner, [1], params, 1)
+    assert np.isclose(beam.score, log_softmax(runner.logits([1])).max() / 0.5)
+
+
 def test_one_beam_is_greedy_and_beams_feed_only_what_is_new():
     runner = TableRunner(32, slots=4)
     [beam] = beam_search(runner, [1, 2, 3], SamplingParams(max_new_tokens=10, temperature=0), 1)
@@ -87,10 +113,11 @@ def test_end_tokens_end_beams_unless_ignored():
     [
         (0, {}, "num_beams is 0: expected an integer >= 1."),
         (9, {}, "num_beams is 9, but the cache has 4 slots: load it with as many."),
-        (2, {"n": 3}, "n is 3, but 2 beams give at most as many answers: raise num_beams."),
+        (2, {"n": 3}, "n is 3, but 2 beams give at most as many answers: ask for more beams."),
         (2, {"stop": ("x",)}, "stop is ('x',), which beam search does not use: leave it out."),
         (2, {"logprobs": 0}, "logprobs is 0, which beam search does not use: leave it out."),
         (2, {"presence_penalty": 0.5}, "presence_penalty is 0.5, which beam search does not use: leave it out."),
+        (2, {"frequency_penalty": 0.5}, "frequency_penalty is 0.5, which beam search does not use: leave it out."),
         (2, {"max_new_tokens": 0}, "max_new_tokens is 0: expected an integer > 0 for beam search."),
     ],
 )

@@ -1,6 +1,7 @@
 """Streaming text: parts joined are the text, no broken UTF-8, stop texts are never shown."""
 
 import random
+from unittest.mock import patch
 
 import pytest
 
@@ -35,6 +36,17 @@ def test_an_answer_goes_on_with_its_prompt(tokenizer, text, prompt):
     """The blank in front of an answer stays, though decoders drop it in front of a text."""
     ids, start = tokenizer.tokenize(prompt + text, False), tokenizer.tokenize(prompt, False)
     assert "".join(parts(tokenizer, ids[len(start) :], ids[: len(start)])) == text
+
+
+def test_few_tokens_are_decoded_at_a_time(tokenizer):
+    """However long an answer is, and if it is no text at all."""
+    longest, decode = [], tokenizer.detokenize
+    with patch.object(tokenizer, "detokenize", lambda ids: longest.append(len(ids)) or decode(ids)):
+        parts(tokenizer, tokenizer.tokenize("hello world " * 20, add_special_tokens=False))
+        assert max(longest) < 8
+        byte = tokenizer.token_to_id("Ģ")  # 0x80
+        parts(tokenizer, [BYTE + 0x80 if byte is None else byte] * 200)
+        assert max(longest) < 80
 
 
 def test_a_character_that_the_prompt_began(tokenizer):

@@ -1,5 +1,6 @@
 """Engine on a runner without a model: batches, seeds, ends, log-probabilities, waiting, cancelling, bad requests."""
 
+from collections import deque
 from dataclasses import replace
 
 import numpy as np
@@ -67,6 +68,27 @@ def test_log_probabilities_are_those_of_a_direct_forward():
             assert [token for token, _ in score.top] == np.argsort(-values, kind="stable")[:3].tolist()
 
 
+def test_log_probabilities_of_a_prompt_come_once():
+    params = replace(DRAWN, n=3, prompt_logprobs=True, logprobs=4)
+    events = list(Engine(TableRunner(slots=2)).stream([1, 2, 3], params))
+    told = [event.sample for event in events if event.prompt_logprobs is not None]
+    assert sorted(told) == [0, 1, 2] and len(events) > 3
+
+
+def test_nothing_is_kept_of_requests_that_ended():
+    engine = Engine(TableRunner(slots=1))
+    params = replace(DRAWN, prompt_logprobs=True, n=2)
+    engine.generate([[1, 2], [3]], params)
+    numbers = [engine.add(Request((4, 5), params)) for _ in range(2)]
+    engine.step()
+    for number in numbers:
+        engine.cancel(number)
+    while engine.step():
+        pass
+    kept = {name: value for name, value in vars(engine).items() if isinstance(value, (dict, set, deque)) and value}
+    assert kept == {} and not engine.has_work
+
+
 def test_end_tokens():
     runner = saying([1], [5, 9, 6, 8, 2], 16)
     greedy = SamplingParams(max_new_tokens=4, temperature=0)
@@ -112,6 +134,12 @@ def test_text_and_stop_texts(tokenizer, said, stop, text, reason):
     assert not engine.has_work
     if reason == "stop":
         assert events[-1].matched_stop in (*stop, tokenizer.eos)
+
+
+def test_the_longest_stop_text_counts_also_where_a_shorter_one_is_a_token(tokenizer):
+    [runner] = [saying([1], tokenizer.tokenize("xab"), tokenizer.vocab_size)]
+    [answer] = Engine(runner, tokenizer).generate([[1]], SamplingParams(max_new_tokens=9, temperature=0, stop=("b", "ab")))
+    assert (answer.text, answer.matched_stop, answer.finish_reason) == ("x", "ab", "stop")
 
 
 def test_an_unfinished_character_at_the_end_is_not_shown(tokenizer):

@@ -6,6 +6,8 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 
+from mindspeed_ms.inference.checkpoint import read_checkpoint
+from tests.conversion.test_hugging_face import convert
 from tests.conversion.tiny_models import CONFIGS, write_folder
 from tests.preprocess.toy_tokenizer import write_tokenizer
 
@@ -67,6 +69,49 @@ def test_tokenizer_and_ends_are_beside_the_weights(world, tmp_path):
     assert found["tokenizer"] is not None
 
 
+def test_what_is_known_before_a_model_is_built(folder, tmp_path):
+    """The context is 8192 at most unless it is asked for; padding of the vocabulary is no token; unused flags are named."""
+    write_folder(tmp_path / "long", {**CONFIGS["llama"], "max_position_embeddings": 20000})
+    assert read_checkpoint(tmp_path / "long").max_sequence_length == 8192
+    assert read_checkpoint(tmp_path / "long", max_sequence_length=9000).max_sequence_length == 9000
+    convert(folder, tmp_path / "padded", "--save-model-type", "native", "--make-vocab-size-divisible-by", "48")
+    found = read_checkpoint(tmp_path / "padded", expert_tensor_parallel_size=1)
+    assert (found.vocab_size, found.config.model_config.vocab_size, found.ranks, found.warnings) == (64, 96, 1, [])
+    found = read_checkpoint(folder, tensor_model_parallel_size=2, pipeline_model_parallel_size=2, max_sequence_length=100)
+    assert found.ranks == 4 and found.warnings == []
+
+
+UNUSED = ("--num-layers", "7", "--num-attention-heads", "4", "--save", "x", "--batch-size", "4", "--lr-warmup-iters", "9")
+
+
+def test_flags_that_are_not_used_are_named(world, folder):
+    (found,) = world(1)(warnings, folder, flags=(*UNUSED, "--sequence-parallel"), max_sequence_length=100)
+    layers, others = found
+    assert layers.startswith("--num-layers = 7 (command line) is not used: the checkpoint has 4")
+    assert others == "without effect on inference: --save, --batch-size, --lr-warmup-iters, --sequence-parallel"
+
+
+def warnings(folder, **arguments):
+    """Texts of the warnings of `load`."""
+    from mindspeed_ms.inference import loading
+
+    with patch.object(loading.logger, "warning") as warning:
+        loaded(folder, **arguments)
+    return [call.args[0] % call.args[1:] for call in warning.call_args_list]
+
+
+@pytest.mark.parametrize("layout", [(), ("--target-tensor-parallel-size", "2", "--target-pipeline-parallel-size", "2")])
+def test_a_megatron_folder(world, folder, tmp_path, layout):
+    """What Megatron's program reads gives the same logits, end tokens and rows, from the run or from its one checkpoint."""
+    (one,) = world(1)(loaded, folder)
+    convert(folder, tmp_path / "mg", "--save-model-type", "mg", *layout)
+    (checkpoint,) = [path for path in (tmp_path / "mg").iterdir() if path.name.startswith(("iter_", "release"))]
+    for place in (tmp_path / "mg", checkpoint):
+        (found,) = world(1)(loaded, str(place))
+        assert {**found, "logits": None} == {**one, "logits": None}
+        np.testing.assert_allclose(found["logits"], one["logits"], atol=1e-6)
+
+
 def refusals(folder, learned, cases):
     """{name: message} of arguments that `load` refuses; asserts that no grid was laid before."""
     from mindspeed_ms.core import parallel_state
@@ -96,6 +141,8 @@ def test_what_cannot_be_loaded_is_said_in_one_line(world, folder, tmp_path):
         "world": (("folder", {"tensor_model_parallel_size": 2}), "1 ranks were started"),
         "dtype": (("folder", {"dtype": "int8"}), "dtype is 'int8': expected one of float32, bfloat16, float16"),
         "length": (("learned", {"max_sequence_length": 65}), "max_sequence_length is 65: the model has a table of 64"),
+        "memory": (("folder", {"slots": 10**9}), "max_sequence_length 64 with slots 1000000000 needs a cache of 32,768.0 GB"),
+        "experts": (("folder", {"expert_model_parallel_size": None}), "expert_model_parallel_size is None: expected an"),
         "slots": (("folder", {"slots": 0}), "slots is 0: expected an integer > 0"),
         "chunk": (("folder", {"prefill_chunk": "x"}), "prefill_chunk is 'x'"),
         "iteration": (("folder", {"iteration": 7}), "is one checkpoint, not a run with several: leave the iteration (7) out"),

@@ -92,6 +92,17 @@ def test_penalties():
     assert logits[0] == 2.0, "the logits are the caller's"
 
 
+def test_a_nucleus_ends_where_it_has_its_mass():
+    ids, weights = probabilities(np.zeros(4), SamplingParams(top_p=0.5))
+    assert ids.tolist() == [0, 1] and weights.tolist() == [0.5, 0.5]
+
+
+def test_the_place_of_a_token_decides_not_where_the_prompt_ended():
+    params, logits = SamplingParams(seed=3), np.zeros(1000, np.float32)
+    assert next_token(logits, params, [1, 2, 3], []) == next_token(logits, params, [1], [2, 3])
+    assert next_token(logits, params, [1, 2, 3], []) != next_token(logits, params, [1, 2], [])
+
+
 def test_greedy_takes_the_first_of_equal_tokens_as_does_top_k_1():
     logits = np.array([0.0, 3.0, 3.0, 3.0], np.float32)
     assert next_token(logits, SamplingParams(temperature=0), (0,), ()) == 1

@@ -157,24 +157,25 @@ WRONG = {  # body: words of the message
     '{"max_tokens": 3}': "prompt is missing",
     '{"prompt": "a", "max_token": 3}': "unknown field max_token. Did you mean 'max_tokens'?",
     '{"prompt": "a", "max_tokens": "3"}': "max_tokens is '3'",
-    '{"prompt": "a", "max_tokens": -1}': "max_tokens",
+    '{"prompt": "a", "max_tokens": -1}': "max_tokens is -1: expected an integer >= 0",
     '{"prompt": "a", "max_tokens": 1000}': "context of 256",
     '{"prompt": "a", "max_tokens": true}': "max_tokens",
     '{"prompt": "a", "temperature": -1}': "temperature",
+    '{"prompt": "a", "temperature": "x"}': "temperature is 'x': expected a number",
     '{"prompt": "a", "temperature": NaN}': "temperature",
     '{"prompt": "a", "top_p": 1.5}': "top_p",
     '{"prompt": "a", "n": 0}': "n ",
     '{"prompt": "a", "n": 500}': "at most 128",
     '{"prompt": "a", "logprobs": 9}': "logprobs",
     '{"prompt": "a", "logit_bias": {"5": 1}}': "logit_bias",
-    '{"prompt": "a", "stop": 5}': "stop",
+    '{"prompt": "a", "stop": 5}': "stop is 5: expected a text or a list of texts",
     '{"prompt": "a", "stop": [""]}': "stop",
     '{"prompt": "a", "suffix": "b"}': "suffix",
     '{"prompt": "a", "stream_options": {"x": 1}}': "stream_options.x",
     '{"prompt": ""}': "empty",
     '{"prompt": []}': "empty",
     '{"prompt": [[]]}': "empty",
-    '{"prompt": 5}': "prompt",
+    '{"prompt": 5}': "prompt is 5: expected a text, token ids, or a list of them",
     '{"prompt": [300]}': "token id 300",
     '{"prompt": [-1]}': "token id -1",
     '{"prompt": "\\ud800"}': "surrogate",
@@ -191,6 +192,7 @@ def test_what_is_wrong_is_said(server, body, stream):
     error = answer.json()["error"]
     assert WRONG[body] in error["message"] and "\n" not in error["message"] and len(error["message"]) < 400
     assert error["type"] == "invalid_request_error"
+    assert (error["code"] == "context_length_exceeded") == ("the context of " in error["message"])
 
 
 @pytest.mark.parametrize(

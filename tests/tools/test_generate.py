@@ -4,13 +4,16 @@ import contextlib
 import io
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 import pytest
 
+from mindspeed_ms.core.datasets.tokenizer.hugging_face import from_folder
 from mindspeed_ms.tools.generate import command, mindspeed_llm
 from mindspeed_ms.tools.generate.__main__ import RUNNER
 from mindspeed_ms.tools.model_command.job import plan
@@ -180,7 +183,17 @@ MISTAKES = [
     (["--prompt", "a", "--logprobs", "1"], "--logprobs is only printed with --json: add it."),
     (["--prompt", "a", "--length-penalty", "1"], "--length-penalty is of beam search: give --num-beams too."),
     (["--prompt", "a", "--num-beams", "0"], "--num-beams is 0: expected an integer >= 1."),
-    (["--prompt", "a", "--num-beams", "2", "--n", "3"], "--n is 3, but 2 beams give at most as many answers: raise num_beams."),
+    (
+        ["--prompt", "a", "--num-beams", "2", "--n", "3"],
+        "--n is 3, but 2 beams give at most as many answers: ask for more beams.",
+    ),
+    (["--prompt", "a", "--num-beams", "2", "--length-penalty", "nan"], "--length-penalty is nan: expected a number."),
+    (["--prompt", "a", "--tensor-model-parallel-size", "3"], "num_attention_heads = 4: must be a multiple of 3"),
+    (["--prompt", "a", "--pipeline-model-parallel-size", "9"], "num_layers = 4: is less than one layer for each stage"),
+    (["--prompt", "a", "--bf16"], "--bf16 Did you mean '--dtype'?"),
+    (["--prompt", "a", "--json", "--logprobs", "901"], "--logprobs is 901, but the vocabulary has 900 ids: lower it."),
+    (["--prompt", "a", "--max-sequence-length", "1000000000"], "--max-sequence-length 1000000000 with "),
+    (["--prompt", "a", "--num-beams", "1000000000"], "with --num-beams 1000000000 needs a cache of "),
     (["--prompt", "a", "--stop-token-id", "900"], "--stop-token-id has the token id 900, expected ids from 0 to 899."),
     (["--prompt", "a", "--prompt-type", "qwem"], "--prompt-type is 'qwem', which is not in "),
     (["--prompt", "a", "--history-turns", "2"], "--history-turns is of a chat: give --chat too, or leave it out."),
@@ -212,7 +225,11 @@ LLM_MISTAKES = [
         "--hf-chat-template and --prompt-type qwen are two templates: leave one of them out.",
     ),
     (["--add-eos-token", "<|im_ent|>"], "--add-eos-token is '<|im_ent|>', which is no token of "),
-    (["--eos-id", "901"], "--add-eos-token is '901', which is no token of "),
+    (["--eos-id", "901"], "--eos-id is 901: expected an id from 0 to 899."),
+    (["--eos-id", "-5"], "--eos-id is -5: expected an id from 0 to 899."),
+    (["--seq-length", "0", "--max-length", "9"], "--seq-length is 0: expected an integer > 0."),
+    (["--seq-length", "9", "--max-length", "0"], "--max-length is 0: expected an integer > 0."),
+    (["--tokenizer-type", "Llama2Tokenizer", "--tokenizer-model", "/nowhere"], "--tokenizer-model is /nowhere"),
     (
         ["--task", "chat", "--prompt", "a"],
         "--task chat takes its questions from the terminal: leave --prompt and --prompt-file out.",
@@ -272,7 +289,59 @@ def test_folders_that_lack_something(tmp_path, capsys):
     assert refused(capsys, [str(tmp_path), "--chat"], False).startswith(
         "a conversation needs a chat template, but the tokenizer "
     )
+    write_json(tmp_path, "generation_config.json", {"eos_token_id": ["</s>"]})
+    assert refused(capsys, [str(tmp_path), "--prompt", "a"], False).endswith(
+        "generation_config.json: eos_token_id is ['</s>']: expected the id of a token, or a list of them."
+    )
+    (tmp_path / "generation_config.json").unlink()
     config = {**CONFIG, "vocab_size": 40}
     write_json(tmp_path, "config.json", config)
     write_folder(tmp_path, config)
-    assert "--prompt has the token id " in refused(capsys, [str(tmp_path), "--prompt", "how are you"], False)
+    assert "but the model of " in refused(capsys, [str(tmp_path), "--prompt", "how are you"], False)
+    (tmp_path / "config.json").unlink()
+    assert "its config.json is missing: copy it there." in refused(capsys, [str(tmp_path), "--prompt", "a"], False)
+
+
+def test_a_named_tokenizer_with_other_ids(model, tmp_path, capsys):
+    """Refused beside weights that have a tokenizer, unless it is meant; in place of a damaged one it is taken."""
+    other, copied = tmp_path / "other", tmp_path / "model"
+    shutil.copytree(model, copied)
+    other.mkdir()
+    content = json.loads((copied / "tokenizer.json").read_text(encoding="utf-8"))
+    vocab = content["model"]["vocab"]
+    vocab["h"], vocab["w"] = vocab["w"], vocab["h"]
+    write_json(other, "tokenizer.json", content)
+    for words, llm in (([str(copied)], False), (["--load", str(copied)], True)):
+        words += ["--prompt", "how are you", "--tokenizer-name-or-path"]
+        job_of = mindspeed_llm.job_of if llm else command.job_of
+        assert plan(job_of([*words, model])).tokenizer.name.endswith(f"{model}/tokenizer.json")
+        message = refused(capsys, [*words, str(other)], llm)
+        assert message.startswith("--tokenizer-name-or-path: ") and "gives other ids than " in message
+        meant = plan(job_of([*words, str(other), "--load-strict", "false"]))
+        assert meant.tokenizer.name.endswith("other/tokenizer.json") and len(meant.checkpoint.warnings) == 1
+    (copied / "tokenizer.json").write_text("{")
+    assert plan(command.job_of([str(copied), "--prompt", "a", "--tokenizer-name-or-path", str(other)])).requests["prompts"]
+
+
+def test_vocabularies_are_compared_in_one_go(model):
+    """Making a vocabulary takes long: once for each of both."""
+    tokenizer, made = from_folder(model), []
+    with patch.object(type(tokenizer), "vocab", property(lambda self: made.append(1) or {str(n): n for n in range(9)})):
+        assert tokenizer.other_ids(tokenizer) is None and len(made) <= 2
+
+
+def test_prompt_files(model, tmp_path, capsys):
+    """A byte order mark is no text; only line ends end a prompt; errors name the line."""
+    path = tmp_path / "prompts"
+    path.write_bytes("\ufeffone\x0c1\r\n\ntwo\u2028\n".encode())
+    job = command.job_of(["x", "--prompt", "zero", "--prompt-file", str(path)])
+    assert [prompt.text for prompt in job.prompts] == ["zero", "one\x0c1", "two\u2028"]
+    path.write_text("a\n" + "how are you " * 500)
+    assert refused(capsys, [model, "--prompt-file", str(path)], False).startswith(f"--prompt-file {path}, line 2: has ")
+
+
+def test_one_rank_of_a_launcher_tells_a_mistake():
+    line = [sys.executable, "-m", "mindspeed_ms.launch", "-n", "2", str(ROOT / "inference.py"), "--load", "/nowhere"]
+    done = subprocess.run(line, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)})
+    assert done.returncode == 2
+    assert done.stderr.count("inference.py: error: /nowhere holds no checkpoint: it does not exist.") == 1, done.stderr

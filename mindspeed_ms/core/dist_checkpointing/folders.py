@@ -66,7 +66,7 @@ def read_tracker(folder):
     if not text.isdigit():
         raise CheckpointError(
             f"{path} holds {text!r}: expected the number of an iteration, or release. Delete it to take "
-            "the newest complete checkpoint, or name one (--ckpt-step)."
+            "the newest complete checkpoint, or name the folder of one."
         )
     return int(text)
 

@@ -84,17 +84,20 @@ def side_files(path):
     return [name for name in SIDE_FILES if os.path.isfile(os.path.join(path, name))]
 
 
-def model_folder_of(path):
+def model_folder_of(path, needs_config=True):
     """Folder of the model's small files that go with a checkpoint: its own, or one beside it; None: there is none.
 
     Args:
         path (str): a Hugging Face folder, or a checkpoint, of a run or not.
+        needs_config (bool): only one with a config.json; a conversion may have kept a tokenizer alone.
     """
     path = os.path.abspath(path)
     if has_weights(path) and os.path.isfile(os.path.join(path, CONFIG_FILE)):
         return path
     places = (path, os.path.dirname(path)) if _ONE_OF_A_RUN.fullmatch(os.path.basename(path)) else (path,)
-    return next((one for one in (os.path.join(place, MODEL_FOLDER) for place in places) if os.path.isdir(one)), None)
+    found = [os.path.join(place, MODEL_FOLDER) for place in places]
+    is_there = [os.path.isfile(os.path.join(one, CONFIG_FILE)) if needs_config else os.path.isdir(one) for one in found]
+    return next((one for one, there in zip(found, is_there) if there), None)
 
 
 def read_folder(path):

@@ -3,8 +3,9 @@
 import re
 from dataclasses import dataclass
 
+from mindspeed_ms.inference.engine import check
 from mindspeed_ms.inference.requests import Request
-from mindspeed_ms.inference.sampling import SamplingParams
+from mindspeed_ms.inference.sampling import RequestError, SamplingParams
 from mindspeed_ms.tasks.evaluation.errors import EvaluationError
 from mindspeed_ms.tasks.evaluation.results import Table
 
@@ -64,26 +65,39 @@ def prompts_of(problems, examples, shots):
     return ["\n\n".join([*shown, f"Question: {problem.question}\nAnswer:"]) for problem in problems]
 
 
-def evaluate(engine, problems, prompts, max_new_tokens, progress=None):
-    """Share of problems whose answer is right, by greedy generation.
+def requests_of(problems, prompts, max_new_tokens, limits, tokenizer):
+    """Requests (list[Request]) of greedy answers.
 
     Args:
-        engine (Engine): see `inference`.
         problems (list[Problem]): the problems.
         prompts (list[sequence[int]]): ids before each answer.
         max_new_tokens (int): longest answer.
-        progress (Optional[Callable]): called with the number of answers that are done.
+        limits, tokenizer: as of `inference.engine.check`.
 
-    Returns:
-        (Table, list[dict]): strict and flexible accuracy by category; text and answers of each problem
+    Raises:
+        EvaluationError: prompt and answer do not fit into the context; names file and line.
     """
     params = SamplingParams(max_new_tokens=max_new_tokens, temperature=0.0, stop=("Question:", "\n\n\n"))
     requests = [Request(tuple(prompt), params) for prompt in prompts]
     for request, problem in zip(requests, problems):
         try:
-            engine.check(request)
-        except ValueError as error:
+            check(request, limits, tokenizer)
+        except RequestError as error:
             raise EvaluationError(f"{problem.place}: {error}") from None
+    return requests
+
+
+def evaluate(engine, problems, requests, progress=None):
+    """Share of problems whose answer is right, by greedy generation.
+
+    Args:
+        engine (Engine): see `inference`.
+        problems (list[Problem]), requests (list[Request]): see `requests_of`.
+        progress (Optional[Callable]): called with the number of answers that are done.
+
+    Returns:
+        (Table, list[dict]): strict and flexible accuracy by category; text and answers of each problem
+    """
     numbers = {engine.add(request): index for index, request in enumerate(requests)}
     texts, missing = [""] * len(problems), len(problems)
     while missing:

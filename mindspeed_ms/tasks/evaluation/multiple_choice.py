@@ -2,12 +2,21 @@
 
 from mindspeed_ms.tasks.evaluation.errors import EvaluationError
 from mindspeed_ms.tasks.evaluation.results import Table
-from mindspeed_ms.tasks.evaluation.scoring import encode_pair, likelihoods
+from mindspeed_ms.tasks.evaluation.scoring import check_pair, encode_pair, likelihoods
 
 
 def questions_of(records, shape):
-    """Questions (list[Question]) of records."""
-    return [shape.question(record) for record in records]
+    """Questions (list[Question]) of records.
+
+    Raises:
+        EvaluationError: a field is missing or wrong, a choice is empty; names file and line.
+    """
+    questions = [shape.question(record) for record in records]
+    for question in questions:
+        empty = next((number for number, choice in enumerate(question.choices, 1) if not choice.strip()), None)
+        if empty is not None:
+            raise EvaluationError(f"{question.place}: choice {empty} is empty: expected some text.")
+    return questions
 
 
 def contexts_of(questions, shape, examples=(), shots=0):
@@ -39,32 +48,45 @@ def contexts_of(questions, shape, examples=(), shots=0):
     return contexts
 
 
-def evaluate(runner, tokenizer, questions, contexts, batch_size, progress=None):
+def pairs_of(tokenizer, questions, contexts, limits):
+    """Ids of the context and of the choice, for each choice of each question: list of (list[int], list[int]).
+
+    Args:
+        tokenizer (Tokenizer): the model's.
+        questions (list[Question]), contexts (list[str]): see `contexts_of`.
+        limits: with `max_sequence_length` and `vocab_size`: a ModelRunner, or a Checkpoint before it is loaded.
+
+    Raises:
+        EvaluationError: a choice without tokens or longer than the context of the model, an id out of its vocabulary; names
+            file and line.
+    """
+    pairs = []
+    for question, context in zip(questions, contexts):
+        for choice in question.choices:
+            try:
+                pairs.append(encode_pair(tokenizer, context, choice))
+                check_pair(pairs[-1], limits)
+            except EvaluationError as error:
+                raise EvaluationError(f"{question.place}: {error}") from None
+    return pairs
+
+
+def evaluate(runner, questions, pairs, batch_size, progress=None):
     """Accuracy of a model: `acc` by log-likelihood, `acc_norm` by log-likelihood per byte of the choice.
 
     Args:
         runner (ModelRunner): the model.
-        tokenizer (Tokenizer): its tokenizer.
-        questions (list[Question]), contexts (list[str]): see `contexts_of`.
+        questions (list[Question]), pairs (list): see `pairs_of`.
         batch_size (int): sequences at a time.
         progress (Optional[Callable]): see `likelihoods`.
 
     Returns:
         (Table, list[dict]): accuracy by category; what was chosen for each question
     """
-    pairs, owners = [], []
-    for number, (question, context) in enumerate(zip(questions, contexts)):
-        for choice in question.choices:
-            try:
-                pairs.append(encode_pair(tokenizer, context, choice))
-            except EvaluationError as error:
-                raise EvaluationError(f"{question.place}: {error}") from None
-            owners.append(number)
-    found = [[] for _ in questions]
-    for owner, likelihood in zip(owners, likelihoods(runner, pairs, batch_size, progress)):
-        found[owner].append(likelihood)
+    found = iter(likelihoods(runner, pairs, batch_size, progress))
     table, details = Table(("acc", "acc_norm")), []
-    for question, choices in zip(questions, found):
+    for question in questions:
+        choices = [next(found) for _ in question.choices]
         totals = [choice.total for choice in choices]
         per_byte = [choice.total / len(text.strip().encode()) for choice, text in zip(choices, question.choices)]
         chosen, chosen_norm = totals.index(max(totals)), per_byte.index(max(per_byte))

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from mindspeed_ms.core.datasets.indexed_dataset import IndexedDataset
+from mindspeed_ms.inference.sampling import RequestError
 from mindspeed_ms.tasks.evaluation.errors import EvaluationError
 from mindspeed_ms.tasks.evaluation.records import read_records
 
@@ -58,7 +59,7 @@ def _of_text(text, tokenizer):
 
 def _read_text(path):
     try:
-        with open(path, encoding="utf-8") as file:
+        with open(path, encoding="utf-8-sig") as file:
             return file.read()
     except (OSError, UnicodeDecodeError) as error:
         raise EvaluationError(f"{path} cannot be read as a text: {error}") from None
@@ -83,6 +84,33 @@ def windows_of(length, window, stride):
     return windows
 
 
+def check(documents, limits, window=None, stride=None):
+    """(window, stride) of `evaluate`, checked.
+
+    Args:
+        documents (list[Document]), window, stride (Optional[int]): see `evaluate`.
+        limits: with `max_sequence_length` and `vocab_size`: a ModelRunner, or a Checkpoint before it is loaded.
+
+    Raises:
+        RequestError: a window longer than the context, a stride that is not below it.
+        EvaluationError: an id out of the vocabulary.
+    """
+    longest = limits.max_sequence_length
+    window = min(longest, max(len(document.ids) for document in documents)) if window is None else window
+    stride = max(1, window // 2) if stride is None else stride
+    if not 2 <= window <= longest:
+        raise RequestError("window", f"is {window}: expected 2 to {longest}, the model's context.")
+    if not 1 <= stride < window:
+        raise RequestError("stride", f"is {stride}: expected 1 to {window - 1}, below the window: no token is left out.")
+    for document in documents:
+        if document.ids.size and not 0 <= document.ids.min() <= document.ids.max() < limits.vocab_size:
+            raise EvaluationError(
+                f"a document holds the token id {int(document.ids.max())}: the model's vocabulary has {limits.vocab_size} ids. "
+                "The data was made with another tokenizer."
+            )
+    return window, stride
+
+
 def evaluate(runner, documents, batch_size, window=None, stride=None, progress=None):
     """Perplexity of documents: exp of the mean negative log-likelihood of all tokens but the first of each document.
 
@@ -98,21 +126,9 @@ def evaluate(runner, documents, batch_size, window=None, stride=None, progress=N
         dict: tokens, mean_nll, perplexity; of texts also bits_per_byte
 
     Raises:
-        EvaluationError: a window longer than the context, a stride that is not below it, an id out of the vocabulary.
+        RequestError, EvaluationError: see `check`.
     """
-    longest = runner.max_sequence_length
-    window = min(longest, max(len(document.ids) for document in documents)) if window is None else window
-    stride = max(1, window // 2) if stride is None else stride
-    if not 2 <= window <= longest:
-        raise EvaluationError(f"window is {window}: expected 2 to {longest}, the model's context.")
-    if not 1 <= stride < window:
-        raise EvaluationError(f"stride is {stride}: expected 1 to {window - 1}, below the window: no token is left out.")
-    for document in documents:
-        if document.ids.size and not 0 <= document.ids.min() <= document.ids.max() < runner.vocab_size:
-            raise EvaluationError(
-                f"a document holds the token id {int(document.ids.max())}: the model's vocabulary has {runner.vocab_size} ids. "
-                "The data was made with another tokenizer."
-            )
+    window, stride = check(documents, runner, window, stride)
     parts = [(document.ids, *cut) for document in documents for cut in windows_of(len(document.ids), window, stride)]
     parts.sort(key=lambda part: -(part[2] - part[1]))
     sums, tokens = [], 0

@@ -59,6 +59,22 @@ def _without_end(tokenizer, ids):
     return ids[:-1] if tokenizer.adds_eos and ids[-1:] == [tokenizer.eos] else ids
 
 
+def check_pair(pair, limits):
+    """Check ids of context and continuation against `max_sequence_length` and `vocab_size` of a model.
+
+    Raises:
+        EvaluationError: a continuation longer than the context of the model, an id out of its vocabulary.
+    """
+    context, continuation = pair
+    longest, largest = limits.max_sequence_length, max((*context, *continuation), default=0)
+    if len(continuation) >= longest:
+        raise EvaluationError(f"a continuation has {len(continuation)} tokens: the model's context is {longest}.")
+    if largest >= limits.vocab_size:
+        raise EvaluationError(
+            f"a text has the token id {largest}: the model's vocabulary has {limits.vocab_size} ids. It has another tokenizer."
+        )
+
+
 def likelihoods(runner, pairs, batch_size, progress=None):
     """Log-likelihoods of continuations.
 
@@ -77,8 +93,7 @@ def likelihoods(runner, pairs, batch_size, progress=None):
     longest = runner.max_sequence_length
     sequences, starts, cuts = [], [], []
     for context, continuation in pairs:
-        if len(continuation) >= longest:
-            raise EvaluationError(f"a continuation has {len(continuation)} tokens: the model's context is {longest}.")
+        check_pair((context, continuation), runner)
         kept = context[-(longest - len(continuation)) :]
         sequences.append([*kept, *continuation])
         starts.append(len(kept))

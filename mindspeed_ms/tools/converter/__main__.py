@@ -18,7 +18,7 @@ def main(words=None, form=""):
         form (str): "pt2ckpt" or "ckpt2pt" for the flags of upstream's converters.
 
     Returns:
-        int: 0, 1 for an error that the user can mend, 130 if interrupted.
+        int: 0, 2 for an error that the user can mend, 130 if interrupted.
     """
     setup_logging()
     name = f"convert_{form or 'ckpt'}.py"
@@ -30,11 +30,11 @@ def main(words=None, form=""):
         lines = convert(parse(sys.argv[1:] if words is None else words, form))
     except (ConversionError, CheckpointError) as error:
         print(f"{name}: {error}", file=sys.stderr)
-        return 1
+        return 2
     except OSError as error:
         where = f": {os.fspath(error.filename)}" if error.filename else ""
         print(f"{name}: {error.strerror or error}{where}. Nothing was written.", file=sys.stderr)
-        return 1
+        return 2
     except KeyboardInterrupt:
         print(f"{name}: interrupted. Nothing was written.", file=sys.stderr)
         return 130

@@ -226,6 +226,9 @@ def parse(words, form=""):
 def _of_mindspeed(arguments, notes):
     if arguments.model_type != "GPT":
         raise ConversionError("--model-type BERT: there are decoder-only models here. Expected GPT.")
+    for name in ("load_dir", "save_dir"):
+        if not getattr(arguments, name):
+            raise ConversionError(f"{_flag(name)} is empty: expected a folder.")
     if arguments.expert_tensor_parallel_size not in (None, 1, arguments.target_tensor_parallel_size or 1):
         raise ConversionError("--expert-tensor-parallel-size: expected 1 or the tensor parallel size.")
     _check_family(arguments.model_type_hf)

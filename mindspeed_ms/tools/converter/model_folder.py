@@ -8,7 +8,7 @@ from mindspeed_ms.core.logging import logger
 from mindspeed_ms.layout.parameters import WORD_EMBEDDINGS
 from mindspeed_ms.models.families.configuration import check_expressible, check_same_sizes, settings_of
 from mindspeed_ms.models.families.family import family_of
-from mindspeed_ms.models.hugging_face.folder import CONFIG_FILE, MODEL_FOLDER, read_json
+from mindspeed_ms.models.hugging_face.folder import CONFIG_FILE, MODEL_FOLDER, model_folder_of, read_json
 from mindspeed_ms.models.hugging_face.writer import copy_side_files, write_json
 from mindspeed_ms.tools.converter.errors import ConversionError
 
@@ -65,7 +65,8 @@ def _knows_vocabulary(manifest):
 def write_model_folder(conversion, source, folder):
     """Keep config.json and tokenizer of the model beside a converted checkpoint, for the way back."""
     model_folder = conversion.model_folder or source.model_folder
-    if model_folder is None and not conversion.tokenizer:
+    beside = model_folder or model_folder_of(source.reader.folder, needs_config=False)
+    if beside is None and not conversion.tokenizer:
         return
     place = os.path.join(folder, MODEL_FOLDER)
     os.makedirs(place)
@@ -74,7 +75,8 @@ def write_model_folder(conversion, source, folder):
         if conversion.params_dtype is not None:
             config.update({name: conversion.params_dtype for name in ("dtype", "torch_dtype") if name in config})
         write_json(os.path.join(place, CONFIG_FILE), config)
-        copy_side_files(model_folder, place)
+    if beside is not None:
+        copy_side_files(beside, place)
     copy_tokenizer(conversion, place)
 
 

@@ -56,8 +56,10 @@ def open_source(conversion):
     path = conversion.load_dir
     if not os.path.exists(path):
         raise ConversionError(f"--load-dir {path} does not exist.")
+    if not os.path.isdir(path):
+        raise ConversionError(f"--load-dir {path} is a file: expected a folder, or a file that ends with .gguf.")
     if not (is_foreign_folder(path) or folders.is_checkpoint_folder(path) or folders.has_checkpoints(path)):
-        names = sorted(name for name in os.listdir(path) if name.endswith(".gguf")) if os.path.isdir(path) else []
+        names = sorted(name for name in os.listdir(path) if name.endswith(".gguf"))
         hint = f" A GGUF file is named itself: --load-dir {os.path.join(path, names[0])}." if names else ""
         raise ConversionError(f"--load-dir {what_was_found(path)}{hint}")
     reader = open_checkpoint(path, conversion.iteration, conversion.config)

@@ -14,8 +14,8 @@ from mindspeed_ms.core.dist_checkpointing.upstream_optimizer import scalars_of
 from mindspeed_ms.layout.parameters import WORD_EMBEDDINGS, describe_parameters
 from mindspeed_ms.layout.ranks import WorldLayout, model_parallel_size, world_unit_of
 from mindspeed_ms.models.families.family import families, family_of
-from mindspeed_ms.models.hugging_face.folder import CONFIG_FILE, read_json
-from mindspeed_ms.models.hugging_face.writer import HuggingFaceTarget
+from mindspeed_ms.models.hugging_face.folder import CONFIG_FILE, model_folder_of, read_json
+from mindspeed_ms.models.hugging_face.writer import HuggingFaceTarget, copy_side_files
 from mindspeed_ms.tools.checkpoint.rewrite import progress_bar, write_checkpoint
 from mindspeed_ms.tools.checkpoint.target_layout import layout_cut
 from mindspeed_ms.tools.converter.errors import ConversionError
@@ -147,6 +147,7 @@ class HuggingFaceFolder:
     def __init__(self, conversion, source, reader, config):
         self.conversion, self.reader = conversion, reader
         self.model_folder = conversion.model_folder or source.model_folder
+        self.beside = None if self.model_folder else model_folder_of(source.reader.folder, needs_config=False)
         if self.model_folder is not None and not os.path.isfile(os.path.join(self.model_folder, CONFIG_FILE)):
             raise ConversionError(f"--hf-cfg-dir {self.model_folder} has no {CONFIG_FILE}.")
         said = self.model_folder and read_json(os.path.join(self.model_folder, CONFIG_FILE)).get("vocab_size")
@@ -191,6 +192,8 @@ class HuggingFaceFolder:
         """See NativeTarget."""
         with progress_bar(self.nbytes) as bar:
             self.target.write(folder, bar.update, self.conversion.workers)
+        if self.beside is not None:
+            copy_side_files(self.beside, folder)
         copy_tokenizer(self.conversion, folder)
 
 

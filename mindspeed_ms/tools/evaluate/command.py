@@ -1,19 +1,22 @@
 """Command line of evaluation.py, with MindSpeed-LLM's flags; all others go to the configuration, as in inference.py."""
 
 import os
+import re
+import tempfile
 from dataclasses import dataclass, field
 
+from mindspeed_ms.core.datasets.errors import DatasetError
 from mindspeed_ms.spelling import SuggestingParser
 from mindspeed_ms.tasks.evaluation import generation, multiple_choice
 from mindspeed_ms.tasks.evaluation.errors import EvaluationError
 from mindspeed_ms.tasks.evaluation.records import read_records
 from mindspeed_ms.tasks.evaluation.shapes import SHAPES, shape_of
 from mindspeed_ms.tasks.preprocess.templates import FROM_TOKENIZER
+from mindspeed_ms.tools.evaluate.preparation import GSM8K, PERPLEXITY, prepare
 from mindspeed_ms.tools.model_command import flags
-from mindspeed_ms.tools.model_command.job import Job, JobError
+from mindspeed_ms.tools.model_command.job import Job, JobError, flag_of
 
 PROGRAM = "evaluation.py"
-PERPLEXITY, GSM8K = "perplexity", "gsm8k"
 _DEFAULT_NEW_TOKENS = 256
 _OF_TASKS = {  # flag: tasks that it has an effect on
     "num_shots": (*SHAPES, GSM8K),
@@ -54,19 +57,19 @@ class EvaluateJob(Job):
     output: str | None = None
     notes: list = field(default_factory=list)
 
-    def check(self, facts):
-        """See `Job.check`."""
-        longest = facts.max_sequence_length
-        window = longest if self.window is None else self.window
-        if not 2 <= window <= longest:
-            raise JobError(f"--window is {window}: expected 2 to {longest}, the model's context.")
-        if self.stride is not None and not 1 <= self.stride < window:
-            raise JobError(f"--stride is {self.stride}: expected 1 to {window - 1}, below the window: no token is left out.")
-
     @property
     def slots(self):
         """Cache slots (int)."""
         return self.batch_size if self.task == GSM8K else 1
+
+    slots_flag = "--evaluation-batch-size"
+
+    def prepare(self, plan):
+        """Documents by path, pairs of ids or requests; see `Job.prepare`."""
+        try:
+            return prepare(self, plan)
+        except (EvaluationError, DatasetError) as error:
+            raise JobError(str(error)) from error
 
 
 def parser():
@@ -107,7 +110,7 @@ def job_of(arguments):
         questions, examples = _data(options)
     except EvaluationError as error:
         raise JobError(str(error)) from error
-    shared = flags.mindspeed_llm_arguments(options)
+    shared = flags.mindspeed_llm_arguments(options, others)
     if options.hf_chat_template:
         shared["prompt_type"] = FROM_TOKENIZER
     return EvaluateJob(
@@ -115,7 +118,6 @@ def job_of(arguments):
         prompts=[],
         max_sequence_length=options.seq_length,
         length_flag="--seq-length",
-        flags=others,
         task=options.task,
         paths=options.task_data_path,
         questions=questions,
@@ -140,9 +142,7 @@ def _notes(options):
 def _check(options):
     for name, tasks in _OF_TASKS.items():
         if getattr(options, name) is not None and options.task not in tasks:
-            raise JobError(
-                f"{flags.flag_of(name)} has no effect on --task {options.task} (only {', '.join(tasks)}): leave it out."
-            )
+            raise JobError(f"{flag_of(name)} has no effect on --task {options.task} (only {', '.join(tasks)}): leave it out.")
     if bool(options.num_shots) != (options.few_shot_path is not None):
         raise JobError("--num-shots and --few-shot-path belong together: how many examples, and the data that they are from.")
     if options.system is not None and not (options.hf_chat_template or options.prompt_type):
@@ -151,6 +151,20 @@ def _check(options):
         folder = os.path.dirname(os.path.abspath(options.output))
         if not os.path.isdir(folder) or os.path.isdir(options.output):
             raise JobError(f"--output is {options.output}: expected a file in a folder that exists.")
+        if os.path.lexists(options.output) and not _holds_results(options.output):
+            raise JobError(f"--output is {options.output}, which holds no results of an evaluation: choose another file.")
+        try:
+            tempfile.TemporaryFile(dir=folder).close()
+        except OSError as error:
+            raise JobError(f"--output is {options.output}: the folder cannot be written: {error.strerror}.") from error
+
+
+def _holds_results(path):
+    """Whether a file is an earlier --output, which is replaced; all else stays as it is."""
+    if not os.path.isfile(path):
+        return False
+    with open(path, "rb") as file:
+        return re.match(rb'\{\s*"task":', file.read(64)) is not None
 
 
 def _data(options):

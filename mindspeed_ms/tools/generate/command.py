@@ -2,7 +2,7 @@
 
 from mindspeed_ms.spelling import SuggestingParser
 from mindspeed_ms.tools.model_command import flags
-from mindspeed_ms.tools.model_command.job import DEFAULT_NEW_TOKENS, Job, JobError, Task
+from mindspeed_ms.tools.model_command.job import DEFAULT_NEW_TOKENS, Job, JobError, Task, flag_of
 
 PROGRAM = "python -m mindspeed_ms.tools.generate"
 
@@ -38,7 +38,7 @@ def job_of(arguments):
     typed = flags.typed_params(options)
     drawn = [name for name in flags.SHAPING if name in typed and name != "temperature"]
     if typed.get("temperature") == 0 and drawn:
-        raise JobError(f"{flags.flag_of(drawn[0])} does nothing with --temperature 0 (greedy): leave one of them out.")
+        raise JobError(f"{flag_of(drawn[0])} does nothing with --temperature 0 (greedy): leave one of them out.")
     greedy = not drawn and "temperature" not in typed and (typed.get("n", 1) == 1 or options.num_beams)
     params = flags.sampling_params(**{"temperature": 0.0 if greedy else 1.0, "max_new_tokens": None} | typed)
     prompts = flags.prompts_of(options)
@@ -55,28 +55,16 @@ def job_of(arguments):
         raise JobError(f"--num-beams is {options.num_beams}: {expected}")
     for name in ("logprobs", "prompt_logprobs"):
         if name in typed and not options.json:
-            raise JobError(f"{flags.flag_of(name)} is only printed with --json: add it.")
+            raise JobError(f"{flag_of(name)} is only printed with --json: add it.")
     if options.json and options.chat:
         raise JobError("--json is for --prompt and --prompt-file: leave it out of a chat.")
     _check_conversation(options)
     penalty = 1.0 if options.length_penalty is None else options.length_penalty
     task = Task("chat" if options.chat else "prompts", params, options.num_beams, penalty, options.chat)
-    return Job(
-        options.checkpoint,
-        [task],
-        prompts,
-        iteration=options.iteration,
-        adapter=options.adapter,
-        as_json=options.json,
-        dtype=options.dtype,
-        max_sequence_length=options.max_sequence_length,
-        **flags.model_arguments(options),
-    )
+    return Job(tasks=[task], prompts=prompts, as_json=options.json, **flags.plain_arguments(options))
 
 
 def _check_conversation(options):
-    if options.prompt_type_path and options.prompt_type in (None, "chat_template"):
-        raise JobError("--prompt-type-path needs --prompt-type, the name of a template in that file.")
     if options.history_turns is not None and not options.chat:
         raise JobError("--history-turns is of a chat: give --chat too, or leave it out.")
     if options.enable_thinking is not None and not (options.chat or options.prompt_type or options.system):

@@ -3,7 +3,7 @@
 from mindspeed_ms.spelling import SuggestingParser
 from mindspeed_ms.tasks.preprocess.templates import FROM_TOKENIZER
 from mindspeed_ms.tools.model_command import flags
-from mindspeed_ms.tools.model_command.job import Job, JobError, Task
+from mindspeed_ms.tools.model_command.job import Job, JobError, Prompt, Task, flag_of
 
 TASKS = "greedy", "do-sample", "beam-search", "beam-search-with-sampling", "return-output-log-probs", "chat"
 GREEDY, SAMPLE, BEAMS, BEAM_SAMPLE, SCORES, CHAT = TASKS
@@ -47,24 +47,19 @@ def job_of(arguments):
     if options.max_length is not None and not options.max_length > 0:
         raise JobError(f"--max-length is {options.max_length}: expected an integer > 0.")
     tasks = [_task(name, options, typed) for name in dict.fromkeys(options.task)]
-    shared = flags.mindspeed_llm_arguments(options)
+    lengths = sorted(value for value in (options.seq_length, options.max_length) if value is not None)
+    shared = flags.mindspeed_llm_arguments(options, others)
     if options.hf_chat_template or (CHAT in options.task and options.prompt_type is None):
         shared["prompt_type"] = FROM_TOKENIZER
     shared["history_turns"] = _TURNS if options.history_turns is None else options.history_turns
     return Job(
         tasks=tasks,
-        prompts=prompts or [_PROMPT],
-        added_ends=[*options.add_eos_token, *(str(number) for number in options.eos_id)],
-        max_sequence_length=_smaller(options.seq_length, options.max_length),
-        length_flag="--seq-length" if options.max_length is None else "--max-length",
-        flags=others,
+        prompts=prompts or [Prompt(_PROMPT)],
+        added_ends=[*options.add_eos_token, *options.eos_id],
+        max_sequence_length=min(lengths, default=None),
+        length_flag="--max-length" if options.max_length in lengths[:1] else "--seq-length",
         **shared,
     )
-
-
-def _smaller(one, other):
-    given = [value for value in (one, other) if value is not None]
-    return min(given) if given else None
 
 
 def _task(name, options, typed):
@@ -83,12 +78,11 @@ def _check(options, typed):
     drawn = [name for name in flags.SHAPING if name in typed]
     if drawn and not set(options.task) & set(_DRAWING):
         raise JobError(
-            f"{flags.flag_of(drawn[0])} {typed[drawn[0]]} is for --task {', '.join(_DRAWING)}, but --task is {tasks}: "
-            "leave it out."
+            f"{flag_of(drawn[0])} {typed[drawn[0]]} is for --task {', '.join(_DRAWING)}, but --task is {tasks}: leave it out."
         )
     for name in ("num_beams", "length_penalty"):
         if getattr(options, name) is not None and not set(options.task) & set(_SEARCHING):
-            flag = flags.flag_of(name)
+            flag = flag_of(name)
             raise JobError(f"{flag} is for --task {', '.join(_SEARCHING)}, but --task is {tasks}: leave it out.")
     if options.num_beams is not None and options.num_beams < 1:
         raise JobError(f"--num-beams is {options.num_beams}: expected an integer >= 1.")

@@ -17,7 +17,7 @@ def run(job, plan):
     """Do the tasks of a job (Job, Plan); all ranks call it. Returns the exit status."""
     is_alone = len(job.tasks) == 1
     with chatter_to_stderr():
-        loaded = load_model(job)
+        loaded = load_model(job, plan)
     terminal = Terminal(job.as_json)
     if comm.get_rank() != 0:  # Ctrl-C is rank 0's
         signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -4,7 +4,7 @@ import argparse
 
 from mindspeed_ms.inference.sampling import RequestError, SamplingParams
 from mindspeed_ms.tasks.preprocess.templates import FROM_TOKENIZER
-from mindspeed_ms.tools.model_command.job import SIZES, JobError
+from mindspeed_ms.tools.model_command.job import SIZES, JobError, Prompt, flag_of
 
 SHAPING = ("temperature", "top_k", "top_p", "min_p", "seed")
 """Parameters that only matter where tokens are drawn."""
@@ -59,6 +59,8 @@ def add_model_flags(parser):
     parser.add_argument("--max-sequence-length", type=int, metavar="N", help="context; default: the model's, at most 8192")
     add_adapter_flag(parser)
     parser.add_argument("--iteration", type=int, metavar="N", help="of the checkpoints of a run; default: the newest")
+    text = "false: a named tokenizer may give other ids than the checkpoint's own"
+    parser.add_argument("--load-strict", choices=("true", "false"), help=text)
 
 
 def add_mindspeed_llm_flags(parser):
@@ -73,8 +75,11 @@ def add_mindspeed_llm_flags(parser):
     parser.add_argument("--fp16", action="store_true", help="compute in float16")
 
 
-def mindspeed_llm_arguments(options):
+def mindspeed_llm_arguments(options, others):
     """Arguments of Job (dict) of `add_mindspeed_llm_flags` and the flags of conversations, which must fit together.
+
+    Args:
+        others (list[str]): flags of the configuration.
 
     Raises:
         JobError: flags that contradict each other, a parallel size below 1.
@@ -85,11 +90,28 @@ def mindspeed_llm_arguments(options):
         raise JobError(f"--hf-chat-template and --prompt-type {options.prompt_type} are two templates: leave one of them out.")
     if options.prompt_type_path and options.prompt_type in (None, FROM_TOKENIZER):
         raise JobError("--prompt-type-path needs --prompt-type, the name of a template in that file.")
-    return model_arguments(options) | {
+    return model_arguments(options, others) | {
         "checkpoint": options.load,
         "adapter": options.adapter,
         "iteration": options.ckpt_step,
         "dtype": "bf16" if options.bf16 else "fp16" if options.fp16 else None,
+    }
+
+
+def plain_arguments(options):
+    """Arguments of Job (dict) of `add_model_flags` and the flags of conversations.
+
+    Raises:
+        JobError: a parallel size below 1, a file of templates without the name of one.
+    """
+    if options.prompt_type_path and options.prompt_type in (None, FROM_TOKENIZER):
+        raise JobError("--prompt-type-path needs --prompt-type, the name of a template in that file.")
+    return model_arguments(options, () if options.load_strict is None else ("--load-strict", options.load_strict)) | {
+        "checkpoint": options.checkpoint,
+        "iteration": options.iteration,
+        "adapter": options.adapter,
+        "dtype": options.dtype,
+        "max_sequence_length": options.max_sequence_length,
     }
 
 
@@ -135,11 +157,6 @@ def typed_params(options):
     return {name: tuple(value) if isinstance(value, list) else value for name, value in typed.items()}
 
 
-def flag_of(name):
-    """Flag of a parameter."""
-    return {"stop_token_ids": "--stop-token-id"}.get(name, "--" + name.replace("_", "-"))
-
-
 def sampling_params(**values):
     """SamplingParams; an error names the flag.
 
@@ -153,30 +170,30 @@ def sampling_params(**values):
 
 
 def prompts_of(options):
-    """Prompts (list[str]) of --prompt and --prompt-file.
+    """Prompts (list[Prompt]) of --prompt and --prompt-file.
 
     Raises:
         JobError: an empty prompt, a file that cannot be read or has no prompt.
     """
-    prompts = list(options.prompt)
-    if options.prompt_file is not None:
-        try:
-            with open(options.prompt_file, encoding="utf-8") as file:
-                lines = file.read().splitlines()
-        except OSError as error:
-            raise JobError(f"--prompt-file is {options.prompt_file}: {error.strerror}.") from error
-        except UnicodeDecodeError as error:
-            raise JobError(f"--prompt-file is {options.prompt_file}, which is no UTF-8 text: {error}.") from error
-        if not any(lines):
-            raise JobError(f"--prompt-file is {options.prompt_file}, which has no prompt: expected one in each line.")
-        prompts += [line for line in lines if line]
-    if "" in prompts:
+    prompts, path = [Prompt(text) for text in options.prompt], options.prompt_file
+    if "" in options.prompt:
         raise JobError("--prompt is empty: expected some text.")
-    return prompts
+    if path is None:
+        return prompts
+    try:
+        with open(path, encoding="utf-8-sig") as file:
+            lines = file.read().split("\n")
+    except OSError as error:
+        raise JobError(f"--prompt-file is {path}: {error.strerror}.") from error
+    except UnicodeDecodeError as error:
+        raise JobError(f"--prompt-file is {path}, which is no UTF-8 text: {error}.") from error
+    if not any(lines):
+        raise JobError(f"--prompt-file is {path}, which has no prompt: expected one in each line.")
+    return prompts + [Prompt(line, f"--prompt-file {path}, line {n}:") for n, line in enumerate(lines, 1) if line]
 
 
-def model_arguments(options):
-    """Arguments of Job (dict) of the flags of the model, its layout and its conversations.
+def model_arguments(options, others=()):
+    """Arguments of Job (dict) of the flags of the model, its layout and its conversations; `others`: of the configuration.
 
     Raises:
         JobError: a parallel size below 1.
@@ -184,8 +201,9 @@ def model_arguments(options):
     for name in SIZES:
         if getattr(options, name) is not None and getattr(options, name) < 1:
             raise JobError(f"{flag_of(name)} is {getattr(options, name)}: expected an integer >= 1.")
+    tokenizer = options.tokenizer_name_or_path
     return {
-        "tokenizer_path": options.tokenizer_name_or_path,
+        "flags": [*others, *(() if tokenizer is None else ("--tokenizer-name-or-path", tokenizer))],
         "prompt_type": options.prompt_type,
         "prompt_type_path": options.prompt_type_path,
         "enable_thinking": None if options.enable_thinking is None else options.enable_thinking == "true",

@@ -1,20 +1,20 @@
 """Job: what is to be generated, checked before a model is loaded and before ranks start. Imports no MindSpore."""
 
+import math
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from mindspeed_ms.config import argument_parser
+from mindspeed_ms.config import ConfigError
 from mindspeed_ms.core.datasets.tokenizer import TokenizerError
 from mindspeed_ms.core.datasets.tokenizer.chat_template import TemplateError
-from mindspeed_ms.core.datasets.tokenizer.hugging_face import from_folder
 from mindspeed_ms.core.dist_checkpointing.errors import CheckpointError
 from mindspeed_ms.inference.beam_search import check_beams
-from mindspeed_ms.inference.checkpoint import read_facts
+from mindspeed_ms.inference.checkpoint import read_checkpoint
+from mindspeed_ms.inference.configuration import LoadError
 from mindspeed_ms.inference.conversation import jinja_prompt
 from mindspeed_ms.inference.engine import check, encode
 from mindspeed_ms.inference.requests import Request
 from mindspeed_ms.inference.sampling import RequestError, SamplingParams
-from mindspeed_ms.layout.ranks import world_unit
 from mindspeed_ms.spelling import did_you_mean
 from mindspeed_ms.tasks.preprocess.chat_template import get_template
 from mindspeed_ms.tasks.preprocess.templates import FROM_TOKENIZER, fix_tokenizer
@@ -28,11 +28,18 @@ SIZES = (
 )
 """Parallel sizes of a Job, of its flags and of `inference.loading.load`."""
 _MOST_SLOTS = 8
-_FLAGS = {"prompt": "--prompt", "stop_token_ids": "--stop-token-id"}
 
 
 class JobError(ValueError):
     """Error: a job that cannot be done; the message names the flag."""
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A prompt: its text, and what gave it: a flag, with the line of a file."""
+
+    text: str
+    place: str = "--prompt"
 
 
 @dataclass(frozen=True)
@@ -60,12 +67,11 @@ class Job:
 
     Attributes:
         checkpoint (str), iteration (Optional[int]), adapter (Optional[str]): what to load.
-        tasks (list[Task]), prompts (list[str]): each task answers each prompt.
-        tokenizer_path (Optional[str]): a tokenizer in place of the checkpoint's.
+        tasks (list[Task]), prompts (list[Prompt]): each task answers each prompt.
         prompt_type, prompt_type_path (Optional[str]): template of templates.json for prompts and chats; "chat_template": the
             folder's own.
         enable_thinking (Optional[bool]), system (Optional[str]), history_turns (Optional[int]): of conversations.
-        added_ends (list[str]): further end tokens, or their ids.
+        added_ends (list[str | int]): further end tokens, or their ids.
         as_json (bool): print a json line for each answer.
         tensor_model_parallel_size, pipeline_model_parallel_size, expert_model_parallel_size (int),
             expert_tensor_parallel_size (Optional[int]), dtype (Optional[str]), max_sequence_length (Optional[int]),
@@ -78,7 +84,6 @@ class Job:
     prompts: list
     iteration: int | None = None
     adapter: str | None = None
-    tokenizer_path: str | None = None
     prompt_type: str | None = None
     prompt_type_path: str | None = None
     enable_thinking: bool | None = None
@@ -96,19 +101,22 @@ class Job:
     flags: list = field(default_factory=list)
 
     @property
-    def ranks(self):
-        """Number of ranks (int)."""
-        tp, pp, ep, expert_tp = (getattr(self, name) for name in SIZES)
-        return world_unit(tp, pp, 1, ep, expert_tp) if ep > 1 or expert_tp else tp * pp
-
-    def check(self, facts):
-        """Raise JobError for settings that do not fit the checkpoint (CheckpointFacts)."""
-
-    @property
     def slots(self):
         """Cache slots (int): as many as answers or beams at a time, at most eight answers."""
         answers = [len(self.prompts) * task.params.n for task in self.tasks if not task.num_beams and not task.is_chat]
         return max([1, min(_MOST_SLOTS, max(answers, default=1)), *(task.num_beams or 1 for task in self.tasks)])
+
+    @property
+    def slots_flag(self):
+        """What decides `slots` (str), in errors."""
+        return "--num-beams" if any((task.num_beams or 0) > _MOST_SLOTS for task in self.tasks) else "a number of answers of"
+
+    def prepare(self, plan):
+        """What the job needs beside its Plan, made and checked before a model is loaded and before ranks start.
+
+        Raises:
+            JobError, RequestError: it cannot be used.
+        """
 
 
 @dataclass(frozen=True)
@@ -120,12 +128,24 @@ class Plan:
         eos_ids (frozenset[int]): end tokens.
         template (Optional[Callable]): messages -> ids.
         requests (dict[str, list[Request]]): by name of the task.
+        checkpoint (Checkpoint): what is to be loaded.
+        prepared: what `Job.prepare` gave.
     """
 
     tokenizer: object
     eos_ids: frozenset
     template: object
     requests: dict
+    checkpoint: object
+    prepared: object = None
+
+    def ids(self, text, system=None):
+        """Token ids (tuple[int, ...]) of a prompt, in the template if there is one.
+
+        Raises:
+            RequestError: an empty prompt.
+        """
+        return _ids(text, self.tokenizer, self.template, system)
 
 
 def plan(job):
@@ -134,57 +154,69 @@ def plan(job):
     Raises:
         JobError: one line that names the flag.
     """
+    if job.max_sequence_length is not None and job.max_sequence_length < 1:
+        raise JobError(f"{job.length_flag} is {job.max_sequence_length}: expected an integer > 0.")
     try:
-        argument_parser().parse_args(job.flags)
-        tokenizer = None if job.tokenizer_path is None else from_folder(job.tokenizer_path)
-        facts = _facts(job, tokenizer)
-        job.check(facts)
-        return _plan(job, facts)
+        checkpoint = read_checkpoint(
+            job.checkpoint,
+            **{name: getattr(job, name) for name in SIZES},
+            dtype=job.dtype,
+            max_sequence_length=job.max_sequence_length,
+            iteration=job.iteration,
+            adapter=job.adapter,
+            flags=job.flags,
+            length_name=job.length_flag,
+        )
+        planned = _plan(job, checkpoint)
+        checkpoint.check_memory(job.slots, length_name=job.length_flag, slots_name=job.slots_flag)
+        return replace(planned, prepared=job.prepare(planned))
     except RequestError as error:
-        name = _FLAGS.get(error.parameter, "--" + error.parameter.replace("_", "-"))
-        raise JobError(f"{name} {error.rest}") from error
-    except (CheckpointError, TemplateError, TokenizerError, OSError) as error:
-        raise JobError(str(error)) from error
+        raise JobError(f"{flag_of(error.parameter)} {error.rest}") from error
+    except (LoadError, ConfigError, CheckpointError, TemplateError, TokenizerError, OSError) as error:
+        raise JobError(" ".join(str(error).split())) from error
 
 
-def _facts(job, tokenizer):
-    length = job.max_sequence_length
-    if length is not None and length < 1:
-        raise JobError(f"{job.length_flag} is {length}: expected an integer > 0.")
-    try:
-        return read_facts(job.checkpoint, job.iteration, length, tokenizer, job.adapter)
-    except CheckpointError:
-        raise
-    except ValueError as error:
-        raise JobError(str(error).replace("max_sequence_length", job.length_flag, 1)) from error
+def flag_of(name):
+    """Flag (str) of an option's or a parameter's name; what is none stays as it is."""
+    return {"stop_token_ids": "--stop-token-id"}.get(name, name if name.startswith("--") else "--" + name.replace("_", "-"))
 
 
-def _plan(job, facts):
-    tokenizer = facts.tokenizer
+def _plan(job, checkpoint):
+    tokenizer = checkpoint.tokenizer
     if tokenizer is None:
         raise JobError(
             f"{job.checkpoint} has no tokenizer: name one with --tokenizer-name-or-path, or put tokenizer.json into the folder."
         )
-    template, ends = None, set(facts.eos_ids)
+    template, ends = None, set(checkpoint.eos_ids)
     chats = any(task.is_chat for task in job.tasks)
     if job.prompt_type or chats or job.system:
         template, more = _template(job, tokenizer)
         ends |= more
-    ends |= {_end(word, tokenizer, facts.vocab_size) for word in job.added_ends}
+    ends |= {_end(word, tokenizer, checkpoint.vocab_size) for word in job.added_ends}
     if chats and job.system:
         template([{"role": "system", "content": job.system}, {"role": "user", "content": "?"}])
     requests = {}
     for task in job.tasks:
         if task.num_beams:
             check_beams(task.params, task.num_beams, job.slots)
+            if not math.isfinite(task.length_penalty):
+                raise JobError(f"--length-penalty is {task.length_penalty}: expected a number.")
         if task.is_chat:
-            _check_chat(task.params, facts.max_sequence_length)
+            _check_chat(task.params, checkpoint.max_sequence_length)
             continue
-        prompts = [_ids(prompt, tokenizer, template, job.system) for prompt in job.prompts]
-        requests[task.name] = [Request(ids, _fitting(task.params, ids, facts.max_sequence_length)) for ids in prompts]
-        for request in requests[task.name]:
-            check(request, facts, tokenizer)
-    return Plan(tokenizer, frozenset(ends), template, requests)
+        requests[task.name] = [_request(job, task, prompt, checkpoint, template) for prompt in job.prompts]
+    return Plan(tokenizer, frozenset(ends), template, requests, checkpoint)
+
+
+def _request(job, task, prompt, checkpoint, template):
+    """Checked Request of a task for a Prompt; an error names the place of the prompt."""
+    try:
+        ids = _ids(prompt.text, checkpoint.tokenizer, template, job.system)
+        request = Request(ids, _fitting(task.params, ids, checkpoint.max_sequence_length))
+        check(request, checkpoint, checkpoint.tokenizer)
+    except RequestError as error:
+        raise RequestError(prompt.place if error.parameter == "prompt" else error.parameter, error.rest) from error
+    return request
 
 
 def _ids(prompt, tokenizer, template, system):
@@ -235,6 +267,10 @@ def _prompt_by_template(template, tokenizer, messages):
 
 def _end(word, tokenizer, vocab_size):
     """Id of an end token that is given as its text or its id."""
+    if isinstance(word, int):
+        if not 0 <= word < vocab_size:
+            raise JobError(f"--eos-id is {word}: expected an id from 0 to {vocab_size - 1}.")
+        return word
     number = tokenizer.token_to_id(word)
     if number is None and word.isdecimal() and int(word) < vocab_size:
         return int(word)

@@ -3,22 +3,12 @@
 import contextlib
 import sys
 
-from mindspeed_ms.inference.loading import load
-from mindspeed_ms.tools.model_command.job import SIZES
+from mindspeed_ms.inference.loading import load_checkpoint
 
 
-def load_model(job):
-    """Loaded model of a job (Job); all ranks call it."""
-    return load(
-        job.checkpoint,
-        **{name: getattr(job, name) for name in SIZES},
-        dtype=job.dtype,
-        max_sequence_length=job.max_sequence_length,
-        slots=job.slots,
-        iteration=job.iteration,
-        adapter=job.adapter,
-        flags=job.flags,
-    )
+def load_model(job, plan):
+    """Loaded model of a job (Job, Plan); all ranks call it."""
+    return load_checkpoint(plan.checkpoint, slots=job.slots)
 
 
 @contextlib.contextmanager

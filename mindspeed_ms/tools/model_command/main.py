@@ -1,9 +1,12 @@
 """Main function of the commands that run a model: check the job, start ranks, run it. Imports no MindSpore before that."""
 
+import contextlib
 import importlib
 import os
 import sys
 
+from mindspeed_ms.config.resolve import environment_world_size
+from mindspeed_ms.core.logging import setup_logging
 from mindspeed_ms.tools.model_command.job import JobError, plan
 
 
@@ -20,24 +23,41 @@ def main(arguments, job_of, program, script, runner):
         runner (str): module whose `run` does the job.
     """
     arguments = sys.argv[1:] if arguments is None else arguments
+    setup_logging("WARNING")
     try:
         job = job_of(arguments)
-        planned = plan(job)
+        with contextlib.redirect_stdout(sys.stderr):  # log lines: the standard output has answers only
+            planned = plan(job)
     except JobError as error:
+        if _is_one_of_several():
+            return _refused_by_one_rank(program, error)
         sys.stderr.write(f"{program}: error: {error}\n")
         return 2
     # what runs a model is imported here: a mistake is found sooner
     from mindspeed_ms.core.comm import leave_if_scheduler
     from mindspeed_ms.core.device import launch_environment
-    from mindspeed_ms.core.logging import setup_logging
     from mindspeed_ms.training.user_errors import in_one_line
 
     leave_if_scheduler()
-    if job.ranks > 1 and launch_environment().world_size == 1:
-        _start_ranks(job.ranks, script, arguments)
-    setup_logging("WARNING")
-    with in_one_line():
+    ranks = planned.checkpoint.ranks
+    if ranks > 1 and launch_environment().world_size == 1:
+        _start_ranks(ranks, script, arguments)
+    with in_one_line(program):
         return importlib.import_module(runner).run(job, planned)
+
+
+def _is_one_of_several():
+    """Whether this process is a rank of a launcher, msrun's or ours; imports no MindSpore."""
+    device = sys.modules.get("mindspeed_ms.core.device")  # mindspeed_ms.launch forks its ranks with it
+    return environment_world_size() is not None or (device is not None and device.launch_environment().world_size > 1)
+
+
+def _refused_by_one_rank(program, error):
+    """End with a mistake that every rank of a launcher finds: one of them tells it."""
+    from mindspeed_ms.training.user_errors import in_one_line
+
+    with in_one_line(program):
+        raise error
 
 
 def _start_ranks(ranks, script, arguments):

@@ -5,8 +5,8 @@ import errno
 import importlib.util
 from dataclasses import dataclass
 
+from mindspeed_ms.inference.conversation import jinja_prompt
 from mindspeed_ms.spelling import SuggestingParser
-from mindspeed_ms.tasks.preprocess.templates import FROM_TOKENIZER
 from mindspeed_ms.tools.model_command import flags
 from mindspeed_ms.tools.model_command.job import Job, JobError
 from mindspeed_ms.tools.serve.sockets import bound_socket
@@ -37,6 +37,14 @@ class ServeJob(Job):
     def slots(self):
         """Cache slots (int)."""
         return self.answers_at_a_time
+
+    slots_flag = "--slots"
+
+    def prepare(self, plan):
+        """Function from messages to ids; None: there is no chat template. See `Job.prepare`."""
+        if plan.template is None and plan.tokenizer.chat_template:
+            return jinja_prompt(plan.tokenizer, self.enable_thinking)
+        return plan.template
 
 
 def parser():
@@ -75,19 +83,12 @@ def job_of(arguments):
         JobError: flags that contradict each other, a package that is missing, an address that is taken.
     """
     options = parser().parse_args(arguments)
-    if options.prompt_type_path and options.prompt_type in (None, FROM_TOKENIZER):
-        raise JobError("--prompt-type-path needs --prompt-type, the name of a template in that file.")
     for name in ("starlette", "uvicorn"):
         if importlib.util.find_spec(name) is None:
             raise JobError(f"the server needs {name}. Run: pip install 'mindspeed_ms[serve]'")
     job = ServeJob(
-        options.checkpoint,
-        [],
-        [],
-        iteration=options.iteration,
-        adapter=options.adapter,
-        dtype=options.dtype,
-        max_sequence_length=options.max_sequence_length,
+        tasks=[],
+        prompts=[],
         host=options.host,
         port=options.port,
         model_name=options.model_name,
@@ -96,7 +97,7 @@ def job_of(arguments):
         body_bytes=options.max_body_bytes,
         answer_seconds=options.timeout,
         grace_seconds=options.grace,
-        **flags.model_arguments(options),
+        **flags.plain_arguments(options),
     )
     listening_socket(job).close()  # before ranks start
     return job

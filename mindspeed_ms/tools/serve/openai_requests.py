@@ -62,6 +62,11 @@ def _only(*allowed):
 _KIND = re.compile(r"(list|constrained)[\[-].*|str|int|float")
 """Parts of pydantic's places that name a type of a union, not a field."""
 
+_UNIONS = dict.fromkeys(
+    ("temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty"), "a number"
+) | {"prompt": "a text, token ids, or a list of them", "stop": "a text or a list of texts"}
+"""What is expected where a field has several types."""
+
 Number = StrictInt | StrictFloat
 Ids = list[StrictInt]
 
@@ -235,6 +240,8 @@ def _first_error(kind, error):
     shown = shown if len(shown) <= 80 else shown[:77] + "..."
     message = first["msg"].removeprefix("Value error, ")
     message = message[:1].lower() + message[1:]
+    if len(error.errors()) > 1 and place in _UNIONS:  # pydantic tells what is wrong with each kind
+        message = f"expected {_UNIONS[place]}"
     return ApiError(400, f"{place} is {shown}: {message}", place, "invalid_value")
 
 
@@ -242,7 +249,7 @@ def refused(error):
     """ApiError of a RequestError of the engine, with OpenAI's name of the parameter."""
     names = {"max_new_tokens": "max_tokens"}
     name = names.get(error.parameter, error.parameter)
-    code = "context_length_exceeded" if "context" in error.rest else "invalid_value"
+    code = "context_length_exceeded" if "the context of " in error.rest else "invalid_value"
     return ApiError(400, f"{name} {error.rest}", name, code)
 
 

@@ -5,7 +5,6 @@ import signal
 
 from mindspeed_ms.core import comm
 from mindspeed_ms.core.logging import logger
-from mindspeed_ms.inference.conversation import jinja_prompt
 from mindspeed_ms.inference.engine import Engine
 from mindspeed_ms.inference.feed import Feed
 from mindspeed_ms.inference.ranks import follow, lead
@@ -19,7 +18,7 @@ from mindspeed_ms.tools.serve.service import GenerationService
 def run(job, plan):
     """Serve until a signal ends it (ServeJob, Plan); all ranks call it. Returns the exit status."""
     logger.setLevel("INFO")
-    loaded = load_model(job)
+    loaded = load_model(job, plan)
     _warm_up(loaded.runner)
     engine = Engine(loaded.runner, plan.tokenizer, plan.eos_ids)
     if comm.get_rank() != 0:  # signals are rank 0's
@@ -41,14 +40,11 @@ def _warm_up(runner):
 
 def _serve(job, plan, engine):
     service = GenerationService(engine, job.max_requests, job.grace_seconds)
-    template = plan.template
-    if template is None and plan.tokenizer.chat_template:
-        template = jinja_prompt(plan.tokenizer, job.enable_thinking)
-    if template is None:
+    if plan.prepared is None:
         logger.warning("%s has no chat template: /v1/chat/completions is refused; --prompt-type gives one", job.checkpoint)
     limits = Limits(body_bytes=job.body_bytes, answer_seconds=job.answer_seconds)
     name = job.model_name or os.path.basename(os.path.abspath(job.checkpoint))
-    server = Server(service, template, name, job.model_name is not None, limits)
+    server = Server(service, plan.prepared, name, job.model_name is not None, limits)
     _end_by_signals(service)
     bound = listening_socket(job)
     with HttpServer(server.app(), bound, job.grace_seconds):

@@ -96,14 +96,13 @@ class Tokenizer(ABC):
 
     def other_ids(self, other):
         """In words, how many tokens of `other` have another id here, with the first of them; None: all have the same."""
-        moved = [(number, token) for token, number in other.vocab.items() if self.vocab.get(token) != number]
+        own, others = self.vocab, other.vocab  # some make it anew each time
+        moved = [(number, token) for token, number in others.items() if own.get(token) != number]
         if not moved:
             return None
         number, token = min(moved)
-        here = self.vocab.get(token)
-        return (
-            f"{len(moved)} of {len(other.vocab)} tokens, {token!r} is {'none' if here is None else here} in place of {number}"
-        )
+        here = own.get(token)
+        return f"{len(moved)} of {len(others)} tokens, {token!r} is {'none' if here is None else here} in place of {number}"
 
     @abstractmethod
     def token_to_id(self, token):

@@ -102,6 +102,7 @@ CASES = {
         ("--cp-comm-type a2a --context-parallel-algo megatron_cp_algo", "keep one of them"),
         ("--hierarchical-context-parallel-sizes 2 2", "needs --cp-comm-type a2a"),
         ("--cp-comm-type a2a+p2p --context-parallel-size 8 --hierarchical-context-parallel-sizes 2 2", "multiply to"),
+        ("--cp-comm-type a2a+p2p --context-parallel-size 2 --hierarchical-context-parallel-sizes x 2", "expects two sizes"),
     ],
 )
 def test_communication_types_that_do_not_fit_are_refused(words, message):

@@ -1,6 +1,7 @@
 """Masks, packed documents and masked losses over cut sequences: equal to whole ones, and documents do not see each other."""
 
 import functools
+import re
 
 import numpy as np
 import pytest
@@ -164,3 +165,33 @@ def test_documents_do_not_see_each_other(world, kind, cut):
     for (first, positions), (second, _) in zip(one, other):
         differs[:, positions] = (first != second).any(axis=-1)
     assert differs[0, 2:5].all() and not differs[0, 5:].any() and not differs[1].any() and not differs[0, :2].any()
+
+
+def complaints(parallel):
+    """Messages about wrong lengths of documents, and about labels outside the vocabulary at positions 4 to 23."""
+    from mindspore import Tensor
+
+    model, _, _ = job.build(job.make_config(MODEL, parallel, dataset={"batch_size": BATCH}))
+    batch, found = _batch("plain"), []
+    batch["labels"][1, 4:24] = 99
+    batch["loss_mask"][:] = 1
+    for lengths in ([5, 27], [[5.5, 2], [1, 2]], [[5], [6], [7]], [[5, 19, 32]], None):
+        inputs = batch if lengths is None else {**batch, "actual_seq_len": np.array(lengths)}
+        try:
+            model[0](**{name: Tensor(value) for name, value in inputs.items()})
+        except ValueError as error:
+            found.append(str(error))
+        else:
+            found.append("")
+    return found
+
+
+@pytest.mark.parametrize("parallel", ({}, CUTS["ring2"]), ids=("whole", "ring2"))
+def test_wrong_lengths_and_labels_are_named(world, parallel):
+    labels = []
+    for *lengths, label in world(parallel.get("context_parallel_size", 1))(complaints, parallel):
+        for text, shape in zip(lengths, (r"\(2,\)", r"\(2, 2\) and float", r"\(3, 1\)")):
+            assert re.search(f"actual_seq_len of shape {shape}.* 2 samples: expected integers", text)
+        assert "actual_seq_len" in lengths[3] and "no running sums" in lengths[3]
+        labels.append(label)
+    assert all(f"sample 1, position {place})" in text for place, text in zip((4, 8), labels))

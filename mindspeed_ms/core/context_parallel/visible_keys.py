@@ -44,7 +44,10 @@ class VisibleKeys:
         for row, sample in zip(starts, lengths):
             sample = [int(length) for length in sample if length]
             if min(sample, default=1) < 1 or sum(sample) > seq_length:
-                raise ValueError(f"actual sequence lengths {sample} do not fit a sequence of {seq_length} tokens.")
+                raise ValueError(
+                    f"actual sequence lengths {sample} (actual_seq_len) do not fit a sequence of {seq_length} tokens: expected "
+                    "the length of each document (no running sums), together at most that many tokens."
+                )
             ends = np.cumsum(sample)
             for start, stop in zip(ends, [*ends[1:], seq_length]):
                 row[start:stop] = start

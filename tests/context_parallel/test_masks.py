@@ -37,6 +37,9 @@ def _batch(kind, seed=1):
     batch["loss_mask"] = (random.random((BATCH, LENGTH)) > 0.2).astype(np.float32)
     if kind == "documents":
         batch["attention_mask"] = _blocked()
+    elif kind == "intervals":
+        starts = [np.repeat(np.cumsum([0, *lengths[:-1]]), lengths) for lengths in DOCUMENTS]
+        batch["attention_mask"] = np.stack([starts, np.tile(np.arange(1, LENGTH + 1), (BATCH, 1))], -1).astype(np.int32)[:, None]
     elif kind == "lengths":
         batch["actual_seq_len"] = np.array([[5, 14, 13], [17, 15, 0]], np.int32)
     elif kind == "general":
@@ -131,6 +134,38 @@ def test_losses_per_token(world, kind, cut):
 @pytest.mark.parametrize("cut", ("ring2", "hybrid2x2"))
 def test_batches_that_are_cut_already(world, cut):
     _check(world, "documents", cut, rank_slices=True)
+
+
+@pytest.mark.parametrize("cut", CUTS)
+def test_intervals_are_a_mask_of_documents(world, cut):
+    """What the data sets hand over without a matrix gives the same bits."""
+    size = CUTS[cut]["context_parallel_size"]
+    one, other = (world(size)(run, kind, CUTS[cut])[0] for kind in ("documents", "intervals"))
+    assert one["losses"] == other["losses"] and one["norms"] == other["norms"]
+
+
+def rows_of_intervals(parallel):
+    """Largest difference of the logits with the rows of this rank's part of the intervals and with all of them."""
+    from mindspore import Tensor
+
+    from mindspeed_ms.core.autograd import no_grad
+    from mindspeed_ms.core.context_parallel import local_position_ids
+
+    model, _, _ = job.build(job.make_config(MODEL, parallel, dataset={"batch_size": BATCH}))
+    batch = _batch("intervals")
+    places = local_position_ids(LENGTH // parallel["context_parallel_size"]).asnumpy()[0]
+    part = np.ascontiguousarray(batch["attention_mask"][:, :, places])
+    with no_grad():
+        one, other = (
+            model[0](tokens=Tensor(batch["tokens"]), attention_mask=Tensor(mask)).asnumpy()
+            for mask in (batch["attention_mask"], part)
+        )
+    return float(np.abs(one - other).max())
+
+
+@pytest.mark.parametrize("cut", ("ring2", "ulysses2", "hybrid2x2"))
+def test_intervals_may_be_cut(world, cut):
+    assert set(world(CUTS[cut]["context_parallel_size"])(rows_of_intervals, CUTS[cut])) == {0.0}
 
 
 def test_actual_lengths_are_a_mask_of_documents(world):

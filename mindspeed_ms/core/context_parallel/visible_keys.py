@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from mindspore import Tensor, mint
+from mindspore import Tensor, dtype, mint
 
 from mindspeed_ms import ops
 from mindspeed_ms.core import parallel_state
@@ -79,6 +79,18 @@ class VisibleKeys:
             return cls(first, stop)
         places = np.zeros((1, rows.shape[2]), np.int32)
         return cls(places, places + np.int32(length), rows)
+
+    @classmethod
+    def of_intervals(cls, intervals, length):
+        """Of a Tensor that `are_intervals`; of whole sequences, or the rows of this rank's part of them."""
+        array = _local_rows(intervals, length).asnumpy()[:, 0].astype(np.int32)
+        return cls(array[..., 0], array[..., 1])
+
+    @staticmethod
+    def are_intervals(mask, length):
+        """Whether a mask Tensor holds the first key that each query sees and the one after the last: integers `[b or 1, 1, s, 2]`,
+        as the data sets make them. A mask for sequences of 2 tokens is a matrix."""
+        return mask.ndim == 4 and mask.shape[3] == 2 != length and mask.dtype in (dtype.int32, dtype.int64)
 
     @classmethod
     def of(cls, mask):

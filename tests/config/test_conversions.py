@@ -99,6 +99,9 @@ CASES = {
     [
         ("--cp-comm-type ring", "expects one of p2p"),
         ("--cp-comm-type p2p a2a", "differs between layers"),
+        ("--cp-comm-type p2p ring", "expects one of p2p"),
+        ("--cp-comm-type a2a+p2p --context-parallel-size 8 --hierarchical-context-parallel-sizes 8", "expects two sizes"),
+        ("--cp-comm-type a2a+p2p --context-parallel-size 4 --hierarchical-context-parallel-sizes 2 2 2", "expects two sizes"),
         ("--cp-comm-type a2a --context-parallel-algo megatron_cp_algo", "keep one of them"),
         ("--hierarchical-context-parallel-sizes 2 2", "needs --cp-comm-type a2a"),
         ("--cp-comm-type a2a+p2p --context-parallel-size 8 --hierarchical-context-parallel-sizes 2 2", "multiply to"),

@@ -128,7 +128,13 @@ def test_masks_over_cut_sequences_are_no_matrices(tmp_path):
         shapes = []
         for size in (1, 2):
             cut = {"parallel_config.context_parallel_size": size, "training_config.output_dir": str(tmp_path / "output")}
-            named = {**settings, **cut, "model_config.vocab_size": 512, "dataset_config.data_path": [path], "model_config.attention_dropout": 0.0}
+            named = {
+                **settings,
+                **cut,
+                "model_config.vocab_size": 512,
+                "dataset_config.data_path": [path],
+                "model_config.attention_dropout": 0.0,
+            }
             made = init_configs_from_dict(with_settings(named))
             shapes.append(make(made)[0][0]["attention_mask"].shape)
         length = made.model_config.seq_length

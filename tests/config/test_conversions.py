@@ -113,6 +113,13 @@ def test_communication_types_that_do_not_fit_are_refused(words, message):
     assert any(message in problem.message for problem in problems), problems
 
 
+def test_gathered_keys_are_told_to_go_round_a_ring():
+    words = ["--context-parallel-size", "2", "--cp-comm-type"]
+    gathered, ring = (settings_of_arguments(argument_parser().parse_args([*words, kind])) for kind in ("allgather", "p2p"))
+    assert any("go round a ring" in str(text) for text in gathered.notices)
+    assert not any("go round a ring" in str(text) for text in ring.notices)
+
+
 @pytest.mark.parametrize("words", CASES)
 def test_an_argument_sets_its_values(words):
     settings = settings_of_arguments(argument_parser().parse_args(words.split()))

@@ -88,8 +88,10 @@ class VisibleKeys:
 
     @staticmethod
     def are_intervals(mask, length):
-        """Whether a mask Tensor holds the first key that each query sees and the one after the last: integers `[b or 1, 1, s, 2]`,
-        as the data sets make them. A mask for sequences of 2 tokens is a matrix."""
+        """Whether a mask Tensor holds the first key that each query sees and the one after the last: integers `[b, 1, s, 2]`.
+
+        The data sets make such masks. A mask for sequences of 2 tokens is a matrix.
+        """
         return mask.ndim == 4 and mask.shape[3] == 2 != length and mask.dtype in (dtype.int32, dtype.int64)
 
     @classmethod

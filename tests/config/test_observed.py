@@ -158,3 +158,4 @@ def test_what_needs_another_setting_says_so():
             all_config = init_configs_from_dict(with_settings(beside, {path: value}))
             told = [text for text in all_config.notices if path in text and need in text]
             assert len(told) == 1, (path, all_config.notices)
+    assert any("parallel_config.ulysses_degree_in_cp" in paths for paths, _, _ in NEEDS)  # idle without ranks to cut over

@@ -91,6 +91,7 @@ def _far_apart():
     k[10:] = 900 * np.abs(k[10:])
     q[:] = np.abs(q)
     expected = references.attention(*arrays, np.zeros((20, 20), bool), 0.25).reshape(v.shape)
+    largest = np.einsum("ibnd,jbnd->bnij", q, k).max(axis=-1) * 0.25
     places = np.zeros((1, 20), np.int32)
     for parts in ((slice(0, 10), slice(10, 20)), (slice(10, 20), slice(0, 10))):
         result = None
@@ -99,6 +100,7 @@ def _far_apart():
                 tensor(q), tensor(k[part]), tensor(v[part]), places, places + 10, scale=0.25, before=result
             )
         assert_close(values(result[0]), expected, 4 * TOLERANCE["float32"], "output")
+        assert_close(values(result[1]), largest, 4 * TOLERANCE["float32"], "maximum")
 
 
 def test_scores_may_be_far_apart(world):

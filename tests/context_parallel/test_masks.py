@@ -316,3 +316,9 @@ def test_what_cut_sequences_cannot_do_is_refused(world, fields):
     for generation, dropout in world(2)(refusals, FIELDS[fields]):
         assert "context_parallel_size above 1: load the model without it" in generation
         assert "attention_dropout 0.1 cannot be combined with context_parallel_size above 1" in dropout
+
+
+def test_whole_sequences_keep_their_attention_dropout(world):
+    """Without context parallelism the core attention runs, which alone knows of dropout."""
+    plain, dropped = (world(1)(job.train, {**job.UNTIED, "attention_dropout": rate}, steps=1)[0]["loss"] for rate in (0.0, 0.5))
+    assert abs(plain[0] - dropped[0]) > 1e-4

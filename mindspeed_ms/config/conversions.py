@@ -7,7 +7,7 @@ A conversion is `convert(value, view) -> {config path: value}`; `view` reads the
 import ast
 import re
 
-from mindspeed_ms.config.values import read_float_list, read_int_list
+from mindspeed_ms.config.values import read_float_list, read_int, read_int_list
 
 _LONGEST_PATTERN = 10000  # more than any model has layers
 _LOG_LEVELS = {10: "debug", 20: "info", 30: "warning", 40: "error"}
@@ -198,10 +198,15 @@ def hierarchical_context_parallel_sizes(value, view):
     """`--hierarchical-context-parallel-sizes`: ulysses degree and ring of --cp-comm-type a2a+p2p."""
     if not value:
         return {}
-    sizes, name = [int(size) for size in value], "hierarchical_context_parallel_sizes"
+    name, cp = "hierarchical_context_parallel_sizes", view.get("context_parallel_size") or 1
+    try:
+        sizes, cp = read_int_list(value), read_int(cp)
+    except ValueError:  # a wrong context_parallel_size is its own problem
+        view.problem(name, "expects two sizes that multiply to the context parallel size: ulysses degree and ring")
+        return {}
     if _algorithm_of_comm_type(view) != "hybrid_cp_algo" and view.get("context_parallel_algo") != "hybrid_cp_algo":
         view.problem(name, "needs --cp-comm-type a2a+p2p")
-    elif len(sizes) != 2 or sizes[0] * sizes[1] != int(view.get("context_parallel_size") or 1):
+    elif len(sizes) != 2 or sizes[0] * sizes[1] != cp:
         view.problem(name, "expects two sizes that multiply to the context parallel size: ulysses degree and ring")
     else:
         return {"parallel_config.ulysses_degree_in_cp": sizes[0]}

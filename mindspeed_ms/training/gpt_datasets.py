@@ -69,7 +69,13 @@ def gpt_dataset_config(all_config):
         reset_attention_mask=settings.reset_attention_mask,
         eod_mask_loss=settings.eod_mask_loss,
         create_attention_mask=settings.reset_attention_mask,  # a causal mask is what the model applies without one
+        mask_as_intervals=takes_intervals(all_config),
     )
+
+
+def takes_intervals(all_config):
+    """Whether masks of packed documents are two numbers per query: over cut sequences no attention needs `[s, s]`."""
+    return all_config.parallel_config.context_parallel_size > 1 and all_config.model_config.seq_length > 2
 
 
 def check_masks(settings):

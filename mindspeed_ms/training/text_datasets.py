@@ -53,6 +53,7 @@ class TextDatasets:
         counts = gpt_datasets.used(self.all_config, train_val_test_num_samples)
         self.check()
         reset = settings.reset_position_ids, settings.reset_attention_mask, settings.eod_mask_loss
+        reset = *reset, gpt_datasets.takes_intervals(self.all_config)
         length = self.all_config.model_config.seq_length
         return tuple(
             TokenDataset(tokens, length, corpus.end_of_document, *reset) if len(tokens) and (count or not place) else None

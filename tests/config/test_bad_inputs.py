@@ -100,6 +100,7 @@ GROUPS = {f"{E}.moe_router_num_groups": 2, f"{E}.moe_router_group_topk": 1}
 SINKHORN = {f"{E}.moe_router_load_balancing_type": "sinkhorn"}
 CAPACITY = {f"{E}.moe_expert_capacity_factor": 1.0}
 ALLGATHER = {f"{E}.moe_token_dispatcher_type": "allgather"}
+TP4 = {f"{P}.tensor_model_parallel_size": 4}
 CP2 = {f"{P}.context_parallel_size": 2}
 # (settings, key that is named, words that must be there)
 SCALED = {f"{M}.position_embedding_type": "rope"}
@@ -147,6 +148,12 @@ RULES = [
         f"{P}.ulysses_degree_in_cp",
         "ring of at least 2",
     ),
+    (
+        {f"{P}.context_parallel_size": 8, f"{P}.context_parallel_algo": "hybrid_cp_algo", f"{P}.ulysses_degree_in_cp": 3},
+        f"{P}.ulysses_degree_in_cp",
+        "must divide context_parallel_size",
+    ),
+    ({**TP4, **CP2}, f"{M}.num_attention_heads", "multiple of 8 = tp * ulysses degree 2"),
     ({f"{P}.ulysses_degree_in_cp": 2}, f"{P}.ulysses_degree_in_cp", "hybrid_cp_algo only"),
     ({f"{P}.expert_model_parallel_size": 2}, f"{P}.expert_model_parallel_size", "needs experts"),
     ({**EXPERTS, f"{P}.expert_model_parallel_size": 3}, "moe_config.num_experts", "multiple of 3"),

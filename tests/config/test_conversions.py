@@ -99,14 +99,25 @@ CASES = {
     [
         ("--cp-comm-type ring", "expects one of p2p"),
         ("--cp-comm-type p2p a2a", "differs between layers"),
+        ("--cp-comm-type p2p ring", "expects one of p2p"),
+        ("--cp-comm-type a2a+p2p --context-parallel-size 8 --hierarchical-context-parallel-sizes 8", "expects two sizes"),
+        ("--cp-comm-type a2a+p2p --context-parallel-size 4 --hierarchical-context-parallel-sizes 2 2 2", "expects two sizes"),
         ("--cp-comm-type a2a --context-parallel-algo megatron_cp_algo", "keep one of them"),
         ("--hierarchical-context-parallel-sizes 2 2", "needs --cp-comm-type a2a"),
         ("--cp-comm-type a2a+p2p --context-parallel-size 8 --hierarchical-context-parallel-sizes 2 2", "multiply to"),
+        ("--cp-comm-type a2a+p2p --context-parallel-size 2 --hierarchical-context-parallel-sizes x 2", "expects two sizes"),
     ],
 )
 def test_communication_types_that_do_not_fit_are_refused(words, message):
     problems = settings_of_arguments(argument_parser().parse_args(words.split())).problems
     assert any(message in problem.message for problem in problems), problems
+
+
+def test_gathered_keys_are_told_to_go_round_a_ring():
+    words = ["--context-parallel-size", "2", "--cp-comm-type"]
+    gathered, ring = (settings_of_arguments(argument_parser().parse_args([*words, kind])) for kind in ("allgather", "p2p"))
+    assert any("go round a ring" in str(text) for text in gathered.notices)
+    assert not any("go round a ring" in str(text) for text in ring.notices)
 
 
 @pytest.mark.parametrize("words", CASES)

@@ -8,6 +8,7 @@ from math import lcm
 import pytest
 
 from mindspeed_ms.config import ConfigError, init_configs_from_dict, require_available
+from mindspeed_ms.config.arguments import argument_parser, settings_of_arguments
 from mindspeed_ms.config.checks.effects import NEEDS
 from mindspeed_ms.config.model_description import describe_model
 from mindspeed_ms.config.schema import all_fields
@@ -121,6 +122,14 @@ def test_what_is_not_available_yet_is_refused_at_start_only():
             require_available(all_config)
 
 
+def test_flags_of_a_feature_are_refused_only_while_it_does_not_run():
+    """Its own switch is refused, too; the flags of one that was built since are ignored, with their reason."""
+    refused = " ".join(row.reason for row in ROWS if row.status == "refused")
+    assert all(row.feature in refused for row in ROWS if row.feature)
+    words = ["--use-cp-send-recv-overlap", "--moe-enable-deepep"]
+    assert not settings_of_arguments(argument_parser().parse_args(words)).later
+
+
 def test_a_start_needs_a_model():
     with pytest.raises(ConfigError, match="model_config"):
         require_available(init_configs_from_dict({"training_config": {"seed": 1}}))
@@ -145,6 +154,8 @@ def test_what_needs_another_setting_says_so():
             beside |= {"optimizer_config.optimizer_type": "sgd"} if "Adam" in need else {}
             beside |= others if "loss_scale" in path else {}  # all of them or none
             beside |= {"model_config.position_embedding_type": "rope"} if "rope_scaling" in path else {}
+            beside |= {"parallel_config.context_parallel_algo": "hybrid_cp_algo"} if "ulysses" in path else {}
             all_config = init_configs_from_dict(with_settings(beside, {path: value}))
             told = [text for text in all_config.notices if path in text and need in text]
             assert len(told) == 1, (path, all_config.notices)
+    assert any("parallel_config.ulysses_degree_in_cp" in paths for paths, _, _ in NEEDS)  # idle without ranks to cut over

@@ -38,8 +38,31 @@ def test_equals_whole_sequences(world, beside):
 
 
 def test_a_length_that_cannot_be_cut_names_the_padding(world):
-    with pytest.raises(LayoutError, match=r"a sequence of 18 tokens .* multiple of 4; pad it by 2 to 20"):
-        world(2)(train, RING2, (18,))
+    with pytest.raises(LayoutError, match=r"a sequence of 17 tokens .* multiple of 4; pad it by 3 to 20"):
+        world(2)(train, RING2, (17,))
+
+
+def cut_entries():
+    """What is left of a batch in which only the tokens say that ranks hold parts, and of one with all entries."""
+    from mindspeed_ms.core import parallel_state
+    from mindspeed_ms.core.context_parallel import get_batch_on_this_cp_rank
+    from mindspeed_ms.core.context_parallel.cutting import SEQUENCE_ENTRIES
+
+    job.build(job.make_config(job.UNTIED, RING2))
+    rank = parallel_state.get_context_parallel_rank()
+    parts = {"tokens": np.full((1, 8), rank, np.int32), "loss_mask": np.ones((1, 8), np.float32)}
+    left = get_batch_on_this_cp_rank(parts, 16)
+    whole = {name: np.arange(16, dtype=np.int32)[None] for name in SEQUENCE_ENTRIES}
+    cut = get_batch_on_this_cp_rank(whole, 16)
+    return left is parts, {name: value.asnumpy().tolist() for name, value in cut.items()}
+
+
+def test_which_entries_are_cut(world):
+    expected = [[0, 1, 2, 3, 12, 13, 14, 15]], [[*range(4, 12)]]
+    for places, (is_left, cut) in zip(expected, world(2)(cut_entries)):
+        assert is_left
+        names = ("tokens", "input_ids", "labels", "loss_mask", "position_ids", "tokentype_ids")
+        assert cut == dict.fromkeys(names, places)
 
 
 def parts_in_micro_batches():

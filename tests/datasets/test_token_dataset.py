@@ -58,3 +58,13 @@ def test_mistakes():
         TokenDataset(TOKENS, 6)[2]
     with pytest.raises(ValueError, match="positive"):
         TokenDataset(TOKENS, 0)
+
+
+def test_intervals_say_what_the_mask_says():
+    options = {"reset_attention_mask": True, "end_of_document": 0}
+    places = np.arange(6)
+    for index in range(2):
+        whole, short = (TokenDataset(TOKENS, 6, **options, mask_as_intervals=short)[index] for short in (False, True))
+        first, stop = np.moveaxis(short["attention_mask"][0], -1, 0)[..., None]
+        assert short["attention_mask"].dtype == np.int32 and short["attention_mask"].shape == (1, 6, 2)
+        assert np.array_equal(whole["attention_mask"][0], (places < first) | (places >= stop))

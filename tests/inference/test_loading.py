@@ -139,6 +139,10 @@ def test_what_cannot_be_loaded_is_said_in_one_line(world, folder, tmp_path):
         "layers": (("folder", {"pipeline_model_parallel_size": 8}), "pipeline-model-parallel-size"),
         "zero": (("folder", {"tensor_model_parallel_size": 0}), "tensor_model_parallel_size is 0: expected an integer > 0"),
         "world": (("folder", {"tensor_model_parallel_size": 2}), "1 ranks were started"),
+        "context": (
+            ("folder", {"flags": ["--context-parallel-size", "2"]}),
+            "context_parallel_size is 2: generation needs whole",
+        ),
         "dtype": (("folder", {"dtype": "int8"}), "dtype is 'int8': expected one of float32, bfloat16, float16"),
         "length": (("learned", {"max_sequence_length": 65}), "max_sequence_length is 65: the model has a table of 64"),
         "memory": (("folder", {"slots": 10**9}), "max_sequence_length 64 with slots 1000000000 needs a cache of 32,768.0 GB"),

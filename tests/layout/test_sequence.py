@@ -1,9 +1,11 @@
 """Cuts of a sequence over ranks: every position once, equal shares, the ring's order, and lengths that do not fit."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from mindspeed_ms.layout.errors import LayoutError
-from mindspeed_ms.layout.sequence import SequenceCut
+from mindspeed_ms.layout.sequence import SequenceCut, sequence_unit, ulysses_degree
 from mindspeed_ms.layout.sequence_messages import attention_messages
 
 CUTS = [SequenceCut(u, r) for u in (1, 2, 3, 4) for r in (1, 2, 3, 4)]
@@ -29,8 +31,15 @@ def test_a_ring_balances_the_causal_mask():
 
 
 def test_a_length_that_does_not_fit_names_the_padding():
-    with pytest.raises(LayoutError, match="multiple of 4; pad it by 2 to 100"):
-        SequenceCut(1, 2).spans(0, 98)
+    with pytest.raises(LayoutError, match="multiple of 4; pad it by 3 to 100"):
+        SequenceCut(1, 2).spans(0, 97)
+
+
+def test_whole_sequences_are_cut_by_no_algorithm():
+    for algorithm, degree in (("megatron_cp_algo", None), ("ulysses_cp_algo", None), ("hybrid_cp_algo", 4)):
+        alone = {"context_parallel_size": 1, "tensor_model_parallel_size": 1, "cuts_sequence": False}
+        parallel = SimpleNamespace(**alone, context_parallel_algo=algorithm, ulysses_degree_in_cp=degree)
+        assert sequence_unit(parallel) == ulysses_degree(parallel) == 1
 
 
 def test_bytes_sent():

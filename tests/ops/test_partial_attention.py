@@ -85,6 +85,28 @@ def test_parts_are_the_whole(world, kind, dtype, bounds, with_mask):
     world(1)(_in_parts, kind, dtype, bounds, with_mask)
 
 
+def _far_apart():
+    """Scores of the parts that differ by more than float32 can exponentiate, in both orders."""
+    q, k, v = arrays = [_normal(20, 1, 2, 16, seed=seed) for seed in range(3)]
+    k[10:] = 900 * np.abs(k[10:])
+    q[:] = np.abs(q)
+    expected = references.attention(*arrays, np.zeros((20, 20), bool), 0.25).reshape(v.shape)
+    largest = np.einsum("ibnd,jbnd->bnij", q, k).max(axis=-1) * 0.25
+    places = np.zeros((1, 20), np.int32)
+    for parts in ((slice(0, 10), slice(10, 20)), (slice(10, 20), slice(0, 10))):
+        result = None
+        for part in parts:
+            result = ops.attention_with_statistics(
+                tensor(q), tensor(k[part]), tensor(v[part]), places, places + 10, scale=0.25, before=result
+            )
+        assert_close(values(result[0]), expected, 4 * TOLERANCE["float32"], "output")
+        assert_close(values(result[1]), largest, 4 * TOLERANCE["float32"], "maximum")
+
+
+def test_scores_may_be_far_apart(world):
+    world(1)(_far_apart)
+
+
 def _hidden_values_do_not_matter():
     """Bit-equal when what is hidden changes: nothing of it enters any sum."""
     q, k, v = (tensor(_normal(90, 1, 2, 16, seed=seed)) for seed in range(3))

@@ -57,7 +57,7 @@ def largest_arrays(fields):
         return array
 
     with mock.patch.object(np, "empty", empty):
-        job.train(fields, steps=1, data=job.batches(1, length=64, rows=8))
+        job.train(fields, steps=1, data=job.batches(1, length=64, rows=8), dataset={"batch_size": 8})
     return max(sizes)
 
 

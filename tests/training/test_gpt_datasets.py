@@ -6,6 +6,7 @@ import pytest
 from mindspeed_ms.config import init_configs_from_dict
 from mindspeed_ms.core.datasets.errors import DatasetError
 from mindspeed_ms.training import gpt_datasets
+from mindspeed_ms.training.text_datasets import TextDatasets
 from tests.config.samples import with_settings
 from tests.datasets.test_indexed_dataset import write
 
@@ -116,3 +117,29 @@ def test_samples_follow_the_options(tmp_path):
     end = sample["tokens"].tolist().index(0)
     assert sample["loss_mask"][end] == 0 and sample["position_ids"][end + 1] == 0
     assert sample["attention_mask"][0, end + 1, end] and not sample["attention_mask"][0, end, 0]
+
+
+def test_masks_over_cut_sequences_are_no_matrices(tmp_path):
+    """Each data set hands over two numbers for each query; without context parallelism Megatron's matrix."""
+    settings = {f"dataset_config.{name}": True for name in ("reset_attention_mask", "reset_position_ids")}
+    text = tmp_path / "text.txt"
+    text.write_text("".join(f"line {number} of the text\n" for number in range(400)))
+    for path, make in ((files(tmp_path), lambda made: gpt_datasets.build_datasets(made, (9, 0, 0))), (str(text), text_parts)):
+        shapes = []
+        for size in (1, 2):
+            cut = {"parallel_config.context_parallel_size": size, "training_config.output_dir": str(tmp_path / "output")}
+            named = {
+                **settings,
+                **cut,
+                "model_config.vocab_size": 512,
+                "dataset_config.data_path": [path],
+                "model_config.attention_dropout": 0.0,
+            }
+            made = init_configs_from_dict(with_settings(named))
+            shapes.append(make(made)[0][0]["attention_mask"].shape)
+        length = made.model_config.seq_length
+        assert shapes == [(1, length, length), (1, length, 2)]
+
+
+def text_parts(all_config):
+    return TextDatasets(all_config)((9, None, None))

@@ -90,7 +90,7 @@ NEEDS = (
     (_paths(_O, "betas", "eps"), "an Adam as optimizer_type", lambda context: context.optimizer.is_adam),
     (_paths(_O, "lr_wsd_decay_style"), "lr_decay_style WSD", lambda context: context.optimizer.lr_decay_style == "WSD"),
     (
-        _paths(_P, "context_parallel_algo"),
+        _paths(_P, "context_parallel_algo", "ulysses_degree_in_cp"),
         f"a {_P}.context_parallel_size above 1",
         lambda context: context.parallel.context_parallel_size > 1,
     ),

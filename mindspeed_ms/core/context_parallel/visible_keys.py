@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from mindspore import Tensor, mint
+from mindspore import Tensor, dtype, mint
 
 from mindspeed_ms import ops
 from mindspeed_ms.core import parallel_state
@@ -44,7 +44,10 @@ class VisibleKeys:
         for row, sample in zip(starts, lengths):
             sample = [int(length) for length in sample if length]
             if min(sample, default=1) < 1 or sum(sample) > seq_length:
-                raise ValueError(f"actual sequence lengths {sample} do not fit a sequence of {seq_length} tokens.")
+                raise ValueError(
+                    f"actual sequence lengths {sample} (actual_seq_len) do not fit a sequence of {seq_length} tokens: expected "
+                    "the length of each document (no running sums), together at most that many tokens."
+                )
             ends = np.cumsum(sample)
             for start, stop in zip(ends, [*ends[1:], seq_length]):
                 row[start:stop] = start
@@ -76,6 +79,20 @@ class VisibleKeys:
             return cls(first, stop)
         places = np.zeros((1, rows.shape[2]), np.int32)
         return cls(places, places + np.int32(length), rows)
+
+    @classmethod
+    def of_intervals(cls, intervals, length):
+        """Of a Tensor that `are_intervals`; of whole sequences, or the rows of this rank's part of them."""
+        array = _local_rows(intervals, length).asnumpy()[:, 0].astype(np.int32)
+        return cls(array[..., 0], array[..., 1])
+
+    @staticmethod
+    def are_intervals(mask, length):
+        """Whether a mask Tensor holds the first key that each query sees and the one after the last: integers `[b, 1, s, 2]`.
+
+        The data sets make such masks. A mask for sequences of 2 tokens is a matrix.
+        """
+        return mask.ndim == 4 and mask.shape[3] == 2 != length and mask.dtype in (dtype.int32, dtype.int64)
 
     @classmethod
     def of(cls, mask):

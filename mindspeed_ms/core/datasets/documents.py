@@ -31,6 +31,17 @@ def document_attention_mask(length, ends=()):
     return ~allowed[None]
 
 
+def document_intervals(length, ends=()):
+    """`document_attention_mask` without a matrix: int32 `[1, length, 2]`, the first key that each query sees and the one after
+    the last. Attention over cut sequences takes it as it is.
+    """
+    last = np.arange(length, dtype=np.int32)
+    first = np.zeros(length, np.int32)
+    starts = _starts(length, ends)
+    first[starts] = starts
+    return np.stack([np.maximum.accumulate(first), last + np.int32(1)], axis=-1)[None]
+
+
 def _starts(length, ends):
     starts = np.asarray(ends, np.int64) + 1
     return starts[starts < length]

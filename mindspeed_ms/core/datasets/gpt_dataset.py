@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mindspeed_ms.core.datasets.documents import document_attention_mask, document_positions
+from mindspeed_ms.core.datasets.documents import document_attention_mask, document_intervals, document_positions
 from mindspeed_ms.core.datasets.errors import DatasetError
 from mindspeed_ms.core.datasets.gpt_indices import GPTIndices, build_gpt_indices
 from mindspeed_ms.core.datasets.index_cache import cached_arrays, content_hash
@@ -36,6 +36,7 @@ class GPTDatasetConfig:
         reset_attention_mask (bool): no attention across the end of a document.
         eod_mask_loss (bool): no loss where the input is the end of a document.
         create_attention_mask (bool): samples have an `attention_mask`.
+        mask_as_intervals (bool): it is int32 `[1, s, 2]`, see `document_intervals`.
         drop_last_partial_validation_sequence (bool): no validation sample for tokens that do not fill one.
         add_extra_token_to_sequence (bool): the last label is the token behind the sample; else it is padding.
     """
@@ -55,6 +56,7 @@ class GPTDatasetConfig:
     reset_attention_mask: bool = False
     eod_mask_loss: bool = False
     create_attention_mask: bool = True
+    mask_as_intervals: bool = False
     drop_last_partial_validation_sequence: bool = True
     add_extra_token_to_sequence: bool = True
 
@@ -184,10 +186,11 @@ class GPTDataset:
             )
 
     def _attention_mask(self, ends):
+        mask_of = document_intervals if self.config.mask_as_intervals else document_attention_mask
         if self.config.reset_attention_mask:
-            return document_attention_mask(self.config.sequence_length, ends)
+            return mask_of(self.config.sequence_length, ends)
         if self._shared_mask is None:
-            self._shared_mask = _read_only(document_attention_mask(self.config.sequence_length))
+            self._shared_mask = _read_only(mask_of(self.config.sequence_length))
         return self._shared_mask
 
     def _position_ids(self, ends):

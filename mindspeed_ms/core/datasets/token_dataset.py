@@ -5,7 +5,7 @@ This is the small dataset of the first example. It supports neither Megatron's i
 
 import numpy as np
 
-from mindspeed_ms.core.datasets.documents import document_attention_mask, document_positions
+from mindspeed_ms.core.datasets.documents import document_attention_mask, document_intervals, document_positions
 
 
 class TokenDataset:
@@ -18,6 +18,7 @@ class TokenDataset:
         reset_position_ids (bool): count positions from 0 behind each end of document.
         reset_attention_mask (bool): no attention across an end of document; samples then carry `attention_mask`.
         eod_mask_loss (bool): no loss where the input is an end of document.
+        mask_as_intervals (bool): the mask is int32 `[1, s, 2]`, see `document_intervals`.
 
     A sample is a dict of arrays: `tokens`, `labels` and `position_ids` int32 `[s]`, `loss_mask` float32 `[s]`, and, if asked
     for, `attention_mask` bool `[1, s, s]`, True where a query may not look.
@@ -34,6 +35,7 @@ class TokenDataset:
         reset_position_ids=False,
         reset_attention_mask=False,
         eod_mask_loss=False,
+        mask_as_intervals=False,
     ):
         if sequence_length < 1:
             raise ValueError(f"sequence_length is {sequence_length}: expected a positive integer.")
@@ -50,6 +52,7 @@ class TokenDataset:
         self.reset_position_ids = reset_position_ids
         self.reset_attention_mask = reset_attention_mask
         self.eod_mask_loss = eod_mask_loss
+        self._mask_of = document_intervals if mask_as_intervals else document_attention_mask
 
     def __len__(self):
         return (len(self.tokens) - 1) // self.sequence_length
@@ -70,5 +73,5 @@ class TokenDataset:
         if self.eod_mask_loss:
             sample["loss_mask"][ends] = 0.0
         if self.reset_attention_mask:
-            sample["attention_mask"] = document_attention_mask(self.sequence_length, ends)
+            sample["attention_mask"] = self._mask_of(self.sequence_length, ends)
         return sample

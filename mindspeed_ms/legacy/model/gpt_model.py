@@ -1,5 +1,6 @@
 """GPTModel: language model, head and loss. Source: Megatron's legacy `gpt_model.py` and upstream's guide."""
 
+import numpy as np
 from mindspore import dtype, mint
 
 from mindspeed_ms import ops
@@ -150,7 +151,13 @@ class GPTModel(Module):
             raise ValueError("attention_mask and actual_seq_len are both given: leave one out.")
         (tokens,) = self._on_this_rank(tokens=tokens)
         length = tokens.shape[1] * parallel_state.get_context_parallel_world_size()
-        return VisibleKeys.of_documents(lengths.asnumpy() if hasattr(lengths, "asnumpy") else lengths, length)
+        lengths = np.asarray(lengths.asnumpy() if hasattr(lengths, "asnumpy") else lengths)
+        if lengths.ndim != 2 or len(lengths) not in (1, tokens.shape[0]) or lengths.dtype.kind not in "iu":
+            raise ValueError(
+                f"actual_seq_len of shape {lengths.shape} and {lengths.dtype} does not fit {tokens.shape[0]} samples: expected "
+                "integers [b, n], the lengths of the documents of each sample."
+            )
+        return VisibleKeys.of_documents(lengths, length)
 
     def construct(
         self,

@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from mindspeed_ms.core.context_parallel import local_position_ids
 from mindspeed_ms.core.tensor_parallel.utils import check_integer
 from mindspeed_ms.layout.model_description import LEARNED_POSITIONS
 
@@ -55,8 +56,9 @@ def _check_labels(config, labels, loss_mask):
         outside &= loss_mask.asnumpy() != 0
     if outside.any():
         row, column = (int(index[0]) for index in np.nonzero(outside))
+        place = int(local_position_ids(ids.shape[1]).asnumpy()[0, column])  # in the whole sequence, where ranks hold parts
         raise ValueError(
-            f"label {int(ids[row, column])} (sample {row}, position {column}) is outside the vocabulary of "
+            f"label {int(ids[row, column])} (sample {row}, position {place}) is outside the vocabulary of "
             f"{config.vocab_size} ids, and its loss_mask is not 0: mask what must not count, or raise "
             "vocab_size."
         )

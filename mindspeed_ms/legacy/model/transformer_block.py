@@ -127,6 +127,8 @@ class ParallelTransformer(Module):
         if self.sequence_parallel:
             part *= parallel_state.get_tensor_model_parallel_world_size()
         length = part * parallel_state.get_context_parallel_world_size()
+        if VisibleKeys.are_intervals(mask, length):
+            return VisibleKeys.of_intervals(mask, length)
         has_rows_of_part = mask.ndim > 1 and mask.shape[-2:] == (part, length)
         mask = expand_attention_mask(mask, batch, part if has_rows_of_part else length, length, self.self_attn_mask_type)
         return mask if part == length else VisibleKeys.of(mask)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from mindspeed_ms.config.model_description import describe_model
 from mindspeed_ms.core import comm
-from mindspeed_ms.core.device import launch_environment
+from mindspeed_ms.core.launch_environment import launch_environment
 from mindspeed_ms.core.logging import logger, set_progress_bar
 from mindspeed_ms.layout.flops import flops_per_token
 from mindspeed_ms.training.tensorboard import TensorboardEvents

@@ -8,7 +8,8 @@ from functools import partial
 from mindspeed_ms.config import fit_to_world, page, require_available, require_startable
 from mindspeed_ms.config.errors import WarningNotice
 from mindspeed_ms.core import comm
-from mindspeed_ms.core.device import launch_environment, request_device
+from mindspeed_ms.core.device import request_device
+from mindspeed_ms.core.launch_environment import launch_environment
 from mindspeed_ms.core.logging import logger, setup_logging
 from mindspeed_ms.training import initialize, user_errors
 from mindspeed_ms.training.checkpoint_manager import CheckpointManager, find_starting_point

@@ -28,7 +28,7 @@ def main(arguments, job_of, program, script, runner):
         return 2
     # what runs a model is imported here: a mistake is found sooner
     from mindspeed_ms.core.comm import leave_if_scheduler
-    from mindspeed_ms.core.device import launch_environment
+    from mindspeed_ms.core.launch_environment import launch_environment
     from mindspeed_ms.core.logging import setup_logging
     from mindspeed_ms.training.user_errors import in_one_line
 

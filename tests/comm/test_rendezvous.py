@@ -79,12 +79,13 @@ def test_ranks_agree_in_any_order_and_learn_of_a_loss(rank):
     assert lost[0] == []
 
 
-def test_a_rank_that_failed_says_why(rank):
+@pytest.mark.parametrize("fails", [0, 1])
+def test_a_rank_that_failed_says_why(rank, fails):
     members = [rank(0), rank(1)]
     _come(members)
     lost = []
-    members[0].watch(lost.append)
-    members[1].leave("failed with ValueError: no")
+    members[1 - fails].watch(lost.append)
+    members[fails].leave("failed with ValueError: no")
     assert _wait_for(lost)[0].endswith("failed with ValueError: no")
 
 

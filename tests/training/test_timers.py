@@ -106,8 +106,10 @@ def _train(folder, level):
     import logging
 
     from mindspeed_ms.training import pretrain
+    from mindspeed_ms.training.tensorboard import set_tensorboard_writer
     from tests.training.tiny import Samples, make_config, model_provider
 
+    set_tensorboard_writer(None)  # that of an earlier training in this process
     lines = []
     handler = logging.Handler()
     handler.emit = lambda record: lines.append(record.getMessage())
@@ -122,6 +124,7 @@ def _train(folder, level):
     }
     pretrain(None, model_provider, None, all_config=make_config(folder, settings), train_data_loader=Samples(32))
     logging.getLogger("mindspeed_ms").removeHandler(handler)
+    set_tensorboard_writer(None)
     return [line for line in lines if "across ranks" in line]
 
 

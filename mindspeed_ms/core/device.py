@@ -1,4 +1,4 @@
-"""Device of this process: choice of CPU or Ascend, start-up, threads, dtypes, and its rank in the launch.
+"""Device of this process: choice of CPU or Ascend, start-up, threads, dtypes.
 
 Everything here happens once per process, before the first operator. CPU needs synchronous PyNative: the asynchronous
 pipeline hands work between spinning threads, which costs 20 to 60 times the operator itself on small machines and races
@@ -8,12 +8,12 @@ with zero-copy writes.
 import logging
 import os
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 import mindspore as ms
 from mindspore.common import dtype as mstype
 
 from mindspeed_ms.core.autograd import enable_tape
+from mindspeed_ms.core.launch_environment import launch_environment
 from mindspeed_ms.core.machine import cards
 
 DEVICE_ENVIRONMENT_VARIABLE = "MINDSPEED_MS_DEVICE"
@@ -59,71 +59,8 @@ class DeviceError(RuntimeError):
     """Error: this process cannot use the requested device."""
 
 
-@dataclass(frozen=True)
-class LaunchEnvironment:
-    """Rank of this process and size of its job, as the launcher gives them.
-
-    `unique_id` is equal on all ranks of one launch and differs between launches on the same machine.
-    """
-
-    rank: int = 0
-    world_size: int = 1
-    local_rank: int = 0
-    local_world_size: int = 1
-    unique_id: str = ""
-    launcher: str = "single"
-
-
-_launch_environment = None
 _requested_target = None
 _initialized_target = None
-
-
-def set_launch_environment(environment):
-    """Set the rank of this process, for launchers that fork instead of setting environment variables."""
-    global _launch_environment
-    _launch_environment = environment
-
-
-def launch_environment():
-    """Return this process's `LaunchEnvironment`: set by a launcher, else read from msrun's variables, else rank 0 of 1.
-
-    Raises:
-        RuntimeError: msrun's variables are present but contradict each other.
-    """
-    global _launch_environment
-    if _launch_environment is None:
-        _launch_environment = _read_msrun_environment()
-    return _launch_environment
-
-
-def _read_msrun_environment():
-    if "MS_WORKER_NUM" not in os.environ or "RANK_ID" not in os.environ:
-        return LaunchEnvironment()
-    rank = _environment_integer("RANK_ID")
-    world_size = _environment_integer("MS_WORKER_NUM")
-    local_world_size = _environment_integer("MS_LOCAL_WORKER_NUM", _environment_integer("LOCAL_WORLD_SIZE", world_size))
-    local_rank = _environment_integer("LOCAL_RANK", _environment_integer("DEVICE_ID", rank % max(local_world_size, 1)))
-    if not 0 <= rank < world_size:
-        raise RuntimeError(
-            f"RANK_ID is {rank} but MS_WORKER_NUM is {world_size}: expected 0 <= rank < workers. "
-            "Start the script with msrun, or unset both variables for a single process."
-        )
-    # msrun is the parent of all its workers: its pid distinguishes two jobs on one port
-    unique_id = f"{os.environ.get('MS_SCHED_HOST', 'local')}-{os.environ.get('MS_SCHED_PORT', '0')}-{os.getppid()}"
-    return LaunchEnvironment(rank, world_size, local_rank, local_world_size, unique_id, "msrun")
-
-
-def _environment_integer(name, default=None):
-    text = os.environ.get(name)
-    if text is None:
-        if default is None:
-            raise RuntimeError(f"environment variable {name} is not set: start the script with msrun.")
-        return default
-    try:
-        return int(text)
-    except ValueError:
-        raise RuntimeError(f"environment variable {name} is {text!r}: expected an integer.") from None
 
 
 def request_device(target):

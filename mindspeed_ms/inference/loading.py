@@ -4,9 +4,9 @@ from dataclasses import dataclass
 
 from mindspeed_ms.config.model_description import describe_parallel
 from mindspeed_ms.core import comm
-from mindspeed_ms.core.device import launch_environment
 from mindspeed_ms.core.dist_checkpointing.load import load_tensors, open_checkpoint
 from mindspeed_ms.core.dist_checkpointing.state import model_tensors
+from mindspeed_ms.core.launch_environment import launch_environment
 from mindspeed_ms.core.logging import logger
 from mindspeed_ms.core.tensor_parallel.cell import allocate_parameters, initialize_parameters
 from mindspeed_ms.inference.checkpoint import DEFAULT_PREFILL_CHUNK, read_checkpoint, require_positive

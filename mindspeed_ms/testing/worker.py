@@ -74,8 +74,9 @@ def run(task, rank, size):
 def start_rank(rank, size, unique_id):
     """Set the rank of this process, and start the device and communication."""
     from mindspeed_ms.core import autograd, comm, device
+    from mindspeed_ms.core.launch_environment import LaunchEnvironment, set_launch_environment
 
-    device.set_launch_environment(device.LaunchEnvironment(rank, size, rank, size, unique_id, "world"))
+    set_launch_environment(LaunchEnvironment(rank, size, rank, size, unique_id, "world"))
     device.initialize_device()
     autograd.enable_tape()  # a failed kernel of the task before has switched it off
     comm.init()

@@ -20,6 +20,7 @@ from mindspeed_ms.training import checkpointing, model_folder, same_data
 from mindspeed_ms.training.adapter_start import AdapterStart, find_adapter_start
 from mindspeed_ms.training.gpt_datasets import names_indexed_files
 from mindspeed_ms.training.start_checks import check_resumed
+from mindspeed_ms.training.timers import get_timers
 
 _ORDER = (("training_config", "seed"), ("dataset_config", "dataloader_type"), ("dataset_config", "shuffle"))  # of samples
 
@@ -199,6 +200,8 @@ class CheckpointManager:
         settings = self.settings
         if not settings.save_enabled or self._last_saved == self.state.iteration:
             return
+        timer = get_timers()("save-checkpoint", log_level=0)
+        timer.start()
         self.complete()
         if not self._savers and comm.get_rank() == 0:
             model_folder.keep(self.start, self.all_config)
@@ -215,6 +218,7 @@ class CheckpointManager:
             self._foreign,
             self._base(),
         )
+        timer.stop()
         if persistent:
             self._last_saved = self.state.iteration
 

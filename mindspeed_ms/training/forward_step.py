@@ -6,6 +6,7 @@ from functools import lru_cache, partial
 from mindspeed_ms.core.context_parallel import get_batch_on_this_cp_rank
 from mindspeed_ms.core.distributed import unwrap_model
 from mindspeed_ms.training.losses import count_tokens, loss_function
+from mindspeed_ms.training.timers import get_timers
 
 _DATASET_ID = "dataset_id"
 
@@ -24,9 +25,12 @@ def forward_step(data_iterator, model):
     Returns:
         (output, loss_func)
     """
+    timer = get_timers()("batch-generator", log_level=2)
+    timer.start()
     batch = without_dataset_id(next(data_iterator), unwrap_model(model))
     check_batch(batch, unwrap_model(model))
     batch = cut_batch(batch, unwrap_model(model))
+    timer.stop()
     counted = partial(loss_function, count_tokens(batch), model.calculate_per_token_loss, loss_mask=batch.get("loss_mask"))
     return model(**batch), counted
 

@@ -10,10 +10,11 @@ from dataclasses import dataclass, replace
 
 from mindspeed_ms.config.model_description import describe_model
 from mindspeed_ms.core import comm
-from mindspeed_ms.core.device import launch_environment
+from mindspeed_ms.core.launch_environment import launch_environment
 from mindspeed_ms.core.logging import logger, set_progress_bar
 from mindspeed_ms.layout.flops import flops_per_token
 from mindspeed_ms.training.tensorboard import TensorboardEvents
+from mindspeed_ms.training.timers import get_timers
 
 METRICS_FILE = "metrics.jsonl"
 LOSS_CURVE_FILE = "loss_curve.png"
@@ -178,12 +179,14 @@ class MetricsLogger:
         milliseconds = self._seconds / self._steps * 1000.0
         tokens_per_second, tflops = self._speed(self._tokens, self._seconds)
         report = replace(report, losses=self._losses.means())
+        steps = self._steps
         self._seconds, self._tokens, self._steps = 0.0, 0.0, 0
         self._losses.start()
         if self.speaks:
             logger.info(
                 "%s", format_log_line(report, train_state, self.total_iterations, milliseconds, tokens_per_second, tflops)
             )
+        get_timers().report(steps, train_state.iteration, self.events.timers_writer)
 
     def _speed(self, tokens, seconds):
         """Tokens per second, and TFLOP/s of each device or None."""

@@ -60,6 +60,11 @@ class TensorboardEvents:
             set_tensorboard_writer(make_tensorboard_writer(folder, self._settings.tensorboard_queue_size))
         self.writer = get_tensorboard_writer()
 
+    @property
+    def timers_writer(self):
+        """The writer, if timers are written too (`log_timers_to_tensorboard`)."""
+        return None if "time_ms" in self._left_out else self.writer
+
     def write_step(self, values, iteration):
         """Write the numbers of a step (dict[str, float]) if its iteration is due."""
         if self.writer is not None and iteration % self.interval == 0:

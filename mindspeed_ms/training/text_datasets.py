@@ -13,8 +13,8 @@ from mindspeed_ms.core.datasets.text_documents import (
 )
 from mindspeed_ms.core.datasets.token_dataset import TokenDataset
 from mindspeed_ms.core.datasets.tokenizer import TokenizerSettings, build_tokenizer
-from mindspeed_ms.core.device import launch_environment
 from mindspeed_ms.core.dist_checkpointing.durable import replace_file
+from mindspeed_ms.core.launch_environment import launch_environment
 from mindspeed_ms.core.logging import logger
 from mindspeed_ms.layout.vocabulary import true_vocab_size
 from mindspeed_ms.training import gpt_datasets, same_data

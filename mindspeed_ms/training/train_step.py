@@ -12,6 +12,7 @@ from mindspeed_ms.core.pipeline_parallel import get_forward_backward_func
 from mindspeed_ms.core.pipeline_parallel.micro_batch_loss import BackwardScale
 from mindspeed_ms.training.losses import LossReducer
 from mindspeed_ms.training.metrics import StepReport
+from mindspeed_ms.training.timers import get_timers
 
 
 class NonFiniteLossError(RuntimeError):
@@ -55,6 +56,7 @@ class TrainOneStep:
 
     def __post_init__(self):
         self.reducer = LossReducer()
+        self.timers = get_timers()
 
     @classmethod
     def of(cls, all_config, *parts):
@@ -82,14 +84,17 @@ class TrainOneStep:
                 chunk.set_train(True)
         self.optimizer.zero_grad()
         count = calculator.get_num_microbatches()
+        timers = self.timers
+        timers("forward-backward", log_level=1).start()
         reported = get_forward_backward_func()(
             forward_step_func=self.forward_step_func,
             data_iterator=data_iterator,
             model=self.model,
             num_microbatches=count,
             backward_scale=BackwardScale(self.optimizer.get_loss_scale(), count, self.model[0].calculate_per_token_loss),
-            finalize_model_grads_func=self.finalize,
+            finalize_model_grads_func=self._finalize,
         )
+        timers("forward-backward").stop()
         bad_gradients = [name for chunk in self.model for name in chunk.non_finite_gradients()]
         losses = self.reducer.reduce(reported, stop_requested, bool(bad_gradients))
         if losses.not_finite and self.check_for_nan_in_loss:
@@ -97,7 +102,9 @@ class TrainOneStep:
         if losses.bad_gradients:
             raise NonFiniteGradientError(_describe_gradients(losses, bad_gradients, iteration))
         loss_scale, learning_rate = self.optimizer.get_loss_scale(), _learning_rate(self.optimizer)
+        timers("optimizer", log_level=1).start()
         success, grad_norm, num_zeros = self.optimizer.step()
+        timers("optimizer").stop()
         if success:
             self.opt_param_scheduler.step(calculator.get_current_global_batch_size())
         params_norm = self.optimizer.get_params_norm() if self.log_params_norm else None
@@ -115,6 +122,11 @@ class TrainOneStep:
             losses.has_tokens,
         )
         return report, bool(losses.stop_requested)
+
+    def _finalize(self, model, num_tokens=None):
+        self.timers("all-grads-sync", log_level=1).start()
+        self.finalize(model, num_tokens)
+        self.timers("all-grads-sync").stop()
 
     def finish(self):
         """Complete the gathering of updated parameters that the last step left under way."""

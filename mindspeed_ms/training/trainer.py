@@ -12,6 +12,7 @@ from mindspeed_ms.core.profiler import make_profiler
 from mindspeed_ms.training.data_streams import DataExhausted
 from mindspeed_ms.training.housekeeping import GarbageCollection, SignalHandler, check_weights_across_data_parallel_ranks
 from mindspeed_ms.training.parts import CheckpointsPart, DataPart, EvaluationPart, MetricsPart, TrainStepPart
+from mindspeed_ms.training.timers import get_timers
 from mindspeed_ms.training.train_step import NonFiniteGradientError, NonFiniteLossError
 from mindspeed_ms.training.wasted_steps import WastedSteps
 
@@ -105,6 +106,7 @@ class Trainer:
             with self.metrics.opened(state.iteration):
                 ending = self.train()
             self.train_step.finish()
+            get_timers().report(1, state.iteration)  # of what came after the last log line
             if not self._ended_early:
                 self.wasted_steps.check()
             logger.info("%s%s", ending, self.wasted_steps.summary())

@@ -8,7 +8,8 @@ from functools import partial
 from mindspeed_ms.config import fit_to_world, page, require_available, require_startable
 from mindspeed_ms.config.errors import WarningNotice
 from mindspeed_ms.core import comm
-from mindspeed_ms.core.device import launch_environment, request_device
+from mindspeed_ms.core.device import request_device
+from mindspeed_ms.core.launch_environment import launch_environment
 from mindspeed_ms.core.logging import logger, setup_logging
 from mindspeed_ms.training import initialize, user_errors
 from mindspeed_ms.training.checkpoint_manager import CheckpointManager, find_starting_point
@@ -20,6 +21,7 @@ from mindspeed_ms.training.gpt_datasets import fingerprint_of_own_program
 from mindspeed_ms.training.metrics import MetricsLogger
 from mindspeed_ms.training.model_setup import get_model, get_optimizer, get_optimizer_param_scheduler
 from mindspeed_ms.training.tensorboard import require_tensorboard
+from mindspeed_ms.training.timers import get_timers
 from mindspeed_ms.training.train_step import TrainOneStep
 from mindspeed_ms.training.trainer import Trainer, TrainState
 from mindspeed_ms.training.utils import set_parallel_context, set_seed_unless_set
@@ -175,6 +177,7 @@ def start_up(all_config):
             if isinstance(notice, WarningNotice):
                 logger.warning("%s", notice)
     set_seed_unless_set(training.seed)
+    get_timers().configure(training.timing_log_level, training.timing_log_option)
     init_batch_sizes(all_config)
 
 

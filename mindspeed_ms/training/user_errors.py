@@ -6,16 +6,18 @@ import os
 import site
 import sys
 import sysconfig
+import time
 import traceback
 from pathlib import Path
 
 from mindspeed_ms.core.comm import PeerError, processes, shm_files
-from mindspeed_ms.core.device import launch_environment
+from mindspeed_ms.core.launch_environment import LaunchError, launch_environment
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 _OF_OTHERS = [sysconfig.get_path("stdlib"), sysconfig.get_path("purelib"), *site.getsitepackages()]
 _DELIBERATE = (ValueError, RuntimeError, TypeError)
 _WRONG_DEVICE = "Unsupported device target"
+_STARTED = time.time()
 _previous_hook = None
 _program = None
 
@@ -98,13 +100,18 @@ def _is_the_users(file):
 
 def _speaks(error, message):
     """Whether this rank shows the message: the first of this machine; later ones show what is not a mere consequence."""
-    environment = launch_environment()
     if os.environ.get("MS_ROLE") == "MS_SCHED":
         return False
+    try:
+        environment = launch_environment()
+    except LaunchError:
+        return True  # it is the error
     if environment.world_size == 1:
         return True
     path = _shown_by_this_job()
     try:
+        if os.path.exists(path) and os.stat(path).st_mtime < _STARTED:  # of an earlier job of the same shell
+            os.remove(path)
         with open(path, "x", encoding="utf-8") as file:
             file.write(message)
         return True

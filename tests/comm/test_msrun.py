@@ -1,4 +1,4 @@
-"""Real msrun jobs: the mccl backend, and shm under msrun when a rank is killed."""
+"""Real msrun jobs: the mccl backend, and shm under msrun when a rank is killed; mccl without msrun."""
 
 import os
 import socket
@@ -9,6 +9,8 @@ import time
 from pathlib import Path
 
 import pytest
+
+from tests.comm.test_world import SUM, free_port, node_command, together
 
 pytestmark = pytest.mark.slow
 
@@ -73,3 +75,21 @@ def test_a_killed_rank_ends_the_msrun_job(tmp_path):
     assert ended.returncode != 0
     assert time.time() - float(killed) < 10
     assert f"rank 1 (pid {pid}) died in barrier on group tp-0-1" in (tmp_path / "logs" / "worker_0.log").read_text()
+
+
+KILLED = "import signal, time; os.kill(os.getpid(), signal.SIGKILL if comm.get_rank() else 0)\ntime.sleep(60)"
+
+
+@pytest.mark.parametrize("ends", ["", KILLED], ids=["end", "killed"])
+def test_two_launchers_without_shared_memory(tmp_path, ends):
+    """As on two machines: MindSpore's communication without msrun; a killed rank of one ends the other at once."""
+    script, port = tmp_path / "script.py", free_port()
+    script.write_text(textwrap.dedent(SUM) + "\ncomm.world_group().barrier()\n" + ends)
+    start = time.monotonic()
+    commands = [node_command(script, node, 2, 1, port) for node in (0, 1)]
+    ended = together(commands, [{"MINDSPEED_MS_COMM_BACKEND": "mccl"}] * 2)
+    assert [output for _, output, _ in ended] == [f"mccl {node} 2 {node} 2 0 {port}\n" for node in (0, 1)]
+    assert [status for status, _, _ in ended] == ([1, 137] if ends else [0, 0])
+    assert time.monotonic() - start < 50
+    if ends:
+        assert "died: this rank ends too" in ended[0][2]

@@ -73,7 +73,7 @@ def test_too_little_shared_memory_is_a_clear_error(world):
 
 def _on_two_hosts():
     from mindspeed_ms.core.comm.shm import SharedMemoryJob
-    from mindspeed_ms.core.device import LaunchEnvironment
+    from mindspeed_ms.core.launch_environment import LaunchEnvironment
 
     try:
         SharedMemoryJob(LaunchEnvironment(0, 4, 0, 2, "job", "msrun"), 1.0)

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from mindspeed_ms import launch
 from mindspeed_ms.core import comm
 from mindspeed_ms.testing.worlds import World
 
@@ -129,3 +131,93 @@ def test_launch_ends_all_ranks_with_the_status_of_the_one_that_died(tmp_path):
     assert ended.returncode == 128 + signal.SIGKILL
     assert "died in barrier on group world" in ended.stderr
     assert "ended with SIGKILL" in ended.stderr
+
+
+SUM = """
+    import os
+    import numpy as np
+    from mindspeed_ms.core import comm
+    comm.init()
+    total = comm.world_group().all_reduce(np.ones(1, np.float32))
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_PORT")
+    print(comm.get_backend(), comm.get_rank(), int(total[0]), *(os.environ.get(name) for name in names))
+    """
+
+
+def free_port():
+    with socket.create_server(("localhost", 0)) as server:
+        return server.getsockname()[1]
+
+
+def together(commands, variables, seconds=120):
+    """Run commands at once: (exit status, standard output, standard error) of each."""
+    common, pipes = {**os.environ, "PYTHONPATH": str(ROOT)}, {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    started = [
+        subprocess.Popen(command, env={**common, **own}, text=True, **pipes) for command, own in zip(commands, variables)
+    ]
+    printed = [process.communicate(timeout=seconds) for process in started]
+    return [(process.returncode, *texts) for process, texts in zip(started, printed)]
+
+
+def node_command(script, node, nodes, ranks, port):
+    options = f"--nproc_per_node {ranks} --nnodes {nodes} --node-rank {node} --master_addr localhost --master-port {port}"
+    return [sys.executable, "-m", "mindspeed_ms.launch", *options.split(), str(script)]
+
+
+def test_two_launchers_make_one_world(tmp_path):
+    """With the spellings and the variables of torchrun."""
+    script, port = tmp_path / "script.py", free_port()
+    script.write_text(textwrap.dedent(SUM))
+    ended = together([node_command(script, node, 2, 2, port) for node in (1, 0)], [{}, {}])
+    assert [status for status, _, _ in ended] == [0, 0], ended
+    lines = [[f"shm {2 * node + local} 4 {2 * node + local} 4 {local} {port}" for local in (0, 1)] for node in (1, 0)]
+    assert [sorted(output.splitlines()) for _, output, _ in ended] == lines
+
+
+def test_ranks_of_another_launcher_make_one_world(tmp_path):
+    """Only by the variables, from processes that share nothing else; one that is killed ends the other."""
+    script, port = tmp_path / "script.py", free_port()
+    script.write_text(
+        textwrap.dedent(SUM)
+        + textwrap.dedent("""
+        import signal
+        if comm.get_rank() == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        comm.world_group().barrier()
+        """)
+    )
+    common = {"WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}
+    ended = together([[sys.executable, str(script)]] * 2, [{**common, "RANK": "0"}, {**common, "RANK": "1"}])
+    assert ended[0][1] == f"shm 0 2 0 2 None {port}\n"
+    assert (ended[0][0], ended[1][0]) == (1, -signal.SIGKILL)
+    assert "died in barrier on group world" in ended[0][2]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("-n 0", "-n (--nproc_per_node) is 0: expected at least 1"),
+        ("-n 1 --nnodes 0", "--nnodes is 0: expected at least 1"),
+        ("-n 1 --nnodes 2 --node_rank 1 --master_addr a", "--nnodes is 2, but --master_port is missing"),
+        ("-n 1 --nnodes 2 --master_addr a --master_port 1", "--nnodes is 2, but --node_rank is missing"),
+        ("-n 1 --nnodes 2 --node_rank 2 --master_addr a --master_port 1", "--node_rank is 2 and --nnodes 2: expected 0 to 1"),
+        ("-n 1 --node-rank 1", "--node_rank is 1 and --nnodes 1: expected 0 to 0"),
+        ("-n 1 --master_port 0", "--master_port is 0: expected a port"),
+        ("-n 1 --nnodes 1:4", "--nnodes"),
+        ("-n 1 --rdzv_backend c10d", "--rdzv_backend of torchrun is not available here: give --master_addr and --master_port"),
+        ("-n 1 --max-restarts 3", "--max-restarts of torchrun is not available here: start the job again"),
+    ],
+)
+def test_launch_options(options, message, capsys):
+    with pytest.raises(SystemExit) as ended:
+        launch._parse([*options.split(), __file__])
+    assert ended.value.code == 2
+    error = capsys.readouterr().err
+    assert message in error
+
+
+def test_spellings_of_torchrun():
+    for options in ("--nproc_per_node 3", "--nproc-per-node=3", "-n 3", "--ranks 3"):
+        assert launch._parse([*options.split(), __file__, "--nnodes", "7"]).ranks == 3
+    parsed = launch._parse("-n 2 --nnodes=3 --node-rank 1 --master-addr a --master_port=5 --log-dir d".split() + [__file__])
+    assert (parsed.world_size, parsed.first_rank, parsed.master_addr, parsed.master_port) == (6, 2, "a", 5)

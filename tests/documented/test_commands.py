@@ -80,6 +80,11 @@ def _lora(sandbox):
     write_texts(sandbox, "my_texts")
 
 
+def _launching(sandbox):
+    write_chat_model(sandbox, "models/Qwen2.5")
+    write_texts(sandbox, "my_texts")
+
+
 def _profiling(sandbox):
     settings = blocks("docs/profiling.md", "yaml")[0].text
     sandbox.path("profile.yaml").write_text(settings, encoding="utf-8")
@@ -114,6 +119,7 @@ PREPARATION = {
     "docs/getting-started.md": _getting_started,
     "docs/inference.md": _inference,
     "docs/evaluation.md": _evaluation,
+    "docs/launching.md": _launching,
     "docs/lora.md": _lora,
     "docs/profiling.md": _profiling,
     "docs/serving.md": _serving,

@@ -186,6 +186,7 @@ CASES = {
     },
     f"{T}.no_save_rng": (True, SAVED),
     f"{T}.tensorboard_dir": ("{folder}/board", {}),
+    f"{T}.timing_log_option": ("all", {f"{T}.timing_log_level": 1}),
     **{
         f"{T}.{name}": (value, {**BOARD, **EVALUATED})
         for name, value in (

@@ -238,6 +238,15 @@ class RunFields(Section):
     log_learning_rate_to_tensorboard: Bool = field(
         True, "Learning rate goes to TensorBoard too.", "学习率写入TensorBoard。", "file", form=OFF
     )
+    timing_log_level: integer(ge=0, le=2) = field(
+        0,
+        "Timers that run and are logged: 0 none, 1 parts of a step, 2 also parts of a micro-batch.",
+        "运行并记录的计时器：0无，1为每步各部分，2还包括微批内各部分。",
+        "log",
+    )
+    timing_log_option: one_of("max", "minmax", "all") = field(
+        "minmax", "Ranks that the logged timers show.", "计时日志显示的rank范围。", "log"
+    )
     log_timers_to_tensorboard: Bool = field(False, "Step times go to TensorBoard too.", "耗时写入TensorBoard。", "file")
     log_batch_size_to_tensorboard: Bool = field(
         False, "Batch size goes to TensorBoard too.", "批次大小写入TensorBoard。", "file"

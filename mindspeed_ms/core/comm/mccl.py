@@ -42,8 +42,8 @@ class MindsporeJob:
     def __init__(self, environment, timeout):
         if not os.environ.get("MS_ROLE"):
             raise CommError(
-                "backend mccl needs the scheduler that msrun starts: start the script with msrun, or use backend "
-                "shm for ranks of one host."
+                "backend mccl needs the scheduler that msrun starts: start the script with msrun, or with "
+                "mindspeed_ms.launch and --master_port, or use backend shm for ranks of one host."
             )
         os.environ.setdefault(TIMEOUT_VARIABLE, str(max(1, int(timeout))))
         kernels.warm_up()

@@ -1,22 +1,27 @@
 """Start and end of communication, the choice of the backend, and the process groups of this rank.
 
 The backend is, in this order: the argument of `init`, the environment variable MINDSPEED_MS_COMM_BACKEND, "hccl" on
-Ascend, "shm" on CPU. A world of one rank needs none.
+Ascend, "shm" on CPU; "mccl" for ranks that met at MASTER_ADDR:MASTER_PORT on several CPU machines, which shm cannot join. A
+world of one rank needs none.
 """
 
 import atexit
 import importlib
 import os
 import sys
-from dataclasses import dataclass, field
+import time
+from dataclasses import dataclass, field, replace
 
+from mindspeed_ms.core.comm import msrun_variables, rendezvous
 from mindspeed_ms.core.comm.errors import CommError
 from mindspeed_ms.core.comm.single import SingleJob, SingleProcessGroup
+from mindspeed_ms.core.launch_environment import launch_environment
 from mindspeed_ms.core.logging import logger
 
 BACKEND_ENVIRONMENT_VARIABLE = "MINDSPEED_MS_COMM_BACKEND"
 TIMEOUT_ENVIRONMENT_VARIABLE = "MINDSPEED_MS_COMM_TIMEOUT"
 DEFAULT_TIMEOUT_SECONDS = 600.0
+_GRACE_SECONDS = 1.0
 # name -> (module, class of the job, the device it works on)
 _BACKENDS = {
     "hccl": ("mindspeed_ms.core.comm.hccl", "HcclJob", "Ascend"),
@@ -59,10 +64,7 @@ def init(backend=None, timeout=None):
         CommTimeoutError: some rank did not come.
     """
     global _state
-    from mindspeed_ms.core.device import (
-        initialize_device,
-        launch_environment,
-    )  # here: it imports MindSpore, which takes seconds
+    from mindspeed_ms.core.device import initialize_device  # here: it imports MindSpore, which takes seconds
 
     name = backend_name(backend)
     leave_if_scheduler(name)
@@ -77,15 +79,42 @@ def init(backend=None, timeout=None):
     environment = launch_environment()
     seconds = _timeout_seconds(timeout)
     initialize_device()
+    _install_hooks()
+    if environment.master is not None:
+        environment, name = _met(environment, name, backend, seconds)
     job_class = SingleJob if environment.world_size == 1 else _job_class(name)
     job = job_class(environment, seconds)
     _state = _State(job, name, environment.rank, environment.world_size, os.getpid(), seconds)
-    _install_hooks()
     try:
         _state.world = new_group(range(environment.world_size), "world")
     except BaseException:
         destroy()
         raise
+
+
+def _met(environment, name, backend, seconds):
+    """Meet the other ranks: (environment of the job that they make, backend to use)."""
+    meeting = rendezvous.meet(environment, seconds)
+    if name == "shm" and not meeting.one_host and not (backend or os.environ.get(BACKEND_ENVIRONMENT_VARIABLE)):
+        name = "mccl"
+    local = environment.world_size if meeting.one_host else environment.local_world_size
+    met = replace(environment, unique_id=meeting.job, local_world_size=local)
+    if name == "shm":
+        if not meeting.one_host:
+            met = replace(met, local_world_size=min(local, met.world_size - 1))
+        return met, name  # it watches its peers itself
+    rendezvous.on_loss(_end_with_peer)
+    msrun_variables.set_variables(environment, meeting, seconds)
+    return met, name
+
+
+def _end_with_peer(text):
+    """End this rank: what it waits for inside MindSpore will not come."""
+    time.sleep(_GRACE_SECONDS)  # for an error of its own
+    if not rendezvous.is_met():
+        return  # it has ended by itself
+    logger.error("%s: this rank ends too", text)
+    os._exit(1)
 
 
 def backend_name(backend=None):
@@ -265,3 +294,4 @@ def _leave_at_exit():
         destroy(_uncaught)
     except CommError as error:
         logger.warning("communication ended uncleanly: %s", error)
+    rendezvous.leave(_uncaught)

@@ -15,6 +15,7 @@ from mindspeed_ms.legacy.model.eos_mask import EosMask
 from mindspeed_ms.legacy.model.language_model import get_language_model
 from mindspeed_ms.legacy.model.lm_logits import ParallelLMLogits
 from mindspeed_ms.legacy.model.loss_func import LossWithMask
+from mindspeed_ms.legacy.model.mcore_keywords import KEYWORDS, check_keywords
 from mindspeed_ms.legacy.model.model_inputs import check_inputs
 from mindspeed_ms.legacy.model.module import Module
 
@@ -66,6 +67,8 @@ class GPTModel(Module):
         pre_process, post_process (bool): the stage starts, ends the model.
         eod (Optional[int]): id that ends a document; position ids and mask are derived from it when one is missing.
         reset_position_ids (bool): with `eod`, count positions from 0 in each document.
+        keywords of Megatron core's GPTModel (vocab_size, rotary_percent, mtp_block_spec, ...): must say what the
+            configuration says, see `mcore_keywords`.
 
     Inputs: tokens `[b, s]`, position_ids `[b, s]` or None, attention_mask (see `attention_mask`) or None for causal,
     loss_mask `[b, s]` (None counts every token), labels `[b, s]` or None, tokentype_ids,
@@ -84,12 +87,19 @@ class GPTModel(Module):
     """
 
     def __init__(self, config, num_tokentypes=0, parallel_output=True, pre_process=True, post_process=True, **kwargs):
+        if not isinstance(num_tokentypes, int):
+            raise ValueError(
+                f"GPTModel: num_tokentypes is {num_tokentypes!r}, expected an integer; give the arguments of Megatron core's "
+                "GPTModel (transformer_layer_spec, vocab_size, ...) by name."
+            )
         described = describe_config(config, num_tokentypes=num_tokentypes)
         super().__init__(described, described.model.is_tied)
         config = self.config
-        unknown = sorted(set(kwargs) - {"eod", "reset_position_ids"})
+        unknown = sorted(set(kwargs) - {"eod", "reset_position_ids", *KEYWORDS})
         if unknown:
-            raise ValueError(f"GPTModel does not know {unknown}: expected eod or reset_position_ids.")
+            known = ", ".join(("eod", "reset_position_ids", *KEYWORDS))
+            raise ValueError(f"GPTModel does not know {', '.join(unknown)}: expected some of {known}.")
+        check_keywords(config, {name: value for name, value in kwargs.items() if name in KEYWORDS})
         self.parallel_output = parallel_output
         self.pre_process, self.post_process = pre_process, post_process
         self.untie_embeddings_and_output_weights = config.untie_embeddings_and_output_weights

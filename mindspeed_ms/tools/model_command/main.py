@@ -5,7 +5,7 @@ import importlib
 import os
 import sys
 
-from mindspeed_ms.config.resolve import environment_world_size
+from mindspeed_ms.core.launch_environment import LaunchError, launch_environment
 from mindspeed_ms.core.logging import setup_logging
 from mindspeed_ms.tools.model_command.job import JobError, plan
 
@@ -35,21 +35,22 @@ def main(arguments, job_of, program, script, runner):
         return 2
     # what runs a model is imported here: a mistake is found sooner
     from mindspeed_ms.core.comm import leave_if_scheduler
-    from mindspeed_ms.core.device import launch_environment
     from mindspeed_ms.training.user_errors import in_one_line
 
     leave_if_scheduler()
     ranks = planned.checkpoint.ranks
-    if ranks > 1 and launch_environment().world_size == 1:
-        _start_ranks(ranks, script, arguments)
     with in_one_line(program):
+        if ranks > 1 and launch_environment().world_size == 1:
+            _start_ranks(ranks, script, arguments)
         return importlib.import_module(runner).run(job, planned)
 
 
 def _is_one_of_several():
     """Whether this process is a rank of a launcher, msrun's or ours; imports no MindSpore."""
-    device = sys.modules.get("mindspeed_ms.core.device")  # mindspeed_ms.launch forks its ranks with it
-    return environment_world_size() is not None or (device is not None and device.launch_environment().world_size > 1)
+    try:
+        return launch_environment().world_size > 1
+    except LaunchError:
+        return False
 
 
 def _refused_by_one_rank(program, error):

@@ -17,7 +17,6 @@ _PACKAGE = Path(__file__).resolve().parents[1]
 _OF_OTHERS = [sysconfig.get_path("stdlib"), sysconfig.get_path("purelib"), *site.getsitepackages()]
 _DELIBERATE = (ValueError, RuntimeError, TypeError)
 _WRONG_DEVICE = "Unsupported device target"
-_STARTED = time.time()
 _previous_hook = None
 _program = None
 
@@ -110,7 +109,8 @@ def _speaks(error, message):
         return True
     path = _shown_by_this_job()
     try:
-        if os.path.exists(path) and os.stat(path).st_mtime < _STARTED:  # of an earlier job of the same shell
+        started = time.time() - processes.seconds_since_start(os.getpid())
+        if os.path.exists(path) and os.stat(path).st_mtime < started:  # of an earlier job of the same shell
             os.remove(path)
         with open(path, "x", encoding="utf-8") as file:
             file.write(message)

@@ -1,6 +1,7 @@
 """Processes by pid and start time: whether one is alive, its parent, its command. A pid alone may belong to a later process."""
 
 import os
+import time
 
 
 def start_time(pid):
@@ -12,6 +13,14 @@ def start_time(pid):
         return None
     fields = text[text.rindex(b")") + 2 :].split()  # the name before may hold spaces and parentheses
     return None if fields[0] in (b"Z", b"X", b"x") else int(fields[19])
+
+
+def seconds_since_start(pid):
+    """Age of a process in seconds; infinite if it cannot be seen."""
+    started = start_time(pid)
+    if started is None:
+        return float("inf")
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - started / os.sysconf("SC_CLK_TCK")
 
 
 def is_alive(pid, started):

@@ -104,7 +104,7 @@ class TopKRouter(Module):
         loss = z_loss(logits)
         with no_grad():
             group = parallel_state.get_tensor_and_context_parallel_group()
-            self._record(Z_LOSS, group.all_reduce(loss.reshape((1,))).reshape(()) * coefficient)
+            self._record(Z_LOSS, group.all_reduce(loss.reshape((1,))).reshape(()))
         return self._attach(logits, loss * coefficient)
 
     def _with_balance_loss(self, routing, logits, sequences):

@@ -168,7 +168,29 @@ def _scores(dtype):
     assert values(ops.log_sum_exp(far)).tolist() == [200]
 
 
+def _sums_in_double(dtype):
+    """Terms that cancel leave what float32 sums lose; the result and the gradients are rounded once."""
+    x, weight = 1000 * _normal(3, 2, 40), _normal(5, 40, seed=1)
+    x[..., 1::2], weight[:, 1::2] = -x[..., ::2] + 0.01, weight[:, ::2]
+    if dtype == "float32":
+        check(ops.linear_summed_in_double, lambda x, w: x @ w.T, [_normal(3, 2, 7), _normal(5, 7, seed=1)])
+    tensors = [autograd.set_requires_grad(tensor(array, dtype)) for array in (x, weight)]
+    output = ops.linear_summed_in_double(*tensors)
+    exact = values(tensors[0]) @ values(tensors[1]).T
+    assert output.dtype == ms.float32
+    np.testing.assert_array_equal(output.asnumpy(), exact.astype(np.float32))
+    g = values(output)
+    for grad, source, expected in zip(
+        autograd.grad(output, tensors, output),
+        tensors,
+        (g @ values(tensors[1]), g.reshape(-1, 5).T @ values(tensors[0]).reshape(-1, 40)),
+    ):
+        np.testing.assert_array_equal(values(grad), values(tensor(expected, dtype)))
+        assert grad.dtype == source.dtype
+
+
 CASES = (
+    _sums_in_double,
     _grouped,
     _wide,
     _raw_grouped,

@@ -292,7 +292,7 @@ def log_sum_exp(x):
     return _LogSumExp.apply(x)
 
 
-class _LinearInDouble(Function):
+class _LinearSummedInDouble(Function):
     @staticmethod
     def forward(ctx, x, weight):
         ctx.save_for_backward(x, weight)
@@ -311,6 +311,6 @@ def _double(tensor):
     return float32_of(tensor).astype(np.float64)
 
 
-def linear_in_double(x, weight):
-    """See `ops.linear_in_double`."""
-    return _LinearInDouble.apply(x, weight)
+def linear_summed_in_double(x, weight):
+    """See `ops.linear_summed_in_double`."""
+    return _LinearSummedInDouble.apply(x, weight)

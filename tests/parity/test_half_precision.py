@@ -203,5 +203,5 @@ def test_overflow_of_one_expert_stops_every_rank(world, layout):
     """No other rank holds this expert: all skip the step, and the loss scale halves everywhere."""
     for result in _run_experts(world, (*EXPERTS[layout], "--fp16"), overflow_of_an_expert):
         assert result["success"] == [True, False, True, True, True]
-        assert result["loss_scale"][1:3] == [512.0, 512.0] or result["loss_scale"][1:3] == [1024.0, 512.0]
+        assert result["loss_scale"] == [1024.0, 1024.0, 512.0, 512.0, 512.0]
         assert np.array_equal(*result["watched"][1:3]) and not np.array_equal(*result["watched"][2:4])

@@ -20,7 +20,7 @@ from mindspeed_ms.ops.interface.experts import (
     grouped_linear_forward,
     grouped_linear_input_grad,
     grouped_linear_weight_grad,
-    linear_in_double,
+    linear_summed_in_double,
     log_sum_exp,
     permute,
     permute_probs,

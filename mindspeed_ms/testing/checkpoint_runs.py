@@ -13,6 +13,20 @@ GLOBAL_BATCH = 12
 STEPS = 4
 DIST = {"use_distributed_optimizer": True}
 MODELS = {"tied": {**job.TIED, "num_layers": 4}, "untied": {**job.UNTIED, "num_layers": 4}}
+MODELS |= {"experts": MODELS["untied"], "grouped experts": MODELS["untied"]}
+_EXPERTS = {
+    "num_experts": 4,
+    "moe_router_topk": 2,
+    "moe_ffn_hidden_size": 24,
+    "moe_shared_expert_intermediate_size": 16,
+    "moe_router_load_balancing_type": "seq_aux_loss",
+    "moe_aux_loss_coeff": 0.01,
+    "moe_router_score_function": "sigmoid",
+    "moe_router_enable_expert_bias": True,
+    "moe_router_bias_update_rate": 0.05,
+    "first_k_dense_replace": 1,
+}
+MIXTURES = {"experts": _EXPERTS, "grouped experts": {**_EXPERTS, "moe_grouped_gemm": True}}
 
 
 class Rows:
@@ -58,6 +72,7 @@ def make_config(folder, model="tied", parallel=None, training=None, dataset=None
     return init_configs_from_dict(
         {
             "model_config": {**MODELS[model], **(sizes or {})},
+            "moe_config": MIXTURES.get(model, {}),
             "parallel_config": parallel or {},
             "training_config": {
                 "output_dir": str(folder),
@@ -86,6 +101,7 @@ def train(folder, rows=None, look=None, **settings):
     `look(Trainer)` gives."""
     from mindspeed_ms.core import comm, parallel_state
     from mindspeed_ms.core import num_microbatches_calculator as calculator
+    from mindspeed_ms.core.tensor_parallel.cell import global_name
     from mindspeed_ms.legacy.model.gpt_model import GPTModel
     from mindspeed_ms.training.checkpointing import whole_parameters
     from mindspeed_ms.training.training import pretrain
@@ -110,7 +126,7 @@ def train(folder, rows=None, look=None, **settings):
             lines = [json.loads(line) for line in file]
     with whole_parameters(run.model):
         weights = {
-            name: (param.sharding, np.array(param.asnumpy()))
+            global_name(name, param): (param.sharding, np.array(param.asnumpy()))
             for chunk in run.model
             for name, param in chunk.module.parameters_and_names()
         }

@@ -11,6 +11,7 @@ from mindspeed_ms.testing import checkpoint_runs as runs
 
 TP2, TP4 = {"tensor_model_parallel_size": 2}, {"tensor_model_parallel_size": 4}
 PP2, PP4 = {"pipeline_model_parallel_size": 2}, {"pipeline_model_parallel_size": 4}
+EP2 = {"expert_model_parallel_size": 2}
 VPP2 = {**PP2, "virtual_pipeline_model_parallel_size": 2}
 LAYOUTS = {  # ranks, parallel_config, training_config
     "one": (1, {}, {}),
@@ -29,6 +30,10 @@ LAYOUTS = {  # ranks, parallel_config, training_config
     "dp2z2": (2, {"zero_level": "z2"}, {}),
     "dp4z3": (4, {"zero_level": "z3"}, {}),
     "dp3z3": (3, {"zero_level": "z3"}, {}),
+    "ep2": (2, EP2, {}),
+    "tp2ep2": (4, {**TP2, **EP2, "sequence_parallel": True}, {}),
+    "pp2ep2": (4, {**PP2, **EP2}, runs.DIST),
+    "ep2z3": (4, {**EP2, "zero_level": "z3"}, {}),
 }
 PAIRS = [
     ("tied", "tp4", "tp2pp2"),
@@ -45,6 +50,11 @@ PAIRS = [
     ("untied", "dp2z2", "tp2dp2z1"),
     ("untied", "tp2dp2z1", "dp3z3"),
     ("untied", "tp2", "dp2z2"),
+    ("experts", "one", "ep2"),
+    ("experts", "ep2", "tp2ep2"),
+    ("experts", "tp2ep2", "pp2ep2"),
+    ("grouped experts", "pp2ep2", "ep2z3"),
+    ("grouped experts", "ep2z3", "one"),
 ]
 
 

@@ -17,17 +17,14 @@ def _normal(*shape, seed=0):
     return np.random.default_rng(seed).normal(size=shape)
 
 
-def _groups(counts):
-    return np.repeat(np.arange(len(counts)), counts)
-
-
 def _product(x, weight, counts):
-    return np.einsum("ti,tio->to", x, weight[_groups(counts)])
+    parts = np.split(x, np.cumsum(counts)[:-1])
+    return np.concatenate([part @ matrix for part, matrix in zip(parts, weight)])
 
 
 def _weight_gradient(g, x, counts):
-    hot = np.eye(len(counts))[_groups(counts)]
-    return np.einsum("te,ti,to->eio", hot, x, g)
+    places = np.cumsum(counts)[:-1]
+    return np.stack([left.T @ right for left, right in zip(np.split(x, places), np.split(g, places))])
 
 
 def _grouped(dtype):
@@ -37,9 +34,9 @@ def _grouped(dtype):
 
 
 def _wide(dtype):
-    """Tiles of columns on several threads, experts with many rows and with few."""
-    for counts in ((40, 2, 0, 90), (0, 130, 0, 2)):
-        arrays = [_normal(132, 260), _normal(4, 260, 270, seed=1)]
+    """Tiles of columns on several threads, experts with many rows and with few, more rows and elements than panels have."""
+    for counts in ((40, 2, 0, 90), (0, 130, 0, 2), (3, 0, 490, 7)):
+        arrays = [_normal(sum(counts), 260), _normal(4, 260, 530, seed=1)]
         check(
             lambda x, w, c=counts: ops.grouped_linear(x, w, c),
             lambda x, w, c=counts: _product(x, w, c),
@@ -171,7 +168,29 @@ def _scores(dtype):
     assert values(ops.log_sum_exp(far)).tolist() == [200]
 
 
+def _sums_in_double(dtype):
+    """Terms that cancel leave what float32 sums lose; the result and the gradients are rounded once."""
+    x, weight = 1000 * _normal(3, 2, 40), _normal(5, 40, seed=1)
+    x[..., 1::2], weight[:, 1::2] = -x[..., ::2] + 0.01, weight[:, ::2]
+    if dtype == "float32":
+        check(ops.linear_summed_in_double, lambda x, w: x @ w.T, [_normal(3, 2, 7), _normal(5, 7, seed=1)])
+    tensors = [autograd.set_requires_grad(tensor(array, dtype)) for array in (x, weight)]
+    output = ops.linear_summed_in_double(*tensors)
+    exact = values(tensors[0]) @ values(tensors[1]).T
+    assert output.dtype == ms.float32
+    np.testing.assert_array_equal(output.asnumpy(), exact.astype(np.float32))
+    g = values(output)
+    for grad, source, expected in zip(
+        autograd.grad(output, tensors, output),
+        tensors,
+        (g @ values(tensors[1]), g.reshape(-1, 5).T @ values(tensors[0]).reshape(-1, 40)),
+    ):
+        np.testing.assert_array_equal(values(grad), values(tensor(expected, dtype)))
+        assert grad.dtype == source.dtype
+
+
 CASES = (
+    _sums_in_double,
     _grouped,
     _wide,
     _raw_grouped,

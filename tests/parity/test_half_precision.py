@@ -151,3 +151,57 @@ def test_overflow_on_one_rank(world, level):
             assert others == others_after and all(np.array_equal(before[key], after[key]) for key in before)
         assert result["watched"][-1][2] == 5 and np.all(np.isfinite(result["loss"]))
         assert result["loss"][-1] < result["loss"][0]
+
+
+EXPERTS = {
+    "ep2": ("--expert-model-parallel-size", "2"),
+    "ep2 grouped, distopt": ("--expert-model-parallel-size", "2", "--moe-grouped-gemm", "--use-distributed-optimizer"),
+}
+
+
+def _run_experts(world, options, watch=None):
+    recording = recordings.load("single_mixtral")
+    batches = {name: values[:5] for name, values in recording.batches.items()}
+    extra = ["--padded-vocab-size", "128", "--initial-loss-scale", "1024", "--hysteresis", "1", *options]
+    return world(2)(runner.run, recording.flags, extra, batches, watch=watch)
+
+
+@pytest.mark.parametrize("precision", ["--bf16", "--fp16"])
+@pytest.mark.parametrize("layout", EXPERTS)
+def test_experts_in_half_precision(world, precision, layout):
+    """Losses of all kinds and norms stay near those of float32; the loss scale is the one that was set."""
+    plain = _run_experts(world, EXPERTS[layout])[0]
+    for result in _run_experts(world, (*EXPERTS[layout], precision)):
+        assert all(result["success"]) and result["loss_scale"] == [1024.0 if precision == "--fp16" else 1.0] * 5
+        for losses, expected in zip(result["losses"], plain["losses"]):
+            assert losses == pytest.approx(expected, rel=2e-2)
+        np.testing.assert_allclose(result["loss"], plain["loss"], rtol=5e-3)
+        np.testing.assert_allclose(result["grad_norm"], plain["grad_norm"], rtol=5e-2)
+        assert result["loss"] != plain["loss"]
+
+
+def overflow_of_an_expert(step, number):
+    """Watch: in step 1 the gradient of one expert's weight is infinite on rank 1 alone; gives an expert's weight."""
+    from mindspeed_ms.core import comm, storage
+
+    experts = [p for chunk in step.model for name, p in chunk.module.parameters_and_names() if ".experts." in name]
+    if number == 1:
+        original = step.optimizer.step
+
+        def changed():
+            step.optimizer.step = original
+            if comm.get_rank() == 1:
+                storage.write(experts[-1].main_grad, experts[-1].main_grad + np.inf)
+            return original()
+
+        step.optimizer.step = changed
+    return runner._float32(experts[0]).copy()
+
+
+@pytest.mark.parametrize("layout", EXPERTS)
+def test_overflow_of_one_expert_stops_every_rank(world, layout):
+    """No other rank holds this expert: all skip the step, and the loss scale halves everywhere."""
+    for result in _run_experts(world, (*EXPERTS[layout], "--fp16"), overflow_of_an_expert):
+        assert result["success"] == [True, False, True, True, True]
+        assert result["loss_scale"] == [1024.0, 1024.0, 512.0, 512.0, 512.0]
+        assert np.array_equal(*result["watched"][1:3]) and not np.array_equal(*result["watched"][2:4])

@@ -126,6 +126,6 @@ def log_sum_exp(x):
     return mint.logsumexp(x.astype(ms.float32), -1).astype(x.dtype)
 
 
-def linear_in_double(x, weight):
-    """See `ops.linear_in_double`."""
+def linear_summed_in_double(x, weight):
+    """See `ops.linear_summed_in_double`."""
     return mint.nn.functional.linear(x.astype(ms.float32), weight.astype(ms.float32))

@@ -1,4 +1,4 @@
-"""CPU forms of a mixture of experts: products by BLAS, each expert's rows cut into tiles of columns; numpy for the router."""
+"""CPU forms of a mixture of experts: products of each expert's rows, cut into tiles of columns; numpy for the router."""
 
 import mindspore as ms
 import numpy as np
@@ -8,7 +8,6 @@ from mindspeed_ms.core.autograd import Function
 from mindspeed_ms.ops import checks
 from mindspeed_ms.ops.cpu import threads
 from mindspeed_ms.ops.cpu.arrays import bits_of, empty, float32_of, integers_of, new_like, rows_of, tensor_of, tensor_of_bits
-from mindspeed_ms.ops.cpu.blas import sgemm_address
 from mindspeed_ms.ops.cpu.kernels import experts as kernels
 from mindspeed_ms.ops.cpu.kernels import movement
 
@@ -32,7 +31,7 @@ def _run(kernel, starts, columns, work, *arguments):
     parts = max(1, min(wanted, columns // _NARROW)) if threads.thread_count() > 1 else 1
     tiles = parts * (len(starts) - 1)
     before, after = arguments
-    threads.run(kernel, tiles, work, sgemm_address(), *before, starts, parts, *after, pieces_per_thread=tiles)
+    threads.run(kernel, tiles, work, *before, starts, parts, *after, pieces_per_thread=tiles)
 
 
 def grouped_linear_forward(x, weight, counts):
@@ -48,7 +47,8 @@ def grouped_linear_input_grad(output_grad, weight, counts):
     """See `ops.grouped_linear_input_grad`."""
     result = empty((output_grad.shape[0], weight.shape[1]))
     g, weights = float32_of(output_grad), float32_of(weight)
-    _run(kernels.grouped_input_grad, _starts(counts), result.shape[1], result.size * g.shape[1], (g, weights), (result,))
+    work = result.size * g.shape[1]
+    _run(kernels.grouped_input_grad, _starts(counts), result.shape[1], work, (g, weights), (result,))
     return tensor_of(result, output_grad.dtype)
 
 
@@ -56,11 +56,11 @@ def grouped_linear_weight_grad(output_grad, x, counts, accumulate_into=None, ove
     """See `ops.grouped_linear_weight_grad`."""
     g, values = float32_of(output_grad), float32_of(x)
     if accumulate_into is not None and accumulate_into.dtype == ms.float32:
-        # BLAS adds while it multiplies, which saves two passes over the gradient buffer
-        _weight_grad(g, values, counts, 0.0 if overwrite else 1.0, storage.as_array(accumulate_into))
+        # added while it is multiplied, which saves two passes over the gradient buffer
+        _weight_grad(g, values, counts, not overwrite, storage.as_array(accumulate_into))
         return accumulate_into
     result = empty((len(counts), values.shape[1], g.shape[1]))
-    _weight_grad(g, values, counts, 0.0, result)
+    _weight_grad(g, values, counts, False, result)
     if accumulate_into is None:
         return tensor_of(result, x.dtype)
     result = result if overwrite else result + float32_of(accumulate_into)
@@ -292,7 +292,7 @@ def log_sum_exp(x):
     return _LogSumExp.apply(x)
 
 
-class _LinearInDouble(Function):
+class _LinearSummedInDouble(Function):
     @staticmethod
     def forward(ctx, x, weight):
         ctx.save_for_backward(x, weight)
@@ -311,6 +311,6 @@ def _double(tensor):
     return float32_of(tensor).astype(np.float64)
 
 
-def linear_in_double(x, weight):
-    """See `ops.linear_in_double`."""
-    return _LinearInDouble.apply(x, weight)
+def linear_summed_in_double(x, weight):
+    """See `ops.linear_summed_in_double`."""
+    return _LinearSummedInDouble.apply(x, weight)

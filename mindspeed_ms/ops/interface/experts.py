@@ -112,7 +112,7 @@ def log_sum_exp(x):
 
 
 @operator
-def linear_in_double(x, weight):
-    """`x @ weight^T` in float64, rounded to float32, differentiable: [..., in], [out, in] -> [..., out]; in float32 on Ascend,
-    which has no such product.
+def linear_summed_in_double(x, weight):
+    """`x @ weight^T`, computed and summed in float64 and rounded to float32 once, differentiable: [..., in], [out, in] -> [...,
+    out]; gradients in the dtypes of x and weight. Ascend has no float64 product: there it is computed in float32.
     """

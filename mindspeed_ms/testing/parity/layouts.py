@@ -49,6 +49,8 @@ EXPERT_LAYOUTS = {
         Layout("ep2z3", 2, (*_EP2, "--zero-level", "z3")),
         Layout("ep4", 4, ("--expert-model-parallel-size", "4", "--micro-batch-size", "1")),
         Layout("dp4ep2distopt", 4, (*_EP2, "--micro-batch-size", "1", "--use-distributed-optimizer")),
+        Layout("dp4ep2overlap", 4, (*_EP2, "--micro-batch-size", "1", "--overlap-grad-reduce")),
+        Layout("dp4ep2z2", 4, (*_EP2, "--micro-batch-size", "1", "--zero-level", "z2", "--overlap-grad-reduce")),
         Layout("pp2ep2", 4, ("--pipeline-model-parallel-size", "2", *_EP2)),
         Layout("pp2vpp2ep2", 4, (*LAYOUTS["pp2vpp2"].flags, *_EP2, "--micro-batch-size", "1")),
         Layout("tp2spep2", 4, (*_TP2SP, *_EP2)),

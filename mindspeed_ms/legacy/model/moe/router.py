@@ -77,7 +77,7 @@ class TopKRouter(Module):
         """Logits float32 `[t, experts]` of tokens `[t, h]`; the product is computed in `moe_router_dtype`."""
         weight, bias, kind = self.gating.weight, self.gating.bias, self.moe.moe_router_dtype
         if kind == "fp64":
-            logits = ops.linear_in_double(tokens, weight)
+            logits = ops.linear_summed_in_double(tokens, weight)
             return logits if bias is None else ops.add_bias(logits, cast(bias, logits.dtype))
         dtype = "float32" if kind == "fp32" else tokens.dtype
         return ops.cast(ops.linear(cast(tokens, dtype), cast(weight, dtype), cast(bias, dtype)), "float32")
@@ -104,7 +104,7 @@ class TopKRouter(Module):
         loss = z_loss(logits)
         with no_grad():
             group = parallel_state.get_tensor_and_context_parallel_group()
-            self._record(Z_LOSS, group.all_reduce(loss.reshape((1,))).reshape(()) * coefficient)
+            self._record(Z_LOSS, group.all_reduce(loss.reshape((1,))).reshape(()))
         return self._attach(logits, loss * coefficient)
 
     def _with_balance_loss(self, routing, logits, sequences):

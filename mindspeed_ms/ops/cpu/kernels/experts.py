@@ -7,12 +7,12 @@ ranges of columns; tile t belongs to expert t // parts.
 import numpy as np
 
 from mindspeed_ms.ops.cpu.compiler import inline, kernel
-from mindspeed_ms.ops.cpu.kernels.blas import address_of, multiply, multiply_transposed, transposed_multiply
 from mindspeed_ms.ops.cpu.kernels.math import row_dot
+from mindspeed_ms.ops.cpu.kernels.panels import add_product
 
 _ZERO = np.float32(0)
 FEW_ROWS = 4
-"""Up to so many rows a loop over the weight is faster than BLAS, which copies it into another order first."""
+"""Up to so many rows a loop over the weight is faster than a product that copies it into panels first."""
 
 
 @inline
@@ -22,7 +22,7 @@ def _range_of(tile, parts, columns):
 
 
 @kernel
-def grouped_forward(start, stop, sgemm, x, weight, starts, parts, y):
+def grouped_forward(start, stop, x, weight, starts, parts, y):
     """Tiles of y [rows, out] = x [rows, in] weight [experts, in, out]."""
     for tile in range(start, stop):
         expert = tile // parts
@@ -42,24 +42,11 @@ def grouped_forward(start, stop, sgemm, x, weight, starts, parts, y):
                     for j in range(target.size):
                         target[j] += factor * row[j]
             continue
-        multiply(
-            sgemm,
-            last - first,
-            right - left,
-            x.shape[1],
-            1.0,
-            address_of(x[first:]),
-            x.shape[1],
-            address_of(weight[expert, :, left:]),
-            weight.shape[2],
-            0.0,
-            address_of(y[first:, left:]),
-            y.shape[1],
-        )
+        add_product(x[first:last], weight[expert, :, left:right], y[first:last, left:right], False, False)
 
 
 @kernel
-def grouped_input_grad(start, stop, sgemm, output_grad, weight, starts, parts, input_grad):
+def grouped_input_grad(start, stop, output_grad, weight, starts, parts, input_grad):
     """Tiles of input_grad [rows, in] = output_grad [rows, out] weight [experts, in, out]^T."""
     for tile in range(start, stop):
         expert = tile // parts
@@ -67,47 +54,21 @@ def grouped_input_grad(start, stop, sgemm, output_grad, weight, starts, parts, i
         left, right = _range_of(tile, parts, weight.shape[1])
         if last == first:
             continue
-        multiply_transposed(
-            sgemm,
-            last - first,
-            right - left,
-            weight.shape[2],
-            1.0,
-            address_of(output_grad[first:]),
-            output_grad.shape[1],
-            address_of(weight[expert, left:]),
-            weight.shape[2],
-            0.0,
-            address_of(input_grad[first:, left:]),
-            input_grad.shape[1],
-        )
+        add_product(output_grad[first:last], weight[expert, left:right], input_grad[first:last, left:right], False, True)
 
 
 @kernel
-def grouped_weight_grad(start, stop, sgemm, output_grad, x, starts, parts, keep, weight_grad):
-    """Tiles of weight_grad [experts, in, out] = keep * weight_grad + x [rows, in]^T output_grad [rows, out]."""
+def grouped_weight_grad(start, stop, output_grad, x, starts, parts, keep, weight_grad):
+    """Tiles of weight_grad [experts, in, out] (+)= x [rows, in]^T output_grad [rows, out], added if `keep`."""
     for tile in range(start, stop):
         expert = tile // parts
         first, last = starts[expert], starts[expert + 1]
         left, right = _range_of(tile, parts, weight_grad.shape[1])
         if last == first:
-            if keep == 0.0:
+            if not keep:
                 weight_grad[expert, left:right] = _ZERO
             continue
-        transposed_multiply(
-            sgemm,
-            right - left,
-            output_grad.shape[1],
-            last - first,
-            1.0,
-            address_of(x[first:, left:]),
-            x.shape[1],
-            address_of(output_grad[first:]),
-            output_grad.shape[1],
-            keep,
-            address_of(weight_grad[expert, left:]),
-            weight_grad.shape[2],
-        )
+        add_product(x[first:last, left:right].T, output_grad[first:last], weight_grad[expert, left:right], keep, False)
 
 
 @kernel

@@ -11,7 +11,8 @@ LANES = 16 if _FEATURES.get("avx512f") else 8 if _FEATURES.get("avx") else 4
 """float32 numbers of a vector."""
 HAS_MANY_REGISTERS = bool(_FEATURES.get("avx512f")) or not _FEATURES.get("avx")
 """32 vector registers (AVX-512, NEON), else 16."""
-_LINE = 64
+LINE = 64
+"""Bytes of a cache line."""
 INT, FLOAT = ir.IntType(64), ir.FloatType()
 VECTOR = ir.VectorType(FLOAT, LANES)
 
@@ -28,17 +29,21 @@ def load_floats(builder, place, width, is_bits=False):
     return builder.bitcast(builder.shl(builder.zext(values, wide), shift), real)
 
 
+def fetch(builder, address, cache=1, writes=False):
+    """Have the line at an address loaded into the first or second cache, to be written with `writes`."""
+    byte, number = ir.IntType(8).as_pointer(), ir.IntType(32)
+    kind = ir.FunctionType(ir.VoidType(), [byte, number, number, number])
+    function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+    builder.call(function, [builder.inttoptr(address, byte), number(int(writes)), number(4 - cache), number(1)])
+
+
 @intrinsic
 def prefetch(typing_context, address, size):
     """Have `size` bytes from an address on loaded into the second cache; any address may be given."""
 
     def generate(context, builder, signature, arguments):
-        byte, number = ir.IntType(8).as_pointer(), ir.IntType(32)
-        kind = ir.FunctionType(ir.VoidType(), [byte, number, number, number])
-        function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
-        with cgutils.for_range_slice(builder, INT(0), arguments[1], INT(_LINE)) as (offset, _):
-            place = builder.inttoptr(builder.add(arguments[0], offset), byte)
-            builder.call(function, [place, number(0), number(2), number(1)])
+        with cgutils.for_range_slice(builder, INT(0), arguments[1], INT(LINE)) as (offset, _):
+            fetch(builder, builder.add(arguments[0], offset), 2)
         return context.get_dummy_value()
 
     return types.void(types.int64, types.int64), generate

@@ -1,0 +1,224 @@
+"""Matrix product for many small matrices: both operands are copied into panels, their tiles kept in vector registers.
+
+BLAS multiplies the few hundred rows of an expert at two thirds of its speed on large matrices: no cache holds the weight,
+and BLAS waits for each part of it. Here the next part is fetched while a tile is computed.
+"""
+
+import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+from mindspeed_ms.ops.cpu.compiler import inline
+from mindspeed_ms.ops.cpu.kernels.blas import ITEM, address_of
+from mindspeed_ms.ops.cpu.kernels.vectors import HAS_MANY_REGISTERS, INT, LANES, LINE, VECTOR, fetch, load_floats
+
+_VECTORS = 2
+ROWS = 12 if HAS_MANY_REGISTERS else 6
+"""Rows of a tile: with its `COLUMNS` their sums fit into the registers."""
+COLUMNS = _VECTORS * LANES
+DEPTH = 256
+"""Inner elements of a panel: a panel of `COLUMNS` stays in the first cache."""
+_GROUP = 8
+"""Panels that are fetched together: from each row of the matrix a kilobyte."""
+_LINES = 4 * _GROUP * COLUMNS // LINE
+_MOST_ROWS = 40 * ROWS
+"""Rows whose panels stay in the second cache."""
+_BITS = ir.VectorType(ir.IntType(1), LANES)
+_ALIGN, _NOTHING = ir.IntType(32)(4), ir.Constant(VECTOR, [0.0] * LANES)
+
+
+def _masks(builder, width):
+    """Masks of the vectors of a tile's row of which the first `width` elements exist."""
+    lanes, wanted = ir.VectorType(INT, LANES), _spread(builder, width)
+    places = [ir.Constant(lanes, [LANES * v + lane for lane in range(LANES)]) for v in range(_VECTORS)]
+    return [builder.icmp_signed("<", place, wanted) for place in places]
+
+
+def _spread(builder, value):
+    """Vector of one value."""
+    first = builder.insert_element(ir.Constant(ir.VectorType(value.type, LANES), ir.Undefined), value, ir.IntType(32)(0))
+    return builder.shuffle_vector(first, first, ir.Constant(ir.VectorType(ir.IntType(32), LANES), [0] * LANES))
+
+
+def _masked_load(builder):
+    kind = ir.FunctionType(VECTOR, [VECTOR.as_pointer(), ir.IntType(32), _BITS, VECTOR])
+    return cgutils.get_or_insert_function(builder.module, kind, f"llvm.masked.load.v{LANES}f32.p0")
+
+
+@intrinsic
+def _tile(typing_context, a, b, depth, c, c_step, rows, width, adds, c_next, ahead, ahead_step, lines, number, tiles):
+    """c[i, j] (+)= sum over k of a[k, i] b[k, j] for `rows` (at most ROWS) and `width` (at most COLUMNS).
+
+    Meanwhile the next tile of c is brought into the first cache, and a share of the next group of b into the second: the
+    processor does not foresee rows that are far apart, and many loads at once hold up all others.
+
+    Args:
+        a, b, c: addresses; a [depth, ROWS] and b [depth, COLUMNS] are contiguous.
+        c_step: bytes from row to row.
+        adds: 1 to add to c, 0 to overwrite it.
+        c_next: address of the next tile.
+        ahead, ahead_step, lines: first row of the next group, bytes from row to row, and lines of a row that are used.
+        number, tiles: number of this tile in its group, and tiles of the group.
+    """
+
+    def generate(context, builder, signature, arguments):
+        a, b, depth, c, c_step, rows, width, adds, c_next, ahead, ahead_step, row_lines, number, tiles = arguments
+        masks, pointer, load = _masks(builder, width), VECTOR.as_pointer(), _masked_load(builder)
+        kind = ir.FunctionType(ir.VoidType(), [VECTOR, pointer, ir.IntType(32), _BITS])
+        store = cgutils.get_or_insert_function(builder.module, kind, f"llvm.masked.store.v{LANES}f32.p0")
+        sums = [cgutils.alloca_once_value(builder, _NOTHING) for _ in range(ROWS * _VECTORS)]
+
+        def add_products(k):
+            values, others = (builder.add(base, builder.mul(k, INT(4 * n))) for base, n in ((a, ROWS), (b, COLUMNS)))
+            vectors = [load_floats(builder, builder.add(others, INT(4 * LANES * v)), LANES) for v in range(_VECTORS)]
+            for i in range(ROWS):
+                value = _spread(builder, load_floats(builder, builder.add(values, INT(4 * i)), 1))
+                for v, vector in enumerate(vectors):
+                    sum_ = sums[i * _VECTORS + v]
+                    product = builder.fmul(value, vector, flags=("contract",))
+                    builder.store(builder.fadd(builder.load(sum_), product, flags=("contract",)), sum_)
+
+        def share(total, part, parts):
+            return builder.udiv(builder.mul(total, part), parts)
+
+        lines, parts = builder.mul(depth, INT(_LINES)), builder.mul(tiles, INT(ROWS))
+        with cgutils.for_range_slice(builder, INT(0), INT(ROWS), INT(1)) as (row, _):
+            place, after = builder.add(c_next, builder.mul(row, c_step)), builder.add(row, INT(1))
+            for line in range(-(-4 * COLUMNS // LINE) + 1):
+                fetch(builder, builder.add(place, INT(LINE * line)), writes=True)
+            part = builder.add(builder.mul(number, INT(ROWS)), row)
+            first, last = share(lines, part, parts), share(lines, builder.add(part, INT(1)), parts)
+            with cgutils.for_range_slice(builder, first, last, INT(1)) as (line, _):
+                place = builder.mul(builder.udiv(line, row_lines), ahead_step)
+                place = builder.add(place, builder.mul(builder.urem(line, row_lines), INT(LINE)))
+                fetch(builder, builder.add(ahead, place), 2)
+            begin, end = share(depth, row, INT(ROWS)), share(depth, after, INT(ROWS))
+            with cgutils.for_range_slice(builder, begin, end, INT(1)) as (k, _):
+                add_products(k)
+        last, places, before = builder.sub(rows, INT(1)), [], []
+        for i in range(ROWS):  # rows that are not there are the last one, computed again
+            row = builder.select(builder.icmp_signed("<", INT(i), rows), INT(i), last)
+            row = builder.add(c, builder.mul(row, c_step))
+            places += [builder.inttoptr(builder.add(row, INT(4 * LANES * v)), pointer) for v in range(_VECTORS)]
+        keeps = builder.icmp_signed("!=", adds, INT(0))
+        kept = [builder.select(keeps, mask, ir.Constant(_BITS, [0] * LANES)) for mask in masks]
+        for place, mask in zip(places, kept * ROWS):  # all are read before one is written
+            before.append(builder.call(load, [place, _ALIGN, mask, _NOTHING]))
+        for place, mask, sum_, value in zip(places, masks * ROWS, sums, before):
+            builder.call(store, [builder.fadd(builder.load(sum_), value), place, _ALIGN, mask])
+        return context.get_dummy_value()
+
+    return types.void(*[types.int64] * 14), generate
+
+
+@intrinsic
+def _copy_columns(typing_context, source, step, depth, width, panel):
+    """panel [depth, COLUMNS] = `width` columns and zeros; addresses, `step` bytes from row to row of the source."""
+
+    def generate(context, builder, signature, arguments):
+        source, step, depth, width, panel = arguments
+        masks, pointer, load = _masks(builder, width), VECTOR.as_pointer(), _masked_load(builder)
+        with cgutils.for_range_slice(builder, INT(0), depth, INT(1)) as (k, _):
+            row = builder.add(source, builder.mul(k, step))
+            place = builder.add(panel, builder.mul(k, INT(4 * COLUMNS)))
+            for v, mask in enumerate(masks):
+                part = builder.inttoptr(builder.add(row, INT(4 * LANES * v)), pointer)
+                target = builder.inttoptr(builder.add(place, INT(4 * LANES * v)), pointer)
+                builder.store(builder.call(load, [part, _ALIGN, mask, _NOTHING]), target, align=4)
+        return context.get_dummy_value()
+
+    return types.void(*[types.int64] * 5), generate
+
+
+def _transposed(builder, rows):
+    """Rows of a square of vectors -> its columns: each step interleaves the first half of the vectors with the second."""
+    half, wide = LANES // 2, ir.VectorType(ir.IntType(32), LANES)
+    places = [[lane // 2 + start + lane % 2 * LANES for lane in range(LANES)] for start in (0, half)]
+    for _ in range(LANES.bit_length() - 1):
+        rows = [
+            builder.shuffle_vector(rows[i], rows[i + half], ir.Constant(wide, place)) for i in range(half) for place in places
+        ]
+    return rows
+
+
+@intrinsic
+def _copy_rows(typing_context, source, step, depth, width, panel):
+    """panel [depth, COLUMNS] = columns from `width` rows of `depth` elements; addresses, `step` bytes from row to row.
+
+    The panel has room for whole vectors; columns that are not there hold anything.
+    """
+
+    def generate(context, builder, signature, arguments):
+        source, step, depth, width, panel = arguments
+        pointer, load, last = VECTOR.as_pointer(), _masked_load(builder), builder.sub(width, INT(1))
+        with cgutils.for_range_slice(builder, INT(0), depth, INT(LANES)) as (k, _):
+            mask = _masks(builder, builder.sub(depth, k))[0]
+            for v in range(_VECTORS):
+                rows = []
+                for j in range(LANES * v, LANES * v + LANES):
+                    row = builder.select(builder.icmp_signed("<", INT(j), width), INT(j), last)
+                    place = builder.add(builder.add(source, builder.mul(row, step)), builder.mul(k, INT(4)))
+                    rows.append(builder.call(load, [builder.inttoptr(place, pointer), _ALIGN, mask, _NOTHING]))
+                for i, column in enumerate(_transposed(builder, rows)):
+                    place = builder.mul(builder.add(k, INT(i)), INT(4 * COLUMNS))
+                    place = builder.add(builder.add(panel, place), INT(4 * LANES * v))
+                    builder.store(column, builder.inttoptr(place, pointer), align=4)
+        return context.get_dummy_value()
+
+    return types.void(*[types.int64] * 5), generate
+
+
+@inline
+def add_product(a, b, c, adds, is_transposed):
+    """c [m, n] = a [m, k] b [k, n], or a b^T with b [n, k] if `is_transposed`; added to c if `adds`.
+
+    `a` may have any strides; rows of b and c are contiguous.
+    """
+    m, size, n = a.shape[0], a.shape[1], c.shape[1]
+    most = min(_MOST_ROWS, (m + ROWS - 1) // ROWS * ROWS)
+    depth = min(DEPTH, (size + LANES - 1) // LANES * LANES)
+    tiles, panel = np.empty(most * depth, np.float32), np.empty(depth * COLUMNS, np.float32)
+    for first in range(0, m, most):
+        rows = min(most, m - first)
+        for start in range(0, size, DEPTH):
+            length = min(DEPTH, size - start)
+            for i in range(0, rows, ROWS):
+                count, place = min(ROWS, rows - i), i * length
+                for k in range(length):
+                    for r in range(ROWS):
+                        tiles[place + k * ROWS + r] = a[first + i + min(r, count - 1), start + k]
+            tiles_of_group = _GROUP * ((rows + ROWS - 1) // ROWS)
+            lines = max(ITEM * length // LINE, 1) if is_transposed else _LINES
+            for group in range(0, n, _GROUP * COLUMNS):
+                following, number = group + _GROUP * COLUMNS, 0
+                if following < n:
+                    ahead = address_of(b[following:, start:] if is_transposed else b[start:, following:])
+                else:
+                    ahead = address_of(b[:, start + DEPTH :] if is_transposed else b[start + DEPTH :])
+                for j in range(group, min(n, following), COLUMNS):
+                    width = min(COLUMNS, n - j)
+                    if is_transposed:
+                        _copy_rows(address_of(b[j:, start:]), b.strides[0], length, width, address_of(panel))
+                    else:
+                        _copy_columns(address_of(b[start:, j:]), b.strides[0], length, width, address_of(panel))
+                    for i in range(0, rows, ROWS):
+                        is_last = i + ROWS >= rows
+                        _tile(
+                            address_of(tiles) + ITEM * i * length,
+                            address_of(panel),
+                            length,
+                            address_of(c[first + i :, j:]),
+                            c.strides[0],
+                            min(ROWS, rows - i),
+                            width,
+                            1 if adds or start else 0,
+                            address_of(c[first:, j + COLUMNS :] if is_last else c[first + i + ROWS :, j:]),
+                            ahead,
+                            b.strides[0],
+                            lines,
+                            number,
+                            tiles_of_group,
+                        )
+                        number += 1

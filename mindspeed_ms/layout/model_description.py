@@ -152,6 +152,7 @@ class ModelDescription:
     moe_shared_expert_gate: bool
     moe_router_enable_expert_bias: bool
     moe_router_has_bias: bool
+    mtp_num_layers: int | None
     parallel: ParallelDescription
 
     @property

@@ -1,6 +1,17 @@
 """Rules over several fields: one function per rule; all problems are reported together."""
 
-from mindspeed_ms.config.checks import attention, effects, layout, model, optimizer, pipeline, profile, refused, training
+from mindspeed_ms.config.checks import (
+    attention,
+    effects,
+    layout,
+    model,
+    multi_token_prediction,
+    optimizer,
+    pipeline,
+    profile,
+    refused,
+    training,
+)
 from mindspeed_ms.config.checks.rule import LAST_RULES, RULES, Context
 from mindspeed_ms.config.errors import ConfigError
 

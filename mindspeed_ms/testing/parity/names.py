@@ -22,6 +22,7 @@ _LAYER_PARTS = {
 }
 _EXPERT_PARTS = {"linear_fc1": "mapping", "linear_fc2": "projection"}
 _WITHOUT_LINEAR = ("gate_weight", "expert_bias")
+_MTP = r"(mtp\.layers\.\d+)\.(transformer_layer\.)?(.*)"
 _LAYER_NORM_ENDS = {"weight": "gamma", "bias": "beta"}
 
 
@@ -51,8 +52,14 @@ def megatron_name(name):
     fixed = {ours: core for core, ours in _FIXED.items()}
     if name in fixed:
         return fixed[name]
+    mtp = re.fullmatch(_MTP, name)
+    if mtp and mtp[2]:
+        inside = megatron_name(f"language_model.encoder.layers.0.{mtp[3]}").removeprefix("decoder.layers.0.")
+        return f"{mtp[1]}.transformer_layer.{inside}"
     stem, end = name.rsplit(".", 1)
     end = {"gamma": "weight", "beta": "bias"}.get(end, end)
+    if mtp:
+        return f"{stem}.{end}"
     if stem == "language_model.encoder.final_norm":
         return f"decoder.final_layernorm.{end}"
     match = re.fullmatch(r"language_model\.encoder\.(layers\.\d+)\.(.*)", stem)
@@ -80,6 +87,13 @@ def our_name(name, layer_norm):
     name = core_name(name)
     if name in _FIXED:
         return _FIXED[name]
+    mtp = re.fullmatch(_MTP, name)
+    if mtp and mtp[2]:
+        inside = our_name(f"decoder.layers.0.{mtp[3]}", layer_norm).removeprefix("language_model.encoder.layers.0.")
+        return f"{mtp[1]}.transformer_layer.{inside}"
+    if mtp:
+        stem, end = name.rsplit(".", 1)
+        return f"{stem}.{_LAYER_NORM_ENDS[end] if layer_norm and stem.endswith('norm') else end}"
     match = re.fullmatch(r"decoder\.(layers\.\d+|final_layernorm)\.?(.*?)\.?(gate_weight|expert_bias|weight|bias)", name)
     if match is None:
         raise KeyError(name)

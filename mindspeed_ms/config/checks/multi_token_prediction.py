@@ -20,8 +20,4 @@ def multi_token_prediction_fits(context):
     )
     for path, is_refused, expected in refused:
         if is_refused:
-            yield context.problem(
-                _PATH,
-                f"does not work with {context.name(path)} yet, which must be {expected}; change it or leave this out",
-                path,
-            )
+            yield context.problem(_PATH, f"does not work with {context.name(path)} yet (expected {expected})", path)

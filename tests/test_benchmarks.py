@@ -11,7 +11,13 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-MODULES = ("shapes.py", "peer_megatron.py", "peer_transformers.py")  # no command line of their own: others start them
+MODULES = (
+    "shapes.py",
+    "peer_megatron.py",
+    "peer_lora.py",
+    "peer_moe.py",
+    "peer_transformers.py",
+)  # no command line of their own: others start them
 FILES = sorted((ROOT / "benchmarks").glob("*.py"))
 NAMES = [path.name for path in FILES if path.name not in MODULES]
 

@@ -379,12 +379,17 @@ def window_size(value, view):
     return {} if left == -1 else {"model_config.sliding_window": left + 1}
 
 
+# MindSpeed-LLM's (Megatron core's) name of a linear -> the name here
+_LINEARS = {"linear_qkv": "qkv_proj", "linear_proj": "out_proj", "linear_fc1": "mapping", "linear_fc2": "projection"}
+
+
 def lora_targets(value, view):
-    """`--lora-target-modules`: MindSpeed-LLM's module names as upstream's patterns; switches LoRA on."""
+    """`--lora-target-modules`: names of linears, MindSpeed-LLM's too, as upstream's patterns; switches LoRA on."""
     if not value:
         return {}
     names = value if isinstance(value, (list, tuple)) else [value]
-    settings = {"lora_config.target_cells": [{"target_cells": [rf".*\.{re.escape(str(name))}" for name in names]}]}
+    patterns = [rf".*\.{re.escape(_LINEARS.get(name, str(name)))}" for name in names]
+    settings = {"lora_config.target_cells": [{"target_cells": patterns}]}
     if not view.is_typed("use_lora"):
         settings["lora_config.use_lora"] = True
     return settings

@@ -1,8 +1,10 @@
 """ModelDescription and ParallelDescription of a configuration, as read by `layout`, `core` and the model."""
 
+import re
 from dataclasses import dataclass, fields, replace
 
 from mindspeed_ms.config.schema import AllConfig, ModelParallelConfig, TransformerConfig
+from mindspeed_ms.layout.adapters import Adapter
 from mindspeed_ms.layout.model_description import ModelDescription, ParallelDescription
 from mindspeed_ms.layout.vocabulary import true_vocab_size
 
@@ -38,12 +40,13 @@ def describe_config(config, **changes):
     return replace(config, model=replace(config.model, **changes))
 
 
-def describe_model(config, architecture="gpt", adapters=(), num_tokentypes=0):
+def describe_model(config, architecture="gpt", adapters=None, num_tokentypes=0):
     """The ModelDescription of an AllConfig or a TransformerConfig; one that exists already is returned as it is.
 
     Args:
         config (AllConfig | TransformerConfig | DescribedConfig | ModelDescription): the model.
-        architecture, adapters, num_tokentypes: fields of the ModelDescription that no configuration has.
+        architecture, num_tokentypes: fields of the ModelDescription that no configuration has.
+        adapters (Optional[tuple[Adapter]]): None: those of `lora_config`.
 
     Raises:
         ValueError: another object, or an AllConfig without a model.
@@ -64,11 +67,32 @@ def describe_model(config, architecture="gpt", adapters=(), num_tokentypes=0):
     return ModelDescription(
         **values,
         architecture=architecture,
-        adapters=adapters,
+        adapters=describe_adapters(model.lora_config) if adapters is None else adapters,
         num_tokentypes=num_tokentypes,
         micro_batch_size=model.dataset_config.batch_size,
         parallel=describe_parallel(model.parallel_config),
     )
+
+
+def describe_adapters(lora):
+    """Adapters of a LoraConfig: tuple[Adapter]; cells with settings of their own come first."""
+    if not lora.use_lora:
+        return ()
+    common = {"dropout": lora.lora_dropout, "is_rank_stabilized": lora.use_rslora}
+    cells = [cell for cell in lora.target_cells or () if isinstance(cell, dict)]  # rules say what is wrong with others
+    adapters = [
+        Adapter(
+            "lora",
+            (re.escape(str(cell["cell"])),),
+            cell.get("rank", lora.lora_rank),
+            cell.get("alpha", lora.lora_alpha),
+            **common,
+        )
+        for cell in cells
+        if "cell" in cell
+    ]
+    patterns = [pattern for cell in cells for pattern in cell.get("target_cells") or ()]
+    return (*adapters, Adapter("lora", tuple(patterns), lora.lora_rank, lora.lora_alpha, **common))
 
 
 def describe_parallel(config):

@@ -26,6 +26,15 @@ def complete(settings):
     _fused_rmsnorm(settings)
     _second_place(settings, "parallel_config.overlap_grad_reduce", "training_config.overlap_grad_reduce")
     _second_place(settings, "model_config.num_experts", "moe_config.num_experts")
+    _whole_experts(settings)
+
+
+def _whole_experts(settings):
+    """`moe_extended_tp`: experts are spread over tensor-parallel ranks, none is cut."""
+    path = "parallel_config.expert_tensor_parallel_size"
+    switch = settings.by_path.get("moe_config.moe_extended_tp")
+    if switch is not None and switch.value is True and settings.value(path) is None:
+        settings.add(path, 1, switch.key, switch.place)
 
 
 def _vocab_size(settings):

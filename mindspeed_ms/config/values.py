@@ -190,10 +190,15 @@ class Explained(Kind):
 
 
 def one_of(*choices, reasons=None):
-    """Type of a string that is one of `choices`; `reasons` (dict) says why further known words are none of them."""
+    """Type of a string that is one of `choices`; `reasons` (dict) says why further known words are none of them.
+
+    The word none, which files and flags read as null, is one if it is listed.
+    """
     kind = Explained("one of " + ", ".join(choices))
     kind.reasons = reasons or {}
-    return Annotated[Literal[choices], kind]
+    if "none" not in choices:
+        return Annotated[Literal[choices], kind]
+    return Annotated[Literal[choices], BeforeValidator(lambda value: "none" if value is None else value), kind]
 
 
 class Registered(Kind):

@@ -7,6 +7,7 @@ from mindspeed_ms.core.dist_checkpointing.errors import CheckpointError
 from mindspeed_ms.core.dist_checkpointing.folders import newest_manifest
 from mindspeed_ms.core.logging import logger
 from mindspeed_ms.inference.tokenizer import end_ids, find_tokenizer
+from mindspeed_ms.models.adapter_files import with_adapters
 
 LONGEST_DEFAULT = 8192
 """Largest max_sequence_length that is taken without being asked for: the cache is allocated whole."""
@@ -27,9 +28,12 @@ class CheckpointFacts:
     eos_ids: tuple
 
 
-def read_facts(checkpoint, iteration=None, max_sequence_length=None, tokenizer=None):
+def read_facts(checkpoint, iteration=None, max_sequence_length=None, tokenizer=None, adapter=None):
     """CheckpointFacts of a checkpoint; arguments and errors as of `loading.load`. A `tokenizer` is used instead of its own."""
     place, manifest = find_checkpoint(checkpoint, iteration)
+    place, manifest, adapters = with_adapters(place, manifest, adapter)
+    if adapters is not None:
+        adapters.check_base({key: one.shape for key, one in manifest.tensors.items()}, manifest.args, place)
     saved = manifest.args["model_config"]
     if tokenizer is None:
         tokenizer = find_tokenizer(checkpoint, place, manifest)

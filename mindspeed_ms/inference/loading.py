@@ -15,6 +15,8 @@ from mindspeed_ms.inference.model_runner import DEFAULT_PREFILL_CHUNK, ModelRunn
 from mindspeed_ms.inference.tokenizer import end_ids, find_tokenizer
 from mindspeed_ms.layout.ranks import world_unit_of
 from mindspeed_ms.legacy.model.gpt_model import GPTModel
+from mindspeed_ms.models.adapter_files import with_adapters
+from mindspeed_ms.models.adapters import MergedReader
 from mindspeed_ms.training.model_setup import get_model
 from mindspeed_ms.training.utils import set_parallel_context, set_seed
 
@@ -53,6 +55,7 @@ def load(
     slots=8,
     prefill_chunk=DEFAULT_PREFILL_CHUNK,
     iteration=None,
+    adapter=None,
     flags=(),
 ):
     """Load a checkpoint for inference. All ranks call it together; it starts device and communication if nothing did.
@@ -68,6 +71,8 @@ def load(
         slots (int): sequences in the cache at a time.
         prefill_chunk (int): tokens of a sequence that enter in one forward.
         iteration (Optional[int]): of a run's checkpoints; None: the newest.
+        adapter (Optional[str]): adapters on top of the checkpoint: folder of a run with adapters, or of PEFT. These, or those
+            of the checkpoint, are merged into the weights.
         flags (sequence[str]): further flags of the configuration, such as --num-layers-per-virtual-pipeline-stage N.
 
     Returns:
@@ -78,6 +83,7 @@ def load(
         ValueError: any other argument that cannot be used (ConfigError: of the layout); before anything is built.
     """
     place, manifest = find_checkpoint(checkpoint, iteration)
+    place, manifest, adapters = with_adapters(place, manifest, adapter)
     numbers = {
         "tensor_model_parallel_size": tensor_model_parallel_size,
         "pipeline_model_parallel_size": pipeline_model_parallel_size,
@@ -97,16 +103,22 @@ def load(
     if expert_model_parallel_size > 1 or expert_tensor_parallel_size is not None:
         words += ["--expert-model-parallel-size", expert_model_parallel_size]
         words += ["--expert-tensor-parallel-size", expert_tensor_parallel_size or tensor_model_parallel_size]
-    words += ["--use-checkpoint-args", "--load", place, "--seq-length", length, "--micro-batch-size", 1, "--finetune"]
-    words += [*_dtype_flags(dtype, saved), "--train-iters", 1, "--lr", 1, *flags]
+    # training cuts the sequence where experts meet tensor parallelism, inference does not: it is switched off behind the checks
+    cuts_sequence = tensor_model_parallel_size > 1 and (manifest.args.get("moe_config") or {}).get("num_experts", 1) > 1
+    known_length = -(-length // tensor_model_parallel_size) * tensor_model_parallel_size if cuts_sequence else length
+    words += ["--sequence-parallel"] if cuts_sequence else []
+    words += ["--use-checkpoint-args", "--load", place, "--seq-length", known_length, "--micro-batch-size", 1, "--finetune"]
+    words += [*_dtype_flags(dtype, saved), "--train-iters", 1, "--lr", 1, *flags, "--use-lora", "False"]
     config = _configuration([str(word) for word in words])
+    config.parallel_config.fill(sequence_parallel=False)
     tokenizer = find_tokenizer(checkpoint, place, manifest)
     _check_world(config.parallel_config)
     set_parallel_context(config.parallel_config)
     set_seed(1)  # a model cannot be built without; nothing is drawn
     chunks = build_chunks(config, allocate_parameters)
     vocab_size = manifest.vocab_size or config.model_config.vocab_size
-    with open_checkpoint(place, config, iteration) as reader:
+    opened = open_checkpoint(place, config, iteration) if adapters is None else MergedReader(place, manifest, adapters)
+    with opened as reader:
         load_tensors(reader, list(model_tensors(chunks)), vocab_size=config.model_config.vocab_size)
     runner = ModelRunner(chunks, describe_model(config), vocab_size, length, slots, prefill_chunk=prefill_chunk)
     if comm.get_rank() == 0:

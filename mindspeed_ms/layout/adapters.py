@@ -15,13 +15,22 @@ class Adapter:
         kind (str): kind of the "adapter" describer.
         targets (tuple[str]): regular expressions; cells whose whole global name matches one get the adapter.
         rank (int): rank of the added matrices.
-        alpha (float): the added product is multiplied by alpha / rank.
+        alpha (float): see `scale`.
+        dropout (float): dropout of the adapter's input.
+        is_rank_stabilized (bool): rsLoRA, see `scale`.
     """
 
     kind: str
     targets: tuple[str, ...]
     rank: int
     alpha: float
+    dropout: float = 0.0
+    is_rank_stabilized: bool = False
+
+    @property
+    def scale(self):
+        """What the added product is multiplied by: alpha / rank, of rsLoRA alpha / sqrt(rank)."""
+        return self.alpha / (self.rank**0.5 if self.is_rank_stabilized else self.rank)
 
     def fits(self, cell):
         """Whether the cell of this global name is a target."""
@@ -47,13 +56,18 @@ def adapt(model, rank, descriptions):
     for cell, own in groupby(descriptions, lambda one: one.name.rpartition(".")[0]):
         own = list(own)
         result += [replace(one, trainable=False) for one in own]
-        chosen = {adapter.kind: adapter for adapter in reversed(model.adapters) if adapter.fits(cell)}
+        chosen = adapters_of(model, cell)
         for weight in (one for one in own if one.name == f"{cell}.weight"):
             part = rank.expert_tensor if weight.expert else rank.tensor
-            for adapter in chosen.values():
+            for adapter in chosen:
                 added = describer("adapter", adapter.kind)(weight, part, adapter)
                 result += [_beside(weight, cell, one) for one in added]
     return result
+
+
+def adapters_of(model, cell):
+    """Adapters that the cell of this global name gets: list[Adapter], one of each kind."""
+    return list({adapter.kind: adapter for adapter in reversed(model.adapters) if adapter.fits(cell)}.values())
 
 
 def _beside(weight, cell, added):

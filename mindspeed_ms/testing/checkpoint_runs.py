@@ -49,7 +49,7 @@ class Messages(logging.Handler):
         logger.removeHandler(self)
 
 
-def make_config(folder, model="tied", parallel=None, training=None, dataset=None, optimizer=None, sizes=None):
+def make_config(folder, model="tied", parallel=None, training=None, dataset=None, optimizer=None, sizes=None, lora=None):
     """AllConfig: micro-batch 1, saves at step 2 and at the end. Adam's epsilon hides the rounding noise of gradients that
     are truly zero."""
     from mindspeed_ms.config import init_configs_from_dict
@@ -76,12 +76,14 @@ def make_config(folder, model="tied", parallel=None, training=None, dataset=None
                 "eps": 1e-3,
                 **(optimizer or {}),
             },
+            "lora_config": lora or {},
         }
     )
 
 
-def train(folder, rows=None, **settings):
-    """Train; returns a dict of `losses`, `norms`, `lr` by iteration, `rows` that were read, `weights` and `log`."""
+def train(folder, rows=None, look=None, **settings):
+    """Train; returns a dict of `losses`, `norms`, `lr` by iteration, `rows` that were read, `weights`, `log`, and what
+    `look(Trainer)` gives."""
     from mindspeed_ms.core import comm, parallel_state
     from mindspeed_ms.core import num_microbatches_calculator as calculator
     from mindspeed_ms.legacy.model.gpt_model import GPTModel
@@ -117,6 +119,7 @@ def train(folder, rows=None, **settings):
         "norms": {line["iteration"]: line["grad_norm"] for line in lines if "loss" in line},
         "lr": {line["iteration"]: line["learning_rate"] for line in lines if "loss" in line},
         "rows": rows.read,
+        "look": look(run) if look is not None else None,
         "weights": weights,
         "log": texts,
         "scale": run.optimizer.get_loss_scale(),

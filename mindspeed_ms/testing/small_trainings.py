@@ -52,6 +52,7 @@ def make_config(model, parallel=None, **sections):
                 "eps": 1e-3,
                 **sections.get("optimizer", {}),
             },
+            "lora_config": sections.get("lora", {}),
         }
     )
 

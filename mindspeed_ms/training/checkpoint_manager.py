@@ -15,7 +15,9 @@ from mindspeed_ms.core.dist_checkpointing.foreign import foreign_format
 from mindspeed_ms.core.dist_checkpointing.load import find_checkpoint, open_checkpoint
 from mindspeed_ms.core.dist_checkpointing.save import CheckpointSaver
 from mindspeed_ms.core.logging import logger
+from mindspeed_ms.models.adapters import has_adapters, without_adapters
 from mindspeed_ms.training import checkpointing, model_folder, same_data
+from mindspeed_ms.training.adapter_start import AdapterStart, find_adapter_start
 from mindspeed_ms.training.gpt_datasets import names_indexed_files
 from mindspeed_ms.training.start_checks import check_resumed
 
@@ -30,11 +32,13 @@ class StartingPoint:
         path (Optional[str]): its folder; None: there is none.
         resumes (bool): the training goes on where it was saved; else it takes the weights only.
         fingerprint (Optional[dict]): of the run's tokenizer and data.
+        adapters (AdapterStart): base or adapters that are loaded beside.
     """
 
     path: str | None = None
     resumes: bool = False
     fingerprint: dict | None = None
+    adapters: AdapterStart = field(default_factory=AdapterStart)
 
 
 def find_starting_point(all_config, describe_data=None):
@@ -53,17 +57,19 @@ def find_starting_point(all_config, describe_data=None):
     saves = settings.save_enabled and not settings.skip_train
     checkpointing.check_output_folder(settings.output_dir, saves, makes=False)
     path, resumes = _folder_to_load(settings)
+    manifest = None
     if path:
         path = find_checkpoint(path, settings.ckpt_step, settings.crc_check, all_config)
         with open_checkpoint(path, all_config, settings.ckpt_step) as reader:
             manifest = reader.manifest
-        resumes = resumes and _can_resume(path, manifest, settings)
+        resumes = resumes and _can_resume(path, manifest, settings, all_config.lora_config.use_lora)
         check_resumed(path, manifest, all_config, resumes)
+    adapters = on_rank_zero("the training was not started", find_adapter_start, path, manifest, all_config, resumes)
     fingerprint = on_rank_zero("the training was not started", _fingerprint, path, all_config, resumes, describe_data)
     if saves:
         on_rank_zero("nothing can be saved", _check_foreign_iterations, settings.output_dir, path if resumes else None)
     checkpointing.check_output_folder(settings.output_dir, saves)
-    return StartingPoint(path, resumes, fingerprint)
+    return StartingPoint(path, resumes, fingerprint, adapters)
 
 
 def _fingerprint(path, all_config, resumes, describe_data):
@@ -103,15 +109,19 @@ class CheckpointManager:
         return self.all_config.training_config
 
     def load(self):
-        """Load weights, or with `resume_training` the whole state; does nothing without a checkpoint to load.
+        """Load weights, or with `resume_training` the whole state; without a checkpoint `lora_load` alone.
 
         Raises:
             CheckpointError: the checkpoint is damaged or does not fit the model.
         """
         settings, path = self.settings, self.start.path
-        if path is None:
-            return
         resumes, vocab_size = self.start.resumes, vocab_size_of(self.all_config)
+        self._load_beside(vocab_size)
+        if path is None:
+            if self.start.adapters.adapters is not None:
+                logger.warning("lora_load (--lora-load) without load_checkpoint: the base has its initial random weights")
+                self.optimizer.reload_model_params()
+            return
         with_optimizer = resumes and not settings.no_load_optim
         with open_checkpoint(path, self.all_config, settings.ckpt_step) as reader:
             checkpointing.load_checkpoint(
@@ -137,6 +147,26 @@ class CheckpointManager:
             if not with_optimizer:
                 logger.info("no_load_optim (--no-load-optim): optimizer and learning rate schedule start anew")
         logger.info("resumed from %s at iteration %d", path, self.state.iteration)
+
+    def _load_beside(self, vocab_size):
+        """Load the base of adapters, or adapters of another folder (see `AdapterStart`)."""
+        start, settings = self.start.adapters, self.settings
+        if start.base is not None:
+            with open_checkpoint(start.base, self.all_config) as reader:
+                reader.manifest = without_adapters(reader.manifest)
+                checkpointing.load_checkpoint(reader, self.model, strict=settings.load_strict, vocab_size=vocab_size)
+            logger.info("loaded the base %s", start.base)
+        if start.adapters is not None:
+            checkpointing.load_adapters(start.adapters, self.model)
+            logger.info("loaded the adapters of %s", start.adapters.source)
+
+    def _base(self):
+        """What a checkpoint of adapters alone says of its base; None for one with all weights."""
+        lora = self.all_config.lora_config
+        if not (lora.use_lora and lora.lora_ckpt_filter):
+            return None
+        path = self.start.adapters.base or self.start.path
+        return {"path": os.path.abspath(path) if path else None}
 
     def _resume(self, reader):
         """Restore counters, random states and the position in the data."""
@@ -183,6 +213,7 @@ class CheckpointManager:
             self.all_config,
             self.start.fingerprint,
             self._foreign,
+            self._base(),
         )
         if persistent:
             self._last_saved = self.state.iteration
@@ -222,7 +253,7 @@ def _check_foreign_iterations(folder, path):
         )
 
 
-def _can_resume(path, manifest, settings):
+def _can_resume(path, manifest, settings, use_lora):
     """Whether a training goes on from a checkpoint; False for weights alone, which are then taken.
 
     Raises:
@@ -231,6 +262,10 @@ def _can_resume(path, manifest, settings):
     if manifest.has_only_weights:
         if comm.get_rank() == 0:
             logger.info("%s holds weights only: the training starts from them at its beginning", path)
+        return False
+    if use_lora and not has_adapters(manifest):
+        if comm.get_rank() == 0:
+            logger.info("%s holds no adapters: the training of adapters starts from its weights at its beginning", path)
         return False
     if manifest.not_resumable and not settings.no_load_optim:
         raise CheckpointError(

@@ -8,7 +8,7 @@ from dataclasses import asdict
 import numpy as np
 
 from mindspeed_ms.config.model_description import vocab_size_of
-from mindspeed_ms.core import comm, parallel_state, rng
+from mindspeed_ms.core import comm, parallel_state, rng, storage
 from mindspeed_ms.core.dist_checkpointing import job_lock
 from mindspeed_ms.core.dist_checkpointing.agreement import on_all_ranks, on_rank_zero
 from mindspeed_ms.core.dist_checkpointing.errors import CheckpointError
@@ -18,6 +18,8 @@ from mindspeed_ms.core.dist_checkpointing.manifest import Manifest
 from mindspeed_ms.core.dist_checkpointing.save import from_plain, plain
 from mindspeed_ms.core.dist_checkpointing.state import model_tensors, optimizer_tensors
 from mindspeed_ms.core.tensor_parallel.random import model_parallel_manual_seed
+from mindspeed_ms.layout.describers.lora import is_lora
+from mindspeed_ms.models.adapters import has_adapters, has_base
 from mindspeed_ms.training.utils import print_rank_0
 
 _RNG_SIZES = ("tensor", "pipeline", "virtual_pipeline", "context", "expert")
@@ -58,6 +60,7 @@ def save_checkpoint(
     all_config=None,
     fingerprint=None,
     foreign=None,
+    base=None,
 ):
     """Save the state of a training; every rank calls it.
 
@@ -72,18 +75,22 @@ def save_checkpoint(
         all_config (Optional[AllConfig]): kept in the checkpoint.
         fingerprint (Optional[dict]): of tokenizer and data, kept in the checkpoint; only rank 0 needs it.
         foreign (Optional[dict]): `Manifest.foreign` of the checkpoint that the training started from.
+        base (Optional[dict]): with `path`: only adapters are saved, and this with them.
 
     Raises:
         CheckpointError: on all ranks, if one of them could not write; nothing that existed is changed.
     """
     for chunk in model:
         chunk.finish_param_sync()
-    tensors = list(model_tensors(model)) + (list(optimizer_tensors(optimizer)) if optimizer is not None else [])
+    weights = [tensor for tensor in model_tensors(model) if base is None or is_lora(tensor.key)]
+    tensors = weights + (list(optimizer_tensors(optimizer)) if optimizer is not None else [])
     states = {
         "train_state": asdict(train_state),
         "opt_param_scheduler": opt_param_scheduler.state_dict() if opt_param_scheduler is not None else None,
         "optimizer": optimizer.counters() if optimizer is not None else None,
     }
+    if base is not None:
+        states["base"] = base
     manifest = Manifest(
         train_state.iteration,
         states=plain(states),
@@ -116,7 +123,8 @@ def load_checkpoint(reader, model, optimizer=None, opt_param_scheduler=None, str
         raise CheckpointError(
             f"{reader.folder} has no optimizer state: set no_load_optim (--no-load-optim) to start the optimizer afresh."
         )
-    tensors = list(model_tensors(model)) + (list(optimizer_tensors(optimizer)) if optimizer is not None else [])
+    weights = [tensor for tensor in model_tensors(model) if _is_held(reader.manifest, tensor.key)]
+    tensors = weights + (list(optimizer_tensors(optimizer)) if optimizer is not None else [])
     load_tensors(reader, tensors, strict, vocab_size)
     with whole_parameters(model):
         pass  # parameters that are gathered from the ranks' parts are gathered anew after this
@@ -125,6 +133,22 @@ def load_checkpoint(reader, model, optimizer=None, opt_param_scheduler=None, str
     optimizer.load_counters(states["optimizer"])
     if opt_param_scheduler is not None:
         opt_param_scheduler.load_state_dict(states["opt_param_scheduler"])
+
+
+def _is_held(manifest, key):
+    """Whether a checkpoint has weights of this kind: a base has no adapters, and adapters may be alone."""
+    return (has_adapters if is_lora(key) else has_base)(manifest)
+
+
+def load_adapters(adapters, model):
+    """Fill the adapters of a model from `models.adapters.Adapters`, read whole on every rank."""
+    for tensor in model_tensors(model):
+        if is_lora(tensor.key):
+            values = np.ascontiguousarray(tensor.slice.split(adapters.tensors[tensor.key]))
+            shape = tuple(tensor.tensor.shape)
+            storage.write(tensor.tensor, storage.from_array(values.reshape(shape)).astype(tensor.tensor.dtype))
+    with whole_parameters(model):
+        pass  # see `load_checkpoint`
 
 
 def restore_random_states(reader, seed):

@@ -7,6 +7,7 @@ from mindspore import Tensor, mint
 
 from mindspeed_ms.core import num_microbatches_calculator as calculator
 from mindspeed_ms.core import parallel_state
+from mindspeed_ms.core.context_parallel import marked_like
 from mindspeed_ms.training.data_samplers import PretrainingDataLoader, host_array
 
 
@@ -234,7 +235,9 @@ def _check_rows(name, value, rows):
 def _rows_of(value, start, count):
     if not _has_rows(value) or value.shape[0] == 1:
         return value
-    return mint.narrow(value, 0, start, count) if isinstance(value, Tensor) else value[start : start + count]
+    if not isinstance(value, Tensor):
+        return value[start : start + count]
+    return marked_like(mint.narrow(value, 0, start, count), value)
 
 
 def to_tensor(value):

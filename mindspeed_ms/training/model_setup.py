@@ -1,5 +1,7 @@
 """Model chunks, optimizer and schedule of a configuration: `get_model`, `get_optimizer`, `get_optimizer_param_scheduler`."""
 
+from functools import partial
+
 from mindspore import nn
 
 from mindspeed_ms.config.model_description import describe_model
@@ -9,6 +11,7 @@ from mindspeed_ms.core.distributed import DistributedDataParallel, DistributedDa
 from mindspeed_ms.core.logging import logger
 from mindspeed_ms.core.optimizer import OptimizerConfig, OptimizerParamScheduler, get_megatron_optimizer
 from mindspeed_ms.core.tensor_parallel.cell import deferred_initialization, description_of, global_name, initialize_parameters
+from mindspeed_ms.core.tensor_parallel.lora import add_adapters
 from mindspeed_ms.training.data import global_batch_size
 
 
@@ -19,7 +22,7 @@ def get_model(model_provider_func, all_config, transforms=(), wrap=DistributedDa
         model_provider_func (Callable): `(pre_process, post_process) -> nn.Cell`; called once per chunk.
         all_config (AllConfig): read: training_config for the buffers, sizes for the pipeline.
         transforms (sequence[Callable]): each `(nn.Cell) -> nn.Cell` changes a chunk before its parameters are
-            initialised: adapters, frozen parameters.
+            initialised, after the adapters of `lora_config` were added.
         wrap (Callable): the data-parallel wrapper: `(ModelDescription, DistributedDataParallelConfig, nn.Cell,
             disable_bucketing=bool) -> ShardedModel`.
         initialize (Callable): fills the parameters of a chunk: `(nn.Cell)`.
@@ -27,7 +30,8 @@ def get_model(model_provider_func, all_config, transforms=(), wrap=DistributedDa
     Returns:
         list[ShardedModel]: one per chunk of this rank's pipeline stage.
     """
-    cells = _build_chunks(model_provider_func, transforms, initialize)
+    adapts = partial(add_adapters, describe_model(all_config))
+    cells = _build_chunks(model_provider_func, (adapts, *transforms), initialize)
     _refuse_equal_names(cells)
     if parallel_state.get_data_parallel_rank(with_context_parallel=True) == 0:
         parameters = sum(param.size for cell in cells for param in cell.get_parameters())
@@ -149,7 +153,11 @@ def get_optimizer_config(all_config):
 
 
 def get_optimizer(all_config, model, no_weight_decay_cond=None, scale_lr_cond=None, lr_mult=1.0):
-    """Optimizer of model chunks; see `get_megatron_optimizer`."""
+    """Optimizer of model chunks; see `get_megatron_optimizer`. LoRA+ scales the rate of B matrices, unless `scale_lr_cond` is
+    given."""
+    ratio = all_config.lora_config.lora_plus_ratio
+    if scale_lr_cond is None and all_config.lora_config.use_lora and ratio != 1.0:
+        scale_lr_cond, lr_mult = (lambda name, param: name.endswith(".lora_b")), ratio
     return get_megatron_optimizer(get_optimizer_config(all_config), model, no_weight_decay_cond, scale_lr_cond, lr_mult)
 
 

@@ -16,10 +16,12 @@ from mindspeed_ms.core.dist_checkpointing.errors import CheckpointError
 from mindspeed_ms.core.dist_checkpointing.manifest import OPTIMIZER_PREFIX
 from mindspeed_ms.core.logging import logger
 from mindspeed_ms.core.optimizer.optimizer_param_scheduler import OptimizerParamScheduler
+from mindspeed_ms.layout.describers.lora import is_lora
 from mindspeed_ms.layout.errors import LayoutError
 from mindspeed_ms.layout.parameters import describe_whole_model
 from mindspeed_ms.layout.ranks import world_unit_of
 from mindspeed_ms.layout.vocabulary import padded_vocab_size
+from mindspeed_ms.models.adapters import has_base
 from mindspeed_ms.training.tensorboard import require_tensorboard
 
 _T, _D, _O = "training_config", "dataset_config", "optimizer_config"
@@ -185,6 +187,9 @@ def _other_tensors(manifest, all_config):
     except LayoutError:
         return ""  # the layout reports it
     stored = {key: one for key, one in manifest.tensors.items() if not key.startswith(OPTIMIZER_PREFIX)}
+    if all_config.lora_config.use_lora:  # a base has no adapters, and adapters may be alone: `adapter_start` compares them
+        own = {name: one for name, one in own.items() if not is_lora(name) and has_base(manifest)}
+        stored = {key: one for key, one in stored.items() if not is_lora(key)}
     shapes = {name: (tuple(own[name].sharding.global_shape), tuple(stored[name].shape)) for name in own if name in stored}
     other = [
         f"{name} is {list(now)} here and {list(before)} there"

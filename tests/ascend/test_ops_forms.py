@@ -77,6 +77,9 @@ def _products():
         lambda: (ops.linear_forward(x, w), ops.linear_input_grad(dy, w), ops.linear_weight_grad(dy, x), ops.bias_grad(dy)),
         used="mint.matmul",
     )
+    # the CPU form takes the memory of its first argument
+    _same(lambda: ops.add_linear(tensor(_normal(3, 2, 4)), x, w), used="mint.add")
+    _same(lambda: ops.scaled(dy, 0.5), used="mint.mul")
 
     def accumulated():
         main_grad = storage.FlatBuffer(20, "float32").slice(0, 20, (4, 5))

@@ -108,7 +108,7 @@ def saves(folder, loaded_from, monkeypatch):
     calls = []
     monkeypatch.setattr(checkpointing, "save_checkpoint", lambda *arguments: calls.append("save"))
     manager = checkpoint_manager.CheckpointManager(
-        SimpleNamespace(training_config=settings),
+        SimpleNamespace(training_config=settings, lora_config=SimpleNamespace(use_lora=False)),
         checkpoint_manager.StartingPoint(str(loaded_from / "iter_0000004"), True),
         TrainState(),
         [],

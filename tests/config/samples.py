@@ -35,6 +35,8 @@ _FULL = {
     "model_config.recompute_num_layers": 1,
 }
 _EXPERTS = {"moe_config.num_experts": 4}
+_GROUPS = {"moe_config.moe_router_num_groups": 4, "moe_config.moe_router_group_topk": 2}
+_ALLTOALL = {"moe_config.moe_token_dispatcher_type": "alltoall"}
 _SHARDED = {"training_config.use_distributed_optimizer": True}
 _ZERO = {"parallel_config.zero_level": "z2"}
 _WSD = {"optimizer_config.lr_decay_style": "WSD", "optimizer_config.lr_wsd_decay_iters": 2}
@@ -242,10 +244,38 @@ SPECIAL = {
     "parallel_config.world_size": 4,
     "parallel_config.data_parallel_size": (4, {"parallel_config.world_size": 4}),
     "moe_config.num_experts": 4,
-    "moe_config.moe_pad_expert_input_to_capacity": (True, {**_EXPERTS, "moe_config.moe_expert_capacity_factor": 1.5}),
+    "moe_config.moe_pad_expert_input_to_capacity": (
+        True,
+        {**_EXPERTS, **_ALLTOALL, "moe_config.moe_expert_capacity_factor": 1.5},
+    ),
     "moe_config.moe_grouped_gemm": (True, {**_EXPERTS, "model_config.add_bias_linear": False}),
     "moe_config.moe_layer_freq": ([1, 0, 1, 0], _EXPERTS),
-    "lora_config.use_lora": (True, {"lora_config.target_cells": _TARGETS}),
+    "moe_config.moe_token_dispatcher_type": ("allgather", _EXPERTS),
+    "moe_config.moe_router_topk": (3, _EXPERTS),
+    "moe_config.moe_extended_tp": (True, {**_EXPERTS, **_TP2, "parallel_config.sequence_parallel": True}),
+    "moe_config.moe_router_num_groups": (2, {**_EXPERTS, **_GROUPS}),
+    "moe_config.moe_router_group_topk": (1, {**_EXPERTS, **_GROUPS, "moe_config.moe_router_num_groups": 2}),
+    "moe_config.moe_router_group_score_topk": (
+        1,
+        {**_EXPERTS, "moe_config.moe_router_num_groups": 2, "moe_config.moe_router_group_topk": 1},
+    ),
+    "moe_config.moe_router_enable_expert_bias": (True, {**_EXPERTS, "moe_config.moe_router_score_function": "sigmoid"}),
+    "moe_config.moe_shared_expert_gate": (True, {**_EXPERTS, "moe_config.n_shared_experts": 1}),
+    "moe_config.moe_shared_expert_overlap": (True, {**_EXPERTS, **_ALLTOALL, "moe_config.n_shared_experts": 1}),
+    "moe_config.moe_expert_capacity_factor": (0.25, {**_EXPERTS, **_ALLTOALL}),
+    **{
+        f"lora_config.{name}": (value, {"lora_config.use_lora": True, "lora_config.target_cells": _TARGETS})
+        for name, value in (
+            ("lora_rank", 9),
+            ("lora_alpha", 33),
+            ("lora_dropout", 0.5),
+            ("use_rslora", True),
+            ("lora_plus_ratio", 16.0),
+            ("lora_load", "adapter"),
+            ("lora_ckpt_filter", True),
+        )
+    },
+    "lora_config.use_lora": (True, {"lora_config.use_lora": False, "lora_config.target_cells": _TARGETS}),
     "lora_config.target_cells": (
         _TARGETS,
         {"lora_config.use_lora": True, "lora_config.target_cells": [{"target_cells": [r".*\.mapping"]}]},

@@ -107,6 +107,12 @@ def test_numbers_of_a_namespace():
     assert settings_of_arguments(argparse.Namespace(clip_grad=2.0)).by_path["optimizer_config.clip_grad"].place == "arguments"
 
 
+def test_none_is_a_choice_where_it_is_listed():
+    experts = read("--num-experts 4 --moe-router-load-balancing-type none").model_config.moe_config
+    assert experts.moe_router_load_balancing_type == "none"
+    assert read("--position-embedding-type none").model_config.position_embedding_type == "none"
+
+
 @pytest.mark.parametrize("value", ["7", "7,1", "-2,0", "a,b"])
 def test_bad_window_size(value):
     with pytest.raises(ConfigError, match=r"--window-size = .*expects LEFT,0"):

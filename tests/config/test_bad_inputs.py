@@ -10,6 +10,10 @@ CHECKED = [row for row in ROWS if "anything" not in row.expects]
 BOUNDED = [row for row in CHECKED if any(sign in row.expects for sign in (">", "<", "one of")) and "float32" not in row.expects]
 
 
+def _targets(pattern):
+    return {"lora_config.use_lora": True, "lora_config.target_cells": [{"target_cells": [pattern]}]}
+
+
 def problems_of(raw):
     """The texts of all problems of a nested dict."""
     with pytest.raises(ConfigError) as caught:
@@ -90,7 +94,12 @@ LOSS_SCALE = {
 }
 Z1 = {f"{P}.zero_level": "z1"}
 WSD = {f"{OPT}.lr_decay_style": "WSD"}
-EXPERTS = {"moe_config.num_experts": 4}
+E = "moe_config"
+EXPERTS = {f"{E}.num_experts": 4}
+GROUPS = {f"{E}.moe_router_num_groups": 2, f"{E}.moe_router_group_topk": 1}
+SINKHORN = {f"{E}.moe_router_load_balancing_type": "sinkhorn"}
+CAPACITY = {f"{E}.moe_expert_capacity_factor": 1.0}
+ALLGATHER = {f"{E}.moe_token_dispatcher_type": "allgather"}
 CP2 = {f"{P}.context_parallel_size": 2}
 # (settings, key that is named, words that must be there)
 SCALED = {f"{M}.position_embedding_type": "rope"}
@@ -144,6 +153,52 @@ RULES = [
     ({**EXPERTS, "moe_config.moe_router_topk": 5}, "moe_config.moe_router_topk", "number of experts"),
     ({**EXPERTS, **TP2}, f"{P}.sequence_parallel", "must be on"),
     ({**EXPERTS, f"{M}.num_experts": 8}, f"{M}.num_experts", "contradicts"),
+    ({**EXPERTS, f"{E}.moe_router_topk": 1}, f"{E}.moe_router_pre_softmax", "must be on for top-1"),
+    ({**EXPERTS, f"{E}.moe_router_num_groups": 2}, f"{E}.moe_router_num_groups", "needs moe_router_group_topk"),
+    (
+        {**EXPERTS, **GROUPS, f"{E}.moe_router_group_score_topk": 3},
+        f"{E}.moe_router_group_score_topk",
+        "must not be above the 2 experts of a group",
+    ),
+    ({**EXPERTS, **GROUPS, f"{E}.moe_router_num_groups": 3}, f"{E}.num_experts", "multiple of 3, the number of groups"),
+    ({**EXPERTS, **GROUPS, f"{E}.moe_router_group_topk": 3}, f"{E}.moe_router_group_topk", "number of groups"),
+    ({**EXPERTS, **GROUPS, f"{E}.moe_router_topk": 3}, f"{E}.moe_router_topk", "the 2 experts of the chosen groups"),
+    (
+        {f"{E}.num_experts": 8, f"{E}.moe_router_num_groups": 4, f"{E}.moe_router_group_topk": 3},
+        f"{E}.moe_router_group_topk",
+        "experts per token",
+    ),
+    ({**EXPERTS, f"{E}.moe_router_enable_expert_bias": True}, f"{E}.moe_router_enable_expert_bias", "sigmoid"),
+    ({**EXPERTS, **SINKHORN, f"{E}.moe_aux_loss_coeff": 0.1}, f"{E}.moe_aux_loss_coeff", "does not work with sinkhorn"),
+    ({**EXPERTS, **SINKHORN, **CAPACITY}, f"{E}.moe_expert_capacity_factor", "does not work with sinkhorn"),
+    ({**EXPERTS, **SINKHORN, f"{E}.moe_router_score_function": "sigmoid"}, f"{E}.moe_router_score_function", "sinkhorn"),
+    ({**EXPERTS, **CAPACITY, **ALLGATHER}, f"{E}.moe_expert_capacity_factor", "needs the dispatcher alltoall"),
+    ({**EXPERTS, f"{E}.moe_expert_capacity_factor": 0.0}, f"{E}.moe_expert_capacity_factor", "above 0"),
+    ({**EXPERTS, f"{E}.moe_pad_expert_input_to_capacity": True}, f"{E}.moe_pad_expert_input_to_capacity", "needs"),
+    ({**EXPERTS, f"{E}.moe_token_dispatcher_type": "flex"}, f"{E}.moe_token_dispatcher_type", "DeepEP"),
+    (
+        {
+            **EXPERTS,
+            **TP2,
+            f"{P}.sequence_parallel": True,
+            f"{P}.expert_tensor_parallel_size": 1,
+            f"{E}.moe_token_dispatcher_type": "alltoall_seq",
+        },
+        f"{E}.moe_token_dispatcher_type",
+        "cut like the other layers",
+    ),
+    (
+        {**EXPERTS, **TP2, f"{P}.sequence_parallel": True, f"{P}.expert_tensor_parallel_size": 2, f"{E}.moe_extended_tp": True},
+        f"{E}.moe_extended_tp",
+        "set that to 1",
+    ),
+    ({**EXPERTS, f"{E}.moe_shared_expert_gate": True}, f"{E}.moe_shared_expert_gate", "needs shared experts"),
+    ({**EXPERTS, f"{E}.moe_shared_expert_overlap": True}, f"{E}.moe_shared_expert_overlap", "needs shared experts"),
+    (
+        {**EXPERTS, **ALLGATHER, f"{E}.moe_shared_expert_overlap": True, f"{E}.n_shared_experts": 1},
+        f"{E}.moe_shared_expert_overlap",
+        "needs the dispatcher alltoall",
+    ),
     ({**PP2, f"{P}.num_layer_list": [4, 1]}, f"{P}.num_layer_list", "sum 5"),
     ({**PP2, f"{P}.num_layer_list": [4, 0]}, f"{P}.num_layer_list", "above 0"),
     ({**PP2, f"{P}.num_layer_list": [2, 1, 1]}, f"{P}.num_layer_list", "2 pipeline stages"),
@@ -221,6 +276,11 @@ RULES = [
     ({f"{D}.train_samples": 100}, f"{T}.training_iters", "keep one"),
     ({f"{T}.fp16": True, f"{T}.bf16": True}, f"{T}.fp16", "keep one"),
     ({f"{T}.bf16": True, f"{M}.compute_dtype": "float16"}, f"{M}.compute_dtype", "bfloat16"),
+    (
+        {**LOSS_SCALE, f"{M}.fp16_lm_cross_entropy": True, f"{M}.loss_chunk_size": 8},
+        f"{M}.loss_chunk_size",
+        "takes the loss in float32",
+    ),
     ({f"{M}.fp16_lm_cross_entropy": True}, f"{M}.fp16_lm_cross_entropy", "float16"),
     ({f"{M}.fp32_residual_connection": True}, f"{M}.fp32_residual_connection", "fp16 or bf16"),
     ({f"{T}.loss_scale_value": 1024}, f"{T}.loss_scale_value", "set together with"),
@@ -308,6 +368,16 @@ RULES = [
     ({f"{M}.recompute_granularity": "full"}, f"{M}.recompute_granularity", "recompute_method"),
     ({f"{M}.recompute_method": "block"}, f"{M}.recompute_method", "granularity"),
     ({"lora_config.use_lora": True}, "lora_config.target_cells", "exactly one"),
+    ({"lora_config.lora_rank": 4}, "lora_config.lora_rank", "has no effect without use_lora"),
+    (_targets(r".*\.qkv_porj"), "lora_config.target_cells", "matches no linear layer of the model; its linears end in"),
+    (_targets(r".*\.qkv_porj"), "lora_config.target_cells", "near is 'language_model.encoder.layers.0.attention.qkv_proj'"),
+    (_targets(r".*embeddings"), "lora_config.target_cells", "word_embeddings alone: embeddings and output layer get no"),
+    (_targets(r".*_norm"), "lora_config.target_cells", "norm alone: it is no linear layer"),
+    (
+        {"moe_config.num_experts": 4, **_targets(r".*\.mapping")},
+        "lora_config.target_cells",
+        "experts get no low-rank adapters yet",
+    ),
     ({f"{M}.apply_layernorm_1p": True}, f"{M}.apply_layernorm_1p", "not available"),
 ]
 

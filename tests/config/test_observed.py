@@ -38,6 +38,7 @@ SEEN_ELSEWHERE = {
 }
 # decided inside the configuration
 DECIDED_HERE = {
+    "moe_config.moe_extended_tp",
     "model_config.use_rotary_position_embeddings",
     "model_config.fp32_residual_connection",
     "model_config.softmax_compute_dtype",
@@ -133,6 +134,7 @@ def test_what_needs_another_setting_says_so():
         "training_config.save_enabled": False,
         "dataset_config.tokenizer_type": "Llama2Tokenizer",
         "model_config.rope_scaling.type": "linear",
+        "lora_config.use_lora": False,
     }
     for paths, need, _ in NEEDS:
         for path in paths:

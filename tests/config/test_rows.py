@@ -113,6 +113,8 @@ def _through_flags(row, parser):
         base |= {"dataset_config.train_samples": 1000, "training_config.training_iters": 0}
     if row.path == "training_config.grad_reduce_in_bf16":
         base["training_config.accumulate_allreduce_grads_in_fp32"] = False
+    if "lora_config.target_cells" in base:
+        base["lora_config.target_cells"] = ["mapping"]  # the flag takes names
     base.pop(row.path, None)
     args = parser.parse_args(_command_line(base) + _words(row, value))
     before = dict(vars(args))

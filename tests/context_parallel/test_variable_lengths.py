@@ -42,6 +42,23 @@ def test_a_length_that_cannot_be_cut_names_the_padding(world):
         world(2)(train, RING2, (18,))
 
 
+def parts_in_micro_batches():
+    """Tokens of two micro-batches of a batch that `get_batch` cut, after the default forward step's own cut."""
+    from mindspore import Tensor
+
+    from mindspeed_ms.core.context_parallel import get_batch_on_this_cp_rank
+    from mindspeed_ms.training.data_streams import split_batch
+
+    job.build(job.make_config(job.UNTIED, RING2))
+    batch = get_batch_on_this_cp_rank({"tokens": Tensor(np.arange(32, dtype=np.int32).reshape(2, 16))})
+    return [get_batch_on_this_cp_rank(part)["tokens"].asnumpy().tolist() for part in split_batch(batch, 1, 2)]
+
+
+def test_a_batch_is_cut_once(world):
+    first = [[0, 1, 2, 3, 12, 13, 14, 15]]
+    assert world(2)(parts_in_micro_batches)[0] == [first, [[place + 16 for place in first[0]]]]
+
+
 def keep_masks():
     """Keep masks of hidden dropout from the default and the tensor-parallel state."""
     from mindspeed_ms.core.rng import get_rng_tracker

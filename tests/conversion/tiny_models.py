@@ -128,9 +128,6 @@ CONFIGS = {
     },
     "qwen3_moe": {**SIZES, **EXPERTS, "model_type": "qwen3_moe", "num_experts": 4, "head_dim": 16, "decoder_sparse_step": 2},
 }
-DENSE = tuple(
-    name for name, config in CONFIGS.items() if not config["model_type"].endswith(("moe", "mixtral", "v2", "v3", "oss"))
-)
 
 
 def tensors_of(config, seed=0):

@@ -75,6 +75,11 @@ def _evaluation(sandbox):
     sandbox.path("gsm8k.jsonl").write_text(json.dumps({"question": "1 + 1?", "answer": "#### 2"}))
 
 
+def _lora(sandbox):
+    write_chat_model(sandbox, "models/SmolLM2")
+    write_texts(sandbox, "my_texts")
+
+
 def _profiling(sandbox):
     settings = blocks("docs/profiling.md", "yaml")[0].text
     sandbox.path("profile.yaml").write_text(settings, encoding="utf-8")
@@ -109,6 +114,7 @@ PREPARATION = {
     "docs/getting-started.md": _getting_started,
     "docs/inference.md": _inference,
     "docs/evaluation.md": _evaluation,
+    "docs/lora.md": _lora,
     "docs/profiling.md": _profiling,
     "docs/serving.md": _serving,
     "docs/tokenizers-and-templates.md": _templates,

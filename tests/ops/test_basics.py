@@ -44,6 +44,9 @@ def _raw_linear(dtype):
     assert_close(values(ops.linear_input_grad(dy, w)), values(dy) @ values(w), tolerance, "input grad")
     assert_close(values(ops.linear_weight_grad(dy, x)), flat[0].T @ flat[1], tolerance, "weight grad")
     assert_close(values(ops.bias_grad(dy)), flat[0].sum(0), tolerance, "bias grad")
+    total = values(dy) + values(x) @ values(w).T
+    assert_close(values(ops.add_linear(tensor(values(dy), dtype), x, w)), total, tolerance, "added product")
+    assert_close(values(ops.scaled(x, 0.3)), 0.3 * values(x), tolerance, "scaled")
     main_grad = storage.FlatBuffer(30, "float32").slice(5, 25, (4, 5))
     for times in (1, 2):
         assert ops.linear_weight_grad(dy, x, main_grad) is main_grad

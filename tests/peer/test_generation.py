@@ -14,7 +14,20 @@ from tests.conversion.tiny_models import CONFIGS, tensors_of, write_folder
 
 pytestmark = pytest.mark.peer
 
-FAMILIES, SEEDS = ("gpt2", "llama", "qwen2", "qwen3", "mistral"), range(4)
+FAMILIES = (
+    "gpt2",
+    "llama",
+    "qwen2",
+    "qwen3",
+    "mistral",
+    "mixtral",
+    "qwen2_moe",
+    "qwen3_moe",
+    "deepseek_v2",
+    "deepseek_v3",
+    "gpt_oss",
+)
+SEEDS = range(4)
 NEW_TOKENS, END, SURE = 24, 3, 1e-3
 SEARCHES = [[2, 1.0], [4, 0.0], [3, 2.0]]
 

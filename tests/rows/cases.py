@@ -1,8 +1,9 @@
 """What a run needs to show a row: the changed value, the settings beside it, and how the run is made."""
 
-from tests.config.samples import _BF16, _FP16, _FULL, _PP2, _SHARDED, _TP2, _WSD
+from tests.config.samples import _BF16, _FP16, _FULL, _PP2, _SHARDED, _TARGETS, _TP2, _WSD
 
 M, T, D, OPT, P = ("model_config", "training_config", "dataset_config", "optimizer_config", "parallel_config")
+E = "moe_config"
 EVALUATED = {f"{T}.eval_interval": 1}
 BOARD = {f"{T}.tensorboard_dir": "{folder}/board"}
 SAVED = {f"{T}.save_enabled": True}
@@ -28,6 +29,10 @@ RAMP = {**SAMPLES, f"{D}.micro_batch_num": None, f"{D}.global_batch_size": 6, f"
 FLASH = {f"{M}.use_flash_attention": True}
 DECAY = {f"{OPT}.lr_decay_style": "linear"}
 GELU = {f"{M}.hidden_act": "gelu", f"{M}.add_bias_linear": True, f"{M}.mlp_has_bias": True}
+ADAPTED = {"lora_config.use_lora": True, "lora_config.target_cells": _TARGETS}
+
+EXPERTS = {f"{E}.num_experts": 8}
+BIASED = {**EXPERTS, f"{E}.moe_router_score_function": "sigmoid", f"{E}.moe_router_bias_update_rate": 0.5}
 
 FILES = {"files": True}
 TEXT = {f"{D}.data_path": ["{data}/first"], f"{D}.split": "80,10,10"}
@@ -55,6 +60,7 @@ ON_TWO_RANKS = {
 
 # path -> (value, settings beside it), and keywords of job.record behind them
 CASES = {
+    "lora_config.lora_load": ("{adapters}", ADAPTED),
     f"{M}.num_attention_heads": (2, {}),
     f"{M}.seq_length": (8, {}),
     f"{M}.fa_config.pre_tokens": (2, {**FLASH, f"{M}.fa_config.sparse_mode": 4, f"{M}.fa_config.next_tokens": 0}),
@@ -98,6 +104,17 @@ CASES = {
     f"{T}.log_level": ("warning", {}),
     f"{OPT}.overlap_param_gather": (True, {**_SHARDED, **OVERLAP}),
     f"{P}.recompute": ([1, 0], _PP2),
+    f"{E}.moe_router_load_balancing_type": ("aux_loss", {**EXPERTS, f"{E}.moe_aux_loss_coeff": 0.5}),
+    f"{E}.moe_aux_loss_coeff": (0.5, {**EXPERTS, f"{E}.moe_router_load_balancing_type": "aux_loss"}),
+    f"{E}.moe_router_dtype": ("fp32", {**EXPERTS, **_BF16}),
+    f"{E}.moe_router_num_groups": (2, {**EXPERTS, f"{E}.moe_router_num_groups": 4, f"{E}.moe_router_group_topk": 1}),
+    f"{E}.moe_router_group_topk": (1, {**EXPERTS, f"{E}.moe_router_num_groups": 4, f"{E}.moe_router_group_topk": 2}),
+    f"{E}.moe_router_enable_expert_bias": (True, BIASED),
+    f"{E}.moe_router_bias_update_rate": (0.1, {**BIASED, f"{E}.moe_router_enable_expert_bias": True}),
+    f"{E}.norm_topk_prob": (True, {**EXPERTS, f"{E}.moe_router_pre_softmax": True}),
+    f"{E}.moe_token_drop_policy": ("position", {**EXPERTS, f"{E}.moe_expert_capacity_factor": 0.5}),
+    f"{E}.moe_expert_capacity_factor": (0.5, EXPERTS),
+    f"{E}.moe_per_layer_logging": (True, EXPERTS),
     f"{P}.select_recompute": ([1, 0], _PP2),
     f"{P}.overlap_p2p_comm": (False, VPP),
     f"{P}.microbatch_group_size_per_virtual_pipeline_stage": (4, VPP),

@@ -8,7 +8,7 @@ import pytest
 from mindspeed_ms.config import init_configs_from_dict
 from mindspeed_ms.config.errors import ConfigError
 from tests.config.samples import ROWS, later_paths, sample
-from tests.rows.cases import CASES, ON_TWO_RANKS
+from tests.rows.cases import ADAPTED, CASES, ON_TWO_RANKS
 from tests.rows.files import damage, write_data, write_tokenizers
 from tests.rows.job import BASE, record
 
@@ -111,11 +111,11 @@ def settings_with(folder, *groups):
 
 
 def _filled_in(value, folder):
-    """Names of folders in place of {folder}, {saved} and {data}."""
+    """Names of folders in place of {folder}, {saved}, {adapters} and {data}."""
     if isinstance(value, list):
         return [_filled_in(item, folder) for item in value]
     beside = os.path.dirname(folder)
-    places = {"folder": folder, **{name: os.path.join(beside, name) for name in ("saved", "damaged", "data")}}
+    places = {"folder": folder, **{name: os.path.join(beside, name) for name in ("saved", "damaged", "adapters", "data")}}
     return value.format(**places) if isinstance(value, str) else value
 
 
@@ -151,6 +151,8 @@ def runs(world, tmp_path_factory):
     write_data(os.path.join(folder, "data"))
     made = Runs(world, folder)
     assert made((saved,), {"world": 1})[0]["error"] is None
+    adapters = {**ADAPTED, "training_config.output_dir": os.path.join(folder, "adapters"), "training_config.save_enabled": True}
+    assert made((adapters,), {"world": 1})[0]["error"] is None
     damage(os.path.join(folder, "saved"), os.path.join(folder, "damaged"))
     return made
 

@@ -3,6 +3,7 @@
 from mindspeed_ms.config.checks import (
     attention,
     effects,
+    experts,
     layout,
     model,
     multi_token_prediction,

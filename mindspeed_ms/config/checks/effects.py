@@ -30,6 +30,26 @@ NEEDS = (
         "experts (moe_config.num_experts)",
         lambda context: context.moe.num_experts > 1,
     ),
+    (
+        ("moe_config.moe_aux_loss_coeff",),
+        "moe_router_load_balancing_type aux_loss or seq_aux_loss",
+        lambda context: context.moe.moe_router_load_balancing_type in ("aux_loss", "seq_aux_loss"),
+    ),
+    (
+        ("moe_config.moe_router_bias_update_rate",),
+        "moe_router_enable_expert_bias",
+        lambda context: context.moe.moe_router_enable_expert_bias,
+    ),
+    (
+        ("moe_config.moe_token_drop_policy",),
+        "moe_expert_capacity_factor",
+        lambda context: context.moe.moe_expert_capacity_factor is not None,
+    ),
+    (
+        ("moe_config.norm_topk_prob",),
+        "moe_router_pre_softmax (the probabilities sum to 1 already)",
+        lambda context: context.moe.moe_router_pre_softmax,
+    ),
     *(
         (
             _paths("model_config.rope_scaling", *names),

@@ -124,27 +124,3 @@ def ulysses_degree_is_used(context):
         yield context.problem(
             f"{_P}.ulysses_degree_in_cp", "has an effect with hybrid_cp_algo only; leave it out", f"{_P}.context_parallel_algo"
         )
-
-
-@rule
-def experts_fit(context):
-    """Refuse expert parallelism or padding to capacity without what they need, a too large top-k, experts with TP and no SP."""
-    parallel, moe = context.parallel, context.moe
-    ep = f"{_P}.expert_model_parallel_size"
-    if parallel.expert_model_parallel_size > 1 and moe.num_experts == 1:
-        yield context.problem(ep, "needs experts", "moe_config.num_experts")
-    if moe.num_experts == 1:
-        return
-    if moe.moe_router_topk > moe.num_experts:
-        yield context.problem("moe_config.moe_router_topk", "must not be above the number of experts", "moe_config.num_experts")
-    if parallel.tensor_model_parallel_size > 1 and not parallel.sequence_parallel:
-        yield context.problem(f"{_P}.sequence_parallel", "must be on when experts meet tensor parallelism", _TP)
-    if moe.moe_pad_expert_input_to_capacity and moe.moe_expert_capacity_factor is None:
-        yield context.problem("moe_config.moe_pad_expert_input_to_capacity", "needs moe_expert_capacity_factor")
-
-
-@rule
-def expert_numbers_agree(context):
-    """Refuse different values of `model_config.num_experts` and `moe_config.num_experts`."""
-    if context.model and context.model.num_experts not in (None, context.moe.num_experts):
-        yield context.problem(f"{_M}.num_experts", "contradicts moe_config.num_experts; keep one", "moe_config.num_experts")

@@ -3,8 +3,11 @@
 import re
 
 from mindspeed_ms.config.argument_table import row_at
-from mindspeed_ms.config.checks.rule import rule
+from mindspeed_ms.config.checks.rule import last_rule, rule
+from mindspeed_ms.config.model_description import describe_model
 from mindspeed_ms.config.sections.attention import FlashAttentionConfig
+from mindspeed_ms.config.sections.field import default_of, option_of
+from mindspeed_ms.layout.adapter_targets import target_problems
 from mindspeed_ms.layout.model_description import GATED_ACTIVATIONS
 from mindspeed_ms.spelling import did_you_mean
 
@@ -164,6 +167,7 @@ def adapters_fit(context):
     """target_cells: one list of patterns, then special cells that match one of them."""
     lora, path = context.lora, "lora_config.target_cells"
     if not lora.use_lora:
+        yield from _adapters_left_off(context)
         return
     cells = lora.target_cells
     heads = [cell for cell in cells or [] if isinstance(cell, dict) and "target_cells" in cell]
@@ -177,6 +181,24 @@ def adapters_fit(context):
         yield context.problem(path, f"target_cells expects a list of regular expressions, found {pattern!r}")
     for cell in cells:
         yield from _special_cell(context, path, cell, [] if wrong else patterns)
+
+
+def _adapters_left_off(context):
+    """Problems of settings of adapters where nothing says whether there are adapters."""
+    for name, info in type(context.lora).own_fields().items() if not context.was_set("lora_config.use_lora") else ():
+        path = f"lora_config.{name}"
+        is_other = context.lora[name] not in (None, default_of(info)) and not option_of(info).ignored
+        if is_other and context.was_set(path):
+            message = "has no effect without use_lora (--lora-target-modules): set it True, or False to train everything"
+            yield context.problem(path, message)
+
+
+@last_rule
+def adapters_have_targets(context):
+    """Refuse patterns of `target_cells` that no linear of the model fits."""
+    if context.model and context.lora.use_lora:
+        for pattern, message in target_problems(describe_model(context.all_config)):
+            yield context.problem("lora_config.target_cells", f"{pattern!r} {message}")
 
 
 # key of an entry of target_cells -> (test of its value, expected value in words)

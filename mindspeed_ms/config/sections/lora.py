@@ -5,7 +5,7 @@ from typing import ClassVar
 from mindspeed_ms.config import conversions
 from mindspeed_ms.config.sections.base import Section
 from mindspeed_ms.config.sections.field import LIST, SWITCH, YAML_ONLY, field
-from mindspeed_ms.config.values import Bool, Free, PositiveInt, number
+from mindspeed_ms.config.values import Bool, Free, PositiveInt, Str, number
 
 
 class LoraConfig(Section):
@@ -13,15 +13,7 @@ class LoraConfig(Section):
 
     config_name: ClassVar[str] = "lora_config"
 
-    use_lora: Bool = field(
-        False,
-        "Train low-rank adapters only.",
-        "只训练低秩适配器。",
-        "parameters",
-        form=SWITCH,
-        later="low-rank adapters",
-        later_parts=("lora_config.",),
-    )
+    use_lora: Bool = field(False, "Train low-rank adapters only.", "只训练低秩适配器。", "parameters", form=SWITCH)
     lora_rank: PositiveInt = field(
         8,
         "Rank of the adapters.",
@@ -42,6 +34,27 @@ class LoraConfig(Section):
         form=LIST,
         megatron=None,
         convert=conversions.lora_targets,
+    )
+    use_rslora: Bool = field(
+        False, "Scale adapters by alpha / sqrt(rank) (rsLoRA).", "适配器按alpha/sqrt(rank)缩放（rsLoRA）。", "output"
+    )
+    lora_plus_ratio: number(gt=0) = field(
+        1.0,
+        "Learning rate of the B matrices over that of the A matrices (LoRA+).",
+        "B矩阵与A矩阵学习率之比（LoRA+）。",
+        "optimizer",
+    )
+    lora_load: Str | None = field(
+        None,
+        "Adapters to start from: a checkpoint with adapters, or a PEFT folder; load_checkpoint is the base.",
+        "训练开始时加载的适配器：含适配器的权重，或PEFT目录；基座由load_checkpoint给出。",
+        "output",
+    )
+    lora_ckpt_filter: Bool = field(
+        False,
+        "Save adapters alone; the base is needed to go on from such a checkpoint.",
+        "只保存适配器；续训时需要基座权重。",
+        "file",
     )
     lora_module: dict | None = field(
         None,

@@ -179,8 +179,8 @@ class MoEConfig(Section):
     moe_layer_recompute: Bool = field(False, "Recompute expert layers in backward.", "反向中重计算专家层。", "operators")
     moe_extended_tp: Bool = field(
         False,
-        "Extend expert parallelism over tensor parallel ranks.",
-        "把专家并行扩展到张量并行rank。",
+        "Spread whole experts over tensor parallel ranks: expert_tensor_parallel_size 1.",
+        "把完整的专家分布到张量并行rank上，即expert_tensor_parallel_size为1。",
         "layout",
         also=("--moe-tp-extend-ep",),
     )

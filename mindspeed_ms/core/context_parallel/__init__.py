@@ -6,6 +6,7 @@ from mindspeed_ms.core.context_parallel.cutting import (
     cut_along,
     get_batch_on_this_cp_rank,
     local_position_ids,
+    marked_like,
     whole_along,
 )
 from mindspeed_ms.core.context_parallel.visible_keys import VisibleKeys
@@ -17,5 +18,6 @@ __all__ = [
     "cut_along",
     "get_batch_on_this_cp_rank",
     "local_position_ids",
+    "marked_like",
     "whole_along",
 ]

@@ -73,6 +73,13 @@ def get_batch_on_this_cp_rank(batch, seq_length=None):
     return {name: _part_of(value) if name in entries else value for name, value in batch.items()}
 
 
+def marked_like(rows, batch):
+    """`rows`, some of a batch's, noted as a part of their sequences if the batch (Tensor) is."""
+    if getattr(batch, _MARK, False):
+        setattr(rows, _MARK, True)
+    return rows
+
+
 def _is_whole(value):
     """Whether a value `[b, s]` was not cut here."""
     return hasattr(value, "shape") and len(value.shape) == 2 and not getattr(value, _MARK, False)

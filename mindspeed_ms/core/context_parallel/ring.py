@@ -6,7 +6,7 @@ directions the next part travels while the present one is computed with.
 """
 
 import numpy as np
-from mindspore import dtype
+from mindspore import dtype, mint
 
 from mindspeed_ms import ops
 from mindspeed_ms.core import storage
@@ -102,21 +102,17 @@ def _with_sinks(query, value, sinks):
     if sinks is None:
         return None
     queries, batch, heads, _ = query.shape
-    statistic = np.broadcast_to(storage.read_array(ops.cast(sinks, dtype.float32))[None, :, None], (batch, heads, queries))
-    return (
-        storage.zeros((queries, batch, heads, value.shape[3]), dtype.float32),
-        storage.from_array(statistic.copy()),
-        storage.from_array(np.ones((batch, heads, queries), np.float32)),
-    )
+    shape = batch, heads, queries
+    scores = mint.broadcast_to(ops.cast(sinks, dtype.float32).reshape(1, heads, 1), shape).contiguous()
+    return storage.zeros((queries, batch, heads, value.shape[3]), dtype.float32), scores, mint.ones(shape, dtype=dtype.float32)
 
 
 def _sinks_gradient(output_grad, output, maximum, total, sinks):
     """Gradient of the sinks: less their probability times the mean gradient of each query's probabilities."""
-    arrays = (storage.read_array(ops.cast(t, dtype.float32)) for t in (output_grad, output, maximum, total, sinks))
-    grad, out, largest, sums, scores = arrays
-    mean = np.einsum("ibnd,ibnd->bni", grad, out, dtype=np.float64)
-    probability = np.exp(scores[None, :, None] - largest, dtype=np.float64) / sums
-    return ops.cast(storage.from_array((-(probability * mean).sum(axis=(0, 2))).astype(np.float32)), sinks.dtype)
+    grad, out, scores = (ops.cast(t, dtype.float32) for t in (output_grad, output, sinks))
+    mean = mint.permute((grad * out).sum(-1), (1, 2, 0))
+    probability = mint.exp(scores.reshape(1, -1, 1) - maximum) / total
+    return ops.cast(-(probability * mean).sum((0, 2)), sinks.dtype)
 
 
 def ring_attention(query, key, value, mask, scale, group, sinks=None):

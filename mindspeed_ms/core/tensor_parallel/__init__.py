@@ -16,6 +16,7 @@ from mindspeed_ms.core.tensor_parallel.linear import (
     linear_with_frozen_weight,
     linear_with_grad_accumulation_and_async_allreduce,
 )
+from mindspeed_ms.core.tensor_parallel.lora import ColumnParallelLoRA, RowParallelLoRA, add_adapters
 from mindspeed_ms.core.tensor_parallel.mapping_cells import (
     AllGatherFromTensorParallelRegion,
     AllToAll,

@@ -26,7 +26,9 @@ class LinearWithGradAccumulationAndAsyncCommunication(Function):
     @staticmethod
     def forward(ctx, input_, weight, bias, compute_dtype, fuse_accumulation, allreduce_dgrad, sequence_parallel, group):
         """`[..., in]` to `[..., out]` in `compute_dtype`; parameters of another dtype are cast for the product."""
-        ctx.save_for_backward(input_)
+        # of a frozen weight the input is not needed
+        ctx.save_for_backward(*([input_] if ctx.needs_input_grad[1] else []))
+        ctx.input_dtype = input_.dtype
         # The parameter itself, not a snapshot: sharded parameters change their memory between forward and backward.
         ctx.weight = weight
         ctx.bias_dtype = None if bias is None else bias.dtype
@@ -43,12 +45,11 @@ class LinearWithGradAccumulationAndAsyncCommunication(Function):
     @staticmethod
     def backward(ctx, grad_output):
         """Gradients of input, weight and bias."""
-        (input_,) = ctx.saved_tensors
         weight, group = ctx.weight, ctx.group
         needs_input, needs_weight, needs_bias = ctx.needs_input_grad[:3]
         total_input, gathering, grad_input, reducing = None, None, None, None
         if needs_weight:
-            total_input = cast(input_, ctx.compute_dtype)
+            total_input = cast(ctx.saved_tensors[0], ctx.compute_dtype)
             if ctx.sequence_parallel:
                 gathering = group.all_gather(total_input, async_op=True)
         if needs_input:
@@ -63,7 +64,7 @@ class LinearWithGradAccumulationAndAsyncCommunication(Function):
         grad_bias = cast(ops.bias_grad(grad_output), ctx.bias_dtype) if needs_bias else None
         if reducing is not None:
             grad_input = reducing.wait()
-        return cast(grad_input, input_.dtype), grad_weight, grad_bias, None, None, None, None, None
+        return cast(grad_input, ctx.input_dtype), grad_weight, grad_bias, None, None, None, None, None
 
 
 def _weight_gradient(ctx, grad_output, total_input):

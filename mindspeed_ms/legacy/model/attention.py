@@ -56,14 +56,14 @@ class CoreAttention(Module):
         """What else than the mask hides keys, for sequences of `length` tokens that are cut over ranks.
 
         Returns:
-            (mask, lower, upper, scale): the mask, or None where the settings say that it does not count; the query at
-                position i sees positions i + lower to i + upper; scale of the scores (None: the usual one).
+            (mask, lower, upper): the mask, or None where the settings say that it does not count; the query at position i
+                sees positions i + lower to i + upper.
         """
         causal = is_causal(self.attn_mask_type, mask)
         pre_tokens, next_tokens = None if self.window is None else self.window - 1, None
         if self.explicit_band is not None:
             mask, causal, pre_tokens, next_tokens = self.explicit_band.resolve(mask, causal)
-        return mask, *visible_band(length, length, causal, pre_tokens, next_tokens), self.scale
+        return mask, *visible_band(length, length, causal, pre_tokens, next_tokens)
 
     def construct(self, query, key, value, attention_mask=None, sinks=None):
         """See the class."""
@@ -173,7 +173,7 @@ class FlashAttention(Module):
         """See `CoreAttention.band`."""
         mode, next_tokens = self._mode(mask, length)
         lower, upper, counts = sparse_band(mode, mask is not None, length, length, self.pre_tokens, next_tokens)
-        return mask if counts else None, lower, upper, self.scale
+        return mask if counts else None, lower, upper
 
     def _mode(self, mask, key_length):
         """(sparse mode, next_tokens) of the operator."""
@@ -312,7 +312,8 @@ class ParallelAttention(LayerCell):
         return self._constant_sinks and self._constant_sinks[0]
 
     def _attend(self, query, key, value, attention_mask):
-        return attend(self.core_attention, query, key, value, attention_mask, self._sinks)
+        sinks = () if self._sinks is None else (self._sinks,)  # a core of one's own need not know of them
+        return attend(self.core_attention, query, key, value, attention_mask, *sinks)
 
     def _create_projections(self, model):
         linears, config = attention_linears(model), self.described
@@ -364,14 +365,20 @@ class ParallelAttention(LayerCell):
         return query.reshape((*query.shape[:2], self.groups, self.head_size)), key, value
 
 
-def attend(core, query, key, value, attention_mask, sinks=None):
-    """Attention of the cell `core`, also to sequences that are cut over ranks or have a mask of packed documents."""
-    context_parallel_size = parallel_state.get_context_parallel_world_size()
-    if context_parallel_size == 1 and not isinstance(attention_mask, VisibleKeys):
-        sinks = () if sinks is None else (sinks,)  # a core of one's own need not know of them
+def attend(core, query, key, value, attention_mask, *sinks):
+    """Context of the core attention cell `core`, `[s, b, n * dv]`: over sequences that are cut over ranks, or with a mask of
+    packed documents, by context parallelism, which takes the settings of the cell; else by the cell itself.
+
+    Args:
+        core (CoreAttention or FlashAttention): or a cell with the same `band` and, if it has one of its own, `scale`.
+        query, key, value, attention_mask: as of the cell; the mask may be a `VisibleKeys`.
+        sinks (Tensor): none, or `[n]`, one more score of each head without a value.
+    """
+    ranks = parallel_state.get_context_parallel_world_size()
+    if ranks == 1 and not isinstance(attention_mask, VisibleKeys):
         return core(query, key, value, attention_mask, *sinks)
-    mask, lower, upper, scale = core.band(attention_mask, query.shape[0] * context_parallel_size)
-    return context_parallel_attention(query, key, value, mask, lower, upper, scale, sinks)
+    mask, lower, upper = core.band(attention_mask, query.shape[0] * ranks)
+    return context_parallel_attention(query, key, value, mask, lower, upper, getattr(core, "scale", None), *sinks)
 
 
 def check_context_parallel(attention_type, config):

@@ -8,6 +8,7 @@ from mindspeed_ms.core import parallel_state
 from mindspeed_ms.core.context_parallel import VisibleKeys, get_batch_on_this_cp_rank
 from mindspeed_ms.core.tensor_parallel.chunked import chunked_cross_entropy
 from mindspeed_ms.core.tensor_parallel.cross_entropy import VocabParallelCrossEntropy
+from mindspeed_ms.core.tensor_parallel.lora import add_adapters
 from mindspeed_ms.legacy.model.enums import AttnMaskType
 from mindspeed_ms.legacy.model.eos_mask import EosMask
 from mindspeed_ms.legacy.model.language_model import get_language_model
@@ -115,6 +116,7 @@ class GPTModel(Module):
         self.mtp = MultiTokenPrediction(described) if post_process and described.model.mtp_num_layers else None
         if not self.untie_embeddings_and_output_weights:
             self.initialize_word_embeddings()
+        add_adapters(described.model, self)
 
     def set_input_tensor(self, input_tensor):
         """Set the hidden states from the previous pipeline stage."""

@@ -26,6 +26,12 @@ def add_bias(x, bias):
 
 
 @autograd.no_grad()
+def scaled(x, factor):
+    """See `ops.scaled`."""
+    return mint.mul(x, factor)
+
+
+@autograd.no_grad()
 def is_zero(x):
     """See `ops.is_zero`."""
     return mint.eq(x, 0).astype(ms.float32)

@@ -38,6 +38,12 @@ def linear_weight_grad(output_grad, x, accumulate_into=None, overwrite=False):
 
 
 @autograd.no_grad()
+def add_linear(output, x, weight):
+    """See `ops.add_linear`."""
+    return mint.add(output, mint.nn.functional.linear(x, weight))
+
+
+@autograd.no_grad()
 def bias_grad(output_grad):
     """See `ops.bias_grad`; the sum is float32, the widest that the device adds quickly."""
     rows = output_grad.reshape(-1, output_grad.shape[-1])

@@ -83,6 +83,11 @@ def add_bias(x, bias):
     return _AddBias.apply(x, bias)
 
 
+def scaled(x, factor):
+    """See `ops.scaled`."""
+    return x if factor == 1.0 else tensor_of(float32_of(x) * np.float32(factor), x.dtype)
+
+
 def is_zero(x):
     """See `ops.is_zero`."""
     return storage.from_array(np.asarray(storage.read_array(x) == 0, np.float32))

@@ -27,8 +27,8 @@ def _starts(counts):
 def _run(kernel, starts, columns, work, *arguments):
     """Run a kernel over the tiles of a product whose result has `columns` columns; `arguments` before and after `starts`."""
     rows, largest = int(starts[-1]), int(np.diff(starts).max(initial=0))
-    # no tile has more than a quarter of a thread's share of the work, so that an expert with most rows keeps all busy
-    wanted = -(-4 * threads.thread_count() * largest // rows) if rows else 1
+    # no tile has more than half of a thread's share of the work, so that an expert with most rows keeps all busy
+    wanted = -(-2 * threads.thread_count() * largest // rows) if rows else 1
     parts = max(1, min(wanted, columns // _NARROW)) if threads.thread_count() > 1 else 1
     tiles = parts * (len(starts) - 1)
     before, after = arguments

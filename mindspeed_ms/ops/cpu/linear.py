@@ -106,6 +106,15 @@ def _weight_grad(g, values, keep, target):
     return target
 
 
+def add_linear(output, x, weight):
+    """See `ops.add_linear`."""
+    _check_linear(x, weight)
+    total, values = float32_of(output), rows_of(float32_of(x))
+    flat = rows_of(total)
+    _run_product(products.add_linear_rows, len(flat), flat.size * values.shape[1], values, float32_of(weight), flat)
+    return tensor_of(total, output.dtype)
+
+
 def bias_grad(output_grad):
     """See `ops.bias_grad`."""
     return tensor_of(column_sums(rows_of(float32_of(output_grad))), output_grad.dtype)

@@ -28,6 +28,11 @@ def add_bias(x, bias):
 
 
 @operator
+def scaled(x, factor):
+    """`x * factor` by a number, in the dtype of `x`. Not differentiable."""
+
+
+@operator
 def is_zero(x):
     """1.0 where an element is 0, else 0.0: float32 like `x`; added to a count, it makes a divisor of it. Not
     differentiable.

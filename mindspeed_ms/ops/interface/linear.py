@@ -42,6 +42,16 @@ def linear_weight_grad(output_grad, x, accumulate_into=None, overwrite=False):
 
 
 @operator
+def add_linear(output, x, weight):
+    """`output + x @ weight^T`, in the memory of `output` where its dtype allows it. Not differentiable.
+
+    Args:
+        output (Tensor): [..., output_size]; not to be used afterwards.
+        x (Tensor): [..., input_size], weight (Tensor): [output_size, input_size], of the dtype of `output`.
+    """
+
+
+@operator
 def bias_grad(output_grad):
     """Sum over all leading dimensions, accumulated in double precision: [..., n] -> [n] in the dtype of
     `output_grad`.

@@ -74,7 +74,7 @@ FEATURES = {
     "single_per_token": ("tp1", "tp2sp", "dp2", "pp2"),
     "single_mixtral": ("tp1", "tp2sp", "dp2", "pp2vpp2", "ep2", "ep2allgather", "ep2z3", "pp2ep2", "tp2spep2etp1"),
     "single_moe_sigmoid": ("tp1", "tp2sp", "ep2", "ep2recompute", "pp2ep2", "tp2spep2", "tp2spep2allgather"),
-    "single_moe_drop_probs": ("tp1", "tp2sp", "ep2", "ep2allgather", "pp2ep2", "tp2spep2", "tp2spep2etp1"),
+    "single_moe_drop_probs": ("tp1", "tp2sp", "ep2", "pp2ep2", "tp2spep2", "tp2spep2etp1"),
 }
 """Layouts of recordings that are not replayed in all layouts of dense models."""
 

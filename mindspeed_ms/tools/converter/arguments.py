@@ -118,6 +118,7 @@ def _add_sides(group):
     )
     group.add_argument("--save-model-type", choices=tuple(_TARGETS), default="mg", help="what is written (default mg)")
     group.add_argument("--iteration", type=_not_negative, metavar="N", help="which checkpoint of a folder (default: newest)")
+    group.add_argument("--lora-load", metavar="FOLDER", help="adapters (a run's, or of PEFT) to merge into the weights")
     group.add_argument("--no-save-optim", action="store_true", help="leave the optimizer's state out")
     group.add_argument("--config", metavar="YAML", help="the model, for files that upstream wrote")
     group.add_argument("--hf-cfg-dir", metavar="FOLDER", help="folder of the model's config.json and tokenizer, for hf")
@@ -267,6 +268,7 @@ def _of_mindspeed(arguments, notes):
         load_dir=arguments.load_dir,
         save_dir=arguments.save_dir,
         iteration=arguments.iteration,
+        adapter=arguments.lora_load,
         parallel={name: value for name, value in parallel.items() if value is not None},
         data_parallel_size=arguments.target_data_parallel_size,
         with_optimizer=not arguments.no_save_optim,

@@ -33,6 +33,8 @@ class Conversion:
         upstream_prefix (str): of the files' names.
         most_bytes (int): of a file for Hugging Face.
         workers (int): threads; memory holds a tensor for each.
+        adapter (Optional[str]): adapters that are merged into the weights on their way.
+        adapter_sign (int): -1 takes them out instead.
         verify, dry_run (bool): see the flags.
         flags (dict): setting -> flag as typed, for messages.
         notes (tuple[str]): about flags without effect.
@@ -56,6 +58,8 @@ class Conversion:
     source_layout: dict = field(default_factory=dict)
     config: str | None = None
     experts: str | None = None
+    adapter: str | None = None
+    adapter_sign: int = 1
     legacy_names: bool = False
     ckpt_format: str = "torch"
     upstream_format: str = "ckpt"

@@ -21,6 +21,9 @@ IGNORED = {
     "generate_all_dp_cp": "data-parallel ranks read the same files",
     "dist_opt_content": "the whole state of the optimizer is taken",
     "load_hf_from_config": "no model is built",
+    "lora_target_modules": "the folder of --lora-load says it",
+    "lora_r": "the folder of --lora-load says it",
+    "lora_alpha": "the folder of --lora-load says it",
 }
 IGNORED_WITHOUT_VALUE = (
     "no_checking",
@@ -39,11 +42,7 @@ REFUSED = {
     "orm": "reward heads are not converted.",
     "embed_layernorm": "a norm after the embedding belongs to no known family.",
     "add_output_layer_bias": "a bias of the head belongs to no known family.",
-    "lora_load": "adapters are not converted: merge them into the weights first.",
-    "lora_target_modules": "adapters are not converted: merge them into the weights first.",
-    "lora_r": "adapters are not converted: merge them into the weights first.",
-    "lora_alpha": "adapters are not converted: merge them into the weights first.",
-    "save_lora_to_hf": "adapters are not converted: merge them into the weights first.",
+    "save_lora_to_hf": "adapters go to a PEFT folder by: python -m mindspeed_ms.tools.lora export.",
     "mla_mm_split": "compressed attention (MLA) is not part of this framework yet.",
     "mtp_num_layers": "layers for several tokens ahead (MTP) are not part of this framework.",
     "schedules_method": "dualpipev is no schedule of this framework.",

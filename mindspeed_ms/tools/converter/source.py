@@ -9,6 +9,7 @@ from mindspeed_ms.core.dist_checkpointing.errors import CheckpointError
 from mindspeed_ms.core.dist_checkpointing.foreign import foreign_format, foreign_formats, is_foreign_folder, what_was_found
 from mindspeed_ms.core.dist_checkpointing.manifest import OPTIMIZER_PREFIX
 from mindspeed_ms.core.dist_checkpointing.reader import CheckpointReader
+from mindspeed_ms.models.adapter_files import merged_reader
 from mindspeed_ms.models.families.configuration import config_of_model, model_sections
 from mindspeed_ms.models.hugging_face import folder as hugging_face
 from mindspeed_ms.tools.checkpoint.source import open_checkpoint
@@ -61,6 +62,10 @@ def open_source(conversion):
         raise ConversionError(f"--load-dir {what_was_found(path)}{hint}")
     reader = open_checkpoint(path, conversion.iteration, conversion.config)
     try:
+        merged = merged_reader(reader.folder, reader.manifest, conversion.adapter, conversion.adapter_sign)
+        if merged is not None:
+            reader.close()
+            reader, path = merged, merged.folder
         source = _source(conversion, path, reader)
         _check_expected(conversion, source)
         check_one_dtype(conversion, reader)

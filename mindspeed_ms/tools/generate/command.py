@@ -66,6 +66,7 @@ def job_of(arguments):
         [task],
         prompts,
         iteration=options.iteration,
+        adapter=options.adapter,
         as_json=options.json,
         dtype=options.dtype,
         max_sequence_length=options.max_sequence_length,

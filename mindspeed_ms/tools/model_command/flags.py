@@ -57,12 +57,14 @@ def add_model_flags(parser):
     add_size_flags(parser)
     parser.add_argument("--dtype", choices=("fp32", "bf16", "fp16"), help="of computation and cache; default: the checkpoint's")
     parser.add_argument("--max-sequence-length", type=int, metavar="N", help="context; default: the model's, at most 8192")
+    add_adapter_flag(parser)
     parser.add_argument("--iteration", type=int, metavar="N", help="of the checkpoints of a run; default: the newest")
 
 
 def add_mindspeed_llm_flags(parser):
     """Add MindSpeed-LLM's flags that say how the model is loaded."""
     parser.add_argument("--load", required=True, metavar="FOLDER", help="checkpoint: ours, Megatron's or Hugging Face's")
+    add_adapter_flag(parser)
     parser.add_argument("--ckpt-step", type=int, metavar="N", help="iteration of a run's checkpoints; default: the newest")
     parser.add_argument("--use-kv-cache", action="store_true", help="always on")
     add_size_flags(parser)
@@ -85,9 +87,16 @@ def mindspeed_llm_arguments(options):
         raise JobError("--prompt-type-path needs --prompt-type, the name of a template in that file.")
     return model_arguments(options) | {
         "checkpoint": options.load,
+        "adapter": options.adapter,
         "iteration": options.ckpt_step,
         "dtype": "bf16" if options.bf16 else "fp16" if options.fp16 else None,
     }
+
+
+def add_adapter_flag(parser):
+    """Add the flag of adapters on top of the checkpoint."""
+    text = "adapters on top of the checkpoint: folder of a run with adapters, or of PEFT"
+    parser.add_argument("--adapter", "--lora", "--lora-load", dest="adapter", metavar="FOLDER", help=text)
 
 
 def add_conversation_flags(parser, history_turns=None):

@@ -59,7 +59,7 @@ class Job:
     """What a command line asks for.
 
     Attributes:
-        checkpoint (str), iteration (Optional[int]): what to load.
+        checkpoint (str), iteration (Optional[int]), adapter (Optional[str]): what to load.
         tasks (list[Task]), prompts (list[str]): each task answers each prompt.
         tokenizer_path (Optional[str]): a tokenizer in place of the checkpoint's.
         prompt_type, prompt_type_path (Optional[str]): template of templates.json for prompts and chats; "chat_template": the
@@ -77,6 +77,7 @@ class Job:
     tasks: list
     prompts: list
     iteration: int | None = None
+    adapter: str | None = None
     tokenizer_path: str | None = None
     prompt_type: str | None = None
     prompt_type_path: str | None = None
@@ -151,7 +152,7 @@ def _facts(job, tokenizer):
     if length is not None and length < 1:
         raise JobError(f"{job.length_flag} is {length}: expected an integer > 0.")
     try:
-        return read_facts(job.checkpoint, job.iteration, length, tokenizer)
+        return read_facts(job.checkpoint, job.iteration, length, tokenizer, job.adapter)
     except CheckpointError:
         raise
     except ValueError as error:

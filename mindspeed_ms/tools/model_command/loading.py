@@ -16,6 +16,7 @@ def load_model(job):
         max_sequence_length=job.max_sequence_length,
         slots=job.slots,
         iteration=job.iteration,
+        adapter=job.adapter,
         flags=job.flags,
     )
 

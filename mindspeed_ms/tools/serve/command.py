@@ -85,6 +85,7 @@ def job_of(arguments):
         [],
         [],
         iteration=options.iteration,
+        adapter=options.adapter,
         dtype=options.dtype,
         max_sequence_length=options.max_sequence_length,
         host=options.host,

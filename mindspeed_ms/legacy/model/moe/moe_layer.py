@@ -55,9 +55,7 @@ class MoELayer(LayerCell):
     def construct(self, hidden_states):
         """See the class."""
         if self.training and parallel_state.get_tensor_model_parallel_world_size() > 1 and not self.settings.sequence_parallel:
-            raise ValueError(
-                "a mixture of experts trains with tensor parallelism only if sequence_parallel is on: switch it on."
-            )
+            raise ValueError("a mixture of experts trains with tensor parallelism only if sequence_parallel is on.")
         if self.recomputes and self.training:
             return checkpoint(self._run, False, hidden_states), None
         return self._run(hidden_states), None

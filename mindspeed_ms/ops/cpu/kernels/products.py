@@ -44,6 +44,25 @@ def linear_rows(start, stop, sgemm, x, weight, y):
     )
 
 
+@kernel
+def add_linear_rows(start, stop, sgemm, x, weight, y):
+    """Rows `start` to `stop` of y [tokens, out] += x [tokens, in] weight [out, in]^T."""
+    multiply_transposed(
+        sgemm,
+        stop - start,
+        weight.shape[0],
+        x.shape[1],
+        1.0,
+        address_of(x[start:]),
+        x.shape[1],
+        address_of(weight),
+        weight.shape[1],
+        1.0,
+        address_of(y[start:]),
+        y.shape[1],
+    )
+
+
 FEW_ROWS = 128
 """Up to so many tokens `linear_few` is faster than BLAS, which copies the weight into another order first."""
 

@@ -1,0 +1,81 @@
+"""Linears with adapters: public constructors, scale, dropout, what they keep, LoRA+."""
+
+import numpy as np
+import pytest
+
+from mindspeed_ms.layout.adapters import Adapter
+from tests.lora.test_layouts import LORA, TARGETS
+from tests.model import builders
+
+
+def layers():
+    from mindspore import Tensor
+
+    from mindspeed_ms.core import autograd, storage
+    from mindspeed_ms.core.tensor_parallel import ColumnParallelLoRA, RowParallelLoRA
+    from mindspeed_ms.core.tensor_parallel.lora import AddLowRank
+
+    config = builders.make_config(builders.LLAMA)
+    builders.start(config)
+    x = Tensor(np.random.RandomState(0).rand(5, 2, 8).astype(np.float32))
+    common = {"config": config, "init_method": "normal", "bias": False, "lora_rank": 4, "lora_alpha": 12}
+    column = ColumnParallelLoRA(8, 6, **common)
+    row = RowParallelLoRA(8, 6, **common, input_is_parallel=True, lora_dropout=0.5)
+    for cell in (column, row):
+        storage.write(cell.lora_b, Tensor(np.random.RandomState(1).rand(6, 4).astype(np.float32)))
+        w, a, b = (values.asnumpy() for values in (cell.weight, cell.lora_a, cell.lora_b))
+        expected = x.asnumpy() @ (w + 3.0 * b @ a).T
+        cell.set_train(False)
+        np.testing.assert_allclose(cell(x)[0].asnumpy(), expected, atol=1e-5)
+        cell.is_active = False
+        np.testing.assert_allclose(cell(x)[0].asnumpy(), x.asnumpy() @ w.T, atol=1e-5)
+        cell.is_active = True
+    row.set_train()
+    first, second = (row(x)[0].asnumpy() for _ in range(2))
+    assert (first != second).any()
+    column.weight.requires_grad = False
+    saved = []
+    with autograd.saved_tensors_hooks(lambda tensor: saved.append(tuple(tensor.shape)) or tensor, lambda tensor: tensor):
+        column(autograd.set_requires_grad(autograd.detach(x)))
+    with pytest.raises(ValueError, match="no expert's"):
+        ColumnParallelLoRA(8, 6, **common, is_expert=True)
+    assert issubclass(AddLowRank, autograd.Function)
+    return saved
+
+
+def test_constructors_scale_dropout_and_what_a_frozen_weight_keeps(world):
+    """A keeps the input of the linear, B the low-rank activations; the frozen weight keeps nothing."""
+    assert sorted(world(1)(layers)[0]) == [(5, 2, 4), (5, 2, 8)]
+
+
+def test_scale():
+    assert Adapter("lora", (), 4, 32).scale == 8.0
+    assert Adapter("lora", (), 4, 32, is_rank_stabilized=True).scale == 16.0
+
+
+def rates(**lora):
+    from mindspeed_ms.testing import small_trainings
+
+    config = small_trainings.make_config(small_trainings.UNTIED, lora={**LORA, **lora})
+    _, optimizer, _ = small_trainings.build(config)
+    return {name.rpartition(".")[2]: group["lr"] for group in optimizer.param_groups for name in group["names"]}
+
+
+def test_lora_plus_scales_the_rate_of_b(world):
+    assert world(1)(rates, lora_plus_ratio=16.0)[0] == pytest.approx({"lora_a": 0.01, "lora_b": 0.16})
+    assert world(1)(rates)[0] == pytest.approx({"lora_a": 0.01, "lora_b": 0.01})
+
+
+def special():
+    from mindspeed_ms.testing import small_trainings
+
+    name = "language_model.encoder.layers.1.attention.qkv_proj"
+    cells = [*TARGETS, {"cell": name, "rank": 2, "alpha": 1}]
+    config = small_trainings.make_config(small_trainings.UNTIED, lora={**LORA, "target_cells": cells})
+    model = small_trainings.build(config)[0][0].module
+    layers = model.language_model.encoder.layers
+    return [(layer.attention.qkv_proj.lora_a.shape[0], layer.attention.qkv_proj.scale) for layer in layers]
+
+
+def test_a_cell_may_have_settings_of_its_own(world):
+    assert world(1)(special)[0] == [(3, 2.0), (2, 0.5), (3, 2.0), (3, 2.0)]

@@ -52,7 +52,7 @@ def test_good_headers_are_read(tmp_path):
         ({"w": tensor(shape=[1 << 40, 1 << 40])}, {}, "has 16 bytes"),
         ({"w": tensor(shape=[2, -2])}, {}, "tensor 'w' has shape [2, -2]"),
         ({"w": tensor(shape=[True, 4])}, {}, "tensor 'w' has shape"),
-        ({"w": tensor("F8_E4M3", [16])}, {}, "tensor 'w' has dtype F8_E4M3, which is not supported"),
+        ({"w": tensor("F8_E5M2", [16])}, {}, "tensor 'w' has dtype F8_E5M2, which is not supported"),
         ({"w": tensor([], [16])}, {}, "tensor 'w' has dtype []"),
         ({"w": {"dtype": "F32"}}, {}, "tensor 'w' has no dtype, shape and data_offsets"),
         ({"w": 1}, {}, "tensor 'w' has no dtype"),

@@ -17,7 +17,7 @@ from mindspeed_ms.tools.checkpoint.target_layout import layout_cut
 
 MOE = {
     "num_experts": 8, "moe_ffn_hidden_size": 24, "first_k_dense_replace": 1, "n_shared_experts": 2,
-    "moe_router_enable_expert_bias": True,
+    "moe_router_enable_expert_bias": True, "moe_router_score_function": "sigmoid",
 }  # fmt: skip
 # world, tp, pp, ep, expert tp (None: tp)
 LAYOUTS = [(8, 2, 1, 4, None), (4, 1, 1, 2, None), (8, 1, 1, 8, None), (16, 2, 2, 4, 1), (4, 2, 2, 1, None), (1, 1, 1, 1, None)]

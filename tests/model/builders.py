@@ -136,6 +136,10 @@ class Chunk:
             parameter.main_grad = storage.FlatBuffer(parameter.size, gradient.dtype).slice(0, parameter.size, parameter.shape)
             storage.write(parameter.main_grad, gradient)
 
+    def routers_with_bias(self):
+        """None."""
+        return []
+
     def finish_grad_sync(self):
         """Nothing: there is no data parallelism."""
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from mindspeed_ms.testing.parity import recordings, runner
-from mindspeed_ms.testing.parity.layouts import LAYOUTS
+from mindspeed_ms.testing.parity.layouts import EXPERT_LAYOUTS, LAYOUTS
 
 STEP = 10
 CASES = [
@@ -17,8 +17,17 @@ CASES = [
     ("vocab100_llama_tp2", "dp2z3"),
     ("llama_torchdist_tp2pp2", "tp2"),
     ("llama_bf16_tp2dp2_distopt", "pp2"),
+    ("mixtral_ep2", "tp1"),
+    ("mixtral_ep2", "ep2"),
+    ("mixtral_ep2", "tp2spep2"),
+    ("mixtral_ep2", "pp2ep2"),
 ]
-_LAYOUT_FLAGS = ("--tensor-model-parallel-size", "--pipeline-model-parallel-size", "--num-layers-per-virtual-pipeline-stage")
+_LAYOUT_FLAGS = (
+    "--expert-model-parallel-size",
+    "--tensor-model-parallel-size",
+    "--pipeline-model-parallel-size",
+    "--num-layers-per-virtual-pipeline-stage",
+)
 pytestmark = pytest.mark.skipif(recordings.golden_folder() is None, reason="needs the full recordings")
 
 
@@ -34,7 +43,7 @@ def _without_layout(flags):
 @pytest.mark.parametrize("name, layout", CASES, ids=[f"{name}-{layout}" for name, layout in CASES])
 def test_goes_on_from_megatrons_checkpoint(world, name, layout):
     """Loss and norm within 1e-5 of Megatron's (bf16: 5e-4, norm 1 %), read from its files as they are."""
-    recording, layout = recordings.load(recordings.CURVE + name), LAYOUTS[layout]
+    recording, layout = recordings.load(recordings.CURVE + name), (LAYOUTS | EXPERT_LAYOUTS)[layout]
     batches = {key: values[STEP:] for key, values in recording.batches.items()}
     extra = [*layout.flags, "--padded-vocab-size", "128"]
     folder = str(recordings.golden_folder() / "ckpt" / name)

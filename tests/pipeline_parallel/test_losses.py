@@ -232,7 +232,10 @@ def divided_by(parallel):
     parallel_state.initialize_model_parallel(**parallel)
     factors = []
     chunk = SimpleNamespace(
-        finish_grad_sync=lambda: None, trainable_parameters=list, scale_gradients=lambda factor: factors.append(factor)
+        routers_with_bias=list,
+        finish_grad_sync=lambda: None,
+        trainable_parameters=list,
+        scale_gradients=lambda factor: factors.append(factor),
     )
     finalize_model_grads([chunk], 5.0)
     return 1.0 / factors[0]

@@ -64,7 +64,7 @@ def _allreduce_embedding_grads(model):
 
 def _update_expert_biases(model):
     """Move the routers' expert biases by the tokens that the experts got in this step."""
-    routers = [cell for chunk in model for _, cell in chunk.cells_and_names() if getattr(cell, "expert_bias", None) is not None]
+    routers = [router for chunk in model for router in chunk.routers_with_bias()]
     if routers:
         update_expert_biases(routers, routers[0].moe.moe_router_bias_update_rate)
 

@@ -58,6 +58,10 @@ class ShardedModel(nn.Cell):
         """list[Parameter]: those that have a `main_grad`."""
         return [param for param in self.module.get_parameters() if param.requires_grad]
 
+    def routers_with_bias(self):
+        """list[Cell]: routers whose expert bias a step moves, see `expert_parallel.balance.update_expert_biases`."""
+        return [cell for _, cell in self.module.cells_and_names() if getattr(cell, "expert_bias", None) is not None]
+
     # ---- parameters --------------------------------------------------------------------------------------------------
 
     def finish_param_sync(self):

@@ -123,9 +123,16 @@ def _top_experts(scores, settings, expert_bias=None):
 def _sinkhorn(logits, topk, training):
     scores = ops.sigmoid(logits) if topk == 1 else ops.softmax(logits)
     with autograd.no_grad():
-        balanced = Tensor(sinkhorn(logits.asnumpy())) if training else autograd.detach(scores)
+        balanced = _balanced(logits) if training else autograd.detach(scores)
         indices = ops.top_k(balanced, topk)[1]
     return ops.gather_columns(scores, indices), indices
+
+
+def _balanced(logits):
+    """This rank's rows of `sinkhorn` over the tokens of whole sequences."""
+    group = parallel_state.get_tensor_and_context_parallel_group()
+    balanced = sinkhorn(group.all_gather(autograd.detach(logits)).asnumpy())
+    return _map(balanced[group.rank * logits.shape[0] :][: logits.shape[0]])
 
 
 def sinkhorn(cost):
@@ -159,4 +166,5 @@ def _dropped(probs, chosen, settings):
 
 
 def _map(array):
+    """float32 Tensor of an array."""
     return Tensor(np.ascontiguousarray(array, np.float32), ms.float32)

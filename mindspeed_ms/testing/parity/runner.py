@@ -42,12 +42,23 @@ def fill_weights(model, weights):
         name = global_name(name, parameter)  # of the last stage's copy of tied word embeddings: the original's
         if not parameter.requires_grad:  # the expert bias, which starts as zero and is not recorded
             whole = np.zeros(parameter.sharding.global_shape, np.float32)
-        elif weights is None:
-            whole = rule_weight(megatron_name(name), parameter.sharding.global_shape)
+        elif name.endswith(("experts.weight1", "experts.weight2")):
+            whole = _grouped(name, parameter.sharding.global_shape, weights)
         else:
-            whole = weights[name]
+            whole = _whole(name, parameter.sharding.global_shape, weights)
         local = np.ascontiguousarray(parameter.sharding.split(whole), dtype=np.float32)
         storage.write(parameter, Tensor.from_numpy(local.copy()))
+
+
+def _whole(name, shape, weights):
+    return rule_weight(megatron_name(name), shape) if weights is None else weights[name]
+
+
+def _grouped(name, shape, weights):
+    """Weights of single experts `[out, in]` as one tensor of grouped experts `[experts, in, out]`."""
+    prefix, linear = name.rpartition(".")[0], "mapping" if name.endswith("1") else "projection"
+    names = [f"{prefix}.local_experts.{expert}.{linear}.weight" for expert in range(shape[0])]
+    return np.stack([_whole(one, (shape[2], shape[1]), weights).T for one in names])
 
 
 def local_batch(batches, step, micro_batch_size):

@@ -39,6 +39,23 @@ CASES = {
     ),
     "per token": ("--calculate-per-token-loss --moe-z-loss-coeff 0.01", {}, ("ep2", "tp2sp", "tp2spep2etp1")),
     "small micro-batches": (" ".join(ONE), {}, ("dp4ep2distopt", "ep4", "pp2vpp2ep2")),
+    "DeepSeek": (
+        "--multi-latent-attention --q-lora-rank 24 --kv-lora-rank 16 --qk-head-dim 12 --qk-pos-emb-head-dim 8 --v-head-dim 20 "
+        "--qk-layernorm --n-shared-experts 1 --moe-ffn-hidden-size 32 --first-k-dense-replace 1 --moe-router-score-function "
+        "sigmoid --moe-router-enable-expert-bias --n-group 2 --topk-group 2 --routed-scaling-factor 2.5",
+        {},
+        ("tp2spep2", "pp2ep2"),
+    ),
+    "gpt-oss": (
+        "--softmax-type learnable --window-size 5,0 --moe-router-has-bias",
+        {
+            **BIASES,
+            "model_config.hidden_act": "clamped_swiglu",
+            "model_config.swiglu_limit": 0.5,
+            "model_config.window_attn_skip_freq": 2,
+        },
+        ("tp2spep2", "pp2ep2"),
+    ),
     "extended": ("--moe-extended-tp", {}, ("tp2spep2",)),
 }
 
@@ -47,7 +64,12 @@ def run(world, flags, settings, layout):
     recording = recordings.load("single_mixtral")
     batches = {name: values[:STEPS] for name, values in recording.batches.items()}
     extra = [*flags.split(), *layout.flags, "--padded-vocab-size", "128"]
-    results = world(layout.world)(runner.run, recording.flags, extra, batches, None, ("gradients",), settings)
+    recorded = list(recording.flags)
+    if "--multi-latent-attention" in extra:  # expands keys and values of every head
+        recorded.remove("--group-query-attention")
+        place = recorded.index("--num-query-groups")
+        del recorded[place : place + 2]
+    results = world(layout.world)(runner.run, recorded, extra, batches, None, ("gradients",), settings)
     return results[0], runner.joined(results, "gradients")
 
 

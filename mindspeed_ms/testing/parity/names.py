@@ -7,6 +7,7 @@ _FIXED = {
     "embedding.position_embeddings.weight": "language_model.embedding.position_embeddings.weight",
     "output_layer.weight": "language_model.output_layer.weight",
 }
+_LATENT = ("q_proj", "q_down_proj", "q_up_proj", "kv_down_proj", "kv_up_proj")
 _LAYER_PARTS = {
     "input_layernorm": "input_norm",
     "pre_mlp_layernorm": "post_attention_norm",
@@ -14,6 +15,9 @@ _LAYER_PARTS = {
     "self_attention.linear_proj": "attention.out_proj",
     "self_attention.q_layernorm": "attention.q_layernorm",
     "self_attention.k_layernorm": "attention.k_layernorm",
+    "self_attention.kv_layernorm": "attention.kv_layernorm",
+    **{f"self_attention.linear_{name}": f"attention.{name}" for name in _LATENT},
+    "self_attention.core_attention": "attention",
     "mlp.linear_fc1": "mlp.mapping",
     "mlp.linear_fc2": "mlp.projection",
     "mlp.router": "mlp.router.gating",
@@ -21,7 +25,7 @@ _LAYER_PARTS = {
     "mlp.shared_experts.linear_fc2": "mlp.shared_experts.projection",
 }
 _EXPERT_PARTS = {"linear_fc1": "mapping", "linear_fc2": "projection"}
-_WITHOUT_LINEAR = ("gate_weight", "expert_bias")
+_WITHOUT_LINEAR = ("gate_weight", "expert_bias", "softmax_offset")
 _MTP = r"(mtp\.layers\.\d+)\.(transformer_layer\.)?(.*)"
 _LAYER_NORM_ENDS = {"weight": "gamma", "bias": "beta"}
 
@@ -70,7 +74,7 @@ def megatron_name(name):
         linears = {ours: core for core, ours in _EXPERT_PARTS.items()}
         return f"decoder.{match.group(1)}.{part}.{linears[linear]}.{end}"
     if end in _WITHOUT_LINEAR:
-        return f"decoder.{match.group(1)}.{part}.{end}"
+        return f"decoder.{match.group(1)}.{parts.get(part, part)}.{end}"
     return f"decoder.{match.group(1)}.{parts[part]}.{end}"
 
 

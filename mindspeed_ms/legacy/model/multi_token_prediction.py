@@ -3,6 +3,7 @@
 from mindspore import dtype, mint, nn
 
 from mindspeed_ms import ops
+from mindspeed_ms.core import storage
 from mindspeed_ms.core.autograd import detach
 from mindspeed_ms.core.pipeline_parallel.micro_batch_loss import attach_auxiliary_loss, record_auxiliary
 from mindspeed_ms.core.tensor_parallel.layers import build_linear
@@ -20,7 +21,7 @@ from mindspeed_ms.legacy.model.transformer_layer import ParallelTransformerLayer
 
 def roll(tensor):
     """Tensor `[b, s]` moved one place to the front along the sequence; the last column is 0."""
-    return mint.cat((mint.narrow(tensor, 1, 1, tensor.shape[1] - 1), mint.zeros_like(mint.narrow(tensor, 1, 0, 1))), 1)
+    return mint.cat((mint.narrow(tensor, 1, 1, tensor.shape[1] - 1), storage.zeros((tensor.shape[0], 1), tensor.dtype)), 1)
 
 
 class MultiTokenPredictionLayer(Module):
@@ -28,6 +29,7 @@ class MultiTokenPredictionLayer(Module):
 
     Args:
         config (TransformerConfig): the model; the transformer layer is like its last one.
+        number (int): places that its layer predicts ahead of the model, from 1.
 
     Inputs: embedding and hidden_states `[s, b, h]` (`[s / tp, b, h]` under sequence parallelism), attention_mask,
     rotary_pos_emb as of a transformer layer. Output: the same shape.
@@ -35,7 +37,7 @@ class MultiTokenPredictionLayer(Module):
 
     names_are_global = False
 
-    def __init__(self, config):
+    def __init__(self, config, number):
         super().__init__(config)
         described, model = self.described, self.described.model
         self.sequence_parallel = self.settings.sequence_parallel
@@ -44,6 +46,7 @@ class MultiTokenPredictionLayer(Module):
         self.transformer_layer = ParallelTransformerLayer(
             described, model.stages.num_layers, LayerType.encoder, AttnMaskType.causal
         )
+        self.transformer_layer.mlp.set_layer_number(model.stages.num_layers + number)  # of its own in the metrics
         self.final_layernorm = get_norm(described)
 
     def construct(self, embedding, hidden_states, attention_mask=None, rotary_pos_emb=None):
@@ -73,7 +76,9 @@ class MultiTokenPrediction(Module):
 
     def __init__(self, config):
         super().__init__(config)
-        self.layers = nn.CellList([MultiTokenPredictionLayer(self.described) for _ in range(self.config.mtp_num_layers)])
+        self.layers = nn.CellList(
+            [MultiTokenPredictionLayer(self.described, number) for number in range(1, self.config.mtp_num_layers + 1)]
+        )
         self.scale = self.config.mtp_loss_scaling_factor / self.config.mtp_num_layers
         self.per_token = self.config.training_config.calculate_per_token_loss
         self.recomputes = self.config.recompute_granularity == "full"

@@ -56,6 +56,12 @@ CASES = {
         },
         ("tp2spep2", "pp2ep2"),
     ),
+    "multi-token prediction": (
+        "--mtp-num-layers 2 --mtp-loss-scaling-factor 0.3 --micro-batch-size 1 --moe-router-load-balancing-type seq_aux_loss "
+        "--first-k-dense-replace 1 --moe-shared-expert-intermediate-size 48",
+        {},
+        ("ep2", "ep2recompute", "ep2z3", "tp2spep2", "tp2spep2etp1", "pp2ep2", "pp2vpp2ep2"),
+    ),
     "extended": ("--moe-extended-tp", {}, ("tp2spep2",)),
 }
 
@@ -102,6 +108,15 @@ def test_grouped_and_single_experts_are_equal(world):
     for tensor, linear in (("weight1", "mapping"), ("weight2", "projection")):
         expected = np.stack([gradients[f"{layer}.local_experts.{expert}.{linear}.weight"].T for expert in range(4)])
         np.testing.assert_allclose(stacked[f"{layer}.{tensor}"], expected, atol=1e-6 * np.abs(expected).max())
+
+
+def test_a_layer_of_multi_token_prediction_counts_for_itself(world):
+    """Its balance loss has the number behind those of the model's layers; the mean is over all of them."""
+    result, _ = run(world, "--mtp-num-layers 1 --moe-per-layer-logging", {}, LAYOUTS["tp1"])
+    losses = result["losses"][0]
+    of_layers = [losses[f"moe/load_balancing_loss_layer_{layer}"] for layer in range(5)]
+    assert losses["load_balancing_loss"] == pytest.approx(np.mean(of_layers), rel=1e-6)
+    assert "moe/load_balancing_loss_layer_5" not in losses
 
 
 def test_padding_changes_nothing(world):

@@ -31,7 +31,7 @@ def _activation(name):
 def build(case):
     """The model of a case with the recordings' weights."""
     import torch
-    from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+    from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec, get_gpt_mtp_block_spec
     from megatron.core.models.gpt.gpt_model import GPTModel
     from megatron.core.transformer.transformer_config import TransformerConfig
 
@@ -49,9 +49,11 @@ def build(case):
         apply_rope_fusion=False,
         **case["model"],
     )
+    spec = get_gpt_layer_local_spec(normalization=config.normalization)
     model = GPTModel(
         config,
-        get_gpt_layer_local_spec(normalization=config.normalization),
+        spec,
+        mtp_block_spec=get_gpt_mtp_block_spec(config, spec, use_transformer_engine=False) if config.mtp_num_layers else None,
         max_sequence_length=case["sequence"],
         parallel_output=True,
         **case["gpt"],
@@ -90,6 +92,10 @@ def main():
     losses = model(tokens[:, :-1].contiguous(), positions, mask, labels=tokens[:, 1:].contiguous())
     losses.mean().backward()
     arrays = {"losses": losses.detach().numpy()}
+    if case["model"].get("mtp_num_layers"):
+        from megatron.core.transformer.multi_token_prediction import MTPLossLoggingHelper
+
+        arrays["mtp_losses"] = MTPLossLoggingHelper.tracker["values"].numpy()
     arrays |= {f"grad/{name}": p.grad.numpy() for name, p in model.named_parameters()}
     np.savez(sys.argv[2], **arrays)
 

@@ -133,6 +133,12 @@ class MegatronTarget:
         """Whether files are those of expert-parallel ranks."""
         return self.model.parallel.expert_model_parallel_size > 1
 
+    def has_experts_in(self, core, layer):
+        """Whether the layer of a parameter with this core name has experts: the global `layer`, or of multi-token prediction."""
+        if names.MTP_LAYER.fullmatch(core):
+            layer = self.model.stages.num_layers - 1  # which those are like
+        return layer is not None and self.model.mlp_kind(layer) == "experts"
+
     def experts_in(self, parameters):
         """Whether a rank with these parameters has an optimizer of experts."""
         return self.has_experts and any(one.is_expert for one in parameters)
@@ -219,8 +225,7 @@ class MegatronTarget:
     def _chunk(self, at, chunk, parameters):
         entries = collections.OrderedDict()
         for position, one in enumerate(parameters):
-            layer = one.description.layer
-            has_experts = layer is not None and self.model.mlp_kind(layer) == "experts"
+            has_experts = self.has_experts_in(one.core, one.description.layer)
             try:
                 name = names.name_in_style(one.core, self.style, has_experts, one.is_copy, self.experts)
             except KeyError:

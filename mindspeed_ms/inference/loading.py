@@ -111,6 +111,8 @@ def load(
     words += [*_dtype_flags(dtype, saved), "--train-iters", 1, "--lr", 1, *flags, "--use-lora", "False"]
     config = _configuration([str(word) for word in words])
     config.parallel_config.fill(sequence_parallel=False)
+    further = config.model_config.mtp_num_layers
+    config.model_config.fill(mtp_num_layers=None)  # decoding has no use for them
     tokenizer = find_tokenizer(checkpoint, place, manifest)
     _check_world(config.parallel_config)
     set_parallel_context(config.parallel_config)
@@ -119,11 +121,17 @@ def load(
     vocab_size = manifest.vocab_size or config.model_config.vocab_size
     opened = open_checkpoint(place, config, iteration) if adapters is None else MergedReader(place, manifest, adapters)
     with opened as reader:
+        reader.manifest.tensors = {key: one for key, one in reader.manifest.tensors.items() if not key.startswith("mtp.")}
         load_tensors(reader, list(model_tensors(chunks)), vocab_size=config.model_config.vocab_size)
     runner = ModelRunner(chunks, describe_model(config), vocab_size, length, slots, prefill_chunk=prefill_chunk)
     if comm.get_rank() == 0:
         logger.info(
-            "loaded %s: %d slots of %d tokens, cache of %.1f MB per rank", place, slots, length, runner.cache.bytes / 1e6
+            "loaded %s%s: %d slots of %d tokens, cache of %.1f MB per rank",
+            place,
+            " without its layers of multi-token prediction" if further else "",
+            slots,
+            length,
+            runner.cache.bytes / 1e6,
         )
     template = getattr(tokenizer, "chat_template", None)
     return Loaded(runner, tokenizer, template, end_ids(checkpoint, place, manifest, tokenizer), config)

@@ -152,8 +152,8 @@ class ModelDescription:
     moe_shared_expert_gate: bool
     moe_router_enable_expert_bias: bool
     moe_router_has_bias: bool
-    mtp_num_layers: int | None
     parallel: ParallelDescription
+    mtp_num_layers: int | None = None
 
     @property
     def is_latent(self):

@@ -27,7 +27,7 @@ def test_every_tensor_comes_back(tmp_path, caplog):
     assert {"shared_head.head.weight", "mlp.experts.3.down_proj.weight", "mlp.gate.e_score_correction_bias"} <= names
     sizes = ("--target-tensor-parallel-size", "2", "--target-pipeline-parallel-size", "2", "--mtp-num-layers", "2")
     convert(source, tmp_path / "native", "native", *sizes, "--verify")
-    convert(tmp_path / "native", tmp_path / "megatron", "megatron", *sizes)
+    convert(tmp_path / "native", tmp_path / "megatron", "mg", *sizes)
     convert(tmp_path / "megatron", tmp_path / "back", "hf", "--model-type-hf", "deepseek_v3", "--hf-cfg-dir", source)
     assert read_tensors(tmp_path / "back") == read_tensors(source)
     assert read_json(tmp_path / "back") == read_json(source)

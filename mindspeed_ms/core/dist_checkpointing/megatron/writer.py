@@ -85,6 +85,11 @@ class MegatronTarget:
         return names.SEQUENTIAL if wanted == names.SEQUENTIAL else names.ENGINE_GROUPED
 
     def _check(self):
+        if self.model.mtp_num_layers and self.model.is_tied and self.model.stages.pp > 1:
+            raise CheckpointError(
+                "mtp_num_layers with tied embeddings on several stages: Megatron's last stage has a head of its own there. "
+                "Write one pipeline stage."
+            )
         wanted = {one.key: one for _, _, parameters in self.ranks for one in parameters}
         stored = self.reader.manifest.tensors
         weights = {key for key in stored if not key.startswith(OPTIMIZER_PREFIX)}

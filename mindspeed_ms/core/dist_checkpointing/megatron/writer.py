@@ -139,7 +139,7 @@ class MegatronTarget:
         return self.model.parallel.expert_model_parallel_size > 1
 
     def has_experts_in(self, core, layer):
-        """Whether the layer of a parameter has experts: the global `layer`, or by the core name one of multi-token prediction."""
+        """Whether a parameter's layer has experts: the global `layer`, or by its core name one of multi-token prediction."""
         if names.MTP_LAYER.fullmatch(core):
             layer = self.model.stages.num_layers - 1  # which those are like
         return layer is not None and self.model.mlp_kind(layer) == "experts"

@@ -73,7 +73,9 @@ def test_every_layout_equals_one_rank(world, case):
 def test_equals_the_plain_way(world, flags):
     """Recomputation and chunks of logits change no loss and no gradient; gradients that are added while made neither."""
     plain = run(world, (), LAYOUTS["tp1"])
-    assert_equal(run(world, flags, LAYOUTS["tp1"]), plain, flags[0])
+    changed = run(world, flags, LAYOUTS["tp1"])
+    assert_equal(changed, plain, flags[0])
+    assert changed[0][0]["recomputed"] == (STEPS * 2 * (4 + 2) if flags is FULL else 0)  # micro-batches, layers of both kinds
     assert_equal(run(world, (), LAYOUTS["tp1"], ("--no-gradient-accumulation-fusion",)), plain, "fused")
 
 

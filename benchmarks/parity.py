@@ -13,7 +13,7 @@ import numpy as np
 from mindspeed_ms.core.logging import logger
 from mindspeed_ms.spelling import SuggestingParser
 from mindspeed_ms.testing.parity import recordings, runner
-from mindspeed_ms.testing.parity.layouts import LAYOUTS, is_available, padded_vocabulary, tensor_parallel_limit
+from mindspeed_ms.testing.parity.layouts import LAYOUTS, padded_vocabulary, tensor_parallel_limit
 from mindspeed_ms.testing.worlds import World, close_nursery
 
 LIMITS = {"loss": 1e-5, "grad_norm": 2e-5}
@@ -46,8 +46,6 @@ def main():
     worlds = {layout.world: World(layout.world) for layout in layouts}
     for name in options.recordings:
         recording = recordings.load(name)
-        if not is_available(recording):
-            continue
         cells = []
         for layout in layouts:
             if layout.tensor_parallel_size > tensor_parallel_limit(recording):

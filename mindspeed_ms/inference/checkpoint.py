@@ -55,6 +55,11 @@ class Checkpoint:
         return describe_model(self.config)
 
     @property
+    def has_further_predictions(self):
+        """Whether the checkpoint has layers of multi-token prediction, which decoding has no use for: they are left out."""
+        return bool(self.manifest.args["model_config"].get("mtp_num_layers"))
+
+    @property
     def ranks(self):
         """Number of ranks (int)."""
         return world_unit_of(self.model.parallel)

@@ -62,6 +62,7 @@ def configuration(place, manifest, sizes, dtype, length, flags):
     except ConfigError as error:
         raise ConfigError(error.problems[0]) from None
     config.parallel_config.fill(sequence_parallel=False)
+    config.model_config.fill(mtp_num_layers=None)  # decoding has no use for them
     ranks = config.parallel_config.context_parallel_size
     if ranks > 1:
         raise LoadError(f"--context-parallel-size is {ranks}: inference cuts no sequence over ranks, leave it out.")

@@ -110,11 +110,17 @@ def load_checkpoint(checkpoint, slots=8, prefill_chunk=DEFAULT_PREFILL_CHUNK):
     else:
         opened = MergedReader(place, checkpoint.manifest, checkpoint.adapters)
     with opened as reader:
+        reader.manifest.tensors = {key: one for key, one in reader.manifest.tensors.items() if not key.startswith("mtp.")}
         load_tensors(reader, list(model_tensors(chunks)), vocab_size=config.model_config.vocab_size)
     runner = ModelRunner(chunks, checkpoint.model, checkpoint.vocab_size, length, slots, prefill_chunk=prefill_chunk)
     if comm.get_rank() == 0:
         logger.info(
-            "loaded %s: %d slots of %d tokens, cache of %.1f MB per rank", place, slots, length, runner.cache.bytes / 1e6
+            "loaded %s%s: %d slots of %d tokens, cache of %.1f MB per rank",
+            place,
+            " without its layers of multi-token prediction" if checkpoint.has_further_predictions else "",
+            slots,
+            length,
+            runner.cache.bytes / 1e6,
         )
     template = getattr(checkpoint.tokenizer, "chat_template", None)
     return Loaded(runner, checkpoint.tokenizer, template, checkpoint.eos_ids, config)

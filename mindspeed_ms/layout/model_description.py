@@ -153,6 +153,7 @@ class ModelDescription:
     moe_router_enable_expert_bias: bool
     moe_router_has_bias: bool
     parallel: ParallelDescription
+    mtp_num_layers: int | None = None
 
     @property
     def is_latent(self):

@@ -9,7 +9,7 @@ from math import prod
 
 from mindspeed_ms.layout import describers as _all_describers  # noqa: F401  (registers them)
 from mindspeed_ms.layout.adapters import adapt
-from mindspeed_ms.layout.describers.gpt import WORD_EMBEDDINGS
+from mindspeed_ms.layout.describers.gpt import WORD_EMBEDDINGS, describe_embedding_copy
 from mindspeed_ms.layout.describers.registry import RankParts, describer
 from mindspeed_ms.layout.divisibility import check_model
 from mindspeed_ms.layout.parameter_description import ParameterDescription
@@ -66,6 +66,8 @@ def _describe(model, rank, stages, stage):
     descriptions = []
     for chunk in range(stages.vpp):
         found = embedding(model, rank) if stages.has_embedding(stage, chunk) else []
+        if model.mtp_num_layers and stages.has_head(stage, chunk) and not found:
+            found = describe_embedding_copy(model, rank)
         for layer in stages.layers(stage, chunk):
             found += [replace(one, layer=layer) for one in layer_of(model, rank, layer)]
         found += head(model, rank) if stages.has_head(stage, chunk) else []

@@ -76,6 +76,8 @@ SPECIAL = {
     "model_config.position_embedding_type": "rope",
     "model_config.add_position_embedding": (False, _ROPE),
     "model_config.use_rotary_position_embeddings": (True, _ROPE),
+    "model_config.mtp_num_layers": (1, _ROPE),
+    "model_config.mtp_loss_scaling_factor": (0.5, {**_ROPE, "model_config.mtp_num_layers": 1}),
     "model_config.rotary_base": (500.0, _ROPE),
     "model_config.rotary_percent": (0.5, _ROPE),
     "model_config.rotary_interleaved": (True, _ROPE),

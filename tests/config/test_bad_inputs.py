@@ -104,7 +104,12 @@ TP4 = {f"{P}.tensor_model_parallel_size": 4}
 CP2 = {f"{P}.context_parallel_size": 2}
 # (settings, key that is named, words that must be there)
 SCALED = {f"{M}.position_embedding_type": "rope"}
+MTP = {f"{M}.mtp_num_layers": 1, f"{M}.position_embedding_type": "rope"}
 RULES = [
+    ({**MTP, **CP2}, f"{M}.mtp_num_layers", "context_parallel_size"),
+    ({**MTP, "lora_config.use_lora": True}, f"{M}.mtp_num_layers", "use_lora"),
+    ({f"{M}.mtp_num_layers": 1}, f"{M}.mtp_num_layers", "expected rope or none"),
+    ({f"{M}.mtp_num_layers": -1}, f"{M}.mtp_num_layers", "integer"),
     ({f"{P}.world_size": 6, f"{P}.tensor_model_parallel_size": 4}, f"{P}.world_size", "multiple of 4"),
     ({f"{P}.world_size": 8, f"{P}.data_parallel_size": 4}, f"{P}.data_parallel_size", "expects 8"),
     ({f"{P}.order": "tp-dp"}, f"{P}.order", "each of tp"),

@@ -149,7 +149,7 @@ def test_convert_a_script_with_what_we_lack(tmp_path):
     fate = dict(result.fate)
     assert fate["--sequence-parallel"].startswith("left out") and fate["--not-a-flag"].startswith("UNKNOWN")
     assert fate["--mla-mm-split"].startswith("LEFT OUT") and "MLA" in fate["--mla-mm-split"]
-    assert "# LEFT OUT: --mtp-num-layers" in result.yaml_text
+    assert fate["--mtp-num-layers 0"] == "-> model_config.mtp_num_layers"
     path = tmp_path / "experts.yaml"
     path.write_text(result.yaml_text, encoding="utf-8")
     all_config = init_configs_from_yaml(str(path))

@@ -84,8 +84,8 @@ MODELS = {
     "deepseek_v3": (
         DEEPSEEK_V3,
         (
-            "671,026,404,352 parameters",
-            "37,552,282,624 of them active per token: 8 of 256 experts in 58 of 61 layers",
+            "682,636,472,320 parameters",
+            "38,240,382,976 of them active per token: 8 of 256 experts in 58 of 61 layers",
             "experts of such a layer on each rank: 4 of 256, each cut over 1 ranks",
             "1024 ranks: dp64 tp1 pp16 cp1 ep64",
             "layers per stage: 4/4/4/4/4/4/4/4/4/4/4/4/4/4/3/2",

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from mindspeed_ms.testing.parity import recordings, runner
-from mindspeed_ms.testing.parity.layouts import is_available, padded_vocabulary
+from mindspeed_ms.testing.parity.layouts import padded_vocabulary
 
 STEPS = 2
 RING, ULYSSES, HYBRID = "megatron_cp_algo", "ulysses_cp_algo", "hybrid_cp_algo"
@@ -97,7 +97,7 @@ EP2 = ("--expert-model-parallel-size", "2")
 EXPERTS = [("ring2", ()), ("ring2", EP2), ("ulysses2", EP2), ("ring4", EP2), ("hybrid2x2", EP2)]
 
 
-@pytest.mark.parametrize("cut, flags", EXPERTS if is_available(recordings.load("single_mixtral")) else ())
+@pytest.mark.parametrize("cut, flags", EXPERTS)
 def test_experts(world, cut, flags):
     """Experts are spread over data and context parallel ranks."""
     _assert_equal(_run(world, "mixtral", int(CUTS[cut][1]), [*CUTS[cut], *flags]), *_reference(world, "mixtral", ()))

@@ -240,7 +240,7 @@ def test_fields_and_settings(family, fields, wanted):
         ("deepseek_v3", {"moe_layer_freq": 2}, "moe_layer_freq is 2"),
         ("deepseek_v3", {"norm_topk_prob": False}, "norm_topk_prob is False"),
         ("deepseek_v3", {"num_experts_per_tok": 1}, "num_experts_per_tok is 1"),
-        ("deepseek_v3", {"num_nextn_predict_layers": 2}, "num_nextn_predict_layers is 2"),
+        ("deepseek_v3", {"num_nextn_predict_layers": -1}, "num_nextn_predict_layers is -1"),
         ("deepseek_v3", {"quantization_config": {"quant_method": "awq"}}, "quant_method 'awq': expected 'fp8'"),
         ("deepseek_v3", {"quantization_config": {"quant_method": "fp8", "weight_block_size": 128}}, "weight_block_size"),
         ("deepseek_v2", {"norm_topk_prob": True}, "norm_topk_prob is True"),

@@ -157,12 +157,3 @@ def test_faults_name_the_tensor(tmp_path, name, change, text):
 def _cut(stored, name):
     dtype, array = stored[name]
     stored[name] = dtype, array[:-1]
-
-
-def test_layers_behind_the_model_are_left_out(tmp_path):
-    config = {**DEEPSEEK, "num_nextn_predict_layers": 1}
-    further = {"model.layers.4.enorm.weight": ("bfloat16", np.zeros(32, np.uint16))}
-    manifest = read_manifest(write_raw(tmp_path / "model", config, {**plain(DEEPSEEK), **further}))
-    assert "num_nextn_predict_layers" in manifest.left_out["model.layers.4.enorm.weight"]
-    with pytest.raises(CheckpointError, match=r"model\.layers\.4\.enorm"):
-        read_manifest(write_raw(tmp_path / "model", DEEPSEEK, {**plain(DEEPSEEK), **further}))

@@ -108,6 +108,17 @@ CONFIGS = {
             "mscale_all_dim": 1.0,
         },
     },
+    "deepseek_v3_further": {
+        **SIZES,
+        **LATENT,
+        **EXPERTS,
+        "model_type": "deepseek_v3",
+        "n_routed_experts": 4,
+        "n_group": 2,
+        "topk_group": 1,
+        "first_k_dense_replace": 1,
+        "num_nextn_predict_layers": 2,
+    },
     "gpt_oss": {
         **SIZES,
         "model_type": "gpt_oss",
@@ -135,10 +146,13 @@ def tensors_of(config, seed=0):
     family = family_of(config, "config.json")
     model = describe_model(read_configuration(family, config, "config.json"))
     random = np.random.RandomState(seed)
-    return {
+    parts = tensor_parts(family, model)
+    tensors = {
         name: (random.standard_normal(shape) * 0.1 + (len(shape) == 1 and "norm" in name)).astype(np.float32)
-        for name, shape in {part.name: part.stored_shape for part in tensor_parts(family, model)}.items()
+        for name, shape in {part.name: part.stored_shape for part in parts if not part.is_copy}.items()
     }
+    originals = {part.key: part.name for part in parts if not part.is_copy}
+    return {**tensors, **{part.name: tensors[originals[part.key]] for part in parts if part.is_copy}}
 
 
 def write_folder(folder, config, tensors=None, files=1, dtype="float32"):

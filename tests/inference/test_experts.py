@@ -78,3 +78,19 @@ def refused(folder):
 
 def test_the_number_of_ranks_is_that_of_the_experts(world, models):
     world(2)(refused, models[0]["mixtral"])
+
+
+def test_layers_of_multi_token_prediction_are_left_out(world, tmp_path):
+    """The same tokens and scores as without them, whether the cache is used or not (scores are computed at once)."""
+    config = {**CONFIGS["deepseek_v3_further"], "eos_token_id": 3, "bos_token_id": 0}
+    tensors = {key: array * (1 if "norm" in key else 3) for key, array in tensors_of(config, 1).items()}
+    own = {key: array for key, array in tensors.items() if not key.startswith(("model.layers.4.", "model.layers.5."))}
+    folders = {
+        "with": write_folder(tmp_path / "with", config, tensors)[0],
+        "without": write_folder(tmp_path / "own", config, own)[0],
+    }
+    for sizes in ({}, {"pipeline_model_parallel_size": 2}):
+        for rank in world(2 if sizes else 1)(generated, folders, sizes):
+            assert rank["with"][0] == rank["without"][0] and rank["with"][2] == rank["without"][2]
+            for found, right in zip(rank["with"][1], rank["without"][1], strict=True):
+                np.testing.assert_array_equal(found, right)

@@ -43,6 +43,8 @@ MODELS = {
     "latent": builders.LATENT,
     "latent_plain": {**builders.LATENT, "q_lora_rank": None, "qk_layernorm": False, "qkv_has_bias": True},
     "sinks": builders.SINKS,
+    "further tokens": {**builders.LLAMA, "mtp_num_layers": 2},
+    "further tokens, tied": {**TIED_LLAMA, "mtp_num_layers": 1},
 }
 LAYOUTS = {
     "one": {},

@@ -40,6 +40,29 @@ CASES = {
     "per token": ("--calculate-per-token-loss --moe-z-loss-coeff 0.01", {}, ("ep2", "tp2sp", "tp2spep2etp1")),
     "small micro-batches": (" ".join(ONE), {}, ("dp4ep2distopt", "dp4ep2overlap", "dp4ep2z2", "ep4", "pp2vpp2ep2")),
     "small micro-batches, grouped": (" ".join((*ONE, "--moe-grouped-gemm")), {}, ("dp4ep2z2",)),
+    "DeepSeek": (
+        "--multi-latent-attention --q-lora-rank 24 --kv-lora-rank 16 --qk-head-dim 12 --qk-pos-emb-head-dim 8 --v-head-dim 20 "
+        "--qk-layernorm --n-shared-experts 1 --moe-ffn-hidden-size 32 --first-k-dense-replace 1 --moe-router-score-function "
+        "sigmoid --moe-router-enable-expert-bias --n-group 2 --topk-group 2 --routed-scaling-factor 2.5",
+        {},
+        ("tp2spep2", "pp2ep2"),
+    ),
+    "gpt-oss": (
+        "--softmax-type learnable --window-size 5,0 --moe-router-has-bias",
+        {
+            **BIASES,
+            "model_config.hidden_act": "clamped_swiglu",
+            "model_config.swiglu_limit": 0.5,
+            "model_config.window_attn_skip_freq": 2,
+        },
+        ("tp2spep2", "pp2ep2"),
+    ),
+    "multi-token prediction": (
+        "--mtp-num-layers 2 --mtp-loss-scaling-factor 0.3 --micro-batch-size 1 --moe-router-load-balancing-type seq_aux_loss "
+        "--first-k-dense-replace 1 --moe-shared-expert-intermediate-size 48",
+        {},
+        ("ep2", "ep2recompute", "ep2z3", "tp2spep2", "tp2spep2etp1", "pp2ep2", "pp2vpp2ep2"),
+    ),
     "extended": ("--moe-extended-tp", {}, ("tp2spep2",)),
 }
 
@@ -48,7 +71,12 @@ def run(world, flags, settings, layout, watch=None):
     recording = recordings.load("single_mixtral")
     batches = {name: values[:STEPS] for name, values in recording.batches.items()}
     extra = [*flags.split(), *layout.flags, "--padded-vocab-size", "128"]
-    results = world(layout.world)(runner.run, recording.flags, extra, batches, None, ("gradients",), settings, watch)
+    recorded = list(recording.flags)
+    if "--multi-latent-attention" in extra:  # expands keys and values of every head
+        recorded.remove("--group-query-attention")
+        place = recorded.index("--num-query-groups")
+        del recorded[place : place + 2]
+    results = world(layout.world)(runner.run, recorded, extra, batches, None, ("gradients",), settings, watch)
     return results[0], runner.joined(results, "gradients")
 
 
@@ -114,6 +142,15 @@ def test_grouped_and_single_experts_are_equal(world):
     for tensor, linear in (("weight1", "mapping"), ("weight2", "projection")):
         expected = np.stack([gradients[f"{layer}.local_experts.{expert}.{linear}.weight"].T for expert in range(4)])
         np.testing.assert_allclose(stacked[f"{layer}.{tensor}"], expected, atol=1e-6 * np.abs(expected).max())
+
+
+def test_a_layer_of_multi_token_prediction_counts_for_itself(world):
+    """Its balance loss has the number behind those of the model's layers; the mean is over all of them."""
+    result, _ = run(world, "--mtp-num-layers 1 --moe-per-layer-logging", {}, LAYOUTS["tp1"])
+    losses = result["losses"][0]
+    of_layers = [losses[f"moe/load_balancing_loss_layer_{layer}"] for layer in range(5)]
+    assert losses["load_balancing_loss"] == pytest.approx(np.mean(of_layers), rel=1e-6)
+    assert "moe/load_balancing_loss_layer_5" not in losses
 
 
 def test_padding_changes_nothing(world):

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from mindspeed_ms.testing.parity import recordings, runner
-from mindspeed_ms.testing.parity.layouts import LAYOUTS, is_available, layouts_of, padded_vocabulary, tensor_parallel_limit
+from mindspeed_ms.testing.parity.layouts import LAYOUTS, layouts_of, padded_vocabulary, tensor_parallel_limit
 
-SINGLE = [name for name in recordings.available("single_") if is_available(recordings.load(name))]
+SINGLE = recordings.available("single_")
 
 
 def _cases(fits):

@@ -26,7 +26,11 @@ def build(case):
     import torch
     from megatron.core import parallel_state
     from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
-    from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec, get_gpt_layer_local_spec
+    from megatron.core.models.gpt.gpt_layer_specs import (
+        get_gpt_decoder_block_spec,
+        get_gpt_layer_local_spec,
+        get_gpt_mtp_block_spec,
+    )
     from megatron.core.models.gpt.gpt_model import GPTModel
     from megatron.core.transformer.module import Float16Module
     from megatron.core.transformer.transformer_config import TransformerConfig
@@ -66,9 +70,11 @@ def build(case):
             spec = get_gpt_decoder_block_spec(config, use_transformer_engine=False, normalization=config.normalization)
         else:
             spec = get_gpt_layer_local_spec(normalization=config.normalization, qk_layernorm=config.qk_layernorm)
+        further = config.mtp_num_layers and get_gpt_mtp_block_spec(config, spec, use_transformer_engine=False)
         model = GPTModel(
             config,
             spec,
+            mtp_block_spec=further or None,
             max_sequence_length=16,
             parallel_output=True,
             pre_process=parallel_state.is_pipeline_first_stage(),
@@ -148,6 +154,7 @@ def arguments(case):
         "add_qkv_bias": bool(model.get("add_qkv_bias")),
         "swiglu": case["activation"] == "swiglu",
         "num_experts": model.get("num_moe_experts"),
+        "mtp_num_layers": model.get("mtp_num_layers"),
         "moe_ffn_hidden_size": model.get("moe_ffn_hidden_size")
         or (model["ffn_hidden_size"] if model.get("num_moe_experts") else None),
         "moe_layer_freq": model.get("moe_layer_freq", 1),

@@ -32,7 +32,11 @@ def _activation(name):
 def build(case):
     """The model of a case with the recordings' weights."""
     import torch
-    from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec, get_gpt_layer_local_spec
+    from megatron.core.models.gpt.gpt_layer_specs import (
+        get_gpt_decoder_block_spec,
+        get_gpt_layer_local_spec,
+        get_gpt_mtp_block_spec,
+    )
     from megatron.core.models.gpt.gpt_model import GPTModel
     from megatron.core.transformer.transformer_config import TransformerConfig
 
@@ -53,7 +57,14 @@ def build(case):
     spec = get_gpt_layer_local_spec(normalization=config.normalization)
     if config.num_moe_experts:  # the pattern of dense and expert layers is this function's
         spec = get_gpt_decoder_block_spec(config, use_transformer_engine=False, normalization=config.normalization)
-    model = GPTModel(config, spec, max_sequence_length=case["sequence"], parallel_output=True, **case["gpt"])
+    model = GPTModel(
+        config,
+        spec,
+        mtp_block_spec=get_gpt_mtp_block_spec(config, spec, use_transformer_engine=False) if config.mtp_num_layers else None,
+        max_sequence_length=case["sequence"],
+        parallel_output=True,
+        **case["gpt"],
+    )
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.copy_(torch.from_numpy(rule_weight(name, tuple(parameter.shape))))
@@ -86,6 +97,10 @@ def run(case):
         (losses[-1].mean() / len(parts)).backward()
     arrays = {"losses": torch.cat(losses).detach().numpy()}
     arrays |= {f"balance/{name}": found["values"].numpy() / len(parts) for name, found in tracker.items()}
+    if case["model"].get("mtp_num_layers"):
+        from megatron.core.transformer.multi_token_prediction import MTPLossLoggingHelper
+
+        arrays["mtp_losses"] = MTPLossLoggingHelper.tracker["values"].numpy()
     return arrays | {f"grad/{name}": p.grad.numpy() for name, p in model.named_parameters()}
 
 

@@ -75,6 +75,15 @@ CASES = {
         LEARNED,
         ["--apply-query-key-layer-scaling"],
     ),
+    "two further tokens": _case(
+        "swiglu",
+        {"add_bias_linear": False, "normalization": "RMSNorm", "mtp_num_layers": 2, "mtp_loss_scaling_factor": 0.3},
+        {**ROPE, "share_embeddings_and_output_weights": True},
+        [
+            *("--swiglu", "--normalization", "RMSNorm", "--disable-bias-linear"),
+            *("--mtp-num-layers", "2", "--mtp-loss-scaling-factor", "0.3"),
+        ],
+    ),
     "swiglu with biases": _case(
         "swiglu", {"bias_activation_fusion": True}, {**ROPE, "share_embeddings_and_output_weights": True}, ["--swiglu"], 17
     ),
@@ -130,6 +139,10 @@ def test_loss_and_gradients(world, megatron, tmp_path, name, layout):
     ours = runner.joined(results, "gradients")
     with np.load(tmp_path / "out.npz") as data:
         assert abs(results[0]["loss"][0] / data["losses"].mean(dtype=np.float64) - 1) < 1e-5
+        further = [
+            results[0]["losses"][0][f"mtp_{depth} loss"] for depth in range(1, case["model"].get("mtp_num_layers", 0) + 1)
+        ]
+        np.testing.assert_allclose(further, data["mtp_losses"] if further else [], rtol=1e-5)
         recorded = runner.our_arrays({key[5:]: data[key] for key in data.files if key.startswith("grad/")})
     assert set(ours) == set(recorded)
     for key, expected in recorded.items():

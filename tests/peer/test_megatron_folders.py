@@ -70,6 +70,21 @@ CASES = {
         _case({"pp": 2, "ep": 2, "dp": 2}, {**EXPERTS, "moe_layer_freq": [0, 1]}, ROPE, "swiglu", distributed=True),
         [],
     ),
+    "two further tokens": (
+        _case({"tp": 2, "pp": 2}, {**SIZES, "mtp_num_layers": 2, "mtp_loss_scaling_factor": 0.1}, ROPE, "swiglu"),
+        [{}, {"tp": 2}],
+    ),
+    "a further token, experts": (
+        _case(
+            {"ep": 2, "dp": 2},
+            {**EXPERTS, "mtp_num_layers": 1, "mtp_loss_scaling_factor": 0.1},
+            ROPE,
+            "swiglu",
+            distributed=True,
+            fused=True,
+        ),
+        [{"ep": 2, "dp": 2}],
+    ),
     "grouped experts": (_case({"ep": 2, "dp": 2}, EXPERTS, ROPE, "swiglu", grouped=True), [{"ep": 2, "dp": 2}]),
     "two ranks share the optimizer": (
         _case({"dp": 2}, {**LLAMA, "num_layers": 2}, ROPE, "swiglu", distributed=True, fused=True, bucket_size=5000),

@@ -6,6 +6,7 @@ from mindspeed_ms.config.checks import (
     experts,
     layout,
     model,
+    multi_token_prediction,
     optimizer,
     pipeline,
     profile,

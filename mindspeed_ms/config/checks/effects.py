@@ -24,6 +24,7 @@ def _section(name, *without):
 
 # (paths, the needed setting in words, function: whether a configuration has it)
 NEEDS = (
+    (("model_config.mtp_loss_scaling_factor",), "mtp_num_layers", lambda context: context.value("model_config.mtp_num_layers")),
     (
         (*_section("moe_config", "moe_config.num_experts"), *_paths(_P, "expert_tensor_parallel_size")),
         "experts (moe_config.num_experts)",

@@ -13,7 +13,7 @@ from mindspeed_ms.config.sections.lora import LoraConfig
 from mindspeed_ms.config.sections.moe import MoEConfig
 from mindspeed_ms.config.sections.parallel import ModelParallelConfig
 from mindspeed_ms.config.sections.training import TrainingConfig
-from mindspeed_ms.config.values import Bool, PositiveInt, integer, one_of
+from mindspeed_ms.config.values import Bool, Count, NotNegative, PositiveInt, integer, one_of
 from mindspeed_ms.layout.model_description import GATED_ACTIVATIONS
 
 _NO_ENCODER = ("there are decoder-only models here", "本框架只有仅解码器模型")
@@ -121,6 +121,19 @@ class TransformerConfig(LayerFields, PositionFields, LatentAttentionFields, Atte
     )
     recompute_num_layers: PositiveInt | None = field(
         None, "Layers per group (uniform) or number of layers (block).", "每组层数（uniform）或层数（block）。", "operators"
+    )
+    mtp_num_layers: Count | None = field(
+        None,
+        "Further tokens that each position predicts in training, with a layer for each (multi-token prediction).",
+        "训练中每个位置额外预测的token数，每个对应一层（多token预测，MTP）。",
+        "parameters",
+        checkpoint=TAKEN,
+    )
+    mtp_loss_scaling_factor: NotNegative = field(
+        0.1,
+        "Weight of the mean loss of the further tokens (multi-token prediction).",
+        "多token预测（MTP）平均损失的权重。",
+        "optimizer",
     )
     distribute_saved_activations: Bool = field(
         False, "Cut checkpointed activations over tensor parallel ranks.", "把保存的激活切到张量并行rank上。", "memory"

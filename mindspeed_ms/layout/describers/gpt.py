@@ -39,6 +39,11 @@ def as_tied_copy(model, description):
     return replace(description, shared=True, shared_with=_WORDS, draw_dtype=model.embedding_init_dtype)
 
 
+def shares_embedding(model):
+    """Whether first and last stage each hold the word embeddings: for a tied head, or for multi-token prediction."""
+    return model.is_tied or bool(model.mtp_num_layers)
+
+
 def layer_norms(model):
     """`{name: Norm}` of a layer."""
     scales = {"input_norm": 1.0, "post_attention_norm": 1.0}
@@ -53,18 +58,22 @@ def describe_embedding(model, rank):
     descriptions = []
     for name, table in embedding_tables(model).items():
         found = placed(f"language_model.embedding.{name}", table.describe(rank.tensor))
-        is_shared = name == "word_embeddings" and model.is_tied and rank.is_pipelined
+        is_shared = name == "word_embeddings" and shares_embedding(model) and rank.is_pipelined
         descriptions += [replace(one, shared=True) if is_shared else one for one in found]
     return descriptions
 
 
-@register_describer("layer", "gpt")
-def describe_layer(model, rank, layer):
-    """Parameters of the global layer `layer`: norms, attention and feed-forward block."""
+def describe_embedding_copy(model, rank):
+    """The last stage's copy of the word embeddings for multi-token prediction."""
+    weights = placed("embedding.word_embeddings", embedding_tables(model)["word_embeddings"].describe(rank.tensor))
+    return placed("language_model", [as_tied_copy(model, weight) for weight in weights])
+
+
+def _layer_parts(model, rank, layer):
     norms = {name: placed(name, norm.describe(rank.tensor)) for name, norm in layer_norms(model).items()}
     attention = describer("attention", model.attention_type)(model, rank)
     mlp = describer("mlp", model.mlp_kind(layer))(model, rank)
-    parts = [
+    return [
         *norms["input_norm"],
         *placed("attention", attention),
         *norms.get("attn_post_norm", ()),
@@ -72,17 +81,50 @@ def describe_layer(model, rank, layer):
         *placed("mlp", mlp),
         *norms.get("ffn_post_norm", ()),
     ]
-    return placed(f"language_model.encoder.layers.{layer}", parts)
+
+
+@register_describer("layer", "gpt")
+def describe_layer(model, rank, layer):
+    """Parameters of the global layer `layer`: norms, attention and feed-forward block."""
+    return placed(f"language_model.encoder.layers.{layer}", _layer_parts(model, rank, layer))
+
+
+def mtp_projection(model):
+    """Linear that joins embedding and hidden states of a layer of multi-token prediction."""
+    return Linear(
+        column=True,
+        input_size=2 * model.hidden_size,
+        output_size=model.hidden_size,
+        initializer=model.initializers.block,
+        bias=None,
+    )
+
+
+def describe_mtp_layers(model, rank):
+    """Parameters of the layers of multi-token prediction, which are like the last layer of the model."""
+    norm = Norm(model.norm, model.hidden_size)
+    descriptions = []
+    for number in range(model.mtp_num_layers or 0):
+        parts = [
+            *placed("enorm", norm.describe(rank.tensor)),
+            *placed("hnorm", norm.describe(rank.tensor)),
+            *placed("eh_proj", mtp_projection(model).describe(rank.tensor)),
+            *placed("transformer_layer", _layer_parts(model, rank, model.stages.num_layers - 1)),
+            *placed("final_layernorm", norm.describe(rank.tensor)),
+        ]
+        descriptions += placed(f"mtp.layers.{number}", parts)
+    return descriptions
 
 
 @register_describer("head", "gpt")
 def describe_head(model, rank):
-    """Parameters of the head: final norm, and the weight unless one rank holds both embedding and a tied head."""
+    """Parameters of the head: final norm, and the weight unless the rank holds both embedding and a tied head; then the layers
+    of multi-token prediction."""
     descriptions = []
     if model.use_final_norm:
         norm = Norm(model.norm, model.hidden_size)
         descriptions += placed("encoder.final_norm", norm.describe(rank.tensor))
-    if not model.is_tied or rank.is_pipelined:
+    if not model.is_tied or (rank.is_pipelined and not model.mtp_num_layers):
         weights = placed("output_layer", output_layer(model).describe(rank.tensor))
         descriptions += [as_tied_copy(model, weight) for weight in weights] if model.is_tied else weights
-    return placed("language_model", descriptions)
+    return placed("language_model", descriptions) + describe_mtp_layers(model, rank)

@@ -18,6 +18,7 @@ from mindspeed_ms.legacy.model.loss_func import LossWithMask
 from mindspeed_ms.legacy.model.mcore_keywords import KEYWORDS, check_keywords
 from mindspeed_ms.legacy.model.model_inputs import check_inputs
 from mindspeed_ms.legacy.model.module import Module
+from mindspeed_ms.legacy.model.multi_token_prediction import MultiTokenPrediction
 
 
 def post_language_model_processing(
@@ -123,6 +124,7 @@ class GPTModel(Module):
             self.parallel_lm_logits = ParallelLMLogits(described, bias=False, compute_dtype=config.compute_dtype)
             cross_entropy = VocabParallelCrossEntropy(overwrite_logits=True)
             self.loss = LossWithMask(cross_entropy, label_smoothing=config.label_smoothing)
+        self.mtp = MultiTokenPrediction(described) if post_process and described.model.mtp_num_layers else None
         if not self.untie_embeddings_and_output_weights:
             self.initialize_word_embeddings()
         add_adapters(described.model, self)
@@ -210,6 +212,22 @@ class GPTModel(Module):
             logit_weights = self.shared_embedding_or_output_weight()
         if inference_params is not None:
             return inference_params.read_out(lm_output, lambda hidden: self.parallel_lm_logits(hidden, logit_weights, True))
+        if self.mtp is not None and labels is not None and self.training:
+            lm_output = self.mtp(
+                self.language_model,
+                lambda hidden, ids, mask: self._loss_or_logits(hidden, ids, logit_weights, mask),
+                lm_output,
+                tokens,
+                position_ids,
+                attention_mask,
+                tokentype_ids,
+                labels,
+                loss_mask,
+            )
+        return self._loss_or_logits(lm_output, labels, logit_weights, loss_mask)
+
+    def _loss_or_logits(self, lm_output, labels, logit_weights, loss_mask):
+        """Logits of the final hidden states; with labels the loss."""
         if labels is not None and self.loss_chunk_size:
             return self._loss_in_chunks(lm_output, labels, logit_weights, loss_mask)
         return post_language_model_processing(

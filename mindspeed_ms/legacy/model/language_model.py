@@ -1,5 +1,7 @@
 """TransformerLanguageModel: embedding, layers and head weight. Source: Megatron's legacy `language_model.py`."""
 
+from dataclasses import replace
+
 from mindspeed_ms.config.availability import require_model_available
 from mindspeed_ms.config.model_description import describe_config
 from mindspeed_ms.core import parallel_state
@@ -88,7 +90,8 @@ class TransformerLanguageModel(Module):
         self.num_tokentypes = num_tokentypes
         self.encoder_hidden_state = None
         self.sequence_parallel = self.settings.sequence_parallel
-        if pre_process:
+        self.holds_embedding = pre_process or (post_process and bool(model.mtp_num_layers))
+        if self.holds_embedding:
             self.embedding = Embedding(
                 config.hidden_size,
                 config.vocab_size,
@@ -97,6 +100,7 @@ class TransformerLanguageModel(Module):
                 described,
                 num_tokentypes,
             )
+            self._share_embedding(model)
         self.use_rope = config.position_embedding_type == "rope"
         if self.use_rope:
             self.rotary_pos_emb = RotaryEmbedding(
@@ -117,9 +121,17 @@ class TransformerLanguageModel(Module):
         if post_process:
             self._create_output_layer(model)
 
+    def _share_embedding(self, model):
+        """Describe the word embeddings that multi-token prediction has on the first and on the last stage."""
+        weight = self.embedding.word_embeddings.weight
+        if not self.pre_process:
+            set_description(weight, as_tied_copy(model, weight.description.under("embedding.word_embeddings")))
+        elif model.mtp_num_layers and model.stages.pp > 1:
+            set_description(weight, replace(weight.description, shared=True))
+
     def _create_output_layer(self, model):
         """The head's weight: its own, or on a last stage without the embedding a copy of the tied one."""
-        if model.is_tied and self.pre_process:
+        if model.is_tied and self.holds_embedding:
             return
         self.output_layer = build_linear(output_layer(model), self.described)
         if model.is_tied:
@@ -193,10 +205,12 @@ class TransformerLanguageModel(Module):
         hidden_states = None
         if self.pre_process:
             hidden_states = self.embedding(enc_input_ids, enc_position_ids, tokentype_ids)
-        rotary_pos_emb = None
-        if self.use_rope:
-            rotary_pos_emb = self.rotary_pos_emb.table(length * ranks, enc_position_ids)
+        rotary_pos_emb = self.rotary_table(length * ranks, enc_position_ids)
         return self.encoder(hidden_states, enc_attn_mask, inference_params=inference_params, rotary_pos_emb=rotary_pos_emb)
+
+    def rotary_table(self, length, position_ids):
+        """Rotary embedding of a whole sequence; None without one."""
+        return self.rotary_pos_emb.table(length, position_ids) if self.use_rope else None
 
     def _sequence_length(self, ids):
         """Length of this rank's part of the sequence, whole over tensor parallelism: of the ids or the input's states."""

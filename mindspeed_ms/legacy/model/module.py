@@ -35,6 +35,11 @@ class Module(ParallelCell):
         """The LayerSettings of the ranks that are there."""
         return LayerSettings.of(self.described)
 
+    @property
+    def _predicts_further_tokens(self):
+        """Whether this stage holds layers of multi-token prediction, and with them the word embeddings."""
+        return self.post_process and self.described.model is not None and bool(self.described.model.mtp_num_layers)
+
     def shared_embedding_or_output_weight(self):
         """Tied weight `[v / tp, h]` of this stage.
 
@@ -43,7 +48,7 @@ class Module(ParallelCell):
         """
         if not self.share_embeddings_and_output_weights:
             raise ValueError("shared_embedding_or_output_weight needs share_embeddings_and_output_weights=True.")
-        if self.pre_process:
+        if self.pre_process or self._predicts_further_tokens:
             return self.language_model.embedding.word_embeddings.weight
         if self.post_process:
             return self.language_model.output_layer.weight
@@ -62,7 +67,7 @@ class Module(ParallelCell):
         if not (self.pre_process or self.post_process):
             return
         weight = self.shared_embedding_or_output_weight()
-        if self.pre_process and self.post_process:
+        if self.post_process and (self.pre_process or self._predicts_further_tokens):
             # The head's fused gradient leaves a zero behind, to which the embedding's own gradient is added.
             weight.zero_out_wgrad = True
         is_pipelined = parallel_state.get_pipeline_model_parallel_world_size() > 1

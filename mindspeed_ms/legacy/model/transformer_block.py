@@ -112,7 +112,7 @@ class ParallelTransformer(Module):
         if hidden_states is None:
             raise ValueError("this pipeline stage has no input: call set_input_tensor() before the model.")
         if isinstance(attention_mask, Tensor):
-            attention_mask = self._expanded(attention_mask, hidden_states)
+            attention_mask = self.expanded(attention_mask, hidden_states)
         for start, stop, is_recomputed in self.segments:
             segment = self._segment(start, stop, attention_mask, rotary_pos_emb, inference_params)
             if is_recomputed and self.training:
@@ -121,7 +121,7 @@ class ParallelTransformer(Module):
                 hidden_states = segment(hidden_states)
         return self.final_norm(hidden_states) if self.has_final_norm else hidden_states
 
-    def _expanded(self, mask, hidden_states):
+    def expanded(self, mask, hidden_states):
         """The mask, once for all layers: expanded, or under context parallelism as `VisibleKeys`."""
         part, batch = hidden_states.shape[:2]
         if self.sequence_parallel:

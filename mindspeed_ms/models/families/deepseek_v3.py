@@ -11,6 +11,8 @@ from mindspeed_ms.models.families.quantization import Quantization
 from mindspeed_ms.models.families.rules import Field, Fixed, Rotary, m
 
 _NORMALIZED = "moe_config.norm_topk_prob"
+_MTP = "model_config.mtp_num_layers"
+_FURTHER = "num_nextn_predict_layers"
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,24 @@ class Normalized:
         return {"norm_topk_prob": True}
 
 
+@dataclass(frozen=True)
+class FurtherLayers:
+    """`num_nextn_predict_layers`: layers of multi-token prediction, where the folder holds them (see `stored_layers`)."""
+
+    paths: tuple = (_MTP,)
+    names = MappingProxyType({_MTP: _FURTHER})
+    fields = ()
+
+    def read(self, config):
+        value = config.get(_FURTHER) or None
+        if value is not None and (type(value) is not int or not 0 < value < 100):
+            raise ValueError(f"{_FURTHER} is {value!r}: expected an integer from 0")
+        return {_MTP: value}
+
+    def write(self, settings):
+        return {_FURTHER: settings[_MTP] or 0}
+
+
 register_family(
     Family(
         name="deepseek_v3",
@@ -43,6 +63,15 @@ register_family(
             Weight(
                 "language_model.encoder.layers.{layer}.mlp.router.expert_bias",
                 ("model.layers.{layer}.mlp.gate.e_score_correction_bias",),
+            ),
+            *(
+                Weight(f"mtp.layers.{{layer}}.{ours}.weight", (f"model.layers.{{layer}}.{theirs}.weight",))
+                for ours, theirs in (
+                    ("enorm", "enorm"),
+                    ("hnorm", "hnorm"),
+                    ("eh_proj", "eh_proj"),
+                    ("final_layernorm", "shared_head.norm"),
+                )
             ),
         ),
         settings={
@@ -64,6 +93,7 @@ register_family(
             Field("n_group", ("moe_config.moe_router_num_groups",), 8),
             Field("topk_group", ("moe_config.moe_router_group_topk",), 4),
             Normalized(),
+            FurtherLayers(),
             Field("rope_interleave", m("rotary_interleaved"), True),
             Field("attention_bias", m("qkv_has_bias", "out_proj_has_bias"), False),
             Fixed("scoring_func", ("sigmoid", None)),
@@ -72,6 +102,10 @@ register_family(
             Quantization("fp8"),
         ),
         computed=COMPUTED,
-        further_layers="num_nextn_predict_layers",
+        further_layers=_FURTHER,
+        further_copies={
+            "language_model.embedding.word_embeddings.weight": "model.layers.{layer}.embed_tokens.weight",
+            "language_model.output_layer.weight": "model.layers.{layer}.shared_head.head.weight",
+        },
     )
 )

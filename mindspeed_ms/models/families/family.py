@@ -46,8 +46,9 @@ class Family:
         rules (tuple): fields of config.json and our settings, see `rules`.
         prefix (str): start of their names that some files leave out.
         computed (tuple[str]): names (with `{layer}`) of stored tensors that follow from the configuration; they are not read.
-        further_layers (str): field of config.json with the number of stored layers behind the model's own that are not read;
-            "" without.
+        further_layers (str): field of config.json with the number of layers of multi-token prediction, which are stored behind
+            the model's own if at all; "" without.
+        further_copies (dict[str, str]): our tensors, and the names of the copies that each of these layers has of them.
     """
 
     name: str
@@ -58,6 +59,7 @@ class Family:
     prefix: str = ""
     computed: tuple = field(default=())
     further_layers: str = ""
+    further_copies: dict = field(default_factory=dict)
 
 
 _FAMILIES = {}

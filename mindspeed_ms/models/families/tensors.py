@@ -27,6 +27,7 @@ class TensorPart:
         slot (Optional[int]): of a tensor that holds all experts, along a first axis: which one.
         slots (int): how many.
         alternating (bool): stored with rows of gate and up alternating.
+        is_copy (bool): a copy of what another part holds, which a layer of multi-token prediction has.
     """
 
     name: str
@@ -37,6 +38,7 @@ class TensorPart:
     slot: int | None = None
     slots: int = 1
     alternating: bool = False
+    is_copy: bool = False
 
     @property
     def shape(self):
@@ -90,7 +92,18 @@ def tensor_parts(family, model):
             f"{family.name} models have no {', '.join(unknown[:3])}{' ...' if len(unknown) > 3 else ''}: the model is of "
             "another family, or has settings that this one does not know."
         )
-    return parts
+    return parts + _copies(family, model, parts)
+
+
+def _copies(family, model, parts):
+    """Parts that each layer of multi-token prediction has once more."""
+    first = model.stages.num_layers
+    return [
+        replace(part, name=family.further_copies[part.key].format(layer=layer), is_copy=True)
+        for layer in range(first, first + (model.mtp_num_layers or 0))
+        for part in parts
+        if part.key in family.further_copies
+    ]
 
 
 def _parts_of(weights, model, described):
@@ -103,6 +116,9 @@ def _parts_of(weights, model, described):
 
     key, sharding = described.name, ParameterSharding.replicated(described.sharding.global_shape)
     pattern = _EXPERT.sub(lambda match: take("expert", match), _LAYER.sub(lambda match: take("layer", match), key))
+    if key.startswith("mtp."):  # they are stored behind the model's own layers, whose names their inner layers have
+        indices["layer"] += model.stages.num_layers
+        pattern = pattern.replace("mtp.layers.{layer}.transformer_layer.", "language_model.encoder.layers.{layer}.")
     weight = weights[pattern]
     ranges = _ranges(weight, model, described)
     whole = ranges == [((0, sharding.global_shape[0]),)]

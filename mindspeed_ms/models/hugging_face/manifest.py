@@ -8,6 +8,7 @@ import numpy as np
 from mindspeed_ms.config.model_description import describe_model
 from mindspeed_ms.core.dist_checkpointing.errors import CheckpointError
 from mindspeed_ms.core.dist_checkpointing.manifest import Manifest, StoredPiece, StoredTensor, whole_slice
+from mindspeed_ms.core.logging import logger
 from mindspeed_ms.models.families import quantization
 from mindspeed_ms.models.families.configuration import model_sections, read_configuration
 from mindspeed_ms.models.families.family import family_of
@@ -57,7 +58,7 @@ def read_manifest(path):
     found = folder.read_folder(path)
     dtype = _dtype_of(config, found)
     known = {"params_dtype": dtype} if dtype in _FLOATS else {}
-    all_config = read_configuration(family, config, place, model_config=known)
+    all_config = read_configuration(family, _stored_layers(family, config, found), place, model_config=known)
     parts = tensor_parts(family, describe_model(all_config))
     manifest = HuggingFaceManifest(
         0,
@@ -72,6 +73,14 @@ def read_manifest(path):
     return manifest
 
 
+def _stored_layers(family, config, found):
+    """config.json without the layers of multi-token prediction, unless the folder holds tensors of them."""
+    layers = config.get("num_hidden_layers")
+    if not config.get(family.further_layers) or any(name.startswith(f"model.layers.{layers}.") for name in found):
+        return config
+    return {name: value for name, value in config.items() if name != family.further_layers}
+
+
 def _dtype_of(config, found):
     """Dtype of a folder's weights: of its first tensor, and of quantised ones what config.json says, else bfloat16."""
     if config.get(quantization.FIELD) is None:
@@ -84,6 +93,8 @@ def _dtype_of(config, found):
 def _join(path, manifest, parts, found):
     """Fill tensors and files of the manifest. Raises CheckpointError: parts and files do not agree."""
     family, used, forms = manifest.family, set(), []
+    copies = {part.name: part for part in parts if part.is_copy}
+    parts = [part for part in parts if not part.is_copy]
     block = quantization.block_of(manifest.config)
     dtype = manifest.args["model_config"]["params_dtype"]
     for part in parts:
@@ -96,7 +107,7 @@ def _join(path, manifest, parts, found):
                 break
     left = {name: stored for name, stored in found.items() if name not in used}
     missing = list(dict.fromkeys(part.name for part in parts if part.name not in manifest.sources))
-    manifest.left_out = _known_leftovers(path, manifest, left)
+    manifest.left_out = {**_copies_left_out(path, manifest, copies, left), **_known_leftovers(path, manifest, left)}
     unknown = [name for name in left if name not in manifest.left_out]
     if missing == [_head_of(family)]:
         raise CheckpointError(
@@ -144,19 +155,36 @@ def _add(path, manifest, part, stored, form, dtype):
     tensor.pieces.append(piece)
 
 
+def _copies_left_out(path, manifest, copies, left):
+    """Stored copies of embedding and head in layers of multi-token prediction: {name: reason}. Tells of those that differ."""
+    reasons, others = {}, []
+    for name, part in copies.items():
+        original = next((one for held, one in manifest.sources.values() if held.key == part.key), None)
+        if name not in left or original is None:
+            continue
+        same = (left[name].dtype, left[name].shape) == (original.dtype, original.shape)
+        same = same and _same_bytes(path, left[name], original)
+        reasons[name] = f"it is a copy of {part.key}" if same else f"layers of multi-token prediction use {part.key} here"
+        others += [] if same else [name]
+    if others:
+        logger.warning(
+            "%s: left out %s, with other values than the model's own embedding or head, which layers of multi-token "
+            "prediction use here",
+            path,
+            _listed(others),
+        )
+    return reasons
+
+
 def _known_leftovers(path, manifest, left):
     """Stored tensors that say nothing new: {name: reason}."""
     family, reasons = manifest.family, {}
     layers = range(manifest.args["model_config"]["num_layers"])
-    further = manifest.config.get(family.further_layers) or 0
-    starts = tuple(f"model.layers.{len(layers) + number}." for number in range(further))
     computed = {name.format(layer=layer) for name in family.computed for layer in layers}
     computed |= {name.removeprefix(family.prefix) for name in computed}
     for name in left:
         if name in computed:
             reasons[name] = "it follows from the configuration"
-        elif starts and name.startswith(starts):
-            reasons[name] = f"it belongs to a layer behind the model's own ({family.further_layers}), which is not read"
     head = _head_of(family)
     if head in left and not manifest.args["model_config"]["untie_embeddings_and_output_weights"]:
         _check_copy(path, manifest, head, left[head])

@@ -60,16 +60,8 @@ EXPERT_LAYOUTS = {
 }
 """Layouts of mixtures of experts."""
 
-LATER_FLAGS = ("--mtp-num-layers",)
-"""Flags of features that this package refuses for now; recordings with them are not collected."""
-
-
-def is_available(recording):
-    """Whether the package supports every feature of a recording."""
-    return not any(flag in recording.flags for flag in LATER_FLAGS)
-
-
 FEATURES = {
+    "single_mtp": ("tp1", "tp2", "tp2sp", "dp2", "tp2dp2distopt", "dp2z3", "pp2", "pp2vpp2"),
     "single_qk_norm": ("tp1", "tp2", "tp2sp", "dp2", "tp2dp2distopt", "pp2"),
     "single_llama31": ("tp1", "tp2sp", "pp2"),
     "single_per_token": ("tp1", "tp2sp", "dp2", "pp2"),

@@ -7,6 +7,7 @@ _FIXED = {
     "embedding.position_embeddings.weight": "language_model.embedding.position_embeddings.weight",
     "output_layer.weight": "language_model.output_layer.weight",
 }
+_LATENT = ("q_proj", "q_down_proj", "q_up_proj", "kv_down_proj", "kv_up_proj")
 _LAYER_PARTS = {
     "input_layernorm": "input_norm",
     "pre_mlp_layernorm": "post_attention_norm",
@@ -14,6 +15,9 @@ _LAYER_PARTS = {
     "self_attention.linear_proj": "attention.out_proj",
     "self_attention.q_layernorm": "attention.q_layernorm",
     "self_attention.k_layernorm": "attention.k_layernorm",
+    "self_attention.kv_layernorm": "attention.kv_layernorm",
+    **{f"self_attention.linear_{name}": f"attention.{name}" for name in _LATENT},
+    "self_attention.core_attention": "attention",
     "mlp.linear_fc1": "mlp.mapping",
     "mlp.linear_fc2": "mlp.projection",
     "mlp.router": "mlp.router.gating",
@@ -21,7 +25,8 @@ _LAYER_PARTS = {
     "mlp.shared_experts.linear_fc2": "mlp.shared_experts.projection",
 }
 _EXPERT_PARTS = {"linear_fc1": "mapping", "linear_fc2": "projection"}
-_WITHOUT_LINEAR = ("gate_weight", "expert_bias")
+_WITHOUT_LINEAR = ("gate_weight", "expert_bias", "softmax_offset")
+_MTP = r"(mtp\.layers\.\d+)\.(transformer_layer\.)?(.*)"
 _LAYER_NORM_ENDS = {"weight": "gamma", "bias": "beta"}
 
 
@@ -51,8 +56,14 @@ def megatron_name(name):
     fixed = {ours: core for core, ours in _FIXED.items()}
     if name in fixed:
         return fixed[name]
+    mtp = re.fullmatch(_MTP, name)
+    if mtp and mtp[2]:
+        inside = megatron_name(f"language_model.encoder.layers.0.{mtp[3]}").removeprefix("decoder.layers.0.")
+        return f"{mtp[1]}.transformer_layer.{inside}"
     stem, end = name.rsplit(".", 1)
     end = {"gamma": "weight", "beta": "bias"}.get(end, end)
+    if mtp:
+        return f"{stem}.{end}"
     if stem == "language_model.encoder.final_norm":
         return f"decoder.final_layernorm.{end}"
     match = re.fullmatch(r"language_model\.encoder\.(layers\.\d+)\.(.*)", stem)
@@ -63,7 +74,7 @@ def megatron_name(name):
         linears = {ours: core for core, ours in _EXPERT_PARTS.items()}
         return f"decoder.{match.group(1)}.{part}.{linears[linear]}.{end}"
     if end in _WITHOUT_LINEAR:
-        return f"decoder.{match.group(1)}.{part}.{end}"
+        return f"decoder.{match.group(1)}.{parts.get(part, part)}.{end}"
     return f"decoder.{match.group(1)}.{parts[part]}.{end}"
 
 
@@ -80,6 +91,13 @@ def our_name(name, layer_norm):
     name = core_name(name)
     if name in _FIXED:
         return _FIXED[name]
+    mtp = re.fullmatch(_MTP, name)
+    if mtp and mtp[2]:
+        inside = our_name(f"decoder.layers.0.{mtp[3]}", layer_norm).removeprefix("language_model.encoder.layers.0.")
+        return f"{mtp[1]}.transformer_layer.{inside}"
+    if mtp:
+        stem, end = name.rsplit(".", 1)
+        return f"{stem}.{_LAYER_NORM_ENDS[end] if layer_norm and stem.endswith('norm') else end}"
     match = re.fullmatch(r"decoder\.(layers\.\d+|final_layernorm)\.?(.*?)\.?(gate_weight|expert_bias|weight|bias)", name)
     if match is None:
         raise KeyError(name)

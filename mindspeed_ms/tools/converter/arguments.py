@@ -10,7 +10,6 @@ from mindspeed_ms.tools.converter import effects
 from mindspeed_ms.tools.converter.conversion import Conversion
 from mindspeed_ms.tools.converter.errors import ConversionError
 from mindspeed_ms.tools.converter.flags import (
-    HARMLESS,
     IGNORED,
     IGNORED_WITHOUT_VALUE,
     REFUSED,
@@ -176,6 +175,7 @@ def _add_model(group):
     group.add_argument("--add-dense-bias", action="store_true", help="the model has a bias on the output of attention")
     group.add_argument("--num-layers", type=_positive, metavar="N", help="layers of the model, compared")
     group.add_argument("--first-k-dense-replace", type=_not_negative, metavar="N", help="dense layers, compared")
+    group.add_argument("--mtp-num-layers", type=_not_negative, metavar="N", help="layers for further tokens, compared")
 
 
 def _add_upstream(parser):
@@ -212,8 +212,7 @@ def parse(words, form=""):
         raise ConversionError(f"unknown argument {unknown[0]}.{did_you_mean(unknown[0].partition('=')[0], flags)}")
     given = {name for name, value in vars(arguments).items() if value not in (None, False)}
     for name in REFUSED:
-        value = getattr(arguments, name, None)
-        if name in given and value != list(HARMLESS.get(name, ())):
+        if name in given:
             raise ConversionError(f"{_flag(name)}: {REFUSED[name]}")
     notes = [f"{_flag(name)} has no effect: {IGNORED[name]}" for name in IGNORED if name in given]
     if form:
@@ -261,6 +260,7 @@ def _of_mindspeed(arguments, notes):
         "--add-dense-bias": ("model_config.out_proj_has_bias", arguments.add_dense_bias or None),
         "--num-layers": ("model_config.num_layers", arguments.num_layers),
         "--first-k-dense-replace": ("moe_config.first_k_dense_replace", arguments.first_k_dense_replace),
+        "--mtp-num-layers": ("model_config.mtp_num_layers", arguments.mtp_num_layers),
     }
     target = _TARGETS[arguments.save_model_type]
     source = _SOURCES.get(arguments.load_model_type)

@@ -47,7 +47,7 @@ _OF_GGUF = (
         "max_file_size",
     ),
     *("source_tensor_parallel_size", "source_pipeline_parallel_size", "source_expert_parallel_size"),
-    *("add_qkv_bias", "add_dense_bias", "num_layers", "first_k_dense_replace", "verify", "no_save_optim"),
+    *("add_qkv_bias", "add_dense_bias", "num_layers", "first_k_dense_replace", "mtp_num_layers", "verify", "no_save_optim"),
 )
 
 

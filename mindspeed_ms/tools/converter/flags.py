@@ -44,7 +44,6 @@ REFUSED = {
     "add_output_layer_bias": "a bias of the head belongs to no known family.",
     "save_lora_to_hf": "adapters go to a PEFT folder by: python -m mindspeed_ms.tools.lora export.",
     "mla_mm_split": "compressed attention (MLA) is not part of this framework yet.",
-    "mtp_num_layers": "layers for several tokens ahead (MTP) are not part of this framework.",
     "schedules_method": "dualpipev is no schedule of this framework.",
     "moe_tp_extend_ep": "experts are cut by --target-expert-parallel-size alone.",
 }
@@ -59,8 +58,6 @@ REFUSED_WITHOUT_VALUE = (
     "mla_mm_split",
     "moe_tp_extend_ep",
 )
-# values that ask for nothing: not refused
-HARMLESS = {"mtp_num_layers": ("0",)}
 # what cannot be written in Megatron's format torch_dist
 WITHOUT_TORCH_DIST = {
     "save_to_legacy": "Megatron has only the format torch for its legacy models.",

@@ -41,7 +41,7 @@ TUNE=(
     --finetune --stage sft --is-instruction-dataset --tokenizer-not-use-fast --prompt-type qwen --variable-seq-lengths
     --lora-r 16 --lora-alpha 32 --lora-fusion --lora-target-modules linear_qkv linear_proj
     --recompute-granularity full --recompute-method block --recompute-num-layers 14
-    --mla-mm-split --mtp-num-layers 1 --not-a-flag 3
+    --mla-mm-split --mtp-num-layers 0 --not-a-flag 3
 )
 python -m torch.distributed.launch ${DIST[@]} posttrain_gpt.py "${MOE[@]}" "${MODEL[@]}" "${TUNE[@]}" \
     --micro-batch-size 8 --global-batch-size 64 --lr 1.25e-5 --bf16 --train-iters 100 --load ./a --save ./b > log 2>&1

@@ -114,6 +114,9 @@ _FIXED = (
 _FINAL_NORM = Part("encoder.final_norm", "final_layernorm", None, ("final_norm", "final_layernorm"), True)
 _GROUPED = ("mlp.experts.weight1", "mlp.experts.weight2")  # the same in core and here
 _SWAPPED = [number for number, part in enumerate(LAYER_PARTS) if part.ours in ("attention.out_proj", "attention.qkv_proj")]
+# a layer of multi-token prediction: place, "transformer_layer." for what is in the inner layer, the rest of the name
+MTP_LAYER = re.compile(r"(mtp\.layers\.\d+)\.(transformer_layer\.)?(.+)")
+MTP_PARTS = ("enorm", "hnorm", "eh_proj", "final_layernorm")  # the inner layer stands before the last one
 _ENDS = {"gamma": "weight", "beta": "bias"}
 _EXPERT = re.compile(r"\.local_experts\.(\d+)\.")
 _ENGINE_EXPERT = re.compile(r"(.*\.mlp\.experts)\.(linear_fc[12])\.(weight|bias)(\d+)")
@@ -137,6 +140,12 @@ def core_name_of(local_name, layer_index):
         if local_name == ours:
             return core
     stem, _, end = local_name.rpartition(".")
+    mtp = MTP_LAYER.fullmatch(local_name)
+    if mtp and mtp[2]:
+        inside = core_name_of(f"{_OUR_LAYERS}.0.{mtp[3]}", 0).removeprefix(f"{CORE_LAYERS}.0.")
+        return f"{mtp[1]}.{mtp[2]}{inside}"
+    if mtp and mtp[3].rpartition(".")[0] in MTP_PARTS:
+        return f"{stem}.{_ENDS.get(end, end)}"
     if layer_index is None:
         if stem == f"language_model.{_FINAL_NORM.ours}":
             return f"decoder.{_FINAL_NORM.core}.{_ENDS.get(end, end)}"
@@ -170,6 +179,10 @@ def core_name(name):
     legacy = re.fullmatch(r"language_model\.(?:encoder|transformer)\.(.+)\.(weight|bias)", name)
     if legacy:
         return _core_of_legacy(name, legacy[1], legacy[2])
+    mtp = MTP_LAYER.fullmatch(name)
+    if mtp and mtp[2]:
+        core, style = core_name(f"{CORE_LAYERS}.0.{mtp[3]}")
+        return f"{mtp[1]}.{mtp[2]}{core.removeprefix(f'{CORE_LAYERS}.0.')}", style
     layer = re.fullmatch(r"(decoder\.layers\.\d+)\.(.+)", name)
     if layer:
         for part in LAYER_PARTS:
@@ -214,6 +227,8 @@ def name_in_style(name, style, has_experts=False, is_tied=False, experts=ENGINE_
     for _, core, legacy in _FIXED:
         if name == core:
             return legacy[-1] if is_tied and name == OUTPUT_LAYER else legacy[0]
+    if MTP_LAYER.fullmatch(name):
+        raise KeyError(name)  # legacy models have no such layers
     which = 0 if style == LEGACY else 1
     if name.startswith(f"decoder.{_FINAL_NORM.core}."):
         return f"language_model.encoder.{_FINAL_NORM.legacy[which]}.{name.rpartition('.')[2]}"
@@ -228,6 +243,10 @@ def name_in_style(name, style, has_experts=False, is_tied=False, experts=ENGINE_
 
 
 def _engine_name(name, has_experts, experts):
+    mtp = MTP_LAYER.fullmatch(name)
+    if mtp and mtp[2]:
+        inside = _engine_name(f"{CORE_LAYERS}.0.{mtp[3]}", has_experts, experts).removeprefix(f"{CORE_LAYERS}.0.")
+        return f"{mtp[1]}.{mtp[2]}{inside}"
     layer = re.fullmatch(r"(decoder\.layers\.\d+)\.(.+)", name)
     if layer is None:
         return name
@@ -245,6 +264,9 @@ def is_linear(name):
     """Whether Megatron saves an `_extra_state` behind the parameters of this core name's module."""
     if name == OUTPUT_LAYER:
         return True
+    mtp = MTP_LAYER.fullmatch(name)
+    if mtp:
+        return is_linear(f"{CORE_LAYERS}.0.{mtp[3]}") if mtp[2] else mtp[3].startswith("eh_proj.")
     stem = _without_expert(name.partition("layers.")[2].partition(".")[2])[0].rpartition(".")[0]
     return any(part.is_linear and part.core == stem for part in LAYER_PARTS)
 
@@ -265,7 +287,13 @@ def module_order(name, style=CORE, experts=ENGINE_GROUPED):
     if name in outside[:-1]:
         return (0, outside.index(name))
     if name == OUTPUT_LAYER:
-        return (3,)
+        return (4,)
+    mtp = MTP_LAYER.fullmatch(name)
+    if mtp:
+        number, part = int(mtp[1].rpartition(".")[2]), mtp[3].rpartition(".")[0]
+        if mtp[2]:
+            return (3, number, 3, *module_order(f"{CORE_LAYERS}.0.{mtp[3]}", style, experts))
+        return (3, number, MTP_PARTS.index(part) + (part == "final_layernorm"), mtp[3].endswith(".bias"))
     if name.startswith(f"decoder.{_FINAL_NORM.core}."):
         return (2, name.endswith(".bias"))
     index, inside = re.fullmatch(r"decoder\.layers\.(\d+)\.(.+)", name).groups()

@@ -18,7 +18,7 @@ from mindspeed_ms.layout.parameters import describe_whole_model
 from mindspeed_ms.layout.sharding import FlatSlice, ParameterSharding
 
 _STATE = re.compile(r"(?:chained_\d+\.)?optimizer\.state\.([a-z0-9_]+)\.(.+)")
-_LAYER = re.compile(r"decoder\.layers\.(?:(\d+)\.)?(.+)")
+_LAYER = re.compile(r"decoder\.layers\.(?:(\d+)\.)?(.+)|(mtp\.layers\.\d+\.transformer_layer)\.(.+)")
 _EXPERTS = re.compile(r"mlp\.experts\.experts\.(linear_fc[12])\.(weight|bias)")
 
 
@@ -45,13 +45,14 @@ def _parts_of(key, shape):
     if found is None:
         yield names.core_name(key)[0], (), tuple(shape)
         return
-    layer, inside = found.groups()
+    layer, inside, further, inside_further = found.groups()
+    is_stacked, inside = layer is None and further is None, inside or inside_further
     expert = _EXPERTS.fullmatch(inside)
-    leading = (layer is None) + (expert is not None)
+    leading = is_stacked + (expert is not None)
     for indices in itertools.product(*map(range, shape[:leading])):
-        number = indices[0] if layer is None else layer
+        place = further or f"{names.CORE_LAYERS}.{indices[0] if is_stacked else layer}"
         name = f"mlp.experts.local_experts.{indices[-1]}.{expert[1]}.{expert[2]}" if expert else inside
-        yield names.core_name(f"{names.CORE_LAYERS}.{number}.{name}")[0], indices, tuple(shape[leading:])
+        yield names.core_name(f"{place}.{name}")[0], indices, tuple(shape[leading:])
 
 
 def problem_of_experts(content, arguments):

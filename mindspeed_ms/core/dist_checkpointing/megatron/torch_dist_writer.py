@@ -25,7 +25,7 @@ from mindspeed_ms.core.dist_checkpointing.torch_file.distributed_writer import E
 from mindspeed_ms.layout.sharding import FlatSlice, ParameterSharding
 
 _LEGACY = (names.LEGACY, names.OLD_LEGACY)
-_GROUPED = re.compile(r"(decoder\.layers\.\d+\.mlp\.experts)\.weight([12])")
+_GROUPED = re.compile(r"(.+\.mlp\.experts)\.weight([12])")
 _EXPERT = re.compile(r"\.local_experts\.(\d+)\.")
 
 
@@ -177,24 +177,26 @@ class TorchDistTarget(MegatronTarget):
 
     def _place(self, core, expert):
         """(name of the stored tensor, indices and lengths of its leading axes) of a core name with the global layer."""
-        layer = re.fullmatch(r"decoder\.layers\.(\d+)\.(.+)", core)
+        layer = re.fullmatch(r"(decoder\.layers\.(\d+)|mtp\.layers\.\d+\.transformer_layer)\.(.+)", core)
         if layer is None:
             return core, (), ()
-        number, inside = int(layer[1]), layer[2]
-        indices, counts = ((number,), (self.layers,)) if self.is_stacked else ((), ())
+        place, number, inside = layer.groups()
+        is_stacked = self.is_stacked and number is not None
+        indices, counts = ((int(number),), (self.layers,)) if is_stacked else ((), ())
         if expert is not None:
             inside = f"mlp.experts.experts.{inside.split('.', 4)[-1]}"
             indices, counts = (*indices, expert), (*counts, self.expert_count)
         # Megatron has these names for the local spec too; before experts, only that one joins norm and linear
-        has_experts = self.style == names.TRANSFORMER_ENGINE and self.model.mlp_kind(number) == "experts"
+        has_experts = self.style == names.TRANSFORMER_ENGINE and self.has_experts_in(core, number and int(number))
         inside = names.name_in_style(f"decoder.layers.0.{inside}", names.TRANSFORMER_ENGINE, has_experts).split(".", 3)[3]
-        return f"decoder.layers.{inside}" if self.is_stacked else f"decoder.layers.{number}.{inside}", indices, counts
+        return f"decoder.layers.{inside}" if is_stacked else f"{place}.{inside}", indices, counts
 
     def _extra_states(self, parameter):
         """The objects that Megatron saves, and asks for, beside each linear; they are empty without FP8."""
         core = names.core_name_of(parameter.description.local_name, parameter.description.layer)
         grouped = _GROUPED.fullmatch(core)
-        if parameter.description.layer is None or not (grouped or names.is_linear(core)):
+        is_in_layer = parameter.description.layer is not None or names.MTP_LAYER.fullmatch(core)
+        if not is_in_layer or not (grouped or names.is_linear(core)):
             return
         expert = _EXPERT.search(parameter.key)
         experts = [expert and int(expert[1])]

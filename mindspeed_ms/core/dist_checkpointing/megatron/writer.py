@@ -85,6 +85,11 @@ class MegatronTarget:
         return names.SEQUENTIAL if wanted == names.SEQUENTIAL else names.ENGINE_GROUPED
 
     def _check(self):
+        if self.model.mtp_num_layers and self.model.is_tied and self.model.stages.pp > 1:
+            raise CheckpointError(
+                "mtp_num_layers with tied embeddings on several stages: Megatron's last stage has a head of its own there. "
+                "Write one pipeline stage."
+            )
         wanted = {one.key: one for _, _, parameters in self.ranks for one in parameters}
         stored = self.reader.manifest.tensors
         weights = {key for key in stored if not key.startswith(OPTIMIZER_PREFIX)}
@@ -132,6 +137,12 @@ class MegatronTarget:
     def has_experts(self):
         """Whether files are those of expert-parallel ranks."""
         return self.model.parallel.expert_model_parallel_size > 1
+
+    def has_experts_in(self, core, layer):
+        """Whether a parameter's layer has experts: the global `layer`, or by its core name one of multi-token prediction."""
+        if names.MTP_LAYER.fullmatch(core):
+            layer = self.model.stages.num_layers - 1  # which those are like
+        return layer is not None and self.model.mlp_kind(layer) == "experts"
 
     def experts_in(self, parameters):
         """Whether a rank with these parameters has an optimizer of experts."""
@@ -219,8 +230,7 @@ class MegatronTarget:
     def _chunk(self, at, chunk, parameters):
         entries = collections.OrderedDict()
         for position, one in enumerate(parameters):
-            layer = one.description.layer
-            has_experts = layer is not None and self.model.mlp_kind(layer) == "experts"
+            has_experts = self.has_experts_in(one.core, one.description.layer)
             try:
                 name = names.name_in_style(one.core, self.style, has_experts, one.is_copy, self.experts)
             except KeyError:

@@ -127,11 +127,6 @@ def load_checkpoint(checkpoint, slots=8, prefill_chunk=DEFAULT_PREFILL_CHUNK):
 
 
 def _check_world(parallel):
-    if parallel.context_parallel_size > 1:
-        raise ValueError(
-            f"context_parallel_size is {parallel.context_parallel_size}: generation needs whole sequences on each rank; leave "
-            "it out (a checkpoint knows nothing of the cut)."
-        )
     ranks = comm.get_world_size() if comm.is_initialized() else launch_environment().world_size
     sizes = parallel.tensor_model_parallel_size, parallel.pipeline_model_parallel_size
     needed = world_unit_of(describe_parallel(parallel))

@@ -141,7 +141,7 @@ def test_what_cannot_be_loaded_is_said_in_one_line(world, folder, tmp_path):
         "world": (("folder", {"tensor_model_parallel_size": 2}), "1 ranks were started"),
         "context": (
             ("folder", {"flags": ["--context-parallel-size", "2"]}),
-            "context_parallel_size is 2: generation needs whole",
+            "--context-parallel-size is 2: inference cuts no sequence over ranks",
         ),
         "dtype": (("folder", {"dtype": "int8"}), "dtype is 'int8': expected one of float32, bfloat16, float16"),
         "length": (("learned", {"max_sequence_length": 65}), "max_sequence_length is 65: the model has a table of 64"),

@@ -6,6 +6,7 @@ _HOMES = {
     "get_args": "initialize",
     "get_all_config": "initialize",
     "get_tensorboard_writer": "tensorboard",
+    "get_timers": "timers",
     "initialize_megatron": "initialize",
     "parse_args": "initialize",
     "pretrain": "training",

@@ -8,6 +8,7 @@ from mindspeed_ms.config.checks import (
     model,
     optimizer,
     pipeline,
+    posttrain,
     profile,
     refused,
     training,

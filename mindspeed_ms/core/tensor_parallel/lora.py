@@ -18,7 +18,7 @@ from mindspeed_ms.core.tensor_parallel.mappings import (
     reduce_scatter_to_sequence_parallel_region,
     scatter_to_tensor_model_parallel_region,
 )
-from mindspeed_ms.layout.adapters import Adapter, adapters_of
+from mindspeed_ms.layout.adapters import Adapter, adapters_of, is_trained_beside
 from mindspeed_ms.layout.describers.lora import describe_lora
 from mindspeed_ms.layout.layer_parameters import LayerPart
 
@@ -174,8 +174,9 @@ def add_adapters(model, cell):
     """
     if not model.adapters or any(isinstance(part, _LoRA) for _, part in cell.cells_and_names()):
         return cell
-    for _, parameter in cell.parameters_and_names():
-        set_description(parameter, replace(description_of(parameter), trainable=False))
+    for name, parameter in cell.parameters_and_names():
+        if not is_trained_beside(name):
+            set_description(parameter, replace(description_of(parameter), trainable=False))
     with deferred_initialization():
         for name, part in cell.cells_and_names():
             kind = _ADAPTED.get(type(part))

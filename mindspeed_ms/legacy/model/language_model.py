@@ -118,8 +118,8 @@ class TransformerLanguageModel(Module):
             self._create_output_layer(model)
 
     def _create_output_layer(self, model):
-        """The head's weight: its own, or on a last stage without the embedding a copy of the tied one."""
-        if model.is_tied and self.pre_process:
+        """The head's weight: its own, or on a last stage without the embedding a copy of the tied one; a reward model has none."""
+        if model.gives_values or (model.is_tied and self.pre_process):
             return
         self.output_layer = build_linear(output_layer(model), self.described)
         if model.is_tied:

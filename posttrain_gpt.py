@@ -1,4 +1,4 @@
-"""Post-train a GPT: `python -m mindspeed_ms.launch -n 2 posttrain_gpt.py --stage sft ...`, or with msrun; docs/post-training.md."""
+"""Post-train a GPT: `python -m mindspeed_ms.launch -n 2 posttrain_gpt.py --stage sft ...`; docs/post-training.md."""
 
 from mindspeed_ms.core.logging import setup_logging
 from mindspeed_ms.tasks.posttrain.launcher import AutoTrainer

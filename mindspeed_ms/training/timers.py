@@ -1,4 +1,4 @@
-"""Timers under Megatron's names: `get_timers()("name", log_level=2).start()` ... `.stop()`. Source of the interface: Megatron."""
+"""Timers: `get_timers()("name", log_level=2).start()` ... `.stop()`. Source of the interface: Megatron."""
 
 import time
 

@@ -114,8 +114,8 @@ def reward_ids(settings):
         ids = tokenizer.tokenize(token, add_special_tokens=False)
         if len(ids) != 1:
             raise InstructionDataError(
-                f"reward_tokens (--reward-tokens) {token!r} is {len(ids)} tokens ({ids}) of {tokenizer.name}: expected one that "
-                "is a single token."
+                f"reward_tokens (--reward-tokens) {token!r} is {len(ids)} tokens ({ids}) of {tokenizer.name}: expected one "
+                "that is a single token."
             )
         found[ids[0]] = token
     if len(found) < 2:

@@ -44,7 +44,7 @@ def _check_pairs(files, length):
             if answer >= length:
                 raise InstructionDataError(
                     f"pair {number} of {files.path_prefix}: the {kind} answer has {answer} tokens, which leaves nothing of the "
-                    f"question at seq_length {length}: raise seq_length (--seq-length), or preprocess with --seq-length {length}."
+                    f"question at seq_length {length}: raise it (--seq-length), or preprocess with --seq-length {length}."
                 )
 
 
@@ -74,6 +74,6 @@ def _check_conversations(files):
 def _check_steps(files):
     if not _are_steps(files):
         raise InstructionDataError(
-            f"{files.path_prefix} holds no step rewards: labels are expected at one placeholder alone. Conversations are trained "
-            "with --stage sft; step rewards are written by AlpacaStyleProcessRewardHandler."
+            f"{files.path_prefix} holds no step rewards: labels are expected at one placeholder alone. Conversations are "
+            "trained with --stage sft; step rewards are written by AlpacaStyleProcessRewardHandler."
         )

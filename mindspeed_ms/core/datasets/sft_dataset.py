@@ -255,8 +255,8 @@ class ProcessRewardDataset(InstructionDataset):
     def _report_longer(self, count):
         if count:
             raise InstructionDataError(
-                f"{self.files.path_prefix}: {count} of {self.stored} samples are longer than seq_length {self.sequence_length}, "
-                f"and the steps of a text are not cut: raise seq_length (--seq-length) to {int(self.files.lengths.max())}, or "
+                f"{self.files.path_prefix}: {count} of {self.stored} samples are longer than seq_length "
+                f"{self.sequence_length}, and the steps of a text are not cut: raise seq_length (--seq-length) to {int(self.files.lengths.max())}, or "
                 f"preprocess with --seq-length {self.sequence_length}, which leaves them out."
             )
 
@@ -268,7 +268,7 @@ class ProcessRewardDataset(InstructionDataset):
         others = [int(label) for label in learnt if self.reward_ids and int(label) not in self.reward_ids]
         if others:
             raise InstructionDataError(
-                f"sample {index} of {self.files.path_prefix} has the label {others[0]}, which is none of the reward tokens' ids "
+                f"sample {index} of {self.files.path_prefix} has the label {others[0]}, none of the reward tokens' ids "
                 f"{', '.join(map(str, self.reward_ids))}: name those of preprocessing (--reward-tokens)."
             )
         return self._checked(ids, index), labels

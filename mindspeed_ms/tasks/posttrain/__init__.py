@@ -1,1 +1,1 @@
-"""Post-training: supervised fine-tuning, preferences, reward models, on the machinery of pretraining (docs/post-training.md)."""
+"""Post-training on the machinery of pretraining: supervised fine-tuning, preferences, reward models."""

@@ -138,7 +138,7 @@ class BaseTrainer(ABC):
         tokens = count_tokens(get_batch_on_this_cp_rank({"loss_mask": batch["loss_mask"]}))
         return replace(loss, differentiated=loss.differentiated * reduce_from_context_parallel_region(tokens), tokens=tokens)
 
-    def before_training(self):
+    def before_training(self):  # noqa: B027  most stages need nothing
         """Called between `initialize` and the first step, before the starting checkpoint is loaded."""
 
     def train(self):

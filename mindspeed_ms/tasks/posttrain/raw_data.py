@@ -51,8 +51,8 @@ def _prepared(all_config, paths):
     tokenizer = TokenizerSettings.from_config(all_config.dataset_config)
     if not tokenizer.is_given:
         raise InstructionDataError(
-            f"{paths[0]} are records of text, which need a tokenizer: set --tokenizer-name-or-path (dataset_config.tokenizer_*), "
-            "or preprocess them first."
+            f"{paths[0]} are records of text, which need a tokenizer: set --tokenizer-name-or-path "
+            "(dataset_config.tokenizer_name_or_path), or preprocess them first."
         )
     files, _ = expand_inputs(paths)
     settings = _settings(all_config, tokenizer, files)

@@ -8,6 +8,7 @@ from mindspeed_ms.testing.small_trainings import TIED, UNTIED
 from tests.datasets.instruction_data import write_field
 
 LENGTH, VOCABULARY = 16, 64
+EXPERTS = {"num_experts": 4, "moe_router_topk": 2, "moe_grouped_gemm": True}
 BASES = {"TIED": TIED, "UNTIED": UNTIED}
 
 
@@ -162,8 +163,10 @@ def logits_of(folder, data, numbers, stage="sft", base="UNTIED", load=None, **se
     from mindspore import Tensor
 
     from mindspeed_ms.core.datasets.instruction_builder import build_instruction_datasets
+    from mindspeed_ms.core.dist_checkpointing.load import find_checkpoint, open_checkpoint
     from mindspeed_ms.legacy.model.gpt_model import GPTModel
     from mindspeed_ms.testing.parity.runner import start
+    from mindspeed_ms.training.checkpointing import load_checkpoint
     from mindspeed_ms.training.model_setup import get_model
 
     reset()
@@ -171,6 +174,10 @@ def logits_of(folder, data, numbers, stage="sft", base="UNTIED", load=None, **se
     start(all_config, all_config.training_config.seed)
     model = get_model(lambda pre_process, post_process: GPTModel(all_config.model_config, parallel_output=False), all_config)[0]
     model.set_train(False)
+    if load is not None:
+        path = find_checkpoint(load)
+        with open_checkpoint(path, all_config) as reader:
+            load_checkpoint(reader, [model], strict=False)
     batch = build_instruction_datasets(all_config, (len(numbers), 0, 0))[0].stored_batch(numbers)
 
     def forward(tokens):
@@ -191,3 +198,30 @@ def log_probabilities(logits, labels):
 def curve(result, name="loss"):
     """Values of a name by step."""
     return [line[name] for line in result["lines"]]
+
+
+def with_curves(result):
+    """A result with the curves that `small_trainings.assert_equal_trainings` compares."""
+    return {**result, "loss": curve(result), "grad_norm": curve(result, "grad_norm")}
+
+
+def sft_trainer():
+    """Class of stage sft."""
+    from mindspeed_ms.tasks.posttrain.sft_trainer import SFTTrainer
+
+    return SFTTrainer
+
+
+def train_without_model(stage, folder, data, **settings):
+    """`train`, where a model that is built is an error."""
+    from mindspeed_ms.legacy.model import gpt_model
+    from mindspeed_ms.tasks.posttrain import base_trainer
+
+    def build(*_, **__):
+        raise AssertionError("a model was built")
+
+    base_trainer.GPTModel, before = build, gpt_model.GPTModel
+    try:
+        return train(stage, folder, data, **settings)
+    finally:
+        base_trainer.GPTModel = before

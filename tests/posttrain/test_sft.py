@@ -51,12 +51,8 @@ def test_layouts_give_one_curve(world, tmp_path, data, one, layout):
     parallel, sections = LAYOUTS[layout]
     results = world(2)(runs.train, "sft", str(tmp_path), data, parallel=parallel, **sections)
     small_trainings.assert_equal_trainings(
-        [with_curves(result) for result in results], [with_curves(one)], False, tolerance=1e-5
+        [runs.with_curves(result) for result in results], [runs.with_curves(one)], False, tolerance=1e-5
     )
-
-
-def with_curves(result):
-    return {**result, "loss": runs.curve(result), "grad_norm": runs.curve(result, "grad_norm")}
 
 
 @pytest.mark.parametrize("rows", [1, 4])

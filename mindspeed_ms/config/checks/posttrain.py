@@ -36,10 +36,11 @@ def loss_fits_the_stage(context):
         if context.model.label_smoothing:
             option = f"; {stage}_label_smoothing smooths the preference" if stage in ("dpo", "simpo") else ""
             yield context.problem(f"{_M}.label_smoothing", f"stage {stage} needs log-probabilities of the answers{option}")
-        if stage == "prm" and context.model.loss_chunk_size and context.dataset.reward_tokens:
-            yield context.problem(
-                f"{_M}.loss_chunk_size", "stage prm looks at all logits of a position; leave it out", f"{_D}.reward_tokens"
-            )
+        if stage in ("orm", "prm") and context.model.loss_chunk_size:
+            what = "looks at all logits of a position" if stage == "prm" else "has no logits"
+            yield context.problem(f"{_M}.loss_chunk_size", f"stage {stage} {what}; leave it out")
+    if stage == "orm" and context.lora.lora_ckpt_filter:
+        yield context.problem("lora_config.lora_ckpt_filter", "the head of a reward model is trained too; leave it out")
 
 
 @rule

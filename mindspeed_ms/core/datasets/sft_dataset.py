@@ -256,8 +256,8 @@ class ProcessRewardDataset(InstructionDataset):
         if count:
             raise InstructionDataError(
                 f"{self.files.path_prefix}: {count} of {self.stored} samples are longer than seq_length "
-                f"{self.sequence_length}, and the steps of a text are not cut: raise seq_length (--seq-length) to {int(self.files.lengths.max())}, or "
-                f"preprocess with --seq-length {self.sequence_length}, which leaves them out."
+                f"{self.sequence_length}, and the steps of a text are not cut: raise it (--seq-length) to "
+                f"{int(self.files.lengths.max())}, or preprocess with --seq-length {self.sequence_length}."
             )
 
     def _sample(self, index):
@@ -293,8 +293,8 @@ class PairwiseDataset(InstructionDataset):
     """A prompt with a better and a worse answer, for reward models and preference optimisation.
 
     A sample is a dict with `tokens`, `labels`, `loss_mask` as in SFTDataset, each with the prefix `chosen_` or `rejected_`, and
-    one `position_ids`, all `[s]`. A pair that is too long keeps one and the same part of the prompt, and both answers are cut
-    to one length.
+    one `position_ids`, all `[s]`, and the numbers of tokens `chosen_length`, `rejected_length`. A pair that is too long keeps
+    one and the same part of the prompt, and both answers are cut to one length.
     """
 
     fields = PAIRWISE_FIELDS
@@ -321,6 +321,7 @@ class PairwiseDataset(InstructionDataset):
         for kind, (ids, labels) in zip(("chosen", "rejected"), sample):
             tokens, following, loss_mask = self._filled_ids(ids, labels, length)
             filled |= {f"{kind}_tokens": tokens, f"{kind}_labels": following, f"{kind}_loss_mask": loss_mask}
+            filled[f"{kind}_length"] = np.int32(len(ids))
         return filled
 
 

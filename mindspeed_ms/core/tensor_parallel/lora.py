@@ -3,6 +3,7 @@
 Source: upstream's classes; scale and dropout as in PEFT: `linear(x) + scale * (dropout(x) A^T) B^T`.
 """
 
+from contextlib import contextmanager
 from dataclasses import replace
 
 from mindspeed_ms import ops
@@ -157,6 +158,19 @@ class RowParallelLoRA(_LoRA, RowParallelLinear):
         else:
             low = reduce_from_tensor_model_parallel_region(low, self.group)
         return self._add(output, low, False, False), bias
+
+
+@contextmanager
+def adapters_switched_off(cells):
+    """Context manager: the adapters in `cells` compute nothing, as of a reference model."""
+    adapters = [part for cell in cells for _, part in cell.cells_and_names() if isinstance(part, _LoRA)]
+    for part in adapters:
+        part.is_active = False
+    try:
+        yield
+    finally:
+        for part in adapters:
+            part.is_active = True
 
 
 _ADAPTED = {ColumnParallelLinear: ColumnParallelLoRA, RowParallelLinear: RowParallelLoRA}

@@ -118,7 +118,7 @@ class TransformerLanguageModel(Module):
             self._create_output_layer(model)
 
     def _create_output_layer(self, model):
-        """The head's weight: its own, or on a last stage without the embedding a copy of the tied one; none of a reward model."""
+        """The head's weight, unless of a reward model: its own, or on a last stage without the embedding a copy of it."""
         if model.gives_values or (model.is_tied and self.pre_process):
             return
         self.output_layer = build_linear(output_layer(model), self.described)

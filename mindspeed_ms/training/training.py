@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from dataclasses import fields
 from functools import partial
 
-from mindspeed_ms.config import fit_to_world, page, require_available, require_startable
+from mindspeed_ms.config import fit_to_world, page, require_available, require_pretraining, require_startable
 from mindspeed_ms.config.errors import WarningNotice
 from mindspeed_ms.core import comm
 from mindspeed_ms.core.device import launch_environment, request_device
@@ -72,6 +72,7 @@ def pretrain(
     """
     start_time = time.monotonic()
     all_config = _configuration(all_config, extra_args_provider, args_defaults)
+    require_pretraining(all_config)
     require_startable(all_config)
     require_tensorboard(all_config.training_config)
     _check_arguments(model_provider_func, model_type)

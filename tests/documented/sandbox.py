@@ -22,7 +22,16 @@ class Sandbox:
 
     def __init__(self, folder):
         self.folder = folder
-        for name in ("gpt", "configs", "preprocess_data.py", "convert_ckpt.py", "inference.py", "evaluation.py", "benchmarks"):
+        for name in (
+            "gpt",
+            "configs",
+            "preprocess_data.py",
+            "convert_ckpt.py",
+            "posttrain_gpt.py",
+            "inference.py",
+            "evaluation.py",
+            "benchmarks",
+        ):
             (folder / name).symlink_to(ROOT / name)
         (folder / "bin").mkdir()
         shim = folder / "bin" / "bash"

@@ -115,6 +115,7 @@ PREPARATION = {
     "docs/inference.md": _inference,
     "docs/evaluation.md": _evaluation,
     "docs/lora.md": _lora,
+    "docs/post-training.md": _lora,
     "docs/profiling.md": _profiling,
     "docs/serving.md": _serving,
     "docs/tokenizers-and-templates.md": _templates,

@@ -158,6 +158,26 @@ def test_experts_on_two_ranks_give_one_curve(world, tmp_path, files, weights, st
         np.testing.assert_allclose(runs.curve(two[0], name), runs.curve(one, name), rtol=1e-5)
 
 
+@pytest.mark.parametrize("stage", ["simpo", "orm"])
+def test_tied_embeddings_on_two_stages(world, tmp_path, files, stage):
+    (one,) = world(1)(runs.train, stage, str(tmp_path / "one"), files["pairs"], base="TIED")
+    parallel = {"pipeline_model_parallel_size": 2}
+    two = world(2)(runs.train, stage, str(tmp_path / "two"), files["pairs"], base="TIED", parallel=parallel)
+    for name in ("loss", "grad_norm"):
+        np.testing.assert_allclose(runs.curve(two[0], name), runs.curve(one, name), rtol=1e-5)
+
+
+def test_validation_pairs_have_a_reference_too(world, tmp_path, files, weights):
+    training = {"load_checkpoint": weights["base"], "eval_interval": 1, "eval_iters": 1, "training_iters": 1}
+    settings = {"training": {**training, "skip_train": True}, "dataset": {"split": "50,50,0"}}
+    world(1)(runs.train, "dpo", str(tmp_path), files["pairs"], **settings)
+    from mindspeed_ms.training.metrics import read_metrics
+
+    (line,) = read_metrics(tmp_path / "metrics.jsonl")
+    assert line["valid_loss"] == pytest.approx(np.log(2), abs=1e-6)
+    assert line["valid_rewards/accuracies"] <= 1 and line["valid_response_length/chosen"] > 1
+
+
 def test_first_loss_of_dpo_is_ln_2(world, tmp_path, files, weights):
     line = first_step(world, tmp_path, files, weights, "dpo", ref_model=None)
     assert line["loss"] == pytest.approx(np.log(2), abs=1e-6)

@@ -89,7 +89,8 @@ def test_adapters_have_the_base_as_reference(world, tmp_path, files, weights):
     loaded = {**lora, "lora_load": str(tmp_path / "one")}
     (two,) = world(1)(runs.train, "dpo", str(tmp_path / "two"), files["pairs"], training=training, lora=loaded)
     found = [reference(tmp_path / name) for name in ("one", "two")]
-    assert all(np.array_equal(found[0][name], found[1][name]) for name in found[0])
+    for name, values in found[0].items():
+        np.testing.assert_array_equal(values, found[1][name], err_msg=name)
     assert abs(runs.curve(two)[0] - np.log(2)) > 1e-3
     for name, (_, values) in one["weights"].items():
         if not name.endswith(("lora_a", "lora_b")):

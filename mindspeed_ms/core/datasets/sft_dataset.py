@@ -123,6 +123,12 @@ class InstructionDataset(ABC):
             self._order = (epoch, generator.permutation(count))
         return self.first + int(self._order[1][place]) % self.stored
 
+    def used_indices(self):
+        """Numbers of the stored samples that the dataset has, ascending: int array."""
+        if self.num_samples >= self.stored:
+            return np.arange(self.first, self.first + self.stored)
+        return np.unique([self.stored_index(index) for index in range(self.num_samples)])
+
     def _checked(self, ids, index):
         if self.vocab_size is not None and len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < self.vocab_size:
             wrong = ids[(ids < 0) | (ids >= self.vocab_size)][0]

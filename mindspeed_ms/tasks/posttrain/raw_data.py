@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 from mindspeed_ms.core.datasets.fingerprint import hash_of, of_tokenizer, sampled_hash
 from mindspeed_ms.core.datasets.indexed_dataset import IndexedDataset
+from mindspeed_ms.core.datasets.indexed_format import get_bin_path, get_idx_path
 from mindspeed_ms.core.datasets.instruction_builder import dataset_class_of
 from mindspeed_ms.core.datasets.instruction_files import InstructionDataError, field_prefix
 from mindspeed_ms.core.datasets.tokenizer import TokenizerSettings, build_tokenizer
@@ -18,6 +19,7 @@ from mindspeed_ms.tasks.preprocess.registry import HANDLER_KINDS, check_handler
 from mindspeed_ms.tasks.preprocess.settings import Run, Settings
 
 _OPTIONS = ("data_path", "train_data_path", "valid_data_path", "test_data_path")
+_EMPTY = ("empty chosen answer", "empty rejected answer")
 _TASKS = {"sft": "instruction", "prm": "process_reward"}  # others: pairwise
 
 
@@ -65,9 +67,20 @@ def _prepared(all_config, paths):
     if not all(IndexedDataset.exists(field_prefix(prefix, field)) for field in fields):
         os.makedirs(folder, exist_ok=True)
         logger.info("preparing %s: %s", ", ".join(paths), prefix)
-        for line in preprocess(settings, Run(paths, prefix, overwrite=True)).lines():
+        tally = preprocess(settings, Run(paths, prefix, overwrite=True))
+        for line in tally.lines():
             logger.info("%s", line)
+        _refuse_empty_answers(tally, [field_prefix(prefix, field) for field in fields])
     return prefix
+
+
+def _refuse_empty_answers(tally, written):
+    """Raise InstructionDataError if an answer of a pair was empty; what was written is removed."""
+    empty = {reason: found for reason, found in tally.dropped.items() if reason in _EMPTY}
+    if empty:
+        for path in (get(one) for one in written for get in (get_bin_path, get_idx_path)):
+            os.remove(path)
+        raise InstructionDataError(f"pairs need two answers: {'; '.join(tally.counted(empty))}. Mend or remove these records.")
 
 
 def _settings(all_config, tokenizer, files):
@@ -104,7 +117,7 @@ def _handler_of(files, task):
     if task == "process_reward":
         return "AlpacaStyleProcessRewardHandler"
     batch = next(iter(read_batches(files[0], None)), None)
-    records = batch.records()[0] if batch is not None else []
+    records = batch.records()[1] if batch is not None else []
     columns = records[0] if records and isinstance(records[0], dict) else {}
     kind = "Instruction" if task == "instruction" else "Pairwise"
     if "messages" in columns and task == "instruction":

@@ -72,14 +72,14 @@ class Reference:
                     f"{' (' + about['path'] + ')' if about['path'] else ''} with --ref-model."
                 )
             arrays = {}
-        missing = {}
+        missing = []
         for dataset in self.datasets:
             key = self._key(dataset)
             known = arrays.setdefault(key, np.full((2, len(dataset.files)), np.nan, np.float32))
-            numbers = np.unique([dataset.stored_index(number) for number in range(len(dataset))])
+            numbers = dataset.used_indices()
             numbers = numbers[np.isnan(known[0][numbers])]
             if len(numbers):
-                missing[key] = dataset, numbers
+                missing.append((key, dataset, numbers))
         if missing:
             self._compute(path, about, arrays, missing)
             if comm.get_rank() == 0:
@@ -121,7 +121,7 @@ class Reference:
     # ---- log-probabilities --------------------------------------------------------------------------------------------
 
     def _compute(self, path, about, arrays, missing):
-        count = sum(len(numbers) for _, numbers in missing.values())
+        count = sum(len(numbers) for *_, numbers in missing)
         if path is None:
             path = about and about["path"]
             if not path or not os.path.isdir(path):
@@ -139,7 +139,7 @@ class Reference:
         for chunk in self.run.model:
             chunk.set_train(False)
         with adapters_switched_off(chunk.module for chunk in self.run.model):
-            for key, (dataset, numbers) in missing.items():
+            for key, dataset, numbers in missing:
                 self._forward(dataset, numbers, arrays[key])
 
     def _forward(self, dataset, numbers, known):

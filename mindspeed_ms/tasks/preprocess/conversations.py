@@ -87,9 +87,6 @@ class RecordReader:
         messages = self._messages(record)
         chosen, rejected = (self._alternative(record, key) for key in ("chosen", "rejected"))
         conversation = self._checked(record, messages, answered=False)
-        for name, answer in (("chosen", chosen), ("rejected", rejected)):
-            if not (spoken(answer).strip() or answer.get("tool_calls")):
-                raise BadRecord(f"the {name} answer is empty: give both answers of a pair", "empty answer")
         if chosen == rejected:
             raise BadRecord("both answers are the same, which says nothing about preference: leave it out", "equal answers")
         return conversation, chosen, rejected

@@ -99,6 +99,20 @@ def test_bad_records_are_named(world, tmp_path, tokenizer, records, words):
         assert f"{data}, {words}" in world(1)(prepared, "dpo", str(tmp_path / "run"), data, **tokenizer)[0]
 
 
+def test_settings_of_records_are_not_ignored_in_silence(world, tmp_path, files, caplog):
+    from mindspeed_ms.tasks.posttrain import raw_data
+
+    dataset = {"prompt_type": "qwen", "reset_position_ids": True}
+    all_config = runs.configuration("sft", tmp_path, files["chats"], dataset=dataset)
+    with caplog.at_level("WARNING", "mindspeed_ms"):
+        raw_data.logger.propagate, before = True, raw_data.logger.propagate
+        try:
+            assert raw_data.prepare_raw_data(all_config) == {}
+        finally:
+            raw_data.logger.propagate = before
+    assert "prompt_type: no effect, since the data is prepared already" in caplog.text
+
+
 def test_what_raw_records_need(world, tmp_path, tokenizer):
     data = write(tmp_path / "chats.jsonl", CHATS)
     assert "need a tokenizer: set --tokenizer-name-or-path" in world(1)(prepared, "sft", str(tmp_path), data)[0]

@@ -4,6 +4,7 @@ import os
 from dataclasses import asdict
 from types import SimpleNamespace
 
+from mindspeed_ms.config import spelled
 from mindspeed_ms.core.datasets.fingerprint import hash_of, of_tokenizer, sampled_hash
 from mindspeed_ms.core.datasets.indexed_dataset import IndexedDataset
 from mindspeed_ms.core.datasets.indexed_format import get_bin_path, get_idx_path
@@ -19,6 +20,7 @@ from mindspeed_ms.tasks.preprocess.registry import HANDLER_KINDS, check_handler
 from mindspeed_ms.tasks.preprocess.settings import Run, Settings
 
 _OPTIONS = ("data_path", "train_data_path", "valid_data_path", "test_data_path")
+_OF_RECORDS = ("pack", "handler_name", "prompt_type", "prompt_type_path", "map_keys", "enable_thinking", "placeholder_token")
 _EMPTY = ("empty chosen answer", "empty rejected answer")
 _TASKS = {"sft": "instruction", "prm": "process_reward"}  # others: pairwise
 
@@ -40,7 +42,17 @@ def prepare_raw_data(all_config):
         paths = getattr(settings, option)
         if paths and all(_is_raw(path, dataset_class_of(all_config).fields) for path in paths):
             found[option] = [_prepared(all_config, tuple(paths))]
+    if not found:
+        _tell_of_no_effect(all_config)
     return found
+
+
+def _tell_of_no_effect(all_config):
+    """Name the settings of raw records that were set for prepared data."""
+    names = [f"dataset_config.{name}" for name in _OF_RECORDS]
+    idle = [spelled(all_config, name) for name in names if all_config.settings and all_config.settings.was_set(name)]
+    if idle:
+        logger.warning("%s: no effect, since the data is prepared already", ", ".join(idle))
 
 
 def _is_raw(path, fields):

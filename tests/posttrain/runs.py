@@ -36,7 +36,7 @@ def write_pairs(prefix, count=16, seed=0):
     return _write(prefix, fields)
 
 
-PLACEHOLDER, GOOD, BAD = 5, 7, 9
+PLACEHOLDER, GOOD, BAD = 5, 7, 40  # the labels are on different tensor-parallel ranks
 
 
 def write_steps(prefix, count=16, seed=0):
@@ -45,7 +45,7 @@ def write_steps(prefix, count=16, seed=0):
     for _ in range(count):
         ids, labels = [], []
         for _ in range(random.randint(1, 4)):
-            step = random.randint(10, VOCABULARY, random.randint(1, 4)).tolist()
+            step = random.randint(10, 40, random.randint(1, 4)).tolist()
             ids += [*step, PLACEHOLDER]
             labels += [-100] * len(step) + [int(random.choice([GOOD, BAD]))]
         fields["input_ids"].append(ids)

@@ -178,6 +178,27 @@ def test_validation_pairs_have_a_reference_too(world, tmp_path, files, weights):
     assert line["valid_rewards/accuracies"] <= 1 and line["valid_response_length/chosen"] > 1
 
 
+def test_tokens_of_a_pair_are_those_of_two_sequences(ones):
+    line = ones["simpo"]["lines"][0]
+    assert line["tokens_per_second"] * line["time_ms"] / 1000 == pytest.approx(4 * 2 * runs.LENGTH)
+
+
+def test_rewards_are_drawn_below_the_loss(tmp_path, ones):
+    import json
+
+    from matplotlib.image import imread
+
+    from mindspeed_ms.training.metrics import draw_loss_curve
+
+    heights = []
+    for stage, names in (("orm", {"iteration", "loss"}), ("orm", set(ones["orm"]["lines"][0]))):
+        lines = [json.dumps({name: line[name] for name in names}) for line in ones[stage]["lines"]]
+        (tmp_path / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+        draw_loss_curve(tmp_path / "metrics.jsonl", tmp_path / "curve.png")
+        heights.append(imread(tmp_path / "curve.png").shape[0])
+    assert heights == [600, 1200]  # loss; loss, accuracy, rewards
+
+
 def test_first_loss_of_dpo_is_ln_2(world, tmp_path, files, weights):
     line = first_step(world, tmp_path, files, weights, "dpo", ref_model=None)
     assert line["loss"] == pytest.approx(np.log(2), abs=1e-6)

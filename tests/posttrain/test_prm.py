@@ -18,7 +18,7 @@ LAYOUTS = {
 
 
 def write_tokenizer(folder):
-    """A Hugging Face folder whose ids are those of `runs.write_steps`: 5 the placeholder, 7 and 9 the labels."""
+    """A Hugging Face folder whose ids are those of `runs.write_steps`."""
     from tokenizers import Tokenizer, models, pre_tokenizers
 
     os.makedirs(folder, exist_ok=True)

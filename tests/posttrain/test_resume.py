@@ -1,6 +1,7 @@
 """A training of each stage that was ended and goes on gives the bits of one that was not; the reference stays what it was."""
 
 import os
+import shutil
 
 import numpy as np
 import pytest
@@ -70,11 +71,15 @@ def test_lost_reference_is_computed_anew_or_asked_for(world, tmp_path, files, we
 
 
 def test_resume_in_another_layout_reads_the_file(world, tmp_path, files, weights):
-    base = {"pretrained_checkpoint": weights["base"], "training_iters": 4, "save_enabled": True, "resume_training": True}
-    folder, data = str(tmp_path), files["pairs"]
-    world(1)(runs.train, "dpo", folder, data, training={**base, "exit_interval": 2})
+    """The weights of the reference are not needed any more, and are not there."""
+    shutil.copytree(weights["base"], tmp_path / "base")
+    start = {"pretrained_checkpoint": str(tmp_path / "base"), "exit_interval": 2}
+    common = {"training_iters": 4, "save_enabled": True, "resume_training": True}
+    folder, data = str(tmp_path / "run"), files["pairs"]
+    world(1)(runs.train, "dpo", folder, data, training={**common, **start})
+    shutil.rmtree(tmp_path / "base")
     before = reference(folder)
-    two = world(2)(runs.train, "dpo", folder, data, training=base, parallel={"tensor_model_parallel_size": 2})
+    two = world(2)(runs.train, "dpo", folder, data, training=common, parallel={"tensor_model_parallel_size": 2})
     for name, values in reference(folder).items():
         np.testing.assert_array_equal(values, before[name])
     assert len(two[0]["lines"]) == 4
@@ -95,3 +100,36 @@ def test_adapters_have_the_base_as_reference(world, tmp_path, files, weights):
     for name, (_, values) in one["weights"].items():
         if not name.endswith(("lora_a", "lora_b")):
             np.testing.assert_array_equal(values, two["weights"][name][1], err_msg=name)
+
+
+def logits_with_and_without_adapters():
+    """Logits with adapters that are not zero, with them switched off, and of the model without them."""
+    from mindspore import Tensor
+
+    from mindspeed_ms.core import storage
+    from mindspeed_ms.core.tensor_parallel.lora import adapters_switched_off
+    from mindspeed_ms.legacy.model.gpt_model import GPTModel
+    from mindspeed_ms.testing.parity.runner import start
+    from mindspeed_ms.testing.small_trainings import UNTIED, make_config
+    from mindspeed_ms.training.model_setup import get_model
+
+    found, tokens = [], Tensor(np.arange(16, dtype=np.int32)[None])
+    for lora in ({"use_lora": True, "target_cells": [{"target_cells": [r".*\.mapping", r".*_proj"]}]}, {}):
+        runs.reset()
+        config = make_config(UNTIED, lora=lora)
+        start(config, 7)
+        cell = get_model(lambda config=config, **ends: GPTModel(config.model_config, **ends), config)[0].module
+        for name, parameter in cell.parameters_and_names():
+            if name.endswith("lora_b"):
+                storage.write(parameter, Tensor(np.ones(parameter.shape, np.float32)))
+        found.append(cell(tokens).asnumpy())
+        with adapters_switched_off([cell]):
+            found.append(cell(tokens).asnumpy())
+        np.testing.assert_array_equal(cell(tokens).asnumpy(), found[-2])
+    return found
+
+
+def test_adapters_are_switched_off_for_the_reference(world):
+    ((adapted, off, base, _),) = world(1)(logits_with_and_without_adapters)
+    np.testing.assert_array_equal(off, base)
+    assert abs(adapted - off).max() > 0.1

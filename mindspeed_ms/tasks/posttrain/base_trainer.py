@@ -134,7 +134,7 @@ class BaseTrainer(ABC):
         loss = MicroBatchLoss.of(loss_func(output))
         if loss.tokens is not None or not self.all_config.training_config.calculate_per_token_loss:
             return loss
-        # a mean of the user's own: the sum over its tokens
+        # the loss is one over the tokens of the global batch: of a mean the sum over its tokens
         tokens = count_tokens(get_batch_on_this_cp_rank({"loss_mask": batch["loss_mask"]}))
         return replace(loss, differentiated=loss.differentiated * reduce_from_context_parallel_region(tokens), tokens=tokens)
 

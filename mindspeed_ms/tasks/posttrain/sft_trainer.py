@@ -8,7 +8,6 @@ from mindspeed_ms.core.context_parallel import get_batch_on_this_cp_rank
 from mindspeed_ms.core.pipeline_parallel.micro_batch_loss import MAIN_LOSS, MicroBatchLoss
 from mindspeed_ms.core.tensor_parallel.mappings import reduce_from_context_parallel_region
 from mindspeed_ms.tasks.posttrain.base_trainer import BaseTrainer
-from mindspeed_ms.training.initialize import get_all_config
 from mindspeed_ms.training.losses import TokenMean
 
 BATCH = ("tokens", "labels", "loss_mask", "attention_mask", "position_ids")
@@ -28,14 +27,12 @@ class SFTTrainer(BaseTrainer):
 
     @staticmethod
     def loss_func(input_tensor, output_tensor):
-        """Sum of the masked losses and number of tokens, or their quotient; see BaseTrainer."""
+        """Mean of the masked losses; see BaseTrainer."""
         tokens = ops.total(input_tensor)
         total = reduce_from_context_parallel_region(ops.total(output_tensor * input_tensor))
         count = reduce_from_context_parallel_region(tokens)
         mean = total / (count + ops.is_zero(count))  # without a token: 0 / 1
         reported = {MAIN_LOSS: TokenMean(detach(mean), tokens, input_tensor)}
-        if get_all_config().training_config.calculate_per_token_loss:
-            return MicroBatchLoss(total, reported, tokens)
         return MicroBatchLoss(mean, reported)
 
     def forward_step(self, data_iterator, model):

@@ -168,14 +168,43 @@ def test_tied_embeddings_on_two_stages(world, tmp_path, files, stage):
 
 
 def test_validation_pairs_have_a_reference_too(world, tmp_path, files, weights):
-    training = {"load_checkpoint": weights["base"], "eval_interval": 1, "eval_iters": 1, "training_iters": 1}
-    settings = {"training": {**training, "skip_train": True}, "dataset": {"split": "50,50,0"}}
-    world(1)(runs.train, "dpo", str(tmp_path), files["pairs"], **settings)
     from mindspeed_ms.training.metrics import read_metrics
 
-    (line,) = read_metrics(tmp_path / "metrics.jsonl")
-    assert line["valid_loss"] == pytest.approx(np.log(2), abs=1e-6)
+    training = {"load_checkpoint": weights["base"], "eval_interval": 1, "eval_iters": 1, "training_iters": 1}
+    settings = {"training": training, "dataset": {"split": "50,50,0"}}
+    (result,) = world(1)(runs.train, "dpo", str(tmp_path), files["pairs"], **settings)
+    assert runs.curve(result) == [pytest.approx(np.log(2), abs=1e-6)]
+    (line,) = [line for line in read_metrics(tmp_path / "metrics.jsonl") if "valid_loss" in line]
+    assert 0 < abs(line["valid_loss"] - np.log(2)) < 0.2
     assert line["valid_rewards/accuracies"] <= 1 and line["valid_response_length/chosen"] > 1
+
+
+def test_head_of_a_reward_model_is_trained_beside_adapters(world, tmp_path, files, weights):
+    lora = {"use_lora": True, "lora_rank": 2, "target_cells": [{"target_cells": [r".*\.mapping"]}]}
+    training = {"load_checkpoint": weights["base"], "save_enabled": True}
+    folder = str(tmp_path)
+    (first,) = world(1)(runs.train, "orm", folder, files["pairs"], training=training, lora=lora)
+    assert "reward_head.weight" in first["changed"]
+    resumed = {"resume_training": True, "training_iters": 4, "save_enabled": True, "load_checkpoint": folder}
+    (second,) = world(1)(runs.train, "orm", folder, files["pairs"], training=resumed, lora=lora)
+    assert runs.curve(second)[:3] == runs.curve(first) and len(second["lines"]) == 4
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_starts_from_megatrons_checkpoints(world, tmp_path, files, stage):
+    from mindspeed_ms.config import init_configs_from_dict
+    from mindspeed_ms.core.dist_checkpointing.megatron.writer import MegatronTarget
+    from mindspeed_ms.testing.megatron_checkpoints import MadeUpReader
+
+    config = {"model_config": small_trainings.UNTIED, "parallel_config": {"tensor_model_parallel_size": 2}}
+    reader = MadeUpReader(init_configs_from_dict(config))
+    for values in reader.arrays.values():
+        values *= 0.1
+    MegatronTarget(reader, init_configs_from_dict(config)).write(str(tmp_path / "megatron"))
+    training = {"pretrained_checkpoint": str(tmp_path / "megatron"), "training_iters": 1}
+    (result,) = world(1)(runs.train, stage, str(tmp_path / "run"), files["pairs"], training=training)
+    assert np.isfinite(runs.curve(result)[0])
+    assert stage != "dpo" or runs.curve(result)[0] == pytest.approx(np.log(2), abs=1e-6)
 
 
 def test_tokens_of_a_pair_are_those_of_two_sequences(ones):

@@ -162,8 +162,9 @@ def _check_model(path, manifest, all_config, resumes, is_gpt):
 
 def _check_stage(path, manifest, all_config):
     """Raise CheckpointError if the training that would go on is one of another stage."""
-    before, now = (manifest.args.get("training_config") or {}).get("stage"), all_config.training_config.stage
-    if manifest.args and before != now:
+    saved, now = manifest.args.get("training_config") or {}, all_config.training_config.stage
+    before = saved.get("stage", now)  # other programs and older versions do not say it
+    if before != now:
         texts = [f"of stage {stage}" if stage else "a pretraining" for stage in (before, now)]
         raise CheckpointError(
             f"{path} holds a training {texts[0]}, and this one is {texts[1]} ({_written(all_config, f'{_T}.stage')}): start "

@@ -73,3 +73,36 @@ def test_kto_pair_loss(world):
 def test_unknown_loss_is_refused(world):
     with pytest.raises(Exception, match="'sigmod' is unknown: expected sigmoid, hinge or ipo"):
         world(1)(gradients, "margin_loss", ([0.0], BETA, "sigmod"))
+
+
+def growth_of_halves():
+    """(gradient of the halves, bytes by which memory grows in a thousand of them)."""
+    from mindspore import Tensor
+
+    from mindspeed_ms import ops
+    from mindspeed_ms.core import autograd, device
+    from mindspeed_ms.tasks.posttrain.sequences import halves
+
+    device.initialize_device()
+
+    def gradient():
+        x = autograd.set_requires_grad(Tensor(np.arange(4, dtype=np.float32)))
+        first, second = halves(x)
+        return autograd.grad(ops.total(first * first - second), x)[0].asnumpy()
+
+    def memory():
+        with open("/proc/self/statm", encoding="ascii") as file:
+            return int(file.read().split()[1]) * 4096
+
+    for _ in range(1000):
+        gradient()
+    before = memory()
+    for _ in range(1000):
+        gradient()
+    return gradient().tolist(), memory() - before
+
+
+def test_halves_keep_no_memory(world):
+    ((gradient, growth),) = world(1)(growth_of_halves)
+    assert gradient == [0.0, 2.0, -1.0, -1.0]
+    assert growth < 2e6  # of a view by MindSpore: 7 MB

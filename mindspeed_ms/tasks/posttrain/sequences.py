@@ -3,6 +3,7 @@
 from mindspore import mint
 
 from mindspeed_ms import ops
+from mindspeed_ms.core.autograd import Function
 from mindspeed_ms.core.tensor_parallel.mappings import reduce_from_context_parallel_region
 
 
@@ -33,7 +34,20 @@ def per_token(sums, tokens):
     return sums / (tokens + ops.is_zero(tokens))
 
 
+class _Half(Function):
+    """Half of a Tensor `[2n]`. The gradient of a view by MindSpore would keep memory on CPU in each step."""
+
+    @staticmethod
+    def forward(ctx, values, number):
+        ctx.number, half = number, values.shape[0] // 2
+        return ops.cat([mint.narrow(values, 0, number * half, half)])
+
+    @staticmethod
+    def backward(ctx, output_grad):
+        zeros = ops.scaled(output_grad, 0.0)
+        return ops.cat([zeros, output_grad] if ctx.number else [output_grad, zeros]), None
+
+
 def halves(values):
     """The first and the second half of a Tensor `[2n]`: chosen, rejected."""
-    half = values.shape[0] // 2
-    return mint.narrow(values, 0, 0, half), mint.narrow(values, 0, half, half)
+    return _Half.apply(values, 0), _Half.apply(values, 1)

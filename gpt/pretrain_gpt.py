@@ -8,7 +8,7 @@ is the `--output-prefix` of preprocess_data.py.
 import contextlib
 import sys
 
-from mindspeed_ms.config import init_configs_from_args
+from mindspeed_ms.config import init_configs_from_args, require_pretraining
 from mindspeed_ms.core.logging import setup_logging
 from mindspeed_ms.training import gpt_datasets, initialize_megatron, same_data
 from mindspeed_ms.training.start_checks import check_start
@@ -48,6 +48,7 @@ def datasets_provider(all_config):
 
 def prepare(all_config):
     """Find mistakes and build the corpus before any rank starts. Returns the number of ranks."""
+    require_pretraining(all_config)
     world_size = check_start(all_config)
     provider = datasets_provider(all_config)
     if isinstance(provider, TextDatasets):

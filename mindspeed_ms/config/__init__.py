@@ -22,4 +22,4 @@ from mindspeed_ms.config.schema import (
 )
 from mindspeed_ms.config.sections.attention import FlashAttentionConfig, RopeScalingConfig
 from mindspeed_ms.config.spelled import spelled
-from mindspeed_ms.config.start import require_startable
+from mindspeed_ms.config.start import require_pretraining, require_startable

@@ -5,7 +5,7 @@ from dataclasses import dataclass, fields, replace
 
 from mindspeed_ms.config.schema import AllConfig, ModelParallelConfig, TransformerConfig
 from mindspeed_ms.layout.adapters import Adapter
-from mindspeed_ms.layout.model_description import ModelDescription, ParallelDescription
+from mindspeed_ms.layout.model_description import REWARD_ARCHITECTURE, ModelDescription, ParallelDescription
 from mindspeed_ms.layout.vocabulary import true_vocab_size
 
 
@@ -40,12 +40,13 @@ def describe_config(config, **changes):
     return replace(config, model=replace(config.model, **changes))
 
 
-def describe_model(config, architecture="gpt", adapters=None, num_tokentypes=0):
+def describe_model(config, architecture=None, adapters=None, num_tokentypes=0):
     """The ModelDescription of an AllConfig or a TransformerConfig; one that exists already is returned as it is.
 
     Args:
         config (AllConfig | TransformerConfig | DescribedConfig | ModelDescription): the model.
-        architecture, num_tokentypes: fields of the ModelDescription that no configuration has.
+        architecture (Optional[str]): see ModelDescription; None: "gpt_reward" for stage orm, else "gpt".
+        num_tokentypes (int): field of the ModelDescription that no configuration has.
         adapters (Optional[tuple[Adapter]]): None: those of `lora_config`.
 
     Raises:
@@ -62,6 +63,10 @@ def describe_model(config, architecture="gpt", adapters=None, num_tokentypes=0):
             "model_config."
         )
     values = _values(ModelDescription, model, model.training_config, model.moe_config)
+    if architecture is None:
+        architecture = REWARD_ARCHITECTURE if model.training_config.stage == "orm" else "gpt"
+    if architecture == REWARD_ARCHITECTURE:
+        values["untie_embeddings_and_output_weights"] = True  # its head is no vocabulary
     if "kv_channels" not in model.model_fields_set:
         values["kv_channels"] = None
     return ModelDescription(
@@ -69,7 +74,7 @@ def describe_model(config, architecture="gpt", adapters=None, num_tokentypes=0):
         architecture=architecture,
         adapters=describe_adapters(model.lora_config) if adapters is None else adapters,
         num_tokentypes=num_tokentypes,
-        micro_batch_size=model.dataset_config.batch_size,
+        micro_batch_size=model.dataset_config.sequences_of_micro_batch,
         parallel=describe_parallel(model.parallel_config),
     )
 

@@ -7,6 +7,7 @@ from mindspeed_ms.config.checks import check_all
 from mindspeed_ms.config.checks.pipeline import virtual_size
 from mindspeed_ms.config.checks.rule import Context
 from mindspeed_ms.config.errors import ConfigError, Problem
+from mindspeed_ms.config.sections.posttrain import PAIRWISE_STAGES, PER_TOKEN_STAGES
 from mindspeed_ms.config.sections.training import LOSS_SCALE
 from mindspeed_ms.config.settings import Settings
 from mindspeed_ms.config.trio_table import FUSED_RMSNORM
@@ -88,7 +89,7 @@ def _second_place(settings, path, main):
 def _settle(all_config, settings):
     """Fill, before the rules run, values that settings of several sections decide together; notices name the changes."""
     context = Context(all_config, settings)
-    for derivation in (_loss_scale, _nan_checks, _data_parallel_wrapper, _schedules, _clipping, _rope_fusion):
+    for derivation in (_loss_scale, _nan_checks, _data_parallel_wrapper, _schedules, _clipping, _rope_fusion, _stage):
         derivation(context)
     if all_config.parallel_config.overlap_grad_reduce:
         all_config.training_config.fill(overlap_grad_reduce=True)
@@ -153,6 +154,20 @@ def _rope_fusion(context):
     model = context.model
     if model is not None and model.rotary_interleaved and not context.was_set("model_config.apply_rope_fusion"):
         model.fill(apply_rope_fusion=False)
+
+
+def _stage(context):
+    """Fill what follows from the stage of post-training: kind of data, and a loss over the tokens of the global batch."""
+    stage, training = context.training.stage, context.training
+    if stage is None:
+        return
+    kind = "is_pairwise_dataset" if stage in PAIRWISE_STAGES else "is_instruction_dataset"
+    if not context.was_set(f"dataset_config.{kind}"):
+        context.dataset.fill(**{kind: True})
+    if stage in PER_TOKEN_STAGES and not context.was_set("training_config.calculate_per_token_loss"):
+        training.fill(calculate_per_token_loss=not training.average_in_collective)
+        if training.average_in_collective:
+            context.notice(f"average_in_collective: the loss of stage {stage} is a mean of means over micro-batches")
 
 
 def environment_world_size(environment=None):

@@ -20,6 +20,14 @@ def start_problems(all_config):
     return [settings.locate(problem) if settings is not None else problem]
 
 
+def require_pretraining(all_config):
+    """Raise ConfigError if the configuration names a stage of post-training."""
+    stage, settings = all_config.training_config.stage, all_config.settings
+    if stage is not None:
+        problem = Problem("training_config.stage", "is a stage of post-training, which posttrain_gpt.py trains", stage)
+        raise ConfigError([settings.locate(problem) if settings is not None else problem])
+
+
 def require_startable(all_config):
     """Raise an error if a start of a training would fail; called before anything is built, not by checks.
 

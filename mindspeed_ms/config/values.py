@@ -1,6 +1,7 @@
 """Types of fields and readers of single values: numbers, switches, data types, lists."""
 
 import ast
+import json
 import math
 from types import MappingProxyType
 from typing import Annotated, Any, Literal
@@ -154,6 +155,23 @@ def read_float_list(value):
     return [read_float(item) for item in read_list(value)]
 
 
+def read_json_mapping(value):
+    """Dict of a mapping, or of its text: JSON, or as Python writes it.
+
+    Raises:
+        ValueError: if it is something else.
+    """
+    found = value
+    if isinstance(value, str):
+        try:
+            found = json.loads(value)
+        except json.JSONDecodeError:
+            found = ast.literal_eval(value.strip())
+    if not isinstance(found, dict):
+        raise ValueError("no mapping")
+    return found
+
+
 class Kind(str):
     """Name of a field's type in errors, such as "expects KIND"; found in the field's annotation."""
 
@@ -243,4 +261,7 @@ LayerList = _kind(list, read_layer_list, "a list of integers, or one such list p
 IntList = _kind(list[int], read_int_list, "a list of integers", _LIST_OR_TEXT)
 FloatList = _kind(list[float], read_float_list, "a list of numbers", _LIST_OR_TEXT)
 StrList = _kind(list[str], read_words, "a list of words", _LIST_OR_TEXT)
+JsonMapping = _kind(
+    dict, read_json_mapping, "a mapping, or one as JSON text", {"anyOf": [{"type": "object"}, {"type": "string"}]}
+)
 Free = Annotated[Any, Kind("anything")]

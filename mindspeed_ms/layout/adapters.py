@@ -38,7 +38,7 @@ class Adapter:
 
 
 def adapt(model, rank, descriptions):
-    """Descriptions of the model with its adapters: what they add to their targets is trained, everything else is frozen.
+    """Descriptions of the model with its adapters: what they add to their targets is trained, the base is frozen.
 
     Of several adapters of one kind that fit a cell the first counts: special settings come before general ones.
 
@@ -55,7 +55,7 @@ def adapt(model, rank, descriptions):
     result = []
     for cell, own in groupby(descriptions, lambda one: one.name.rpartition(".")[0]):
         own = list(own)
-        result += [replace(one, trainable=False) for one in own]
+        result += [replace(one, trainable=one.trainable and is_trained_beside(one.name)) for one in own]
         chosen = adapters_of(model, cell)
         for weight in (one for one in own if one.name == f"{cell}.weight"):
             part = rank.expert_tensor if weight.expert else rank.tensor
@@ -63,6 +63,12 @@ def adapt(model, rank, descriptions):
                 added = describer("adapter", adapter.kind)(weight, part, adapter)
                 result += [_beside(weight, cell, one) for one in added]
     return result
+
+
+def is_trained_beside(name):
+    """Whether a parameter of the base (by its global name) is trained beside adapters: the head of a reward model, which
+    starts anew."""
+    return name.startswith("reward_head.")
 
 
 def adapters_of(model, cell):

@@ -13,7 +13,8 @@ def flops_per_token(model):
     attention = _latent_attention(model) if model.is_latent else _attention(model)
     mlp_width = sum(_mlp_width(model, layer) for layer in range(model.stages.num_layers))
     mlp = model.hidden_size * mlp_width * (3 if model.is_gated else 2)
-    return 6 * (model.stages.num_layers * attention + mlp + model.hidden_size * model.vocab_size)
+    outputs = 1 if model.gives_values else model.vocab_size
+    return 6 * (model.stages.num_layers * attention + mlp + model.hidden_size * outputs)
 
 
 def _attention(model):

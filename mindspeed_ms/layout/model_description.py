@@ -17,6 +17,7 @@ GATED_ACTIVATIONS = ("swiglu", "fused_swiglu", "clamped_swiglu")
 LEARNED_POSITIONS = ("learned_absolute", "absolute")
 OTHER_POSITIONS = ("rope", "none")  # position types without a table of parameters
 NORMALIZATIONS = {"LayerNorm": "LayerNorm", "RMSNorm": "RMSNorm", "FusedRMSNorm": "RMSNorm"}
+REWARD_ARCHITECTURE = "gpt_reward"  # a GPT whose head gives one value per token, not logits
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,6 +155,11 @@ class ModelDescription:
     moe_router_has_bias: bool
     parallel: ParallelDescription
     mtp_num_layers: int | None = None
+
+    @property
+    def gives_values(self):
+        """Whether the head gives one value per token, as of a reward model, instead of logits."""
+        return self.architecture == REWARD_ARCHITECTURE
 
     @property
     def is_latent(self):

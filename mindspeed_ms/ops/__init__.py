@@ -11,7 +11,18 @@ from mindspeed_ms.ops.interface.activation import bias_activation, gelu, relu, s
 from mindspeed_ms.ops.interface.attention import UNLIMITED_TOKENS, core_attention, flash_attention, scaled_masked_softmax
 from mindspeed_ms.ops.interface.cached_attention import cached_attention
 from mindspeed_ms.ops.interface.dropout import bias_dropout_add, dropout, residual_add
-from mindspeed_ms.ops.interface.elements import add_bias, cast, cat, cat_shared, document_mask, is_zero, scaled, total
+from mindspeed_ms.ops.interface.elements import (
+    add_bias,
+    cast,
+    cat,
+    cat_shared,
+    document_mask,
+    is_zero,
+    log_sigmoid,
+    row_sums,
+    scaled,
+    total,
+)
 from mindspeed_ms.ops.interface.embedding import embedding_lookup
 from mindspeed_ms.ops.interface.experts import (
     expert_order,

@@ -4,7 +4,7 @@ import os
 from dataclasses import dataclass, field
 from typing import Any
 
-from mindspeed_ms.config.model_description import vocab_size_of
+from mindspeed_ms.config.model_description import describe_model, vocab_size_of
 from mindspeed_ms.config.same_model import differences
 from mindspeed_ms.core import comm
 from mindspeed_ms.core.datasets.errors import DatasetError
@@ -16,6 +16,7 @@ from mindspeed_ms.core.dist_checkpointing.load import find_checkpoint, open_chec
 from mindspeed_ms.core.dist_checkpointing.save import CheckpointSaver
 from mindspeed_ms.core.logging import logger
 from mindspeed_ms.models.adapters import has_adapters, without_adapters
+from mindspeed_ms.models.reward_head import has_reward_head, without_language_head
 from mindspeed_ms.training import checkpointing, model_folder, same_data
 from mindspeed_ms.training.adapter_start import AdapterStart, find_adapter_start
 from mindspeed_ms.training.gpt_datasets import names_indexed_files
@@ -125,6 +126,9 @@ class CheckpointManager:
             return
         with_optimizer = resumes and not settings.no_load_optim
         with open_checkpoint(path, self.all_config, settings.ckpt_step) as reader:
+            if describe_model(self.all_config).gives_values and not has_reward_head(reader.manifest):
+                logger.info("%s holds no reward model: its head starts anew", path)
+                reader.manifest = without_language_head(reader.manifest)
             checkpointing.load_checkpoint(
                 reader,
                 self.model,

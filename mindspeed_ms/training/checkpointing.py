@@ -20,6 +20,7 @@ from mindspeed_ms.core.dist_checkpointing.state import model_tensors, optimizer_
 from mindspeed_ms.core.tensor_parallel.random import model_parallel_manual_seed
 from mindspeed_ms.layout.describers.lora import is_lora
 from mindspeed_ms.models.adapters import has_adapters, has_base
+from mindspeed_ms.models.reward_head import has_reward_head, is_reward_head
 from mindspeed_ms.training.utils import print_rank_0
 
 _RNG_SIZES = ("tensor", "pipeline", "virtual_pipeline", "context", "expert")
@@ -136,7 +137,10 @@ def load_checkpoint(reader, model, optimizer=None, opt_param_scheduler=None, str
 
 
 def _is_held(manifest, key):
-    """Whether a checkpoint has weights of this kind: a base has no adapters, and adapters may be alone."""
+    """Whether a checkpoint has weights of this kind: a base has no adapters, adapters may be alone, and a reward model starts
+    from a language model, which has another head."""
+    if is_reward_head(key) and not has_reward_head(manifest):
+        return False
     return (has_adapters if is_lora(key) else has_base)(manifest)
 
 

@@ -7,8 +7,8 @@ from mindspeed_ms.core.datasets.errors import DatasetError
 from mindspeed_ms.core.datasets.fingerprint import of_indexed_files
 from mindspeed_ms.core.datasets.gpt_dataset import GPTDatasetConfig
 from mindspeed_ms.core.datasets.indexed_dataset import IndexedDataset, get_bin_path, get_idx_path
-from mindspeed_ms.core.datasets.instruction_builder import build_instruction_datasets
-from mindspeed_ms.core.datasets.instruction_files import SFT_FIELDS, field_prefix
+from mindspeed_ms.core.datasets.instruction_builder import build_instruction_datasets, dataset_class_of
+from mindspeed_ms.core.datasets.instruction_files import field_prefix
 from mindspeed_ms.core.datasets.splits import DEFAULT_SPLIT, get_blend_from_list
 from mindspeed_ms.training import same_data
 from mindspeed_ms.training.initialize import get_all_config
@@ -31,7 +31,7 @@ def train_valid_test_datasets_provider(train_val_test_num_samples):
 
 def build_datasets(all_config, train_val_test_num_samples):
     """`train_valid_test_datasets_provider` for a given configuration."""
-    if all_config.dataset_config.is_instruction_dataset:
+    if is_instruction_data(all_config):
         return build_instruction_datasets(all_config, train_val_test_num_samples)
     train, valid, test = train_val_test_num_samples
     datasets = build_train_valid_test_datasets([train or None, valid, test], gpt_dataset_config(all_config))
@@ -87,13 +87,18 @@ def check_masks(settings):
         )
 
 
+def is_instruction_data(all_config):
+    """Whether the data are conversations, pairs of answers or step rewards."""
+    return all_config.dataset_config.is_instruction_dataset or all_config.dataset_config.is_pairwise_dataset
+
+
 def names_indexed_files(all_config):
     """Whether the data is mock data, weighted, instruction data, or named by prefixes of indexed files."""
     settings = all_config.dataset_config
     blends = [get_blend_from_list(words) for words in (settings.data_path, *_per_split(settings))]
     return (
         settings.mock_data
-        or settings.is_instruction_dataset
+        or is_instruction_data(all_config)
         or any(blend and (blend[1] or any(_exists(prefix) for prefix in blend[0])) for blend in blends)
     )
 
@@ -104,7 +109,7 @@ def check_files(all_config):
     Raises:
         FileNotFoundError, DatasetError: as the provider.
     """
-    if all_config.dataset_config.is_instruction_dataset:
+    if is_instruction_data(all_config):
         build_instruction_datasets(all_config, (1, 1, 1))
         return
     config = gpt_dataset_config(all_config)
@@ -141,11 +146,13 @@ def fingerprint(all_config=None):
     parts = []
     for of in ("data_path", "train_data_path", "valid_data_path", "test_data_path"):
         prefixes, weights = get_blend_from_list(getattr(settings, of)) or ((), None)
-        if settings.is_instruction_dataset:
-            prefixes = [field_prefix(prefix, field) for prefix in prefixes for field in SFT_FIELDS]
+        if is_instruction_data(all_config):
+            fields = dataset_class_of(all_config).fields
+            prefixes = [field_prefix(prefix, field) for prefix in prefixes for field in fields]
         parts += same_data.with_shares(of, [of_indexed_files(prefix) for prefix in prefixes], weights)
-    if settings.is_instruction_dataset:
-        return same_data.fingerprint(all_config, "conversations", parts, settings.split or "1" if settings.data_path else None)
+    if is_instruction_data(all_config):
+        kind = "pairs of answers" if settings.is_pairwise_dataset else "conversations"
+        return same_data.fingerprint(all_config, kind, parts, settings.split or "1" if settings.data_path else None)
     split = settings.split or DEFAULT_SPLIT if settings.data_path else None
     return same_data.fingerprint(all_config, "indexed", parts, split)
 

@@ -318,14 +318,14 @@ def _progress_bar(total_iterations, start_iteration):
 
 
 def draw_loss_curve(metrics_path, picture_path):
-    """Draw the losses of a metrics.jsonl as a PNG; nothing if it has none, a warning without matplotlib."""
+    """Draw the losses of a metrics.jsonl as a PNG, below them rewards, accuracies, ... where they were reported; nothing if it
+    has no losses, a warning without matplotlib."""
+    lines = read_metrics(metrics_path)
+    names = ["loss", "valid_loss", "test_loss", *sorted({name for line in lines for name in line if _panel_of(name)})]
     curves = {
-        name: [
-            (line["iteration"], line[name]) for line in read_metrics(metrics_path) if isinstance(line.get(name), (int, float))
-        ]
-        for name in ("loss", "valid_loss", "test_loss")
+        name: [(line["iteration"], line[name]) for line in lines if isinstance(line.get(name), (int, float))] for name in names
     }
-    if not any(curves.values()):
+    if not any(curves[name] for name in names[:3]):
         return
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -336,19 +336,32 @@ def draw_loss_curve(metrics_path, picture_path):
             metrics_path,
         )
         return
-    figure = Figure(figsize=(8, 5), dpi=120, layout="constrained")
+    panels = {}
+    for name in names:
+        panels.setdefault(_panel_of(name) or ("loss per token (nat)" if len(names) == 3 else "loss"), []).append(name)
+    figure = Figure(figsize=(8, 5 + 2.5 * (len(panels) - 1)), dpi=120, layout="constrained")
     FigureCanvasAgg(figure)
-    axes = figure.add_subplot(xlabel="iteration", ylabel="loss per token (nat)", title="Training")
-    for name, points in curves.items():
-        if points:
-            axes.plot(
-                *zip(*points),
-                label=name.replace("_", " "),
-                marker="o" if len(points) < 30 else None,
-                markersize=3,
-                linewidth=1.2,
-            )
-    axes.grid(alpha=0.3)
-    axes.legend()
+    figure.suptitle("Training")
+    for axes, (label, shown) in zip(figure.subplots(len(panels), squeeze=False)[:, 0], panels.items()):
+        axes.set(xlabel="iteration", ylabel=label)
+        for name in shown:
+            if points := curves[name]:
+                axes.plot(
+                    *zip(*points),
+                    label=name.replace("_", " "),
+                    marker="o" if len(points) < 30 else None,
+                    markersize=3,
+                    linewidth=1.2,
+                )
+        axes.grid(alpha=0.3)
+        axes.legend()
     figure.savefig(picture_path)
     logger.info("loss curve: %s", picture_path)
+
+
+def _panel_of(name):
+    """Label of the axes (str) of a reported value of post-training; "" for what is not drawn, or a loss."""
+    kind, slash, _ = name.removeprefix("valid_").removeprefix("test_").partition("/")
+    if "accurac" in name:
+        return "accuracy"
+    return kind.replace("_", " ") if slash else ""

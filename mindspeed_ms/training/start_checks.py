@@ -16,12 +16,14 @@ from mindspeed_ms.core.dist_checkpointing.errors import CheckpointError
 from mindspeed_ms.core.dist_checkpointing.manifest import OPTIMIZER_PREFIX
 from mindspeed_ms.core.logging import logger
 from mindspeed_ms.core.optimizer.optimizer_param_scheduler import OptimizerParamScheduler
+from mindspeed_ms.layout.describers.gpt import OUTPUT_LAYER, REWARD_HEAD
 from mindspeed_ms.layout.describers.lora import is_lora
 from mindspeed_ms.layout.errors import LayoutError
 from mindspeed_ms.layout.parameters import describe_whole_model
 from mindspeed_ms.layout.ranks import world_unit_of
 from mindspeed_ms.layout.vocabulary import padded_vocab_size
 from mindspeed_ms.models.adapters import has_base
+from mindspeed_ms.models.reward_head import has_reward_head
 from mindspeed_ms.training.tensorboard import require_tensorboard
 
 _T, _D, _O = "training_config", "dataset_config", "optimizer_config"
@@ -132,6 +134,8 @@ def check_resumed(path, manifest, all_config, resumes, is_gpt=False):
     """
     training = all_config.training_config
     resumes = resumes and not manifest.has_only_weights
+    if resumes:
+        _check_stage(path, manifest, all_config)
     if training.load_strict:
         _check_model(path, manifest, all_config, resumes, is_gpt)
     _check_vocabulary(path, manifest, all_config)
@@ -154,6 +158,18 @@ def _check_model(path, manifest, all_config, resumes, is_gpt):
     instead = "load its weights alone (--finetune), " if resumes else ""
     advice = f"{elsewhere}take the checkpoint's values (--use-checkpoint-args), {instead}or set load_strict: False"
     raise CheckpointError(f"{path} holds another model: {listed}. {advice[0].upper()}{advice[1:]} (--load-strict false).")
+
+
+def _check_stage(path, manifest, all_config):
+    """Raise CheckpointError if the training that would go on is one of another stage."""
+    saved, now = manifest.args.get("training_config") or {}, all_config.training_config.stage
+    before = saved.get("stage", now)  # other programs and older versions do not say it
+    if before != now:
+        texts = [f"of stage {stage}" if stage else "a pretraining" for stage in (before, now)]
+        raise CheckpointError(
+            f"{path} holds a training {texts[0]}, and this one is {texts[1]} ({_written(all_config, f'{_T}.stage')}): start "
+            "from its weights (--pretrained-checkpoint, or --finetune with --load) and save elsewhere (--save)."
+        )
 
 
 def _check_vocabulary(path, manifest, all_config):
@@ -190,6 +206,9 @@ def _other_tensors(manifest, all_config):
     if all_config.lora_config.use_lora:  # a base has no adapters, and adapters may be alone: `adapter_start` compares them
         own = {name: one for name, one in own.items() if not is_lora(name) and has_base(manifest)}
         stored = {key: one for key, one in stored.items() if not is_lora(key)}
+    if any(name.startswith(f"{REWARD_HEAD}.") for name in own) and not has_reward_head(manifest):  # it starts anew
+        own = {name: one for name, one in own.items() if not name.startswith(f"{REWARD_HEAD}.")}
+        stored = {key: one for key, one in stored.items() if key != OUTPUT_LAYER}
     shapes = {name: (tuple(own[name].sharding.global_shape), tuple(stored[name].shape)) for name in own if name in stored}
     other = [
         f"{name} is {list(now)} here and {list(before)} there"

@@ -61,8 +61,9 @@ class TrainOneStep:
     @classmethod
     def of(cls, all_config, *parts):
         """TrainOneStep of an AllConfig, with model, optimizer, opt_param_scheduler and forward_step_func."""
-        settings = all_config.training_config
-        return cls(*parts, settings.check_for_nan_in_loss, settings.log_params_norm, all_config.model_config.seq_length)
+        settings, data = all_config.training_config, all_config.dataset_config
+        tokens = all_config.model_config.seq_length * data.sequences_of_micro_batch // data.batch_size
+        return cls(*parts, settings.check_for_nan_in_loss, settings.log_params_norm, tokens)
 
     def __call__(self, data_iterator, iteration, stop_requested=False):
         """Run one training step.

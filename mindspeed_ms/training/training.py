@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from dataclasses import fields
 from functools import partial
 
-from mindspeed_ms.config import fit_to_world, page, require_available, require_startable
+from mindspeed_ms.config import fit_to_world, page, require_available, require_pretraining, require_startable
 from mindspeed_ms.config.errors import WarningNotice
 from mindspeed_ms.core import comm
 from mindspeed_ms.core.device import request_device
@@ -74,6 +74,7 @@ def pretrain(
     """
     start_time = time.monotonic()
     all_config = _configuration(all_config, extra_args_provider, args_defaults)
+    require_pretraining(all_config)
     require_startable(all_config)
     require_tensorboard(all_config.training_config)
     _check_arguments(model_provider_func, model_type)
@@ -100,6 +101,8 @@ def build_trainer(
     process_non_loss_data_func=None,
     loaders=(None, None, None),
     get_batch_func=None,
+    transforms=(),
+    reads_ahead=None,
     **parts,
 ):
     """The `Trainer` of a configuration; inside `training_run`.
@@ -109,6 +112,8 @@ def build_trainer(
         model_provider_func, train_valid_test_datasets_provider, forward_step_func, process_non_loss_data_func,
             get_batch_func: see `pretrain`; what only serves a part that is given is not used.
         loaders (tuple): train_data_loader, valid_data_loader, test_data_loader.
+        transforms (sequence[Callable]): see `get_model`.
+        reads_ahead (Optional[bool]): see `TrainingData`; None: only without a `forward_step_func`.
         parts: fields of `Trainer`. A part that is given replaces the one that would be built, and those built after it work
             with it.
 
@@ -132,10 +137,10 @@ def build_trainer(
         describe = partial(fingerprint_of_own_program, all_config, loaders[0] is not None)
     start = find_starting_point(all_config, describe) if "checkpoints" not in parts else None
     state = part("train_state", TrainState)
-    provider, is_own_step = train_valid_test_datasets_provider, forward_step_func is None
-    data = part("data", lambda: build_data(all_config, provider, loaders, get_batch_func, is_own_step))
+    provider, ahead = train_valid_test_datasets_provider, forward_step_func is None if reads_ahead is None else reads_ahead
+    data = part("data", lambda: build_data(all_config, provider, loaders, get_batch_func, ahead))
     iterations = part("training_iters", lambda: data.training_iters)
-    model = part("model", lambda: get_model(model_provider_func, all_config))
+    model = part("model", lambda: get_model(model_provider_func, all_config, transforms))
     optimizer = part("optimizer", lambda: get_optimizer(all_config, model))
     scheduler = part("opt_param_scheduler", lambda: get_optimizer_param_scheduler(optimizer, all_config, iterations))
     forward_step = forward_step_func or default_forward_step

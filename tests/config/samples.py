@@ -283,6 +283,8 @@ SPECIAL = {
         {"lora_config.use_lora": True, "lora_config.target_cells": [{"target_cells": [r".*\.mapping"]}]},
     ),
     "dataset_config.dataloader_type": "cyclic",
+    "dataset_config.is_pairwise_dataset": (True, {"training_config.stage": "dpo"}),
+    "dataset_config.enable_thinking": True,
     "lora_config.lora_module": {"layer": "adapter"},
 }
 

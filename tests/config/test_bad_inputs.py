@@ -390,6 +390,19 @@ RULES = [
         "lora_config.target_cells",
         "experts get no low-rank adapters yet",
     ),
+    ({f"{D}.is_pairwise_dataset": True}, f"{D}.is_pairwise_dataset", "needs a stage that trains on pairs: dpo, simpo, orm"),
+    ({f"{T}.stage": "sft", f"{D}.is_pairwise_dataset": True}, f"{D}.is_pairwise_dataset", "stage sft trains on conversations"),
+    ({f"{T}.stage": "dpo", f"{D}.is_instruction_dataset": True}, f"{D}.is_instruction_dataset", "trains on pairs of answers"),
+    ({f"{T}.stage": "dpo", f"{D}.is_pairwise_dataset": False}, f"{D}.is_pairwise_dataset", "trains on pairs of answers"),
+    ({f"{T}.stage": "orm", f"{T}.calculate_per_token_loss": True}, f"{T}.calculate_per_token_loss", "a mean over pairs"),
+    ({f"{T}.stage": "simpo", f"{M}.label_smoothing": 0.1}, f"{M}.label_smoothing", "simpo_label_smoothing smooths"),
+    ({f"{T}.stage": "prm", f"{M}.loss_chunk_size": 8}, f"{M}.loss_chunk_size", "stage prm looks at all logits"),
+    (
+        {f"{T}.stage": "rm", **_targets(r".*\.mapping"), "lora_config.lora_ckpt_filter": True},
+        "lora_config.lora_ckpt_filter",
+        "head of a reward model is trained too",
+    ),
+    ({f"{T}.stage": "dpo", f"{D}.neat_pack": True}, f"{D}.neat_pack", "packs conversations alone"),
     ({f"{M}.apply_layernorm_1p": True}, f"{M}.apply_layernorm_1p", "not available"),
 ]
 

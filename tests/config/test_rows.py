@@ -21,6 +21,7 @@ SETTLED = {
     "model_config.gated_linear_unit": False,
     "training_config.loss_func_kwargs.loss_func_type": "another",
     "parallel_config.data_parallel_size": 3,
+    "dataset_config.is_pairwise_dataset": False,
 }
 
 

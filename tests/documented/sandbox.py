@@ -27,6 +27,7 @@ class Sandbox:
             "configs",
             "preprocess_data.py",
             "convert_ckpt.py",
+            "posttrain_gpt.py",
             "inference.py",
             "evaluation.py",
             "benchmarks",

@@ -121,6 +121,7 @@ PREPARATION = {
     "docs/evaluation.md": _evaluation,
     "docs/launching.md": _launching,
     "docs/lora.md": _lora,
+    "docs/post-training.md": _lora,
     "docs/profiling.md": _profiling,
     "docs/serving.md": _serving,
     "docs/tokenizers-and-templates.md": _templates,

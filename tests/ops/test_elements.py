@@ -92,3 +92,22 @@ def test_products_have_the_bits_of_mindspores_primitives(world):
 
 def test_bits_of_mindspores_operators(world):
     world(1)(_same_bits)
+
+
+def _row_sums_and_log_sigmoid():
+    values = np.random.default_rng(3).normal(size=(3, 50)).astype(np.float32)
+    x = autograd.set_requires_grad(Tensor(values))
+    sums = ops.row_sums(x)
+    np.testing.assert_array_equal(sums.asnumpy(), values.sum(1, dtype=np.float64).astype(np.float32))
+    (gradient,) = autograd.grad(sums, x, Tensor(np.array([1.0, 2.0, -3.0], np.float32)))
+    np.testing.assert_array_equal(gradient.asnumpy(), np.repeat([[1.0], [2.0], [-3.0]], 50, 1))
+    far = np.array([-1e4, -2.0, 0.0, 2.0, 1e4], np.float32)
+    x = autograd.set_requires_grad(Tensor(far))
+    found = ops.log_sigmoid(x)
+    np.testing.assert_allclose(found.asnumpy(), -np.logaddexp(0, -far.astype(np.float64)), rtol=1e-6)
+    (gradient,) = autograd.grad(found, x, Tensor(np.ones(5, np.float32)))
+    np.testing.assert_allclose(gradient.asnumpy(), np.exp(-np.logaddexp(0, far.astype(np.float64))), rtol=1e-6, atol=1e-12)
+
+
+def test_row_sums_and_log_sigmoid(world):
+    world(1)(_row_sums_and_log_sigmoid)

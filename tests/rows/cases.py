@@ -162,6 +162,8 @@ CASES = {
         {**FILES, "facet": "error"},
     ),
     f"{D}.is_instruction_dataset": (True, TEXT, FILES),
+    f"{D}.full_shuffle_instruction_dataset": (True, CHATS, FILES),
+    f"{D}.neat_pack": (True, CHATS, FILES),
     f"{D}.pad_to_multiple_of": (5, LENGTHS, {**FILES, "world": 1}),
     f"{D}.pad_token_id": (9, CHATS, FILES),
     f"{D}.eos_token_id": (5, {**TEXT, f"{D}.eod_mask_loss": True}, FILES),

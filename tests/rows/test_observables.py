@@ -8,6 +8,7 @@ import pytest
 from mindspeed_ms.config import init_configs_from_dict
 from mindspeed_ms.config.errors import ConfigError
 from tests.config.samples import ROWS, later_paths, sample
+from tests.posttrain.options import OPTIONS
 from tests.rows.cases import ADAPTED, CASES, ON_TWO_RANKS
 from tests.rows.files import damage, write_data, write_tokenizers
 from tests.rows.job import BASE, record
@@ -25,6 +26,10 @@ REFUSALS = {
     ),
     "model_config.transformer_impl": ({"model_config.transformer_impl": "transformer_engine"}, {}),
     "training_config.loss_func_kwargs.loss_func_type": ({"training_config.loss_func_kwargs.loss_func_type": "another"}, {}),
+    "dataset_config.is_pairwise_dataset": (
+        {"dataset_config.is_pairwise_dataset": True},
+        {"dataset_config.is_pairwise_dataset": True, "training_config.stage": "dpo"},
+    ),
     "training_config.finetune": (
         {"training_config.finetune": True, "training_config.resume_training": True},
         {"training_config.finetune": True},
@@ -86,7 +91,7 @@ def is_run(row):
         and case_of(row)[2]["facet"] in AT_RUN_TIME
         and not comes_later(row)
         and "profile" not in row.path
-        and row.path not in {**REFUSALS, **AT_START}
+        and row.path not in {**REFUSALS, **AT_START, **OPTIONS}
     )
 
 
@@ -224,7 +229,7 @@ def test_row_acts_when_communication_starts(world, tmp_path, path):
 
 def test_every_row_is_walked():
     """Nothing that works is left out: it runs here or with the profiler's tests, or is described in tests/config."""
-    walked = {row.path for row in RUN} | set(REFUSALS) | set(AT_START)
+    walked = {row.path for row in RUN} | set(REFUSALS) | set(AT_START) | set(OPTIONS)
     walked |= set(TOKENIZERS) | {row.path for row in ROWS if "profile" in row.path}
     described = {row.path for row in ROWS if row.seen in ("parameters", "layout")}
     left = {row.path for row in ROWS if row.status == "works" and not comes_later(row)} - walked - described

@@ -9,6 +9,7 @@ from mindspeed_ms.config.checks import (
     multi_token_prediction,
     optimizer,
     pipeline,
+    posttrain,
     profile,
     refused,
     training,

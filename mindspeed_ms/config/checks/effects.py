@@ -2,6 +2,7 @@
 
 from mindspeed_ms.config.argument_table import row_at, rows_with_path
 from mindspeed_ms.config.checks.rule import rule
+from mindspeed_ms.config.sections.posttrain import STAGES
 
 _T, _D, _P, _O = "training_config", "dataset_config", "parallel_config", "optimizer_config"
 _TENSORBOARD = ("log_interval", "queue_size")
@@ -72,6 +73,24 @@ NEEDS = (
         _paths("model_config", "qk_layernorm_epsilon"),
         "qk_layernorm",
         lambda context: context.value("model_config.qk_layernorm"),
+    ),
+    *(
+        (
+            _paths(section, *names),
+            f"{_T}.stage {' or '.join(stages)}",
+            lambda context, stages=stages: context.training.stage in stages,
+        )
+        for stages, section, names in (
+            (("dpo",), _T, ("dpo_beta", "dpo_loss_type", "dpo_label_smoothing", "pref_ftx", "dpo_reference_free", "ref_model")),
+            (("simpo",), _T, ("simpo_beta", "gamma_beta_ratio", "simpo_loss_type", "simpo_label_smoothing")),
+            (("prm",), _D, ("placeholder_token", "reward_tokens")),
+            (STAGES, _D, ("pack", "handler_name", "prompt_type", "prompt_type_path", "map_keys", "enable_thinking")),
+        )
+    ),
+    (
+        _paths(_D, "full_shuffle_instruction_dataset", "neat_pack"),
+        f"{_D}.is_instruction_dataset",
+        lambda context: context.dataset.is_instruction_dataset or context.dataset.is_pairwise_dataset,
     ),
     (_section("lora_config", "lora_config.use_lora"), "lora_config.use_lora", lambda context: context.lora.use_lora),
     (

@@ -15,6 +15,7 @@ def multi_token_prediction_fits(context):
     refused = (
         ("parallel_config.context_parallel_size", context.parallel.context_parallel_size > 1, "1"),
         ("model_config.position_embedding_type", model.position_embedding_type not in OTHER_POSITIONS, "rope or none"),
+        ("training_config.stage", context.training.stage is not None, "none"),
         ("lora_config.use_lora", context.lora.use_lora, "False"),
     )
     for path, is_refused, expected in refused:

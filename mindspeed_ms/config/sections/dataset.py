@@ -3,8 +3,8 @@
 from typing import ClassVar
 
 from mindspeed_ms.config import conversions
-from mindspeed_ms.config.sections.base import Section
 from mindspeed_ms.config.sections.field import LIST, OFF, SWITCH, Alias, field
+from mindspeed_ms.config.sections.posttrain import InstructionFields
 from mindspeed_ms.config.values import Bool, Count, Int, IntList, PositiveInt, Str, StrList, one_of
 
 TOKENIZERS = (
@@ -18,7 +18,7 @@ TOKENIZERS = (
 )
 
 
-class DatasetConfig(Section):
+class DatasetConfig(InstructionFields):
     """`dataset_config`: batches, data files, tokenizer."""
 
     config_name: ClassVar[str] = "dataset_config"
@@ -132,12 +132,6 @@ class DatasetConfig(Section):
     create_attention_mask_in_dataloader: Bool = field(
         True, "The loader makes attention masks.", "由数据加载器生成注意力掩码。", "data", form=OFF
     )
-    is_instruction_dataset: Bool = field(
-        False,
-        "data_path is the output prefix of preprocessing for conversations.",
-        "data_path为对话数据预处理的输出前缀。",
-        "data",
-    )
     pad_to_multiple_of: PositiveInt = field(
         8,
         "With variable_seq_lengths, conversations are filled up to a multiple of this instead of seq_length.",
@@ -185,5 +179,6 @@ class DatasetConfig(Section):
 
     def derive(self):
         """Fill derived fields: the loader passes once by default, as in Megatron."""
+        super().derive()
         if self.dataloader_type is None:
             self.fill(dataloader_type="single")

@@ -10,6 +10,7 @@ from mindspeed_ms.config.sections.field import OFF, ON, SWITCH, VALUE, Alias, fi
 from mindspeed_ms.config.sections.lora import LoraConfig
 from mindspeed_ms.config.sections.optimizer import GradClipConfig
 from mindspeed_ms.config.sections.parallel import ModelParallelConfig
+from mindspeed_ms.config.sections.posttrain import PosttrainFields
 from mindspeed_ms.config.sections.profile import ProfileFields
 from mindspeed_ms.config.values import Bool, Count, PositiveFloat, PositiveInt, Str, integer, one_of
 
@@ -283,7 +284,7 @@ class RunFields(Section):
     )
 
 
-class TrainingConfig(ProfileFields, CheckpointFields, RunFields):
+class TrainingConfig(ProfileFields, CheckpointFields, RunFields, PosttrainFields):
     """`training_config`: the run. `TrainingConfig(parallel_config, dataset_config=..., lora_config=..., **fields)`."""
 
     config_name: ClassVar[str] = "training_config"
@@ -298,6 +299,7 @@ class TrainingConfig(ProfileFields, CheckpointFields, RunFields):
 
     def derive(self):
         """Fill the dynamic loss scale's settings, if none of them is given."""
+        super().derive()
         if all(self[name] is None for name in LOSS_SCALE):
             self.fill(**{name: option_of(self.own_fields()[name]).megatron for name in LOSS_SCALE})
 

@@ -2,7 +2,7 @@
 
 from mindspeed_ms.config.model_description import describe_parallel
 from mindspeed_ms.core.datasets.instruction_files import InstructionDataError, InstructionFiles
-from mindspeed_ms.core.datasets.sft_dataset import SFTDataset
+from mindspeed_ms.core.datasets.sft_dataset import PairwiseDataset, ProcessRewardDataset, SFTDataset
 from mindspeed_ms.core.datasets.splits import (
     convert_split_vector_to_split_matrix,
     get_blend_from_list,
@@ -14,18 +14,25 @@ from mindspeed_ms.layout.sequence import sequence_unit
 _SPLITS = (("train", "train_data_path"), ("valid", "valid_data_path"), ("test", "test_data_path"))
 
 
-def build_instruction_datasets(all_config, num_samples, dataset_class=SFTDataset):
-    """Build the datasets for `is_instruction_dataset`: training, validation, test; None where there is no data.
+def dataset_class_of(all_config):
+    """Class of the instruction data of a configuration: PairwiseDataset, ProcessRewardDataset (stage prm) or SFTDataset."""
+    if all_config.dataset_config.is_pairwise_dataset:
+        return PairwiseDataset
+    return ProcessRewardDataset if all_config.training_config.stage == "prm" else SFTDataset
+
+
+def build_instruction_datasets(all_config, num_samples, dataset_class=None):
+    """Build the datasets for instruction data: training, validation, test; None where there is no data.
 
     Args:
         all_config (AllConfig): read: data paths, split (all for training if it is not given), masks, padding, tokenizer, seed.
         num_samples (tuple[int, int, int]): how many samples the run takes of each.
-        dataset_class (type): SFTDataset or PairwiseDataset.
+        dataset_class (Optional[type]): of the datasets; None: `dataset_class_of` the configuration.
 
     Raises:
         InstructionDataError: no data path, several of them, files that cannot be used, a split without samples.
     """
-    settings = all_config.dataset_config
+    settings, dataset_class = all_config.dataset_config, dataset_class or dataset_class_of(all_config)
     if settings.train_data_path:
         paths = [_single(getattr(settings, option), option) for _, option in _SPLITS]
         places = [path and (path, None) for path in paths]
@@ -33,7 +40,8 @@ def build_instruction_datasets(all_config, num_samples, dataset_class=SFTDataset
         path = _single(settings.data_path, "data_path")
         if path is None:
             raise InstructionDataError(
-                "is_instruction_dataset (--is-instruction-dataset) needs data: set data_path "
+                f"{'stage' if all_config.training_config.stage else 'is_instruction_dataset'} "
+                f"(--{'stage' if all_config.training_config.stage else 'is-instruction-dataset'}) needs data: set data_path "
                 "(--data-path) to the --output-prefix of preprocessing."
             )
         bounds = split_bounds(settings.split, len(InstructionFiles(path, dataset_class.fields)))
@@ -79,13 +87,42 @@ def _options(all_config, dataset_class):
         "pad_token_id": pad_token_id(settings),
         "seed": all_config.training_config.random_seed,
         "shuffle": not by_sampler and not was_set,
+        "full_shuffle": settings.full_shuffle_instruction_dataset,
         "pad_to_multiple_of": _multiple(all_config) if all_config.parallel_config.variable_seq_lengths else None,
         "vocab_size": all_config.model_config.vocab_size,
         "mmap": settings.mmap_bin_files,
     }
     if dataset_class is SFTDataset:
         options |= {"reset_position_ids": settings.reset_position_ids, "reset_attention_mask": settings.reset_attention_mask}
+    if dataset_class is ProcessRewardDataset:
+        options["reward_ids"] = reward_ids(settings)
     return options
+
+
+def reward_ids(settings):
+    """Ids of `reward_tokens` of a DatasetConfig, ascending: tuple[int]; empty if none are named.
+
+    Raises:
+        InstructionDataError: no tokenizer, fewer than two, or one that is no single token.
+    """
+    if not settings.reward_tokens:
+        return ()
+    if not TokenizerSettings.from_config(settings).is_given:
+        raise InstructionDataError("reward_tokens (--reward-tokens) need a tokenizer: set --tokenizer-name-or-path.")
+    tokenizer, found = build_tokenizer(settings), {}
+    for token in settings.reward_tokens:
+        ids = tokenizer.tokenize(token, add_special_tokens=False)
+        if len(ids) != 1:
+            raise InstructionDataError(
+                f"reward_tokens (--reward-tokens) {token!r} is {len(ids)} tokens ({ids}) of {tokenizer.name}: expected one "
+                "that is a single token."
+            )
+        found[ids[0]] = token
+    if len(found) < 2:
+        raise InstructionDataError(
+            f"reward_tokens (--reward-tokens) is {' '.join(settings.reward_tokens)}: expected at least two different tokens."
+        )
+    return tuple(sorted(found))
 
 
 def _multiple(all_config):

@@ -10,6 +10,10 @@ from mindspeed_ms.core.datasets.indexed_dataset import IndexedDataset
 
 SFT_FIELDS = ("input_ids", "labels", "attention_mask")
 PAIRWISE_FIELDS = ("chosen_input_ids", "chosen_labels", "rejected_input_ids", "rejected_labels")
+_OTHER_KINDS = (
+    (PAIRWISE_FIELDS, "pairs of answers", "--stage dpo, simpo or orm"),
+    (SFT_FIELDS, "conversations (or step rewards)", "--stage sft (prm)"),
+)
 
 
 class InstructionDataError(DatasetError):
@@ -75,6 +79,9 @@ def _missing(path_prefix, fields, missing):
     )
     if "_packed_" in path_prefix:
         return f"{text} Did you mean {path_prefix.partition('_packed_')[0]}?"
+    for others, kind, stage in _OTHER_KINDS:
+        if others != fields and all(IndexedDataset.exists(field_prefix(path_prefix, field)) for field in others):
+            return f"{text} There are {kind} by that name, which {stage} trains on."
     if len(missing) < len(fields):
         return f"{text} Other fields are there: preprocessing did not end. Run it again."
     if os.path.exists(f"{path_prefix}_text_document.idx") or os.path.exists(f"{path_prefix}.idx"):

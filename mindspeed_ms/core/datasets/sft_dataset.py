@@ -27,9 +27,13 @@ class InstructionDataset(ABC):
             one pass.
         seed (int): with the number of the pass it decides the order.
         shuffle (bool): another random order on every pass; else as stored.
+        full_shuffle (bool): with `shuffle`, one random order of all passes together.
         pad_to_multiple_of (Optional[int]): fill a micro-batch up to the next such multiple of its longest sample; None: to s.
         vocab_size (Optional[int]): ids must be below it.
         mmap (bool): see IndexedDataset.
+
+    Attributes:
+        beside (dict[str, np.ndarray]): further entries of a sample, arrays by the number of the stored sample.
 
     Raises:
         InstructionDataError: files that are missing or do not belong together, no samples, ids outside the vocabulary (when
@@ -48,6 +52,7 @@ class InstructionDataset(ABC):
         num_samples=None,
         seed=1234,
         shuffle=True,
+        full_shuffle=False,
         pad_to_multiple_of=None,
         vocab_size=None,
         mmap=True,
@@ -59,7 +64,8 @@ class InstructionDataset(ABC):
         if self.stored <= 0:
             raise InstructionDataError(f"{path_prefix} has {len(self.files)} samples, none of which is in this split.")
         self.num_samples = self.stored if num_samples is None else num_samples
-        self.seed, self.shuffle = seed, shuffle
+        self.seed, self.shuffle, self.full_shuffle = seed, shuffle, full_shuffle
+        self.beside = {}
         self.pad_to_multiple_of, self.vocab_size = pad_to_multiple_of, vocab_size
         self._order = (None, None)
         self._report_longer(int((self.files.lengths[self.first : end] > sequence_length).sum()))
@@ -87,24 +93,41 @@ class InstructionDataset(ABC):
         Raises:
             IndexError: no such sample.
         """
-        samples = [self._sample(self._stored_index(index)) for index in indices]
+        return self.stored_batch([self.stored_index(index) for index in indices])
+
+    def stored_batch(self, numbers):
+        """`micro_batch` of stored samples, by their numbers."""
+        samples = [self._sample(number) for number in numbers]
         length = self.sequence_length
         if self.pad_to_multiple_of:
             longest = max(self._length_of(sample) for sample in samples)
             length = min(-(-max(longest, 1) // self.pad_to_multiple_of) * self.pad_to_multiple_of, length)
         filled = [self._filled(sample, length) for sample in samples]
-        return {name: np.stack([sample[name] for sample in filled]) for name in filled[0]}
+        batch = {name: np.stack([sample[name] for sample in filled]) for name in filled[0]}
+        return batch | {name: values[list(numbers)] for name, values in self.beside.items()}
 
-    def _stored_index(self, index):
+    def stored_index(self, index):
+        """Number of the stored sample that is sample `index`.
+
+        Raises:
+            IndexError: no such sample.
+        """
         if not 0 <= index < self.num_samples:
             raise IndexError(f"sample {index} of {self.num_samples}")
-        epoch, place = divmod(int(index), self.stored)
+        count = self.num_samples if self.full_shuffle else self.stored
+        epoch, place = divmod(int(index), count)
         if not self.shuffle:
-            return self.first + place
+            return self.first + int(index) % self.stored
         if self._order[0] != epoch:
             generator = np.random.Generator(np.random.Philox(key=[self.seed, epoch]))
-            self._order = (epoch, generator.permutation(self.stored))
-        return self.first + int(self._order[1][place])
+            self._order = (epoch, generator.permutation(count))
+        return self.first + int(self._order[1][place]) % self.stored
+
+    def used_indices(self):
+        """Numbers of the stored samples that the dataset has, ascending: int array."""
+        if self.num_samples >= self.stored:
+            return np.arange(self.first, self.first + self.stored)
+        return np.unique([self.stored_index(index) for index in range(self.num_samples)])
 
     def _checked(self, ids, index):
         if self.vocab_size is not None and len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < self.vocab_size:
@@ -218,12 +241,66 @@ class SFTDataset(InstructionDataset):
         return positions
 
 
+class ProcessRewardDataset(InstructionDataset):
+    """Texts whose steps end with a placeholder. A sample has the entries of SFTDataset, but the label of a step stays at its
+    placeholder, and `loss_mask` is 1 there alone.
+
+    Args:
+        reward_ids (sequence[int]): ids that a label may be; empty: any. Further arguments: see InstructionDataset.
+
+    Raises:
+        InstructionDataError: when a sample is read: another label, steps beyond the sequence length.
+    """
+
+    fields = SFT_FIELDS
+
+    def __init__(self, *args, reward_ids=(), **kwargs):
+        self.reward_ids = tuple(reward_ids)
+        super().__init__(*args, **kwargs)
+
+    def _report_longer(self, count):
+        if count:
+            raise InstructionDataError(
+                f"{self.files.path_prefix}: {count} of {self.stored} samples are longer than seq_length "
+                f"{self.sequence_length}, and the steps of a text are not cut: raise it (--seq-length) to "
+                f"{int(self.files.lengths.max())}, or preprocess with --seq-length {self.sequence_length}."
+            )
+
+    def _sample(self, index):
+        stored = self.files[index]
+        ids, labels = stored["input_ids"], stored["labels"]
+        learnt = labels[labels != IGNORE_INDEX]
+        self._checked(learnt, index)
+        others = [int(label) for label in learnt if self.reward_ids and int(label) not in self.reward_ids]
+        if others:
+            raise InstructionDataError(
+                f"sample {index} of {self.files.path_prefix} has the label {others[0]}, none of the reward tokens' ids "
+                f"{', '.join(map(str, self.reward_ids))}: name those of preprocessing (--reward-tokens)."
+            )
+        return self._checked(ids, index), labels
+
+    def _length_of(self, sample):
+        return len(sample[0])
+
+    def _filled(self, sample, length):
+        ids, labels = sample
+        tokens, here = np.full(length, self.pad_token_id, np.int32), np.full(length, IGNORE_INDEX, np.int32)
+        tokens[: len(ids)], here[: len(ids)] = ids, labels
+        mask = here != IGNORE_INDEX
+        return {
+            "tokens": tokens,
+            "labels": np.where(mask, here, 0).astype(np.int32),
+            "loss_mask": mask.astype(np.float32),
+            "position_ids": np.arange(length, dtype=np.int32),
+        }
+
+
 class PairwiseDataset(InstructionDataset):
     """A prompt with a better and a worse answer, for reward models and preference optimisation.
 
     A sample is a dict with `tokens`, `labels`, `loss_mask` as in SFTDataset, each with the prefix `chosen_` or `rejected_`, and
-    one `position_ids`, all `[s]`. A pair that is too long keeps one and the same part of the prompt, and both answers are cut
-    to one length.
+    one `position_ids`, all `[s]`, and the numbers of tokens `chosen_length`, `rejected_length`. A pair that is too long keeps
+    one and the same part of the prompt, and both answers are cut to one length.
     """
 
     fields = PAIRWISE_FIELDS
@@ -250,6 +327,7 @@ class PairwiseDataset(InstructionDataset):
         for kind, (ids, labels) in zip(("chosen", "rejected"), sample):
             tokens, following, loss_mask = self._filled_ids(ids, labels, length)
             filled |= {f"{kind}_tokens": tokens, f"{kind}_labels": following, f"{kind}_loss_mask": loss_mask}
+            filled[f"{kind}_length"] = np.int32(len(ids))
         return filled
 
 

@@ -3,6 +3,7 @@
 Source: upstream's classes; scale and dropout as in PEFT: `linear(x) + scale * (dropout(x) A^T) B^T`.
 """
 
+from contextlib import contextmanager
 from dataclasses import replace
 
 from mindspeed_ms import ops
@@ -18,7 +19,7 @@ from mindspeed_ms.core.tensor_parallel.mappings import (
     reduce_scatter_to_sequence_parallel_region,
     scatter_to_tensor_model_parallel_region,
 )
-from mindspeed_ms.layout.adapters import Adapter, adapters_of
+from mindspeed_ms.layout.adapters import Adapter, adapters_of, is_trained_beside
 from mindspeed_ms.layout.describers.lora import describe_lora
 from mindspeed_ms.layout.layer_parameters import LayerPart
 
@@ -159,6 +160,19 @@ class RowParallelLoRA(_LoRA, RowParallelLinear):
         return self._add(output, low, False, False), bias
 
 
+@contextmanager
+def adapters_switched_off(cells):
+    """Context manager: the adapters in `cells` compute nothing, as of a reference model."""
+    adapters = [part for cell in cells for _, part in cell.cells_and_names() if isinstance(part, _LoRA)]
+    for part in adapters:
+        part.is_active = False
+    try:
+        yield
+    finally:
+        for part in adapters:
+            part.is_active = True
+
+
 _ADAPTED = {ColumnParallelLinear: ColumnParallelLoRA, RowParallelLinear: RowParallelLoRA}
 
 
@@ -174,8 +188,9 @@ def add_adapters(model, cell):
     """
     if not model.adapters or any(isinstance(part, _LoRA) for _, part in cell.cells_and_names()):
         return cell
-    for _, parameter in cell.parameters_and_names():
-        set_description(parameter, replace(description_of(parameter), trainable=False))
+    for name, parameter in cell.parameters_and_names():
+        if not is_trained_beside(name):
+            set_description(parameter, replace(description_of(parameter), trainable=False))
     with deferred_initialization():
         for name, part in cell.cells_and_names():
             kind = _ADAPTED.get(type(part))

@@ -4,9 +4,14 @@ from dataclasses import replace
 
 from mindspeed_ms.layout.describers.registry import describer, placed, register_describer
 from mindspeed_ms.layout.layer_parameters import EmbeddingTable, Linear, Norm
+from mindspeed_ms.layout.model_description import REWARD_ARCHITECTURE
+from mindspeed_ms.layout.parameter_description import ParameterDescription
+from mindspeed_ms.layout.sharding import Initializer, ParameterSharding
 
 _WORDS = "embedding.word_embeddings.weight"
 WORD_EMBEDDINGS = f"language_model.{_WORDS}"
+OUTPUT_LAYER = "language_model.output_layer.weight"
+REWARD_HEAD = "reward_head"
 
 
 def embedding_tables(model):
@@ -52,6 +57,7 @@ def layer_norms(model):
     return {name: Norm(model.norm, model.hidden_size, scale) for name, scale in scales.items()}
 
 
+@register_describer("embedding", REWARD_ARCHITECTURE)
 @register_describer("embedding", "gpt")
 def describe_embedding(model, rank):
     """Parameters of the embedding: word, position and token type tables."""
@@ -83,6 +89,7 @@ def _layer_parts(model, rank, layer):
     ]
 
 
+@register_describer("layer", REWARD_ARCHITECTURE)
 @register_describer("layer", "gpt")
 def describe_layer(model, rank, layer):
     """Parameters of the global layer `layer`: norms, attention and feed-forward block."""
@@ -116,15 +123,38 @@ def describe_mtp_layers(model, rank):
     return descriptions
 
 
+def _final_norm(model, rank):
+    if not model.use_final_norm:
+        return []
+    return placed("encoder.final_norm", Norm(model.norm, model.hidden_size).describe(rank.tensor))
+
+
 @register_describer("head", "gpt")
 def describe_head(model, rank):
     """Parameters of the head: final norm, and the weight unless the rank holds both embedding and a tied head; then the layers
     of multi-token prediction."""
-    descriptions = []
-    if model.use_final_norm:
-        norm = Norm(model.norm, model.hidden_size)
-        descriptions += placed("encoder.final_norm", norm.describe(rank.tensor))
+    descriptions = _final_norm(model, rank)
     if not model.is_tied or (rank.is_pipelined and not model.mtp_num_layers):
         weights = placed("output_layer", output_layer(model).describe(rank.tensor))
         descriptions += [as_tied_copy(model, weight) for weight in weights] if model.is_tied else weights
     return placed("language_model", descriptions) + describe_mtp_layers(model, rank)
+
+
+def reward_head(model, part):
+    """Parameters of the head of a reward model, relative to it: `weight [1, h]`, whole on every rank, normal with a variance
+    of 1 / (h + 1) as TRL's, in the dtype of the parameters."""
+    return [
+        ParameterDescription(
+            "weight",
+            ParameterSharding.replicated((1, model.hidden_size)),
+            part.dtype,
+            Initializer.normal((model.hidden_size + 1) ** -0.5),
+            sequence_parallel=part.sequence_parallel,
+        )
+    ]
+
+
+@register_describer("head", REWARD_ARCHITECTURE)
+def describe_reward_head(model, rank):
+    """Parameters of a reward model's head: final norm, and the weight of the value."""
+    return [*placed("language_model", _final_norm(model, rank)), *placed(REWARD_HEAD, reward_head(model, rank.tensor))]

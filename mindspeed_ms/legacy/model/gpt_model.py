@@ -19,6 +19,7 @@ from mindspeed_ms.legacy.model.mcore_keywords import KEYWORDS, check_keywords
 from mindspeed_ms.legacy.model.model_inputs import check_inputs
 from mindspeed_ms.legacy.model.module import Module
 from mindspeed_ms.legacy.model.multi_token_prediction import MultiTokenPrediction
+from mindspeed_ms.legacy.model.reward_head import RewardHead
 
 
 def post_language_model_processing(
@@ -81,6 +82,7 @@ class GPTModel(Module):
 
     Output: the loss (scalar, mean over the tokens that the mask counts); without labels the logits
     `[b, s, v / tp]`, with inference_params what these read out; on other stages than the last the hidden states `[s, b, h]`.
+    A reward model (architecture "gpt_reward", as of stage orm) gives the value of each token, float32 `[b, s]`.
 
     Raises:
         ValueError: sizes that the parallel sizes do not divide, unknown arguments; in a call, ids or labels outside the
@@ -103,7 +105,7 @@ class GPTModel(Module):
         check_keywords(config, {name: value for name, value in kwargs.items() if name in KEYWORDS})
         self.parallel_output = parallel_output
         self.pre_process, self.post_process = pre_process, post_process
-        self.untie_embeddings_and_output_weights = config.untie_embeddings_and_output_weights
+        self.untie_embeddings_and_output_weights = not described.model.is_tied
         self.fp16_lm_cross_entropy = config.fp16_lm_cross_entropy
         self.seq_length = config.seq_length
         self.loss_chunk_size = config.loss_chunk_size
@@ -120,7 +122,10 @@ class GPTModel(Module):
             pre_process=pre_process,
             post_process=post_process,
         )
-        if post_process:
+        self.gives_values = described.model.gives_values
+        if post_process and self.gives_values:
+            self.reward_head = RewardHead(described)
+        elif post_process:
             self.parallel_lm_logits = ParallelLMLogits(described, bias=False, compute_dtype=config.compute_dtype)
             cross_entropy = VocabParallelCrossEntropy(overwrite_logits=True)
             self.loss = LossWithMask(cross_entropy, label_smoothing=config.label_smoothing)
@@ -206,6 +211,8 @@ class GPTModel(Module):
         )
         if not self.post_process:
             return lm_output
+        if self.gives_values:
+            return self.reward_head(lm_output)
         if self.untie_embeddings_and_output_weights:
             logit_weights = self.language_model.output_layer.weight
         else:

@@ -1,6 +1,6 @@
 """LossWithMask: masked mean of the token losses. Public as `mindspeed_ms.training.loss_func.LossWithMask`."""
 
-from mindspore import dtype, nn
+from mindspore import dtype, mint, nn
 
 from mindspeed_ms import ops
 from mindspeed_ms.core.tensor_parallel.mappings import reduce_from_context_parallel_region
@@ -48,3 +48,14 @@ class LossWithMask(nn.Cell):
         total = reduce_from_context_parallel_region(ops.total(loss * loss_mask))
         count = reduce_from_context_parallel_region(ops.total(loss_mask))
         return total / (count + ops.is_zero(count))  # without a token: 0 / 1
+
+
+class TokenLosses(LossWithMask):
+    """The losses of the tokens themselves: float32 `[b, s]` of the model's `[s, b]`; this rank's part of the sequences under
+    context parallelism. The mask stays with the caller."""
+
+    @staticmethod
+    def mean(loss, label, loss_mask=None):
+        """See the class."""
+        del label, loss_mask
+        return mint.transpose(ops.cast(loss, dtype.float32), 0, 1).contiguous()

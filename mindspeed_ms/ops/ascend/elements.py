@@ -20,6 +20,16 @@ def total(x):
     return mint.sum(x)
 
 
+def row_sums(x):
+    """See `ops.row_sums`."""
+    return mint.sum(x, dim=1)
+
+
+def log_sigmoid(x):
+    """See `ops.log_sigmoid`."""
+    return mint.nn.functional.logsigmoid(x)
+
+
 def add_bias(x, bias):
     """See `ops.add_bias`."""
     return mint.add(x, bias)

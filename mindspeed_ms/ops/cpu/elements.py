@@ -60,6 +60,40 @@ def total(x):
     return _Total.apply(x)
 
 
+class _RowSums(Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.shape, ctx.dtype = x.shape, x.dtype
+        return tensor_of(float32_of(x).sum(axis=1, dtype=np.float64).astype(np.float32), x.dtype)
+
+    @staticmethod
+    def backward(ctx, output_grad):
+        return tensor_of(np.repeat(float32_of(output_grad), ctx.shape[1]).reshape(ctx.shape), ctx.dtype)
+
+
+def row_sums(x):
+    """See `ops.row_sums`."""
+    return _RowSums.apply(x)
+
+
+class _LogSigmoid(Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return storage.from_array(-np.logaddexp(np.float32(0), -storage.read_array(x)))
+
+    @staticmethod
+    def backward(ctx, output_grad):
+        (x,) = ctx.saved_tensors
+        slope = np.exp(-np.logaddexp(np.float32(0), storage.read_array(x)))
+        return storage.from_array(np.asarray(storage.read_array(output_grad) * slope, np.float32))
+
+
+def log_sigmoid(x):
+    """See `ops.log_sigmoid`."""
+    return _LogSigmoid.apply(x)
+
+
 class _AddBias(Function):
     @staticmethod
     def forward(ctx, x, bias):

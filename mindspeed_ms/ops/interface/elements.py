@@ -23,6 +23,16 @@ def total(x):
 
 
 @operator
+def row_sums(x):
+    """Sum of each row, differentiable: float32 [b, n] -> [b], accumulated in float64 on CPU."""
+
+
+@operator
+def log_sigmoid(x):
+    """log(1 / (1 + exp(-x))), differentiable, finite for every finite `x`: float32 [...]."""
+
+
+@operator
 def add_bias(x, bias):
     """`x + bias`, differentiable: [..., n] and [n], of one dtype -> [..., n]."""
 

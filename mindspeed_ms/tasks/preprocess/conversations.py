@@ -86,7 +86,10 @@ class RecordReader:
         """(Conversation up to the last question, chosen answer, rejected answer); answers are messages."""
         messages = self._messages(record)
         chosen, rejected = (self._alternative(record, key) for key in ("chosen", "rejected"))
-        return self._checked(record, messages, answered=False), chosen, rejected
+        conversation = self._checked(record, messages, answered=False)
+        if chosen == rejected:
+            raise BadRecord("both answers are the same, which says nothing about preference: leave it out", "equal answers")
+        return conversation, chosen, rejected
 
     def _checked(self, record, listed, answered):
         system, messages = split_system(listed, None)

@@ -1,0 +1,137 @@
+"""Preparation of raw records (jsonl and other files of preprocess_data.py) that `data_path` names, once per run's settings."""
+
+import os
+from dataclasses import asdict
+from types import SimpleNamespace
+
+from mindspeed_ms.config import spelled
+from mindspeed_ms.core.datasets.fingerprint import hash_of, of_tokenizer, sampled_hash
+from mindspeed_ms.core.datasets.indexed_dataset import IndexedDataset
+from mindspeed_ms.core.datasets.indexed_format import get_bin_path, get_idx_path
+from mindspeed_ms.core.datasets.instruction_builder import dataset_class_of
+from mindspeed_ms.core.datasets.instruction_files import InstructionDataError, field_prefix
+from mindspeed_ms.core.datasets.tokenizer import TokenizerSettings, build_tokenizer
+from mindspeed_ms.core.logging import logger
+from mindspeed_ms.tasks.preprocess.input_files import expand_inputs
+from mindspeed_ms.tasks.preprocess.map_keys import check_map_keys
+from mindspeed_ms.tasks.preprocess.pipeline import preprocess
+from mindspeed_ms.tasks.preprocess.readers import read_batches
+from mindspeed_ms.tasks.preprocess.registry import HANDLER_KINDS, check_handler
+from mindspeed_ms.tasks.preprocess.settings import Run, Settings
+
+_OPTIONS = ("data_path", "train_data_path", "valid_data_path", "test_data_path")
+_OF_RECORDS = ("pack", "handler_name", "prompt_type", "prompt_type_path", "map_keys", "enable_thinking", "placeholder_token")
+_EMPTY = ("empty chosen answer", "empty rejected answer")
+_TASKS = {"sft": "instruction", "prm": "process_reward"}  # others: pairwise
+
+
+def prepare_raw_data(all_config):
+    """Turn the raw files of a configuration into indexed files, beside each other in `data_cache_path` or output_dir/data.
+
+    Args:
+        all_config (AllConfig): read: data paths, tokenizer, handler, template, length, packing.
+
+    Returns:
+        dict[str, list[str]]: settings of `dataset_config` whose raw files were prepared: the prefix of what was written.
+
+    Raises:
+        InstructionDataError, PreprocessError, TokenizerError: files, records or settings that cannot be used.
+    """
+    settings, found = all_config.dataset_config, {}
+    for option in _OPTIONS:
+        paths = getattr(settings, option)
+        if paths and all(_is_raw(path, dataset_class_of(all_config).fields) for path in paths):
+            found[option] = [_prepared(all_config, tuple(paths))]
+    if not found:
+        _tell_of_no_effect(all_config)
+    return found
+
+
+def _tell_of_no_effect(all_config):
+    """Name the settings of raw records that were set for prepared data."""
+    names = [f"dataset_config.{name}" for name in _OF_RECORDS]
+    idle = [spelled(all_config, name) for name in names if all_config.settings and all_config.settings.was_set(name)]
+    if idle:
+        logger.warning("%s: no effect, since the data is prepared already", ", ".join(idle))
+
+
+def _is_raw(path, fields):
+    prepared = any(IndexedDataset.exists(field_prefix(path, field)) for field in fields)
+    return not prepared and os.path.exists(path)
+
+
+def _prepared(all_config, paths):
+    """Prefix of the indexed files of raw files, which are written unless they are there."""
+    tokenizer = TokenizerSettings.from_config(all_config.dataset_config)
+    if not tokenizer.is_given:
+        raise InstructionDataError(
+            f"{paths[0]} are records of text, which need a tokenizer: set --tokenizer-name-or-path "
+            "(dataset_config.tokenizer_name_or_path), or preprocess them first."
+        )
+    files, _ = expand_inputs(paths)
+    settings = _settings(all_config, tokenizer, files)
+    content = [item for file in files for item in (os.path.abspath(file.path), file.size, sampled_hash(file.path))]
+    template = [sampled_hash(settings.prompt_type_path)] if settings.prompt_type_path else []
+    key = hash_of(asdict(settings), of_tokenizer(build_tokenizer(all_config.dataset_config)), *content, *template)
+    folder = all_config.dataset_config.data_cache_path or os.path.join(all_config.training_config.output_dir, "data")
+    prefix = os.path.join(folder, f"{os.path.splitext(os.path.basename(os.path.normpath(paths[0])))[0]}_{key}")
+    fields = dataset_class_of(all_config).fields
+    if not all(IndexedDataset.exists(field_prefix(prefix, field)) for field in fields):
+        os.makedirs(folder, exist_ok=True)
+        logger.info("preparing %s: %s", ", ".join(paths), prefix)
+        tally = preprocess(settings, Run(paths, prefix, overwrite=True))
+        for line in tally.lines():
+            logger.info("%s", line)
+        _refuse_empty_answers(tally, [field_prefix(prefix, field) for field in fields])
+    return prefix
+
+
+def _refuse_empty_answers(tally, written):
+    """Raise InstructionDataError if an answer of a pair was empty; what was written is removed."""
+    empty = {reason: found for reason, found in tally.dropped.items() if reason in _EMPTY}
+    if empty:
+        for path in (get(one) for one in written for get in (get_bin_path, get_idx_path)):
+            os.remove(path)
+        raise InstructionDataError(f"pairs need two answers: {'; '.join(tally.counted(empty))}. Mend or remove these records.")
+
+
+def _settings(all_config, tokenizer, files):
+    given, stage = all_config.dataset_config, all_config.training_config.stage
+    task = _TASKS.get(stage, "pairwise")
+    handler = given.handler_name or _handler_of(files, task)
+    length = all_config.model_config.seq_length
+    pack = given.pack or given.neat_pack
+    words = SimpleNamespace(prompt_type=given.prompt_type, pack=pack, neat_pack=given.neat_pack, seq_length=length)
+    check_handler(handler, words)
+    if HANDLER_KINDS[handler].task != task:
+        fitting = [name for name, kind in HANDLER_KINDS.items() if kind.task == task]
+        raise InstructionDataError(
+            f"handler_name (--handler-name) {handler} writes {HANDLER_KINDS[handler].task} data, and stage {stage} trains on "
+            f"{task} data: leave it out, or take {' or '.join(fitting)}."
+        )
+    return Settings(
+        handler_name=handler,
+        tokenizer=tokenizer,
+        map_keys=check_map_keys(given.map_keys, handler) if given.map_keys else {},
+        prompt_type=given.prompt_type,
+        prompt_type_path=given.prompt_type_path,
+        enable_thinking=given.enable_thinking,
+        seq_length=length,
+        pack=pack,
+        neat_pack=given.neat_pack,
+        placeholder_token=given.placeholder_token,
+        reward_tokens=tuple(given.reward_tokens),
+    )
+
+
+def _handler_of(files, task):
+    """Name of the handler of a task that fits the columns of the first record."""
+    if task == "process_reward":
+        return "AlpacaStyleProcessRewardHandler"
+    batch = next(iter(read_batches(files[0], None)), None)
+    records = batch.records()[1] if batch is not None else []
+    columns = records[0] if records and isinstance(records[0], dict) else {}
+    kind = "Instruction" if task == "instruction" else "Pairwise"
+    if "messages" in columns and task == "instruction":
+        return "OpenAIInstructionHandler"
+    return f"SharegptStyle{kind}Handler" if "conversations" in columns else f"AlpacaStyle{kind}Handler"

@@ -1,0 +1,89 @@
+"""What is wrong is said before the model is built, in one line."""
+
+import os
+
+import pytest
+
+from tests.posttrain import runs
+
+PAIR = {"chosen_input_ids": [1, 2, 3, 4], "rejected_input_ids": [1, 2, 5, 6]}
+LABELS = {"chosen_labels": [-100, -100, 3, 4], "rejected_labels": [-100, -100, 5, 6]}
+
+
+def write(folder, **changes):
+    """A good pair, and a second one with some fields changed."""
+    good = {**PAIR, **LABELS}
+    return runs._write(os.path.join(folder, "pairs"), {name: [ids, {**good, **changes}[name]] for name, ids in good.items()})
+
+
+def refused(world, folder, data, stage="dpo", **settings):
+    """Text of the error; nothing may have been built."""
+    with pytest.raises(Exception) as error:
+        world(1)(runs.train_without_model, stage, str(folder), data, **settings)
+    assert "a model was built" not in str(error.value)
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+@pytest.mark.parametrize("stage", ["dpo", "simpo", "orm"])
+def test_pairs(world, tmp_path, weights, stage):
+    training = {"training": {"load_checkpoint": weights["base"]}}
+    same = {"rejected_input_ids": PAIR["chosen_input_ids"], "rejected_labels": LABELS["chosen_labels"]}
+    text = refused(world, tmp_path, write(tmp_path / "a", **same), stage, **training)
+    assert text.startswith(f"pair 1 of {tmp_path}/a/pairs has equal answers")
+    text = refused(world, tmp_path, write(tmp_path / "b", rejected_labels=[-100] * 4), stage, **training)
+    assert "pair 1 of" in text and "has an empty rejected answer: mend the record" in text
+    ids = list(range(1, 20))
+    longer = {"chosen_input_ids": ids, "chosen_labels": [-100] + ids[1:]}
+    text = refused(world, tmp_path, write(tmp_path / "c", **longer), stage, **training)
+    assert "the chosen answer has 18 tokens" in text and "at seq_length 16: raise it (--seq-length)" in text
+
+
+def test_reference_is_missing(world, tmp_path, files):
+    text = refused(world, tmp_path, files["pairs"])
+    assert text.startswith("stage dpo needs the weights of a reference model: start from a checkpoint (--load or")
+    text = refused(world, tmp_path, files["pairs"], training={"ref_model": str(tmp_path / "nowhere")})
+    assert "nowhere" in text and "ref_model (--ref-model)" in text
+
+
+def test_data_of_another_stage(world, tmp_path, files, weights):
+    training = {"training": {"load_checkpoint": weights["base"]}}
+    assert "There are conversations (or step rewards) by that name, which --stage sft (prm) trains on" in refused(
+        world, tmp_path, files["chats"], "dpo", **training
+    )
+    assert "There are pairs of answers by that name, which --stage dpo, simpo or orm trains on" in refused(
+        world, tmp_path, files["pairs"], "sft"
+    )
+    assert "holds step rewards, whose labels stand at placeholders: train them with --stage prm" in refused(
+        world, tmp_path, files["steps"], "sft"
+    )
+    assert "holds no step rewards" in refused(world, tmp_path, files["chats"], "prm")
+
+
+def test_training_of_another_stage_is_not_continued(world, tmp_path, files, weights):
+    resumes = {"training": {"load_checkpoint": weights["base"], "resume_training": True}}
+    text = refused(world, tmp_path, files["pairs"], "dpo", **resumes)
+    assert "holds a training of stage sft, and this one is of stage dpo" in text and "--pretrained-checkpoint" in text
+
+
+def test_stages_that_do_not_exist(world, tmp_path):
+    from mindspeed_ms.tasks.posttrain.stages import StageError, trainer_class
+
+    with pytest.raises(StageError, match=r"'dop': expected one of sft, dpo, simpo, orm, prm\. Did you mean 'dpo'"):
+        trainer_class("dop")
+    with pytest.raises(StageError, match="is not given: expected one of"):
+        trainer_class(None)
+
+
+def test_trainer_of_another_stage(world, tmp_path, files):
+    with pytest.raises(Exception, match=r"stage \(--stage\) is 'prm': SFTTrainer trains stage sft"):
+        world(1)(runs.train, "prm", str(tmp_path), files["steps"], trainer=runs.sft_trainer)
+
+
+def test_adapters_of_another_base(world, tmp_path, files, weights):
+    lora = {"use_lora": True, "lora_rank": 2, "target_cells": [{"target_cells": [r".*\.mapping"]}]}
+    training = {"load_checkpoint": weights["base"], "save_enabled": True, "training_iters": 1}
+    world(1)(runs.train, "sft", str(tmp_path / "adapters"), files["chats"], training=training, lora=lora)
+    wide = {"model": {"hidden_size": 64}, "lora": {**lora, "lora_load": str(tmp_path / "adapters")}}
+    text = refused(world, tmp_path / "run", files["chats"], "sft", **wide)
+    assert "adapters of another base" in text and "hidden_size" in text

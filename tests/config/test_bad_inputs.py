@@ -107,6 +107,7 @@ SCALED = {f"{M}.position_embedding_type": "rope"}
 MTP = {f"{M}.mtp_num_layers": 1, f"{M}.position_embedding_type": "rope"}
 RULES = [
     ({**MTP, **CP2}, f"{M}.mtp_num_layers", "context_parallel_size"),
+    ({**MTP, "training_config.stage": "sft", "dataset_config.is_instruction_dataset": True}, f"{M}.mtp_num_layers", "stage"),
     ({**MTP, "lora_config.use_lora": True}, f"{M}.mtp_num_layers", "use_lora"),
     ({f"{M}.mtp_num_layers": 1}, f"{M}.mtp_num_layers", "expected rope or none"),
     ({f"{M}.mtp_num_layers": -1}, f"{M}.mtp_num_layers", "integer"),

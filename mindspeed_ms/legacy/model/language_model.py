@@ -130,7 +130,7 @@ class TransformerLanguageModel(Module):
             set_description(weight, replace(weight.description, shared=True))
 
     def _create_output_layer(self, model):
-        """The head's weight: none of a reward model, its own, or on a last stage without the embedding a copy of the tied one."""
+        """The weight of the head: none of a reward model, its own, or on a last stage a copy of the tied one."""
         if model.gives_values or (model.is_tied and self.holds_embedding):
             return
         self.output_layer = build_linear(output_layer(model), self.described)

@@ -13,11 +13,12 @@ class _Rotary(Function):
     @staticmethod
     def forward(ctx, t, cos, sin, interleaved):
         ctx.angles, ctx.interleaved = (_angles_of(cos), _angles_of(sin)), interleaved
-        return _rotate(t, *ctx.angles, interleaved, False)
+        return _rotate(t, *ctx.angles, interleaved)
 
     @staticmethod
     def backward(ctx, output_grad):
-        return _rotate(output_grad, *ctx.angles, ctx.interleaved, True), None, None, None
+        cos, sin = ctx.angles
+        return _rotate(output_grad, cos, _inverse(sin, ctx.interleaved), ctx.interleaved), None, None, None
 
 
 def _angles_of(table):
@@ -26,11 +27,18 @@ def _angles_of(table):
     return array.reshape(array.shape[0], array.shape[1], array.shape[3])
 
 
-def _rotate(t, cos, sin, interleaved, backward):
+def _inverse(sin, interleaved):
+    """sin of the inverse rotation: what an element takes of its partner is what the partner took of it."""
+    shape = sin.shape[2] // 2, 2
+    pairs = sin.reshape(*sin.shape[:2], *(shape if interleaved else shape[::-1]))
+    return np.negative(np.flip(pairs, 3 if interleaved else 2)).reshape(sin.shape)
+
+
+def _rotate(t, cos, sin, interleaved):
     values = float32_of(t)
     output = empty(values.shape)
     tokens = values.shape[0] * values.shape[1]
-    threads.run(movement.rotary, tokens, values.size, values, cos, sin, interleaved, backward, output)
+    threads.run(movement.rotary, tokens, values.size, values, cos, sin, interleaved, output)
     return tensor_of(output, t.dtype)
 
 
@@ -66,17 +74,20 @@ class _SplitAndRotate(Function):
         ctx.angles, ctx.interleaved, ctx.shape = (_angles_of(cos), _angles_of(sin)), interleaved, mixed.shape
         s, b = mixed.shape[:2]
         source = float32_of(mixed).reshape(s, b, groups, queries_per_group + 2, head_size)
-        heads = (groups * queries_per_group, groups, groups)
-        parts = [empty((s, b, count, head_size)) for count in heads]
+        query, key, value = (empty((s, b, groups, count, head_size)) for count in (queries_per_group, 1, 1))
+        parts = query, key, value[:, :, :, 0]
         threads.run(movement.split_and_rotate, s * b, source.size, source, *ctx.angles, interleaved, *parts)
-        return tuple(tensor_of(part, mixed.dtype) for part in parts)
+        return tuple(tensor_of(part.reshape(s, b, -1, head_size), mixed.dtype) for part in parts)
 
     @staticmethod
     def backward(ctx, query_grad, key_grad, value_grad):
-        grads = [float32_of(grad) for grad in (query_grad, key_grad, value_grad)]
-        s, b, groups, size = grads[1].shape
-        mixed = empty((s, b, groups, grads[0].shape[2] // groups + 2, size))
-        threads.run(movement.join_and_rotate_back, s * b, mixed.size, *grads, *ctx.angles, ctx.interleaved, mixed)
+        query, key, value = (float32_of(grad) for grad in (query_grad, key_grad, value_grad))
+        s, b, groups, size = value.shape
+        query, key = (heads.reshape(s, b, groups, -1, size) for heads in (query, key))
+        cos, sin = ctx.angles
+        mixed = empty((s, b, groups, query.shape[3] + 2, size))
+        tables = cos, _inverse(sin, ctx.interleaved), ctx.interleaved
+        threads.run(movement.join_and_rotate, s * b, mixed.size, query, key, value, *tables, mixed)
         return tensor_of(mixed.reshape(ctx.shape), query_grad.dtype), *[None] * 6
 
 

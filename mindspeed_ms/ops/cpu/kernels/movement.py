@@ -70,70 +70,63 @@ def join_query_key_value(start, stop, query, key, value, mixed):
 
 
 @inline
-def _rotate(x, c, z, interleaved, backward, y):
-    """Rotate one head x [d] into y by cos c and sin z [rot]: pairs (2j, 2j + 1), or (j, j + rot/2)."""
+def _rotate(x, c, z, interleaved, y):
+    """Rotate heads x [n, d] into y by cos c and sin z [rot]: pairs (2j, 2j + 1), or (j, j + rot/2)."""
     rot = c.size
     half = rot // 2
-    if interleaved:
-        for j in range(0, rot, 2):
-            z1, z2 = z[j], z[j + 1]
-            if backward:
-                z1, z2 = -z2, -z1
-            y[j] = x[j] * c[j] - x[j + 1] * z1
-            y[j + 1] = x[j + 1] * c[j + 1] + x[j] * z2
-    elif backward:
-        for j in range(half):
-            y[j] = x[j] * c[j] + x[half + j] * z[half + j]
-        for j in range(half):
-            y[half + j] = x[half + j] * c[half + j] - x[j] * z[j]
-    else:
-        for j in range(half):
-            y[j] = x[j] * c[j] - x[half + j] * z[j]
-        for j in range(half):
-            y[half + j] = x[half + j] * c[half + j] + x[j] * z[half + j]
-    _copy(x[rot:], y[rot:])
+    for head in range(x.shape[0]):
+        if interleaved:
+            for j in range(0, rot, 2):
+                y[head, j] = x[head, j] * c[j] - x[head, j + 1] * z[j]
+                y[head, j + 1] = x[head, j + 1] * c[j + 1] + x[head, j] * z[j + 1]
+        else:
+            for j in range(half):
+                y[head, j] = x[head, j] * c[j] - x[head, half + j] * z[j]
+            for j in range(half):
+                y[head, half + j] = x[head, half + j] * c[half + j] + x[head, j] * z[half + j]
+        for j in range(rot, x.shape[1]):
+            y[head, j] = x[head, j]
 
 
 @kernel
-def rotary(start, stop, t, cos, sin, interleaved, backward, output):
+def rotary(start, stop, t, cos, sin, interleaved, output):
     """Rotate the heads of t [s, b, n, d] by cos and sin [s, b or 1, rot]; rows are the s * b tokens."""
     batch = t.shape[1]
     for token in range(start, stop):
         s, b = token // batch, token % batch
         angle = b if cos.shape[1] > 1 else 0
-        for head in range(t.shape[2]):
-            _rotate(t[s, b, head], cos[s, angle], sin[s, angle], interleaved, backward, output[s, b, head])
+        _rotate(t[s, b], cos[s, angle], sin[s, angle], interleaved, output[s, b])
 
 
 @kernel
 def split_and_rotate(start, stop, mixed, cos, sin, interleaved, query, key, value):
-    """`split_query_key_value` of mixed [s, b, groups, queries + 2, d], then `rotary` of query [s, b, n, d] and key."""
+    """`split_query_key_value` of mixed [s, b, groups, queries + 2, d], then `rotary` of query [s, b, groups, queries, d] and
+    key [s, b, groups, 1, d].
+    """
     batch, groups, queries = mixed.shape[1], mixed.shape[2], mixed.shape[3] - 2
     for token in range(start, stop):
         s, b = token // batch, token % batch
         angle = b if cos.shape[1] > 1 else 0
+        c, z = cos[s, angle], sin[s, angle]
         for group in range(groups):
             heads = mixed[s, b, group]
-            for head in range(queries):
-                target = query[s, b, group * queries + head]
-                _rotate(heads[head], cos[s, angle], sin[s, angle], interleaved, False, target)
-            _rotate(heads[queries], cos[s, angle], sin[s, angle], interleaved, False, key[s, b, group])
+            _rotate(heads[:queries], c, z, interleaved, query[s, b, group])
+            _rotate(heads[queries : queries + 1], c, z, interleaved, key[s, b, group])
             _copy(heads[queries + 1], value[s, b, group])
 
 
 @kernel
-def join_and_rotate_back(start, stop, query, key, value, cos, sin, interleaved, mixed):
-    """The backward of `split_and_rotate`: gradients of its results to that of mixed."""
+def join_and_rotate(start, stop, query, key, value, cos, sin, interleaved, mixed):
+    """The inverse of `split_and_rotate`, for the sin of the inverse rotation."""
     batch, groups, queries = mixed.shape[1], mixed.shape[2], mixed.shape[3] - 2
     for token in range(start, stop):
         s, b = token // batch, token % batch
         angle = b if cos.shape[1] > 1 else 0
+        c, z = cos[s, angle], sin[s, angle]
         for group in range(groups):
             heads = mixed[s, b, group]
-            for head in range(queries):
-                source = query[s, b, group * queries + head]
-                _rotate(source, cos[s, angle], sin[s, angle], interleaved, True, heads[head])
-            _rotate(key[s, b, group], cos[s, angle], sin[s, angle], interleaved, True, heads[queries])
+            _rotate(query[s, b, group], c, z, interleaved, heads[:queries])
+            _rotate(key[s, b, group], c, z, interleaved, heads[queries : queries + 1])
             _copy(value[s, b, group], heads[queries + 1])
 
 

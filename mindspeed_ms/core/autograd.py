@@ -177,6 +177,11 @@ class enable_grad:
         _executor.set_enable_grad(self.previous)
 
 
+def has_forward_hooks(cell):
+    """Whether hooks run around the `construct` of a cell."""
+    return bool(cell._forward_pre_hook or cell._forward_hook)
+
+
 def is_grad_enabled():
     """Whether operations are recorded on the tape now."""
     return bool(_executor.enable_grad())

@@ -57,7 +57,7 @@ from mindspeed_ms.ops.interface.loss import (
     cross_entropy_local_sums,
     cross_entropy_loss,
 )
-from mindspeed_ms.ops.interface.normalization import layer_norm, rms_norm
+from mindspeed_ms.ops.interface.normalization import add_rms_norm, layer_norm, rms_norm
 from mindspeed_ms.ops.interface.optimizer import adamw_step, add_into, count_zeros, scale_in_place, sgd_step, sum_of_squares
 from mindspeed_ms.ops.interface.partial_attention import attention_with_statistics, attention_with_statistics_gradient
 from mindspeed_ms.ops.interface.rotary import apply_rotary, split_query_key_value

@@ -108,6 +108,7 @@ def _norms_and_activations():
         x, gamma, beta = tensor(_normal(3, 2, 8), dtype), tensor(_normal(8, seed=1)), tensor(_normal(8, seed=2))
         _fits(lambda x=x, g=gamma, b=beta: ops.layer_norm(x, g, b), "mint.nn.functional.layer_norm")
         _fits(lambda x=x, g=gamma: ops.rms_norm(x, g), "ops.rms_norm")
+        _fits(lambda x=x, g=gamma: ops.add_rms_norm(x, g, x, g), "ops.rms_norm")
         _fits(lambda x=x, g=gamma: ops.npu_rms_norm(x, g), "ops.rms_norm")
         bias = tensor(_normal(8, seed=3), dtype)
         for name in ops.ACTIVATION_NAMES:

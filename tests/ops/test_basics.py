@@ -84,6 +84,15 @@ def _norms(dtype):
     check(lambda x, g, b: ops.layer_norm(x, g, b, 1e-5), references.layer_norm, [x, gamma, beta], dtype)
     check(lambda x, g: ops.rms_norm(x, g, 1e-6), references.rms_norm, [x, gamma], dtype)
 
+    residual, bias, weight = (tensor(array, dtype) for array in (_normal(3, 2, 8, seed=3), beta, gamma))
+    with autograd.no_grad():
+        for shift in (None, bias):
+            total, normed = ops.add_rms_norm(tensor(x, dtype), shift, residual, weight, 1e-6)
+            expected = ops.bias_dropout_add(tensor(x, dtype), shift, residual)
+            assert_close(values(total), values(expected), 1e-6, "sum")
+            tolerance = 1e-6 if dtype == "float32" else 2e-2  # the norm is of the sum before it is rounded
+            assert_close(values(normed), values(ops.rms_norm(expected, weight, 1e-6)), tolerance, "norm of the sum")
+
 
 def _activations(dtype):
     for name in ops.ACTIVATION_NAMES:

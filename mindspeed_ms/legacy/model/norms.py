@@ -53,6 +53,10 @@ class RMSNorm(_Norm):
         """See the class."""
         return ops.rms_norm(x, self.weight, self.eps)
 
+    def of_sum(self, x, bias, residual):
+        """(`residual + (x + bias)`, its norm) without a gradient, in one operator."""
+        return ops.add_rms_norm(x, bias, residual, self.weight, self.eps)
+
 
 FusedRMSNorm = RMSNorm  # upstream's two names for one thing: `ops` always takes the fused operator
 

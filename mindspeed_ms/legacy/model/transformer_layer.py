@@ -3,13 +3,14 @@
 from contextlib import nullcontext
 
 from mindspeed_ms import ops
+from mindspeed_ms.core import autograd
 from mindspeed_ms.core.rng import get_rng_tracker
 from mindspeed_ms.core.tensor_parallel.linear import cast
 from mindspeed_ms.layout.describers.gpt import layer_norms
 from mindspeed_ms.legacy.model import attention, latent_attention, mlp, moe  # noqa: F401  (they register their cells)
 from mindspeed_ms.legacy.model.enums import AttnMaskType, AttnType, LayerType, to_enum
 from mindspeed_ms.legacy.model.module import Module
-from mindspeed_ms.legacy.model.norms import get_norm
+from mindspeed_ms.legacy.model.norms import RMSNorm, get_norm
 from mindspeed_ms.legacy.model.parts import cell_of
 
 
@@ -67,6 +68,7 @@ class ParallelTransformerLayer(Module):
         self.mlp = cell_of("mlp", model.mlp_kind(layer_number - 1))(described)
         self.mlp.set_layer_number(layer_number)
         self.sandwich = model.use_sandwich_norm
+        self.fuses_norm = isinstance(self.post_attention_norm, RMSNorm) and not self.sandwich
         if self.sandwich:
             self.attn_post_norm = get_norm(described, norms["attn_post_norm"].scale)
             self.ffn_post_norm = get_norm(described, norms["ffn_post_norm"].scale)
@@ -92,8 +94,12 @@ class ParallelTransformerLayer(Module):
         normed = self.input_norm(hidden_states)
         output, bias = self.attention(normed, attention_mask, inference_params=inference_params, rotary_pos_emb=rotary_pos_emb)
         residual = normed if self.residual_post_norm else hidden_states
-        hidden_states = self._add(output, bias, residual, self.attn_post_norm if self.sandwich else None)
-        normed = self.post_attention_norm(hidden_states)
+        norm = self.post_attention_norm
+        if inference_params is not None and self.fuses_norm and not autograd.has_forward_hooks(norm):
+            hidden_states, normed = norm.of_sum(output, cast(bias, output.dtype), residual)
+        else:
+            hidden_states = self._add(output, bias, residual, self.attn_post_norm if self.sandwich else None)
+            normed = norm(hidden_states)
         output, bias = self.mlp(normed)
         residual = normed if self.residual_post_norm else hidden_states
         return self._add(output, bias, residual, self.ffn_post_norm if self.sandwich else None)

@@ -21,6 +21,12 @@ def rms_norm(x, weight, eps=1e-6):
     return rms_norm_with_inverse(x, weight, eps)[0]
 
 
+def add_rms_norm(x, bias, residual, weight, eps=1e-6):
+    """See `ops.add_rms_norm`."""
+    total = residual + (x if bias is None else x + bias).astype(residual.dtype)
+    return total, rms_norm(total, weight, eps)
+
+
 def rms_norm_with_inverse(x, weight, eps=1e-6):
     """`rms_norm` and the inverse root mean square [..., 1], float32."""
     values, scale = _one_dtype(x, weight)

@@ -2,8 +2,9 @@
 
 from mindspeed_ms.core import storage
 from mindspeed_ms.core.autograd import Function
+from mindspeed_ms.ops import checks
 from mindspeed_ms.ops.cpu import threads
-from mindspeed_ms.ops.cpu.arrays import empty, float32_of, rows_of, tensor_of
+from mindspeed_ms.ops.cpu.arrays import empty, float32_of, rows_of, tensor_of, zeros_vector
 from mindspeed_ms.ops.cpu.kernels import normalization as kernels
 
 
@@ -102,6 +103,20 @@ def rms_norm(x, weight, eps=1e-6):
     """See `ops.rms_norm`."""
     _check_size(x, weight)
     return _RMSNorm.apply(x, weight, eps, False)
+
+
+def add_rms_norm(x, bias, residual, weight, eps=1e-6):
+    """See `ops.add_rms_norm`."""
+    checks.check_residual(x, residual)
+    _check_size(residual, weight)
+    values, base = rows_of(float32_of(x)), rows_of(float32_of(residual))
+    shift = zeros_vector(x.shape[-1]) if bias is None else float32_of(bias)
+    total, y = empty(x.shape), empty(x.shape)
+    sums, rows = rows_of(total), rows_of(y)
+    threads.run(
+        kernels.add_rms_norm, len(values), 2 * values.size, values, shift, base, float32_of(weight), float(eps), sums, rows
+    )
+    return tensor_of(total, residual.dtype), tensor_of(y, residual.dtype)
 
 
 def rms_norm_with_inverse(x, weight, eps=1e-6):

@@ -22,5 +22,19 @@ def rms_norm(x, weight, eps=1e-6):
 
 
 @operator
+def add_rms_norm(x, bias, residual, weight, eps=1e-6):
+    """`residual + (x + bias)` and its RMSNorm in one operator, without a gradient: for inference.
+
+    Args:
+        x (Tensor), residual (Tensor): [..., hidden].
+        bias (Optional[Tensor]): [hidden].
+        weight (Tensor), eps (float): as of `rms_norm`.
+
+    Returns:
+        Two Tensors of the shape and dtype of `residual`.
+    """
+
+
+@operator
 def rms_norm_with_inverse(x, weight, eps=1e-6):
     """RMSNorm with the inverse root mean square [..., 1], float32, without a gradient."""

@@ -36,6 +36,18 @@ def rms_norm_forward(start, stop, x, weight, eps, y, inverse_rms):
 
 
 @kernel
+def add_rms_norm(start, stop, x, bias, residual, weight, eps, sums, y):
+    """sums = residual + x + bias, and its RMSNorm y."""
+    for i in range(start, stop):
+        row = sums[i]
+        for j in range(x.shape[1]):
+            row[j] = residual[i, j] + (x[i, j] + bias[j])
+        scale = np.float32(1 / np.sqrt(row_dot(row, row) / x.shape[1] + eps))
+        for j in range(x.shape[1]):
+            y[i, j] = row[j] * scale * weight[j]
+
+
+@kernel
 def rms_norm_input_grad(start, stop, output_grad, x, weight, inverse_rms, input_grad):
     for i in range(start, stop):
         scale = inverse_rms[i]

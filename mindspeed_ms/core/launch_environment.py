@@ -60,7 +60,9 @@ def read(variables):
         LaunchError: see `launch_environment`.
     """
     role = variables.get("MS_ROLE")
-    if role == "MS_SCHED" or variables.get(RANK_OF_LAUNCH_VARIABLE):
+    if role == "MS_SCHED":  # checks the configuration as its workers do
+        return LaunchEnvironment(world_size=_integer(variables, "MS_WORKER_NUM", 1))
+    if variables.get(RANK_OF_LAUNCH_VARIABLE):
         return LaunchEnvironment()
     has_rank = [name for name in ("RANK", "WORLD_SIZE") if variables.get(name)]
     if variables.get("MS_WORKER_NUM") and (variables.get("RANK_ID") or role == "MS_WORKER"):

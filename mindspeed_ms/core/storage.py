@@ -156,7 +156,9 @@ def from_array(array, dtype=None):
         array = array.view(np.int16)
     else:
         tensor = Tensor.from_numpy(array)
-    tensor.__dict__[autograd.ARRAY] = array, tensor._data_ptr()
+    flags = array.flags
+    if flags.c_contiguous and flags.writeable:  # MindSpore copies others
+        tensor.__dict__[autograd.ARRAY] = array, tensor._data_ptr()
     return tensor
 
 

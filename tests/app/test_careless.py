@@ -98,9 +98,9 @@ CARELESS = [
     (["--context-parallel-size", "4"], ["--context-parallel-size = 4", "multiple of 8 = tp * ulysses degree 4"]),
     (["--context-parallel-size", "2", "--context-parallel-algo", "adaptive_cp_algo"], ["use that", "megatron_cp_algo"]),
     (["--mla-mm-split"], ["--mla-mm-split", "not available"]),
-    (["--dpo-beta", "0.5"], ["--dpo-beta = 0.5", "not available", "yet"]),
     *(([*flag.split()], ["--is-instruction-dataset", "--variable-seq-lengths", "--reset-attention-mask"])
-      for flag in ("--stage sft", "--no-pad-to-seq-lengths", "--neat-pack", "--padded-samples", "--cut-max-seqlen")),
+      for flag in ("--no-pad-to-seq-lengths", "--padded-samples", "--cut-max-seqlen")),
+    (["--stage", "sft"], ["--stage = 'sft'", "which posttrain_gpt.py trains"]),
     (["--tensorboard-dir", "events"], ["--tensorboard-dir", "pip install tensorboardX"]),
     (["--trian-iters", "3"], ["--trian-iters", "Did you mean '--train-iters'?"]),
     (["--split", "nan,1,1"], ["--split = 'nan,1,1'"]),

@@ -25,6 +25,7 @@ def _without(name):
         ({}, 0, 1, 0, 1, "single", None),
         ({"MASTER_ADDR": "a", "MASTER_PORT": "1"}, 0, 1, 0, 1, "single", None),
         ({"MS_ROLE": "MS_SCHED", **TORCHRUN}, 0, 1, 0, 1, "single", None),
+        ({"MS_ROLE": "MS_SCHED", "MS_WORKER_NUM": "4"}, 0, 4, 0, 1, "single", None),
         ({RANK_OF_LAUNCH_VARIABLE: "1", **TORCHRUN}, 0, 1, 0, 1, "single", None),
         (TORCHRUN, 1, 4, 1, 2, "torchrun", ("a", 29500)),
         (_without("LOCAL_WORLD_SIZE"), 1, 4, 1, 4, "torchrun", ("a", 29500)),

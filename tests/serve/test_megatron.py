@@ -65,6 +65,11 @@ def test_log_probabilities_of_prompt_and_answer(client):
         np.testing.assert_allclose(answer["logprobs"][0], wanted, rtol=1e-6)
 
 
+def test_a_name_that_no_answer_could_repeat_is_refused(client):
+    answer = client.put("/api", content=b'{"prompts": ["a"], "\\ud800": 1}', headers={"Content-Type": "application/json"})
+    assert answer.status_code == 400 and "surrogate" in answer.text
+
+
 @pytest.mark.parametrize("field", ["stop_on_eol", "stop_on_double_eol"])
 def test_line_ends_stop(client, field):
     assert client.put("/api", json={"prompts": ["a"], field: True, "top_k": 1, "tokens_to_generate": 4}).status_code == 200

@@ -182,6 +182,7 @@ def test_wrong_records_name_file_and_line(tmp_path, name, fields, words):
         ("a.json", '[\n{"a": 1},\n{]', "a.json, line 3: no JSON"),
         ("a.csv", "x,1,2,3,4,A\ny,1\n", "a.csv, line 2: 2 columns, expected 6"),
         ("a.jsonl", "\n", "holds no records"),
+        ("a.jsonl", '{"a": 1}\n{"a": ["\\ud800"]}', "a.jsonl, line 2: character 9 of the text"),
         ("a.jsonl", b"\xff\xfe", "no UTF-8"),
         (None, "", "does not exist"),
     ],

@@ -135,6 +135,10 @@ def test_log_probabilities(client):
     ).choices[0]
     assert [one.token for one in chat.logprobs.content] == list(chat.message.content)
     assert chat.logprobs.content[0].top_logprobs[0].logprob == chat.logprobs.content[0].logprob
+    bare = client.chat.completions.create(
+        model="x", messages=[{"role": "user", "content": "H"}], max_tokens=2, temperature=0, logprobs=True
+    ).choices[0]
+    assert [one.logprob for one in bare.logprobs.content] == [one.logprob for one in chat.logprobs.content]
 
 
 def test_log_probabilities_of_a_stream_go_on_where_they_ended(client):

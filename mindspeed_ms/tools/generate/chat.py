@@ -1,5 +1,6 @@
 """Chat in the terminal: questions from the standard input, answers word by word."""
 
+import io
 import sys
 
 from mindspeed_ms.core.datasets.tokenizer.chat_template import TemplateError
@@ -28,7 +29,8 @@ def chat(engine, template, params, terminal, system=None, history_turns=None, re
     conversation = Conversation(template, context, reserved, system, history_turns)
     if read is None:
         read = _read_line
-        sys.stdin.reconfigure(errors="surrogateescape")  # bytes that are no UTF-8 spoil their question, not the chat
+        if isinstance(sys.stdin, io.TextIOWrapper):  # bytes that are no UTF-8 spoil their question, not the chat
+            sys.stdin.reconfigure(errors="surrogateescape")
     terminal.note(HELP)
     while True:
         try:

@@ -70,7 +70,10 @@ def _add(parser, name, **settings):
 
 
 def _parse(arguments):
-    parser = SuggestingParser(prog="python -m mindspeed_ms.launch", description="run a script on several ranks")
+    # abbreviations would be looked for among the script's arguments too
+    parser = SuggestingParser(
+        prog="python -m mindspeed_ms.launch", description="run a script on several ranks", allow_abbrev=False
+    )
     parser.add_argument(
         *("-n", "--ranks", "--nproc_per_node", "--nproc-per-node"),
         dest="ranks",

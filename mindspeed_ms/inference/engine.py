@@ -162,7 +162,7 @@ class Engine:
         for answer in wanted:
             if not answer.fed:
                 answer.prompt_logprobs = self._prompt_logprobs[answer.request]
-        alive = {answer.request for answer in (*self._running.values(), *self._waiting)}
+        alive = {answer.request for answer in self._running.values()}  # answers of a request follow each other
         self._prompt_logprobs = {number: values for number, values in self._prompt_logprobs.items() if number in alive}
 
     def _feed(self, answers):

@@ -6,6 +6,8 @@ from numbers import Integral, Real
 
 import numpy as np
 
+from mindspeed_ms.core.datasets.tokenizer.interface import TokenizerError, check_characters
+
 
 class RequestError(ValueError):
     """Error: a request that cannot be served. A front end may put its own name of the parameter into the message.
@@ -80,6 +82,10 @@ class SamplingParams:
         words = "texts, none of them empty"
         _expect(not isinstance(self.stop, str), "stop", self.stop, f"a tuple of {words}")
         _expect(all(isinstance(text, str) and text for text in self.stop), "stop", self.stop, words)
+        try:
+            check_characters(self.stop)
+        except TokenizerError as error:
+            raise RequestError("stop", f"cannot be found in a text: {error}") from None
         numbers = self.stop_token_ids
         _expect(all(_is_integer(number) and number >= 0 for number in numbers), "stop_token_ids", numbers, "token ids >= 0")
         object.__setattr__(self, "stop", tuple(self.stop))

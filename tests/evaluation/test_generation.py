@@ -49,6 +49,8 @@ def test_problems_without_answer_or_room(tmp_path):
     with pytest.raises(EvaluationError, match="line 1: 'answer' does not end with"):
         problems_of(read_records(write(tmp_path, [{"question": "a", "answer": "7"}])))
     problems = problems_of(read_records(write(tmp_path, [{"question": "a", "answer": "#### 7"}])))
+    (twice,) = problems_of(read_records(write(tmp_path, [{"question": "a", "answer": "#### 5 is wrong\n#### 7"}])))
+    assert twice.answer == "7"
     with pytest.raises(EvaluationError, match=r"line 1: .*context"):
         requests_of(problems, [list(range(20))], 8, TableRunner(64, 16), byte_level_tokenizer(tmp_path / "tokenizer"))
     with pytest.raises(EvaluationError, match="3 examples are wanted, but there are 1"):

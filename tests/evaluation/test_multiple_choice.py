@@ -1,5 +1,6 @@
 """Multiple choice: exact accuracy of a model that knows the answers, prompts of lm-evaluation-harness, errors."""
 
+import contextlib
 import json
 
 import pytest
@@ -81,6 +82,9 @@ def test_examples_of_the_category_come_first(tmp_path):
     assert contexts_of(questions, shape, examples, 1) == ["2 = 4\n\n0 =", "2 = 4\n\n1 ="]
     with pytest.raises(EvaluationError, match="line 1: 5 examples are wanted, but there are 4"):
         contexts_of(questions, shape, examples, 5)
+    examples = questions_of(read_records(write(tmp_path, many[2::2])), shape)  # only of one of the questions' categories
+    with pytest.raises(EvaluationError, match="line 2: 1 examples are wanted, but there are 0 of category 'b'"):
+        contexts_of(questions, shape, examples, 1)
 
 
 class KnowingRunner(TableRunner):
@@ -134,6 +138,11 @@ def test_likelihood_per_byte_prefers_long_choices(tmp_path):
     runner = KnowingRunner(tokenizer, ["Q abcd"])
     table, _ = evaluate(runner, questions, pairs_of(tokenizer, questions, ["Q"], runner), 2)
     assert table.as_json()["all"] == {"acc": 0.0, "acc_norm": 1.0, "count": 1}
+    record = {"context": "Q", "choices": ["üü", "abc"], "answer": 0}  # 4 bytes against 3, 2 characters against 3
+    questions = questions_of(read_records(write(tmp_path, [record])), shape)
+    runner = KnowingRunner(tokenizer, [])
+    table, _ = evaluate(runner, questions, pairs_of(tokenizer, questions, ["Q"], runner), 2)
+    assert table.as_json()["all"] == {"acc": 0.0, "acc_norm": 1.0, "count": 1}
 
 
 def test_a_context_that_does_not_fit_loses_its_beginning(tmp_path):
@@ -145,6 +154,10 @@ def test_a_context_that_does_not_fit_loses_its_beginning(tmp_path):
     table, _ = evaluate(runner, questions, pairs_of(tokenizer, questions, contexts_of(questions, shape), runner), 4)
     assert table.as_json()["all"]["acc"] == 1.0 and table.cut == 1
     assert "1 contexts were longer" in table.as_text()
+    for length, fits in ((16, True), (17, False)):  # with its blank; one token must stand before it
+        questions = questions_of(read_records(write(tmp_path, [{**record, "choices": ["a" * length, "b"]}])), shape)
+        with contextlib.nullcontext() if fits else pytest.raises(EvaluationError, match="line 1: a continuation has 18 tokens"):
+            pairs_of(tokenizer, questions, contexts_of(questions, shape), runner)
 
 
 @pytest.mark.parametrize(
@@ -182,6 +195,7 @@ def test_wrong_records_name_file_and_line(tmp_path, name, fields, words):
         ("a.json", '[\n{"a": 1},\n{]', "a.json, line 3: no JSON"),
         ("a.csv", "x,1,2,3,4,A\ny,1\n", "a.csv, line 2: 2 columns, expected 6"),
         ("a.jsonl", "\n", "holds no records"),
+        ("a.jsonl", '{"a": 1}\n{"a": ["\\ud800"]}', "a.jsonl, line 2: character 9 of the text"),
         ("a.jsonl", b"\xff\xfe", "no UTF-8"),
         (None, "", "does not exist"),
     ],

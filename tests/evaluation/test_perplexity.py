@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from mindspeed_ms.core.datasets.indexed_dataset import IndexedDatasetBuilder
 from mindspeed_ms.inference.sampling import RequestError
 from mindspeed_ms.tasks.evaluation.errors import EvaluationError
-from mindspeed_ms.tasks.evaluation.perplexity import Document, documents_of, evaluate, windows_of
+from mindspeed_ms.tasks.evaluation.perplexity import Document, check, documents_of, evaluate, windows_of
 from mindspeed_ms.testing.inference import TableRunner
 from tests.inference.texts import byte_level_tokenizer
 
@@ -38,6 +38,10 @@ def test_it_is_the_mean_of_a_direct_forward():
             assert result["tokens"] == 49 + 6 + 119
             assert math.isclose(result["mean_nll"], -direct.mean(), rel_tol=1e-12)
             assert math.isclose(result["perplexity"], math.exp(-direct.mean()), rel_tol=1e-12)
+            assert "bits_per_byte" not in result
+    assert check(documents, runner) == (120, 60) and check(documents, runner, 21) == (21, 10)  # half of the window
+    of_texts = evaluate(runner, [Document(documents[0].ids, 90), Document(documents[4].ids, 110)], 2)
+    assert math.isclose(of_texts["bits_per_byte"], of_texts["mean_nll"] * (49 + 119) / math.log(2) / 200, rel_tol=1e-12)
     result = evaluate(runner, documents[:1], 2, 20, 5)
     parts = []
     for start, stop, first in windows_of(50, 20, 5):

@@ -125,3 +125,17 @@ def test_mistakes(beams, given, message):
     with pytest.raises(RequestError) as error:
         beam_search(TableRunner(slots=4), [1], SamplingParams(**{"max_new_tokens": 4, "temperature": 0} | given), beams)
     assert str(error.value) == message
+
+
+def test_a_long_answer_is_waited_for_if_its_mean_may_be_better():
+    """Two short answers are found, and the sum of the running beam falls below theirs: its mean does not."""
+    end, start = 4, 0
+
+    def logits(ids):
+        follows = {start: {1: 0.4, end: 0.35, 2: 0.25}, 1: {3: 0.9, end: 0.1}, 2: {end: 0.999}, 3: {3: 0.9, end: 0.1}}
+        chances = {end: 0.999} if len(ids) == 5 else follows[ids[-1]]
+        return np.log([chances.get(token, 1e-6) for token in range(5)])
+
+    params = SamplingParams(max_new_tokens=8, temperature=0)
+    [best] = beam_search(TableRunner(5, logits=logits), [start], params, 2, [end])
+    assert best.token_ids == (1, 3, 3, 3, end)

@@ -111,6 +111,7 @@ def test_end_tokens():
         ("good. STOP! no", ("STOP!",), "good. ", "stop"),  # over three tokens
         ("good. STOP", ("STOP!",), "good. STOP", "length"),
         ("good. STO", ("STOP!", "x"), "good. STO", "length"),
+        ("good. STO<|end|>", ("STOP!",), "good. STO", "stop"),  # what was held back is shown at an end token
         ("你好 STOP! 好", ("STOP!",), "你好 ", "stop"),
         ("a👋", ("x",), "a👋", "length"),
         ("one\n\ntwo", ("\n\n",), "one", "stop"),
@@ -140,6 +141,29 @@ def test_the_longest_stop_text_counts_also_where_a_shorter_one_is_a_token(tokeni
     [runner] = [saying([1], tokenizer.tokenize("xab"), tokenizer.vocab_size)]
     [answer] = Engine(runner, tokenizer).generate([[1]], SamplingParams(max_new_tokens=9, temperature=0, stop=("b", "ab")))
     assert (answer.text, answer.matched_stop, answer.finish_reason) == ("x", "ab", "stop")
+
+
+def test_a_stop_text_before_an_unfinished_character(tmp_path):
+    """The token holds the end of the stop text and the first byte of a character that does not follow."""
+    tokenizer = byte_level_tokenizer(tmp_path, [("b", "ð")])
+    ids = [tokenizer.token_to_id("a"), tokenizer.token_to_id("bð")]
+    params = SamplingParams(max_new_tokens=2, temperature=0, stop=("ab",))
+    [answer] = Engine(saying([1], ids, tokenizer.vocab_size), tokenizer).generate([[1]], params)
+    assert (answer.text, answer.finish_reason, answer.matched_stop) == ("", "stop", "ab")
+
+
+def test_a_prompt_is_scored_once_for_answers_that_wait():
+    runner, scored = TableRunner(slots=1), []
+    score = runner.score
+    runner.score = lambda sequences: scored.extend(sequences) or score(sequences)
+    first, second = Engine(runner).generate([[1, 2]], replace(DRAWN, n=2, prompt_logprobs=True))
+    assert scored == [[1, 2]] and first.prompt_logprobs == second.prompt_logprobs
+
+
+def test_all_tokens_as_alternatives():
+    [answer] = Engine(TableRunner()).generate([[1]], replace(DRAWN, logprobs=64, max_new_tokens=1))
+    values = [value for _, value in answer.logprobs[0].top]
+    assert len(values) == 64 and values == sorted(values, reverse=True)
 
 
 def test_an_unfinished_character_at_the_end_is_not_shown(tokenizer):
@@ -203,8 +227,9 @@ def test_an_error_of_the_model_leaves_an_engine_that_works():
     logits = runner._logits
     runner._logits = lambda ids: np.full(runner.vocab_size, np.nan) if broken[0] else logits(ids)
     engine = Engine(runner, eos_ids=[9])
-    with pytest.raises(ValueError, match="not finite"):
-        engine.generate([[1, 2]], DRAWN)
+    for _ in range(runner.slots):
+        with pytest.raises(ValueError, match="not finite"):
+            engine.generate([[1, 2]], DRAWN)
     broken[0] = False
     assert not engine.has_work
     assert [answer.token_ids for answer in engine.generate([[1, 2]], DRAWN)] == answers([[1, 2]], DRAWN)

@@ -145,3 +145,8 @@ def test_values_out_of_range(name, value, words):
         SamplingParams(**{name: value})
     assert str(error.value) == f"{name} is {value!r}: {words}"
     assert error.value.parameter == name
+
+
+def test_a_stop_text_that_no_text_can_hold():
+    with pytest.raises(RequestError, match=r"^stop cannot be found in a text: character 2 .* U\+DCFF"):
+        SamplingParams(stop=("a\udcff",))

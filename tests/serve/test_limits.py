@@ -93,6 +93,15 @@ def test_too_many_requests(serve):
     assert lives(server)
 
 
+def test_more_prompts_than_are_ever_taken_are_a_mistake(serve):
+    server = serve(max_requests=2)
+    answer = server.client.post("/v1/completions", json={**LONG, "prompt": ["a"] * 3})
+    assert answer.status_code == 400 and "prompt has 3 prompts: this server takes 2" in answer.json()["error"]["message"]
+    answer = server.client.put("/api", json={"prompts": ["a"] * 3})
+    assert answer.status_code == 400 and "prompts has 3 prompts: this server takes 2" in answer.text
+    assert lives(server)
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_an_engine_that_fails_ends_its_requests_only(serve, stream, monkeypatch):
     server = serve()

@@ -1,9 +1,12 @@
 """Megatron's /api: its defaults, answers and messages."""
 
+import json
+
 import numpy as np
 import pytest
 
 from mindspeed_ms.inference.sampling import SamplingParams
+from mindspeed_ms.tools.serve import megatron_api
 from mindspeed_ms.tools.serve.app import Limits
 
 from .conftest import Running
@@ -65,10 +68,17 @@ def test_log_probabilities_of_prompt_and_answer(client):
         np.testing.assert_allclose(answer["logprobs"][0], wanted, rtol=1e-6)
 
 
+def test_a_name_that_no_answer_could_repeat_is_refused(client):
+    answer = client.put("/api", content=b'{"prompts": ["a"], "\\ud800": 1}', headers={"Content-Type": "application/json"})
+    assert answer.status_code == 400 and "surrogate" in answer.text
+
+
 @pytest.mark.parametrize("field", ["stop_on_eol", "stop_on_double_eol"])
 def test_line_ends_stop(client, field):
     assert client.put("/api", json={"prompts": ["a"], field: True, "top_k": 1, "tokens_to_generate": 4}).status_code == 200
     assert client.put("/api", json={"prompts": ["a"], field: "yes"}).text == f"{field} must be a boolean value"
+    stops = megatron_api.parse(json.dumps({"prompts": ["a"], field: True}).encode()).params[0].stop
+    assert stops == ({"stop_on_eol": "\n", "stop_on_double_eol": "\n\n"}[field],)
 
 
 @pytest.mark.parametrize(

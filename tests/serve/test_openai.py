@@ -1,5 +1,6 @@
 """OpenAI's API: answers are those of the engine, whole and streamed, by OpenAI's own client; what is wrong gets a 4xx."""
 
+import asyncio
 import concurrent.futures
 import json
 import zlib
@@ -9,10 +10,14 @@ import openai
 import pytest
 
 from mindspeed_ms.inference.engine import Engine
-from mindspeed_ms.inference.sampling import SamplingParams
+from mindspeed_ms.inference.requests import Event, Request, TokenScore, Usage
+from mindspeed_ms.inference.sampling import RequestError, SamplingParams
 from mindspeed_ms.testing.inference import TableRunner
-from mindspeed_ms.tools.serve.app import Limits
+from mindspeed_ms.tools.serve import megatron_api
+from mindspeed_ms.tools.serve.app import Limits, Server
+from mindspeed_ms.tools.serve.openai_responses import Answer, ChatCompletions, Completions
 
+from ..inference.texts import byte_fallback_tokenizer
 from .conftest import EOS, ByteTokenizer, Running
 
 
@@ -130,6 +135,57 @@ def test_log_probabilities(client):
     ).choices[0]
     assert [one.token for one in chat.logprobs.content] == list(chat.message.content)
     assert chat.logprobs.content[0].top_logprobs[0].logprob == chat.logprobs.content[0].logprob
+    bare = client.chat.completions.create(
+        model="x", messages=[{"role": "user", "content": "H"}], max_tokens=2, temperature=0, logprobs=True
+    ).choices[0]
+    assert [one.logprob for one in bare.logprobs.content] == [one.logprob for one in chat.logprobs.content]
+
+
+def test_log_probabilities_of_a_stream_go_on_where_they_ended(client):
+    request = {"model": "x", "prompt": ["Hello", "you"], "max_tokens": 3, "temperature": 0, "logprobs": 0, "echo": True}
+    offsets, tokens = {0: [], 1: []}, {0: [], 1: []}
+    for chunk in client.completions.create(stream=True, **request):
+        for choice in chunk.choices:
+            offsets[choice.index] += choice.logprobs.text_offset
+            tokens[choice.index] += choice.logprobs.tokens
+    for choice in client.completions.create(**request).choices:
+        assert tokens[choice.index] == choice.logprobs.tokens
+        assert offsets[choice.index] == choice.logprobs.text_offset == list(range(len(choice.text)))
+
+
+def test_parts_of_characters_in_log_probabilities():
+    scores = [TokenScore(200, -1.0, ((200, -1.0), (201, -2.0), (97, -3.0)))]
+    answer = Answer(0, (97,), logprobs=scores)
+    legacy = Completions("x", ByteTokenizer(), with_logprobs=True).choice(answer)["logprobs"]
+    assert legacy["top_logprobs"] == [{"\ufffd": -1.0, "a": -3.0}]  # the likeliest of those that look the same
+    (token,) = ChatCompletions("x", ByteTokenizer(), with_logprobs=True).choice(answer)["logprobs"]["content"]
+    assert [one["bytes"] for one in (token, *token["top_logprobs"])] == [None, None, None, [97]]
+
+
+def test_texts_of_tokens_keep_their_blanks(tmp_path):
+    tokenizer = byte_fallback_tokenizer(tmp_path)  # its decoder drops the first blank of a text
+    prompt, said = tokenizer.tokenize("on a"), tokenizer.tokenize("tree")
+    answer = Answer(0, tuple(prompt), tokenizer.detokenize(said), logprobs=[TokenScore(number, -1.0) for number in said])
+    answer.prompt_logprobs = (-1.0,) * (len(prompt) - 1)
+    whole = Completions("x", tokenizer, echo=True, with_logprobs=True).choice(answer)["logprobs"]
+    assert "".join(whole["tokens"]) == "on a tree"
+    segments = megatron_api.body_of(megatron_api.MegatronRequest(["on a"], [], False), [answer], tokenizer)["segments"]
+    assert segments == [whole["tokens"][: len(prompt)]]
+
+
+def test_what_is_refused_after_a_stream_began_is_said_in_it(server):
+    prompts = [Request((97,), SamplingParams()), Request((98,), SamplingParams())]
+
+    async def events():
+        yield 0, Event(0, 0, (99,), "c", None, None, (), None, Usage(1, 1))
+        raise RequestError("prompt", "is too long")
+
+    async def lines():
+        app = Server(server.service, None, "x")
+        return [line async for line in app._stream(Completions("x", ByteTokenizer()), prompts, events(), False)]
+
+    first, last = asyncio.run(lines())
+    assert b'"text": "c"' in first and b"prompt is too long" in last
 
 
 def test_models(client):
@@ -179,6 +235,8 @@ WRONG = {  # body: words of the message
     '{"prompt": [300]}': "token id 300",
     '{"prompt": [-1]}': "token id -1",
     '{"prompt": "\\ud800"}': "surrogate",
+    '{"prompt": "a", "stop": "\\ud800"}': "surrogate",
+    '{"prompt": "a", "\\ud800": 1}': "surrogate",
     '{"prompt": "%s"}' % ("a" * 300): "no room in the context of 256",
 }
 

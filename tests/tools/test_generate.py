@@ -338,6 +338,7 @@ def test_prompt_files(model, tmp_path, capsys):
     assert [prompt.text for prompt in job.prompts] == ["zero", "one\x0c1", "two\u2028"]
     path.write_text("a\n" + "how are you " * 500)
     assert refused(capsys, [model, "--prompt-file", str(path)], False).startswith(f"--prompt-file {path}, line 2: has ")
+    assert refused(capsys, [model, "--prompt", "a\udcff"], False).startswith("--prompt cannot be encoded: character 2 ")
 
 
 def test_one_rank_of_a_launcher_tells_a_mistake():

@@ -1,11 +1,14 @@
 """Terminal of tools.generate on a runner without a model: order of answers, Ctrl-C, chats with history."""
 
+import io
 import json
 import os
 import signal
+import sys
 
 import pytest
 
+from mindspeed_ms.core.datasets.tokenizer.interface import check_characters
 from mindspeed_ms.core.datasets.tokenizer.null import NullTokenizer
 from mindspeed_ms.inference.engine import Engine, Request
 from mindspeed_ms.inference.sampling import SamplingParams
@@ -124,6 +127,17 @@ def test_what_a_user_types_in_a_chat():
     assert screen.notes.count(HELP) == 2
     left_out = "the question is left out: prompt has 102 tokens with the template, but 54 fit beside an answer: shorten it."
     assert left_out in screen.notes
+
+
+def test_bytes_that_are_no_text_spoil_their_question_only(monkeypatch):
+    def template(messages):
+        check_characters([messages[-1]["content"]])
+        return numbers(messages)
+
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"1 \xff\n3\n"), encoding="utf-8"))
+    screen = Screen()
+    chat(engine_of(), template, PARAMS, screen)
+    assert screen.notes[1].startswith("the question is left out: character 3 ") and screen.notes[2].endswith("length")
 
 
 def test_a_full_context_forgets_the_oldest_turns_and_says_so():

@@ -30,3 +30,8 @@ def test_what_is_missing_is_one_line(capsys, main):
     with pytest.raises(SystemExit):
         main([])
     assert capsys.readouterr().err.count("\n") == 1
+
+
+@pytest.mark.parametrize("flag", ["--n", "--no", "--master", "--r", "-x"])
+def test_flags_of_a_launched_script_are_no_short_forms_of_the_launchers(flag):
+    assert launch._parse(["-n", "2", __file__, flag, "3"]).arguments == [flag, "3"]

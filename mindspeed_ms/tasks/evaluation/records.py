@@ -5,6 +5,7 @@ import json
 import os
 from dataclasses import dataclass
 
+from mindspeed_ms.core.datasets.tokenizer.interface import TokenizerError, check_characters
 from mindspeed_ms.tasks.evaluation.errors import EvaluationError
 
 _ENDINGS = (".jsonl", ".json", ".csv")
@@ -132,6 +133,10 @@ def _parsed(file, number, text):
 def _object(file, number, value):
     if not isinstance(value, dict):
         raise EvaluationError(f"{file}, line {number}: a JSON {type(value).__name__}, expected an object.")
+    try:
+        check_characters([json.dumps(value, ensure_ascii=False)])
+    except TokenizerError as error:
+        raise EvaluationError(f"{file}, line {number}: {error}") from None
     return value
 
 

@@ -1,8 +1,10 @@
 """Chat in the terminal: questions from the standard input, answers word by word."""
 
+import io
 import sys
 
 from mindspeed_ms.core.datasets.tokenizer.chat_template import TemplateError
+from mindspeed_ms.core.datasets.tokenizer.interface import TokenizerError
 from mindspeed_ms.inference.conversation import Conversation
 from mindspeed_ms.inference.requests import Request
 from mindspeed_ms.inference.sampling import RequestError
@@ -25,7 +27,10 @@ def chat(engine, template, params, terminal, system=None, history_turns=None, re
     context = engine.runner.max_sequence_length
     reserved = params.max_new_tokens or max(1, context // 4)
     conversation = Conversation(template, context, reserved, system, history_turns)
-    read = read or _read_line
+    if read is None:
+        read = _read_line
+        if isinstance(sys.stdin, io.TextIOWrapper):  # bytes that are no UTF-8 spoil their question, not the chat
+            sys.stdin.reconfigure(errors="surrogateescape")
     terminal.note(HELP)
     while True:
         try:
@@ -50,7 +55,7 @@ def _answer(engine, conversation, params, terminal, text):
         question = conversation.ask(text)
         request = Request(question.ids, params)
         engine.check(request)
-    except (RequestError, TemplateError) as error:
+    except (RequestError, TemplateError, TokenizerError) as error:
         terminal.note(f"the question is left out: {error}")
         return
     if question.dropped:

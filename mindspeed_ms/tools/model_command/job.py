@@ -216,6 +216,8 @@ def _request(job, task, prompt, checkpoint, template):
         check(request, checkpoint, checkpoint.tokenizer)
     except RequestError as error:
         raise RequestError(prompt.place if error.parameter == "prompt" else error.parameter, error.rest) from error
+    except TokenizerError as error:
+        raise RequestError(prompt.place, f"cannot be encoded: {error}") from error
     return request
 
 

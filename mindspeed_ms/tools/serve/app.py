@@ -21,6 +21,7 @@ from mindspeed_ms.tools.serve.openai_responses import Answer, ChatCompletions, C
 from mindspeed_ms.tools.serve.service import ServiceClosed, TooManyRequests
 
 _WATCH_SECONDS = 0.25  # between looks whether the client of an answer that is not streamed is still there
+_ANSWERED = (ApiError, RequestError, TooManyRequests, ServiceClosed)  # errors that are told to the client
 
 
 @dataclass(frozen=True)
@@ -113,6 +114,7 @@ class Server:
     async def megatron(self, request, body):
         """Megatron's `/api`."""
         wanted = megatron_api.parse(body)
+        self._check_number(wanted.prompts, "prompts")
         prompts = await run_in_threadpool(self.encode_prompts, wanted.prompts)
         answers = await self._collect(request, [Request(prompt, params) for prompt, params in zip(prompts, wanted.params)])
         return JSONResponse(megatron_api.body_of(wanted, answers, self.tokenizer))
@@ -134,6 +136,7 @@ class Server:
             raise ApiError(400, "prompt is empty: expected at least one", "prompt", "invalid_value")
         if count > self.limits.answers:
             raise ApiError(400, f"prompts times n is {count}: at most {self.limits.answers} answers a request", "n")
+        self._check_number(prompts, "prompt")
         requests = [Request(prompt, params) for prompt in prompts]
         if not wanted.stream:
             return JSONResponse(form.whole(await self._collect(request, requests)))
@@ -213,7 +216,7 @@ class Server:
             if wants_usage:
                 yield _line(form.chunk([], usage_of(list(answers.values())), True))
             yield b"data: [DONE]\n\n"
-        except (ApiError, ServiceClosed) as error:  # the status is sent already
+        except _ANSWERED as error:  # the status is sent already
             yield _line(_api_error(error).body())
 
     # ---- checks -------------------------------------------------------------------------------------------------------
@@ -227,7 +230,7 @@ class Server:
                 return await handler(request, await self._body(request))
             except ClientDisconnect:
                 return JSONResponse({}, 499)  # nobody reads it
-            except (ApiError, RequestError, TooManyRequests, ServiceClosed) as error:
+            except _ANSWERED as error:
                 return respond(_api_error(error))
             except Exception:
                 logger.exception("a request failed")
@@ -262,6 +265,11 @@ class Server:
             return await asyncio.wait_for(read(), self.limits.body_seconds)
         except asyncio.TimeoutError:
             raise ApiError(408, f"the body did not arrive within {self.limits.body_seconds:g} s") from None
+
+    def _check_number(self, prompts, name):
+        most = self.service.max_requests
+        if len(prompts) > most:  # waiting would not help
+            raise ApiError(400, f"{name} has {len(prompts)} prompts: this server takes {most} at a time", name, "invalid_value")
 
     def _check_model(self, name):
         if self.only_this_model and name not in (None, self.model_name):

@@ -7,6 +7,7 @@ from starlette.responses import PlainTextResponse
 from mindspeed_ms.inference.sampling import RequestError, SamplingParams
 from mindspeed_ms.spelling import did_you_mean
 from mindspeed_ms.tools.serve.openai_requests import ApiError, json_object
+from mindspeed_ms.tools.serve.openai_responses import token_text
 
 MOST_PROMPTS = 128
 _KNOWN = (
@@ -120,7 +121,7 @@ def body_of(wanted, answers, tokenizer):
     logprobs = [[*(answer.prompt_logprobs or ()), *(score.logprob for score in answer.logprobs)] for answer in answers]
     return {
         "text": [prompt + answer.text for prompt, answer in zip(wanted.prompts, answers)],
-        "segments": [[tokenizer.detokenize([token]) for token in one] for one in tokens],
+        "segments": [[token_text(tokenizer.detokenize, token, not place) for place, token in enumerate(one)] for one in tokens],
         "logprobs": logprobs if wanted.wants_logprobs else None,
     }
 

@@ -20,6 +20,7 @@ from pydantic import (
     ValidationError,
 )
 
+from mindspeed_ms.core.datasets.tokenizer.interface import TokenizerError, check_characters
 from mindspeed_ms.inference.sampling import SamplingParams
 from mindspeed_ms.spelling import did_you_mean
 
@@ -216,10 +217,13 @@ def json_object(body):
     """The object (dict) that a body (bytes) holds.
 
     Raises:
-        ApiError: 400, no JSON, no object.
+        ApiError: 400, no JSON, no object, a character that UTF-8 cannot hold (no answer could repeat it).
     """
     try:
         values = json.loads(body)
+        check_characters([json.dumps(values, ensure_ascii=False)])
+    except TokenizerError as error:
+        raise ApiError(400, f"the body cannot be read: {error}") from None
     except (ValueError, RecursionError) as error:
         raise ApiError(400, f"the body is no JSON: {error}") from None
     if not isinstance(values, dict):

@@ -4,6 +4,21 @@ import time
 import uuid
 from dataclasses import dataclass, field
 
+from mindspeed_ms.inference.detokenize import REPLACEMENT
+
+
+def token_text(detokenize, token, is_first=False):
+    """Text (str) of one token (int) inside of a text, where decoders keep the space that they drop at its beginning.
+
+    Args:
+        detokenize (Callable): ids -> text.
+        token (int): the token.
+        is_first (bool): it begins the text.
+    """
+    alone = detokenize([token])
+    twice = "" if is_first else detokenize([token, token])
+    return twice[len(alone) :] if twice.startswith(alone) else alone
+
 
 @dataclass
 class Answer:
@@ -12,6 +27,7 @@ class Answer:
     Attributes:
         index (int): number of the choice.
         prompt (tuple[int, ...]): ids before it.
+        offset (int): characters of the tokens that a stream has told so far.
     """
 
     index: int
@@ -23,6 +39,7 @@ class Answer:
     prompt_logprobs: tuple | None = None
     logprobs: list = field(default_factory=list)
     token_ids: list = field(default_factory=list)
+    offset: int = 0
 
     def take(self, event):
         """Add what an event tells."""
@@ -82,7 +99,9 @@ class Completions:
     def delta(self, answer, event, is_first):
         """One choice of a stream for an event."""
         echo = self.echo and is_first
-        logprobs = self._logprobs(answer.prompt if echo else (), event.prompt_logprobs, event.logprobs)
+        logprobs = self._logprobs(answer.prompt if echo else (), event.prompt_logprobs, event.logprobs, answer.offset)
+        if logprobs and logprobs["tokens"]:
+            answer.offset = logprobs["text_offset"][-1] + len(logprobs["tokens"][-1])
         text = self._shown(answer.prompt) + event.text if echo else event.text
         return {"index": answer.index, "text": text, "logprobs": logprobs, "finish_reason": event.finish_reason}
 
@@ -91,19 +110,29 @@ class Completions:
             return " ".join(map(str, ids))
         return self.tokenizer.detokenize([number for number in ids if number < self.tokenizer.vocab_size])  # no padding rows
 
-    def _logprobs(self, prompt, of_prompt, of_answer):
+    def _logprobs(self, prompt, of_prompt, of_answer, offset=0):
         """OpenAI's legacy form: lists that run along the tokens."""
         if not self.with_logprobs:
             return None
         known = [None, *(of_prompt or ())] if prompt else []
         tokens = [*prompt, *(score.token_id for score in of_answer)]
-        texts = [self._shown([token]) for token in tokens]
-        tops = [None] * len(prompt) + [{self._shown([token]): value for token, value in score.top} for score in of_answer]
-        offsets = [0]
+        texts = [self._token_text(token, bool(prompt) and not place) for place, token in enumerate(tokens)]
+        tops = [None] * len(prompt) + [self._by_text(score.top) for score in of_answer]
+        offsets = [offset]
         for text in texts:
             offsets.append(offsets[-1] + len(text))
         values = [*known, *(score.logprob for score in of_answer)]
         return {"tokens": texts, "token_logprobs": values, "top_logprobs": tops, "text_offset": offsets[:-1]}
+
+    def _token_text(self, token, is_first=False):
+        return token_text(self._shown, token, is_first)
+
+    def _by_text(self, top):
+        """Log-probabilities by text; of tokens that look the same, such as parts of characters, the likeliest counts."""
+        found = {}
+        for token, value in top:
+            found.setdefault(self._token_text(token), value)
+        return found
 
 
 class ChatCompletions(Completions):
@@ -138,5 +167,6 @@ class ChatCompletions(Completions):
         return {"content": content, "refusal": None}
 
     def _token(self, token_id, logprob):
-        text = self._shown([token_id])
-        return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
+        text = self._token_text(token_id)
+        known = None if REPLACEMENT in text else list(text.encode())  # a part of a character is not these bytes
+        return {"token": text, "logprob": logprob, "bytes": known}

@@ -30,3 +30,14 @@ def world():
     yield factory
     factory.close()
     close_nursery()
+
+
+@pytest.fixture(autouse=True)
+def _logger_as_before():
+    """A command that ran in this process leaves level and handlers of the package's logger to the next test as they were."""
+    from mindspeed_ms.core.logging import logger
+
+    level, handlers, propagate = logger.level, list(logger.handlers), logger.propagate
+    yield
+    logger.setLevel(level)
+    logger.handlers[:], logger.propagate = handlers, propagate

@@ -11,42 +11,14 @@ Memory of the cache is compared with its formula. Other work on the machine deci
 
 import json
 import os
-import subprocess
 import sys
 import time
 from pathlib import Path
 
 import numpy as np
+from peer import Peer
 
 from mindspeed_ms.spelling import SuggestingParser
-
-HERE = Path(__file__).parent
-
-
-class Peer:
-    """transformers in its own process, asked for one generation at a time."""
-
-    def __init__(self, python, folder):
-        self.command = [python, str(HERE / "peer_transformers.py"), str(folder)]
-        self.process = subprocess.Popen(
-            self.command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-        )
-
-    def __call__(self, prompts, count):
-        self.process.stdin.write(json.dumps([prompts, count]) + "\n")
-        self.process.stdin.flush()
-        line = self.process.stdout.readline()
-        if not line:
-            raise SystemExit(
-                f"the peer ended with code {self.process.wait()}: run {' '.join(self.command)} by hand to see why (it needs "
-                "the [peer] extra)."
-            )
-        return json.loads(line)
-
-    def close(self):
-        """End the process."""
-        self.process.stdin.close()
-        self.process.wait()
 
 
 def generate(runner, prompts, count):
@@ -109,7 +81,7 @@ def main():
     loaded = load(options.folder / "native", max_sequence_length=longest, slots=slots)
     model = loaded.config.model_config
     formula = 2 * model.num_layers * model.num_query_groups * model.kv_channels * longest * slots * 4
-    peer = Peer(options.peer_python, options.folder / "hf") if options.peer_python else None
+    peer = Peer(options.peer_python, "peer_transformers.py", options.folder / "hf") if options.peer_python else None
     rows = [measure(loaded.runner, peer, batch, options) for batch in options.batches]
     if peer is not None:
         peer.close()

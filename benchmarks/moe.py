@@ -11,46 +11,16 @@ less. Then two ranks with half of the experts each: the bytes that all-to-all mo
 `core/comm` and compared with their formula. `--picture FILE` draws the tokens of each expert.
 """
 
-import json
 import os
-import subprocess
 import sys
 import time
 from functools import partial
-from pathlib import Path
 
 import numpy as np
+from peer import Peer
 from shapes import MOE, SEED
 
 from mindspeed_ms.spelling import SuggestingParser
-
-HERE = Path(__file__).parent
-
-
-class Peer:
-    """megatron-core in its own process, asked for one step at a time."""
-
-    def __init__(self, python):
-        self.command = [python, str(HERE / "peer_moe.py")]
-        self.process = subprocess.Popen(
-            self.command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, cwd=HERE
-        )
-
-    def __call__(self, counts):
-        self.process.stdin.write(json.dumps(counts) + "\n")
-        self.process.stdin.flush()
-        line = self.process.stdout.readline()
-        if not line:
-            raise SystemExit(
-                f"the peer ended with code {self.process.wait()}: run {' '.join(self.command)} by hand to see why (it needs "
-                "the [peer] extra)."
-            )
-        return json.loads(line)
-
-    def close(self):
-        """End the process."""
-        self.process.stdin.close()
-        self.process.wait()
 
 
 def build(ffn=MOE["ffn"], expert_ranks=1):
@@ -218,7 +188,7 @@ def main():
     from mindspeed_ms.testing.worlds import World, close_nursery
 
     logger.setLevel("ERROR")  # no log lines in the table
-    peer = Peer(options.peer_python) if options.peer_python else None
+    peer = Peer(options.peer_python, "peer_moe.py") if options.peer_python else None
     with World(2) as world:  # forked first: this process has run no operator yet
         moved = world(moved_bytes)
     close_nursery()

@@ -1,7 +1,7 @@
 """Times one training step of megatron-core 0.12.1 on CPU: forward + backward + clip + AdamW, local layer spec, fp32.
 
 Run in an environment with the `[peer]` extra. Reads commands on standard input so that `step.py` can alternate with it in
-one run: `SHAPE REPEATS`, answered by one JSON line `{"plain": [ms...], "fused": [ms...], "loss": first loss}`.
+one run: lines of JSON, [shape, repeats], answered by one JSON line `{"plain": [ms...], "fused": [ms...], "loss": first loss}`.
 """
 
 import contextlib
@@ -97,7 +97,7 @@ def main():
     tensor_parallel.get_cuda_rng_tracker().fork = lambda *_: contextlib.nullcontext()
     steps = {}
     for line in sys.stdin:
-        name, repeats = line.split()
+        name, repeats = json.loads(line)
         if name not in steps:
             torch.manual_seed(shapes.SEED)
             model = build_model(name)
@@ -108,7 +108,7 @@ def main():
         answer = {"loss": steps[name]["loss"]}
         for kind in ("plain", "fused"):
             times = []
-            for _ in range(int(repeats)):
+            for _ in range(repeats):
                 begin = time.perf_counter()
                 steps[name][kind]()
                 times.append((time.perf_counter() - begin) * 1e3)

@@ -62,7 +62,7 @@ def main():
     tokens, probs = torch.randn(rows, MOE["hidden"], requires_grad=True), torch.full((rows,), 0.5)
     grad = torch.randn(rows, MOE["hidden"])
     for line in sys.stdin:
-        counts = torch.tensor(json.loads(line))
+        counts = torch.tensor(*json.loads(line))
         experts.zero_grad(set_to_none=True)
         begin = time.perf_counter(), time.process_time()
         experts(tokens, counts, probs)[0].backward(grad)

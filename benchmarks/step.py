@@ -8,20 +8,16 @@ micro-batch 2, one rank, as many threads as the machine has cores (at most 2). M
 AdamW is timed plain and fused and the faster one counts.
 """
 
-import json
 import os
 import statistics
-import subprocess
 import sys
 import time
-from pathlib import Path
 
 import numpy as np
 import shapes
+from peer import Peer
 
 from mindspeed_ms.spelling import SuggestingParser
-
-HERE = Path(__file__).parent
 
 
 def flags_of(name):
@@ -147,37 +143,6 @@ def operators_per_layer(name):
     return counts[1] - counts[0]
 
 
-class Peer:
-    """megatron-core in its own process, asked for a few steps at a time."""
-
-    def __init__(self, python):
-        self.process = subprocess.Popen(
-            [python, str(HERE / "peer_megatron.py")],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-            cwd=HERE,
-        )
-
-    def time(self, name, repeats):
-        """{"plain": [ms], "fused": [ms], "loss": first loss}."""
-        self.process.stdin.write(f"{name} {repeats}\n")
-        self.process.stdin.flush()
-        line = self.process.stdout.readline()
-        if not line:
-            raise SystemExit(
-                f"the peer ended with code {self.process.wait()}: run benchmarks/peer_megatron.py by hand with "
-                "the same Python to see why (it needs the [peer] extra)."
-            )
-        return json.loads(line)
-
-    def close(self):
-        """End the process."""
-        self.process.stdin.close()
-        self.process.wait()
-
-
 def time_steps(step, repeats):
     """Milliseconds of each of `repeats` steps."""
     times = []
@@ -196,7 +161,7 @@ def measure(name, peer, rounds, repeats):
     for _ in range(rounds):
         ours += time_steps(step, repeats)
         if peer is not None:
-            answer = peer.time(name, repeats)
+            answer = peer(name, repeats)
             plain, fused, peer_loss = plain + answer["plain"], fused + answer["fused"], answer["loss"]
     row = {"shape": name, "loss": first, "ms": statistics.median(ours), "operators": operators_per_layer(name)}
     if peer is not None:
@@ -220,7 +185,7 @@ def main():
     threads = str(min(2, os.cpu_count() or 1))
     os.environ.setdefault("MINDSPEED_MS_THREADS", threads)
     os.environ["OMP_NUM_THREADS"] = threads
-    peer = Peer(options.peer_python) if options.peer_python else None
+    peer = Peer(options.peer_python, "peer_megatron.py") if options.peer_python else None
     rows = [measure(name, peer, options.rounds, options.repeats) for name in options.shapes]
     if peer is not None:
         peer.close()

@@ -13,6 +13,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 MODULES = (
     "shapes.py",
+    "peer.py",
     "peer_megatron.py",
     "peer_lora.py",
     "peer_moe.py",

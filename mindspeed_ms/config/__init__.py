@@ -20,6 +20,7 @@ from mindspeed_ms.config.schema import (
     TrainingConfig,
     TransformerConfig,
 )
-from mindspeed_ms.config.sections.attention import FlashAttentionConfig, RopeScalingConfig
+from mindspeed_ms.config.sections.attention import FlashAttentionConfig
+from mindspeed_ms.config.sections.position import RopeScalingConfig
 from mindspeed_ms.config.spelled import spelled
 from mindspeed_ms.config.start import require_pretraining, require_startable

@@ -97,7 +97,25 @@ def read_checkpoint(
     flags=(),
     length_name=_LENGTH,
 ):
-    """The Checkpoint of a folder. Arguments and errors as of `loading.load`; `length_name` (str): of the length in errors."""
+    """The Checkpoint of a folder.
+
+    Args:
+        checkpoint (str): as of `inference.loading.load`.
+        tensor_model_parallel_size, pipeline_model_parallel_size (int): their product is the number of ranks, unless experts
+            need more: `layout.ranks.world_unit`.
+        expert_model_parallel_size (int): ranks that share the experts of a layer; each does the rest of the model as well.
+        expert_tensor_parallel_size (Optional[int]): ranks that share an expert; None: tensor_model_parallel_size.
+        dtype (Optional[str]): of parameters, computation and cache: float32, bfloat16, float16; None: the checkpoint's.
+        max_sequence_length (Optional[int]): longest sequence; None: what the model was trained for, at most 8192.
+        iteration (Optional[int]): of a run's checkpoints; None: the newest.
+        adapter (Optional[str]): adapters on top of the checkpoint: folder of a run with adapters, or of PEFT. These, or those
+            of the checkpoint, are merged into the weights.
+        flags (sequence[str]): further flags of the configuration, such as --num-layers-per-virtual-pipeline-stage N.
+        length_name (str): of the length in errors.
+
+    Raises:
+        CheckpointError, ValueError: as of `inference.loading.load`.
+    """
     place, manifest = find_checkpoint(checkpoint, iteration)
     place, manifest, adapters = with_adapters(place, manifest, adapter)
     if adapters is not None:

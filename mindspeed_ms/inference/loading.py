@@ -38,37 +38,14 @@ class Loaded:
     config: object
 
 
-def load(
-    checkpoint,
-    *,
-    tensor_model_parallel_size=1,
-    pipeline_model_parallel_size=1,
-    expert_model_parallel_size=1,
-    expert_tensor_parallel_size=None,
-    dtype=None,
-    max_sequence_length=None,
-    slots=8,
-    prefill_chunk=DEFAULT_PREFILL_CHUNK,
-    iteration=None,
-    adapter=None,
-    flags=(),
-):
+def load(checkpoint, *, slots=8, prefill_chunk=DEFAULT_PREFILL_CHUNK, **arguments):
     """Load a checkpoint for inference. All ranks call it together; it starts device and communication if nothing did.
 
     Args:
         checkpoint (str): folder of a run or of one checkpoint, native or Megatron's, or a Hugging Face folder.
-        tensor_model_parallel_size, pipeline_model_parallel_size (int): their product is the number of ranks, unless experts
-            need more: `layout.ranks.world_unit`.
-        expert_model_parallel_size (int): ranks that share the experts of a layer; each does the rest of the model as well.
-        expert_tensor_parallel_size (Optional[int]): ranks that share an expert; None: tensor_model_parallel_size.
-        dtype (Optional[str]): of parameters, computation and cache: float32, bfloat16, float16; None: the checkpoint's.
-        max_sequence_length (Optional[int]): longest sequence; None: what the model was trained for, at most 8192.
         slots (int): sequences in the cache at a time.
         prefill_chunk (int): tokens of a sequence that enter in one forward.
-        iteration (Optional[int]): of a run's checkpoints; None: the newest.
-        adapter (Optional[str]): adapters on top of the checkpoint: folder of a run with adapters, or of PEFT. These, or those
-            of the checkpoint, are merged into the weights.
-        flags (sequence[str]): further flags of the configuration, such as --num-layers-per-virtual-pipeline-stage N.
+        arguments: layout, dtype, length and the rest, as of `inference.checkpoint.read_checkpoint`.
 
     Returns:
         Loaded
@@ -77,19 +54,7 @@ def load(
         CheckpointError: no checkpoint, or one that does not fit.
         ValueError: any other argument that cannot be used (ConfigError: of the layout); before anything is built.
     """
-    found = read_checkpoint(
-        checkpoint,
-        tensor_model_parallel_size=tensor_model_parallel_size,
-        pipeline_model_parallel_size=pipeline_model_parallel_size,
-        expert_model_parallel_size=expert_model_parallel_size,
-        expert_tensor_parallel_size=expert_tensor_parallel_size,
-        dtype=dtype,
-        max_sequence_length=max_sequence_length,
-        iteration=iteration,
-        adapter=adapter,
-        flags=flags,
-    )
-    return load_checkpoint(found, slots, prefill_chunk)
+    return load_checkpoint(read_checkpoint(checkpoint, **arguments), slots, prefill_chunk)
 
 
 def load_checkpoint(checkpoint, slots=8, prefill_chunk=DEFAULT_PREFILL_CHUNK):

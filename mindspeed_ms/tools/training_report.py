@@ -15,7 +15,7 @@ from mindspeed_ms.core.tensor_parallel import gather_from_tensor_model_parallel_
 from mindspeed_ms.inference.engine import Engine
 from mindspeed_ms.inference.model_runner import ModelRunner
 from mindspeed_ms.inference.sampling import SamplingParams
-from mindspeed_ms.legacy.model.attention import has_explicit_band
+from mindspeed_ms.legacy.model.core_attention import has_explicit_band
 from mindspeed_ms.training.metrics import LOSS_CURVE_FILE, METRICS_FILE, read_metrics
 
 AVERAGED_STEPS = 20

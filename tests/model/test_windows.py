@@ -23,7 +23,7 @@ def compare(core_name, window, with_documents):
     """The core of a config with `window`, and the layer beside it, which has none."""
     from mindspore import Tensor
 
-    from mindspeed_ms.legacy.model import attention
+    from mindspeed_ms.legacy.model import core_attention
     from mindspeed_ms.legacy.model.enums import AttnMaskType
     from tests.ops import references
     from tests.ops.harness import check
@@ -38,7 +38,7 @@ def compare(core_name, window, with_documents):
     mask = Tensor(hidden(LENGTH, True)) if with_documents else None
     scale = SIZE**-0.5
     for layer_number, width in ((1, LENGTH), (2, window)):
-        core = getattr(attention, core_name)(layer_number, config, AttnMaskType.causal)
+        core = getattr(core_attention, core_name)(layer_number, config, AttnMaskType.causal)
         blocked = hidden(width, with_documents)
         check(
             lambda q, k, v, core=core: core(q, k, v, mask),
@@ -59,7 +59,7 @@ def test_window(world, core, with_documents):
 
 def looks_ahead():
     """A window without causality hides only what lies before it, in both cores."""
-    from mindspeed_ms.legacy.model import attention
+    from mindspeed_ms.legacy.model import core_attention
     from mindspeed_ms.legacy.model.enums import AttnMaskType
     from tests.ops import references
     from tests.ops.harness import check
@@ -68,7 +68,7 @@ def looks_ahead():
     builders.start(config)
     arrays = [np.random.default_rng(seed).normal(size=(32, 2, 4, SIZE)) for seed in range(3)]
     blocked, scale = references.band(32, 32, -4, 99), SIZE**-0.5
-    for kind in (attention.CoreAttention, attention.FlashAttention):
+    for kind in (core_attention.CoreAttention, core_attention.FlashAttention):
         core = kind(1, config, AttnMaskType.no_mask)
         check(
             core,
@@ -86,11 +86,11 @@ def test_window_without_causality(world):
 
 def refused():
     """A window beside a band of `fa_config`."""
-    from mindspeed_ms.legacy.model import attention
+    from mindspeed_ms.legacy.model import core_attention
 
     config = builders.make_config({**builders.LLAMA, "sliding_window": 5, "fa_config": {"sparse_mode": 4}})
     builders.start(config)
-    for kind in (attention.CoreAttention, attention.FlashAttention):
+    for kind in (core_attention.CoreAttention, core_attention.FlashAttention):
         with pytest.raises(ValueError, match="sliding_window cannot be combined with pre_tokens"):
             kind(1, config)
 

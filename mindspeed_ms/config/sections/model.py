@@ -3,7 +3,7 @@
 from typing import ClassVar
 
 from mindspeed_ms.config import conversions
-from mindspeed_ms.config.sections.attention import AttentionFields, PositionFields
+from mindspeed_ms.config.sections.attention import AttentionFields
 from mindspeed_ms.config.sections.base import Section, is_collecting
 from mindspeed_ms.config.sections.dataset import DatasetConfig
 from mindspeed_ms.config.sections.field import COMPARED, OFF, SWITCH, TAKEN, YAML_ONLY, Alias, field, link
@@ -12,6 +12,7 @@ from mindspeed_ms.config.sections.layers import SAME_NUMBERS, LayerFields
 from mindspeed_ms.config.sections.lora import LoraConfig
 from mindspeed_ms.config.sections.moe import MoEConfig
 from mindspeed_ms.config.sections.parallel import ModelParallelConfig
+from mindspeed_ms.config.sections.position import PositionFields
 from mindspeed_ms.config.sections.training import TrainingConfig
 from mindspeed_ms.config.values import Bool, Count, NotNegative, PositiveInt, integer, one_of
 from mindspeed_ms.layout.model_description import GATED_ACTIVATIONS

@@ -17,13 +17,8 @@ from mindspeed_ms.core.tensor_parallel.utils import divide
 from mindspeed_ms.core.tensor_parallel.whole_linear import WholeLinearLayer
 from mindspeed_ms.layout.describers.latent_attention import latent_linears, latent_norms
 from mindspeed_ms.layout.layer_parameters import WholeLinear
-from mindspeed_ms.legacy.model.attention import (
-    attend,
-    check_context_parallel,
-    check_inference,
-    core_attention_of,
-    has_explicit_band,
-)
+from mindspeed_ms.legacy.model.attention import attend, check_context_parallel, check_inference
+from mindspeed_ms.legacy.model.core_attention import core_attention_of, has_explicit_band
 from mindspeed_ms.legacy.model.enums import AttnMaskType, AttnType, to_enum
 from mindspeed_ms.legacy.model.norms import get_norm
 from mindspeed_ms.legacy.model.parts import LayerCell, register_part

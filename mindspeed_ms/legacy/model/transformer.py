@@ -1,6 +1,7 @@
 """Public names of the transformer's parts, as in Megatron's `transformer.py`."""
 
-from mindspeed_ms.legacy.model.attention import CoreAttention, FlashAttention, ParallelAttention
+from mindspeed_ms.legacy.model.attention import ParallelAttention
+from mindspeed_ms.legacy.model.core_attention import CoreAttention, FlashAttention
 from mindspeed_ms.legacy.model.enums import AttnMaskType, AttnType, LayerType, ModelType
 from mindspeed_ms.legacy.model.lm_logits import ParallelLMLogits
 from mindspeed_ms.legacy.model.mlp import ParallelMLP

@@ -61,7 +61,7 @@ def linear_forward(x, weight, bias=None):
     elif rows.shape[0] >= _NARROW:
         _run_product(products.linear_columns, rows.shape[0], flat.size * values.shape[1], values, rows, flat)
     else:
-        _run_product(products.linear_rows, len(values), flat.size * values.shape[1], values, rows, flat)
+        _run_product(products.linear_rows, len(values), flat.size * values.shape[1], values, rows, 0.0, flat)
     if bias is not None:
         threads.run(add_bias, len(flat), flat.size, flat, float32_of(bias))
     return tensor_of(flat.reshape(*x.shape[:-1], len(rows)), x.dtype)
@@ -111,7 +111,7 @@ def add_linear(output, x, weight):
     _check_linear(x, weight)
     total, values = float32_of(output), rows_of(float32_of(x))
     flat = rows_of(total)
-    _run_product(products.add_linear_rows, len(flat), flat.size * values.shape[1], values, float32_of(weight), flat)
+    _run_product(products.linear_rows, len(flat), flat.size * values.shape[1], values, float32_of(weight), 1.0, flat)
     return tensor_of(total, output.dtype)
 
 

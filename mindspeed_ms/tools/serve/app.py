@@ -21,7 +21,7 @@ from mindspeed_ms.tools.serve.openai_responses import Answer, ChatCompletions, C
 from mindspeed_ms.tools.serve.service import ServiceClosed, TooManyRequests
 
 _WATCH_SECONDS = 0.25  # between looks whether the client of an answer that is not streamed is still there
-_ANSWERED = (ApiError, RequestError, TooManyRequests, ServiceClosed)  # errors that are told to the client
+_CLIENT_ERRORS = (ApiError, RequestError, TooManyRequests, ServiceClosed)
 
 
 @dataclass(frozen=True)
@@ -216,7 +216,7 @@ class Server:
             if wants_usage:
                 yield _line(form.chunk([], usage_of(list(answers.values())), True))
             yield b"data: [DONE]\n\n"
-        except _ANSWERED as error:  # the status is sent already
+        except _CLIENT_ERRORS as error:  # the status is sent already
             yield _line(_api_error(error).body())
 
     # ---- checks -------------------------------------------------------------------------------------------------------
@@ -230,7 +230,7 @@ class Server:
                 return await handler(request, await self._body(request))
             except ClientDisconnect:
                 return JSONResponse({}, 499)  # nobody reads it
-            except _ANSWERED as error:
+            except _CLIENT_ERRORS as error:
                 return respond(_api_error(error))
             except Exception:
                 logger.exception("a request failed")

@@ -11,9 +11,9 @@ Key j is visible to query i if i + lower <= j <= i + upper and, with a mask, mas
 import numpy as np
 
 from mindspeed_ms.ops.cpu.compiler import inline, kernel, shared
-from mindspeed_ms.ops.cpu.kernels.blas import ITEM, address_of, multiply, multiply_transposed, transposed_multiply
+from mindspeed_ms.ops.cpu.kernels.blas import address_of, multiply, multiply_transposed, place, transposed_multiply
 from mindspeed_ms.ops.cpu.kernels.math import exp, row_dot, row_maximum, row_sum
-from mindspeed_ms.ops.cpu.kernels.softmax import fill, visible_range
+from mindspeed_ms.ops.cpu.kernels.softmax import exponentials, fill, multiply_row, visible_range
 
 QUERY_BLOCK = 64
 KEY_BLOCK = 512
@@ -40,18 +40,6 @@ def _kept_by_hash(seed, row, column, threshold):
     return ((z ^ (z >> np.uint64(31))) >> np.uint64(32)) < threshold
 
 
-@inline
-def _exponentials(row, shift):
-    for j in range(row.size):
-        row[j] = exp(row[j] - shift)
-
-
-@inline
-def _multiply_row(row, factor):
-    for j in range(row.size):
-        row[j] *= factor
-
-
 @shared
 def _drop(row, dropout, keep_row, seed, position, first_key, keep_probability, gain):
     """Apply dropout to the probabilities of one query, or to their gradients."""
@@ -75,12 +63,6 @@ def _hide(row, i, first_key, keys, lower, upper, has_mask, mask_row):
     if has_mask:
         for j in range(row.size):
             row[j] = _LOWEST if mask_row[first_key + j] else row[j]
-
-
-@inline
-def _place(array, i, b, head):
-    """Address of the vector array[i, b, head] in a contiguous array [s, b, n, d]."""
-    return address_of(array) + ITEM * (((i * array.shape[1] + b) * array.shape[2] + head) * array.shape[3])
 
 
 @kernel
@@ -119,9 +101,9 @@ def attention_forward(
                 columns,
                 size,
                 scale,
-                _place(query, first, b, head),
+                place(query, first, b, head),
                 q_step,
-                _place(key, k0, b, group),
+                place(key, k0, b, group),
                 k_step,
                 0.0,
                 address_of(scores),
@@ -138,7 +120,7 @@ def attention_forward(
                     fill(row, _ZERO)
                     continue
                 shrink = exp(before - block_largest)
-                _exponentials(row, block_largest)
+                exponentials(row, block_largest)
                 sums[r] = np.float32(sums[r] * shrink + row_sum(row))
                 largest[r] = block_largest
                 if dropout != DROPOUT_NONE:
@@ -153,7 +135,7 @@ def attention_forward(
                         gain,
                     )
                 if k0 > key_start and shrink != _ONE:
-                    _multiply_row(output[i, b, head], shrink)
+                    multiply_row(output[i, b, head], shrink)
             multiply(
                 sgemm,
                 rows,
@@ -162,16 +144,16 @@ def attention_forward(
                 1.0,
                 address_of(scores),
                 KEY_BLOCK,
-                _place(value, k0, b, group),
+                place(value, k0, b, group),
                 v_step,
                 0.0 if k0 == key_start else 1.0,
-                _place(output, first, b, head),
+                place(output, first, b, head),
                 o_step,
             )
         for r in range(rows):
             inverse = _ONE / sums[r] if sums[r] > _ZERO else _ZERO
             inverse_sum[b, head, first + r] = inverse
-            _multiply_row(output[first + r, b, head], inverse)
+            multiply_row(output[first + r, b, head], inverse)
 
 
 @kernel
@@ -199,14 +181,14 @@ def attention_backward(
             head = group * per_group + block % per_group
             first = block // per_group * QUERY_BLOCK
             rows = QUERY_BLOCK if first + QUERY_BLOCK < queries else queries - first
-            q, do = _place(query, first, b, head), _place(output_grad, first, b, head)
+            q, do = place(query, first, b, head), place(output_grad, first, b, head)
             key_start = visible_range(first, keys, lower, upper)[0]
             key_stop = visible_range(first + rows - 1, keys, lower, upper)[1]
             if key_stop <= key_start:
                 _fill_heads(query_grad, first, first + rows, b, head)
             for k0 in range(key_start, key_stop, KEY_BLOCK):
                 columns = KEY_BLOCK if k0 + KEY_BLOCK < key_stop else key_stop - k0
-                k, v = _place(key, k0, b, group), _place(value, k0, b, group)
+                k, v = place(key, k0, b, group), place(value, k0, b, group)
                 multiply_transposed(sgemm, rows, columns, size, scale, q, q_step, k, k_step, 0.0, p, KEY_BLOCK)
                 multiply_transposed(sgemm, rows, columns, value_size, 1.0, do, o_step, v, v_step, 0.0, g, KEY_BLOCK)
                 for r in range(rows):
@@ -224,7 +206,7 @@ def attention_backward(
                     position = (b * heads + head) * queries + i
                     if dropout != DROPOUT_NONE:
                         _drop(grad, dropout, keep_row, seed, position, k0, keep_probability, gain)
-                    _exponentials(row, maximum[b, head, i])
+                    exponentials(row, maximum[b, head, i])
                     for j in range(columns):
                         row[j] *= inverse
                         grad[j] = row[j] * (grad[j] - mean) * factor
@@ -241,11 +223,11 @@ def attention_backward(
                     do,
                     o_step,
                     1.0,
-                    _place(value_grad, k0, b, group),
+                    place(value_grad, k0, b, group),
                     v_step,
                 )
                 transposed_multiply(
-                    sgemm, columns, size, rows, 1.0, g, KEY_BLOCK, q, q_step, 1.0, _place(key_grad, k0, b, group), k_step
+                    sgemm, columns, size, rows, 1.0, g, KEY_BLOCK, q, q_step, 1.0, place(key_grad, k0, b, group), k_step
                 )
                 multiply(
                     sgemm,
@@ -258,6 +240,6 @@ def attention_backward(
                     k,
                     k_step,
                     0.0 if k0 == key_start else 1.0,
-                    _place(query_grad, first, b, head),
+                    place(query_grad, first, b, head),
                     q_step,
                 )

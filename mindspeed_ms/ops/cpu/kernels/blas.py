@@ -29,6 +29,12 @@ def address_of(typing_context, array):
     return types.int64(array), generate
 
 
+@inline
+def place(array, i, b, head):
+    """Address of the vector array[i, b, head] of a contiguous array [s, b, n, d]."""
+    return address_of(array) + ITEM * (((i * array.shape[1] + b) * array.shape[2] + head) * array.shape[3])
+
+
 @intrinsic
 def _sgemm(typing_context, function, trans_a, trans_b, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc):
     """Fortran sgemm at the address `function`; matrices are addresses."""

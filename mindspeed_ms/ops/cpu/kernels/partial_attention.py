@@ -9,9 +9,9 @@ mask[b or 0, i, j] != 0. Blocks of keys that no query of a block sees are not co
 import numpy as np
 
 from mindspeed_ms.ops.cpu.compiler import inline, kernel, shared
-from mindspeed_ms.ops.cpu.kernels.blas import ITEM, address_of, multiply, multiply_transposed, transposed_multiply
+from mindspeed_ms.ops.cpu.kernels.blas import address_of, multiply, multiply_transposed, place, transposed_multiply
 from mindspeed_ms.ops.cpu.kernels.math import exp, row_dot, row_maximum, row_sum
-from mindspeed_ms.ops.cpu.kernels.softmax import fill
+from mindspeed_ms.ops.cpu.kernels.softmax import exponentials, fill, multiply_row
 
 QUERY_BLOCK = 64
 KEY_BLOCK = 512
@@ -19,24 +19,6 @@ LOWEST = np.float32(-3.0e38)
 
 _ZERO = np.float32(0)
 _ONE = np.float32(1)
-
-
-@inline
-def _place(array, i, b, head):
-    """Address of the vector array[i, b, head] in a contiguous array [s, b, n, d]."""
-    return address_of(array) + ITEM * (((i * array.shape[1] + b) * array.shape[2] + head) * array.shape[3])
-
-
-@inline
-def _exponentials(row, shift):
-    for j in range(row.size):
-        row[j] = exp(row[j] - shift)
-
-
-@inline
-def _multiply_row(row, factor):
-    for j in range(row.size):
-        row[j] *= factor
 
 
 @inline
@@ -121,7 +103,7 @@ def partial_attention_forward(
         for k0 in range(key_start, key_stop, KEY_BLOCK):
             columns = KEY_BLOCK if k0 + KEY_BLOCK < key_stop else key_stop - k0
             multiply_transposed(
-                sgemm, rows, columns, size, scale, _place(query, first, b, head), q_step, _place(key, k0, b, group), k_step,
+                sgemm, rows, columns, size, scale, place(query, first, b, head), q_step, place(key, k0, b, group), k_step,
                 0.0, address_of(scores), KEY_BLOCK,
             )  # fmt: skip
             for r in range(rows):
@@ -142,13 +124,13 @@ def partial_attention_forward(
                     fill(row, _ZERO)
                     continue
                 shrink = exp(before - block_largest)
-                _exponentials(row, block_largest)
+                exponentials(row, block_largest)
                 part_sums[r] = np.float32(part_sums[r] * shrink + row_sum(row))
                 largest[r] = block_largest
                 if k0 > key_start and shrink != _ONE:
-                    _multiply_row(part[r], shrink)
+                    multiply_row(part[r], shrink)
             multiply(
-                sgemm, rows, width, columns, 1.0, address_of(scores), KEY_BLOCK, _place(value, k0, b, group), v_step,
+                sgemm, rows, width, columns, 1.0, address_of(scores), KEY_BLOCK, place(value, k0, b, group), v_step,
                 0.0 if k0 == key_start else 1.0, address_of(part), width,
             )  # fmt: skip
         for r in range(rows):
@@ -189,12 +171,12 @@ def partial_attention_backward(
             key_start, key_stop = _key_span(firsts, stops, first, rows)
             if key_stop <= key_start:
                 continue
-            q, do = _place(query, first, b, head), _place(output_grad, first, b, head)
+            q, do = place(query, first, b, head), place(output_grad, first, b, head)
             for r in range(rows):
                 means[r] = np.float32(row_dot(output_grad[first + r, b, head], output[first + r, b, head]))
             for k0 in range(key_start, key_stop, KEY_BLOCK):
                 columns = KEY_BLOCK if k0 + KEY_BLOCK < key_stop else key_stop - k0
-                k, v = _place(key, k0, b, group), _place(value, k0, b, group)
+                k, v = place(key, k0, b, group), place(value, k0, b, group)
                 multiply_transposed(sgemm, rows, columns, size, scale, q, q_step, k, k_step, 0.0, p, KEY_BLOCK)
                 multiply_transposed(sgemm, rows, columns, width, 1.0, do, o_step, v, v_step, 0.0, g, KEY_BLOCK)
                 for r in range(rows):
@@ -214,16 +196,16 @@ def partial_attention_backward(
                     if has_mask:
                         _hide(row, mask[b % mask.shape[0], i % mask.shape[1], k0 + low : k0 + high])
                     inverse, mean = _ONE / sums[b, head, i], means[r]
-                    _exponentials(row, maximum[b, head, i])
+                    exponentials(row, maximum[b, head, i])
                     for j in range(row.size):
                         row[j] *= inverse
                         grad[j] = row[j] * (grad[j] - mean) * factor
                 transposed_multiply(
-                    sgemm, columns, width, rows, 1.0, p, KEY_BLOCK, do, o_step, 1.0, _place(value_grad, k0, b, group), v_step
+                    sgemm, columns, width, rows, 1.0, p, KEY_BLOCK, do, o_step, 1.0, place(value_grad, k0, b, group), v_step
                 )
                 transposed_multiply(
-                    sgemm, columns, size, rows, 1.0, g, KEY_BLOCK, q, q_step, 1.0, _place(key_grad, k0, b, group), k_step
+                    sgemm, columns, size, rows, 1.0, g, KEY_BLOCK, q, q_step, 1.0, place(key_grad, k0, b, group), k_step
                 )
                 multiply(
-                    sgemm, rows, size, columns, 1.0, g, KEY_BLOCK, k, k_step, 1.0, _place(query_grad, first, b, head), q_step
+                    sgemm, rows, size, columns, 1.0, g, KEY_BLOCK, k, k_step, 1.0, place(query_grad, first, b, head), q_step
                 )

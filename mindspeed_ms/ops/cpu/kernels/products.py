@@ -26,8 +26,8 @@ def linear_columns(start, stop, sgemm, x, weight, y):
 
 
 @kernel
-def linear_rows(start, stop, sgemm, x, weight, y):
-    """Linear product, rows `start` to `stop`; see `linear_columns`."""
+def linear_rows(start, stop, sgemm, x, weight, keep, y):
+    """Linear product, rows `start` to `stop`, added to `keep` times what y holds; see `linear_columns`."""
     multiply_transposed(
         sgemm,
         stop - start,
@@ -38,26 +38,7 @@ def linear_rows(start, stop, sgemm, x, weight, y):
         x.shape[1],
         address_of(weight),
         weight.shape[1],
-        0.0,
-        address_of(y[start:]),
-        y.shape[1],
-    )
-
-
-@kernel
-def add_linear_rows(start, stop, sgemm, x, weight, y):
-    """Rows `start` to `stop` of y [tokens, out] += x [tokens, in] weight [out, in]^T."""
-    multiply_transposed(
-        sgemm,
-        stop - start,
-        weight.shape[0],
-        x.shape[1],
-        1.0,
-        address_of(x[start:]),
-        x.shape[1],
-        address_of(weight),
-        weight.shape[1],
-        1.0,
+        keep,
         address_of(y[start:]),
         y.shape[1],
     )

@@ -21,6 +21,20 @@ def fill(row, number):
 
 
 @inline
+def exponentials(row, shift):
+    """exp(row - shift) in place."""
+    for j in range(row.size):
+        row[j] = exp(row[j] - shift)
+
+
+@inline
+def multiply_row(row, factor):
+    """Multiply every element of a row by one number."""
+    for j in range(row.size):
+        row[j] *= factor
+
+
+@inline
 def visible_range(i, keys, lower, upper):
     """First visible key of query i, and the one after the last."""
     first, last = i + lower, i + upper + 1

@@ -57,11 +57,7 @@ NEEDS = (
         "moe_router_score_function softmax",
         lambda context: context.moe.moe_router_score_function == "softmax",
     ),
-    (
-        ("moe_config.moe_router_group_score_topk",),
-        "moe_router_num_groups",
-        lambda context: context.moe.moe_router_num_groups,
-    ),
+    (("moe_config.moe_router_group_score_topk",), "moe_router_num_groups", lambda context: context.moe.moe_router_num_groups),
     (
         ("moe_config.norm_topk_prob",),
         "moe_router_pre_softmax of softmax scores (the probabilities sum to 1 already)",

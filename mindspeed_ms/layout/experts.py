@@ -53,8 +53,8 @@ def expert_problems(model):
 
 
 def _pattern_problems(model):
-    frequency, problems = model.moe_layer_freq or [1], []
-    if len(frequency) == 1 and frequency[0] < 1:
+    frequency, problems = [1] if model.moe_layer_freq is None else model.moe_layer_freq, []
+    if not frequency or (len(frequency) == 1 and frequency[0] < 1):
         problems.append(("moe_layer_freq", "expects a number above 0, or 0 and 1 for each layer"))
     elif len(frequency) > 1 and (len(frequency) != model.num_layers or set(frequency) - {0, 1}):
         problems.append(("moe_layer_freq", f"expects 0 or 1 for each of the {model.num_layers} layers"))

@@ -41,6 +41,7 @@ RULES = [
     ({**MTP, "training_config.stage": "sft", "dataset_config.is_instruction_dataset": True}, f"{M}.mtp_num_layers", "stage"),
     ({**MTP, "lora_config.use_lora": True}, f"{M}.mtp_num_layers", "use_lora"),
     ({f"{M}.mtp_num_layers": 1}, f"{M}.mtp_num_layers", "expected rope or none"),
+    ({**MTP, f"{M}.mtp_num_layers": 32}, f"{M}.mtp_num_layers", "at most 31"),
     ({f"{M}.mtp_num_layers": -1}, f"{M}.mtp_num_layers", "integer"),
     ({f"{P}.world_size": 6, f"{P}.tensor_model_parallel_size": 4}, f"{P}.world_size", "multiple of 4"),
     ({f"{P}.world_size": 8, f"{P}.data_parallel_size": 4}, f"{P}.data_parallel_size", "expects 8"),
@@ -98,6 +99,8 @@ RULES = [
     ({**EXPERTS, **TP2}, f"{P}.sequence_parallel", "must be on"),
     ({**EXPERTS, f"{M}.num_experts": 8}, f"{M}.num_experts", "contradicts"),
     ({**EXPERTS, f"{E}.moe_router_topk": 1}, f"{E}.moe_router_pre_softmax", "must be on for top-1"),
+    ({**EXPERTS, f"{E}.moe_router_topk_scaling_factor": 0.0}, f"{E}.moe_router_topk_scaling_factor", "number > 0"),
+    ({**EXPERTS, f"{E}.moe_layer_freq": []}, f"{E}.moe_layer_freq", "a number above 0, or 0 and 1 for each layer"),
     ({**EXPERTS, f"{E}.moe_router_num_groups": 2}, f"{E}.moe_router_num_groups", "needs moe_router_group_topk"),
     (
         {**EXPERTS, **GROUPS, f"{E}.moe_router_group_score_topk": 3},

@@ -154,8 +154,30 @@ def test_what_needs_another_setting_says_so():
             beside |= {"optimizer_config.optimizer_type": "sgd"} if "Adam" in need else {}
             beside |= others if "loss_scale" in path else {}  # all of them or none
             beside |= {"model_config.position_embedding_type": "rope"} if "rope_scaling" in path else {}
+            beside |= {"moe_config.moe_router_score_function": "sigmoid"} if "softmax" in path else {}
             beside |= {"parallel_config.context_parallel_algo": "hybrid_cp_algo"} if "ulysses" in path else {}
             all_config = init_configs_from_dict(with_settings(beside, {path: value}))
             told = [text for text in all_config.notices if path in text and need in text]
             assert len(told) == 1, (path, all_config.notices)
     assert any("parallel_config.ulysses_degree_in_cp" in paths for paths, _, _ in NEEDS)  # idle without ranks to cut over
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"moe_router_topk": 1, "moe_router_pre_softmax": True, "norm_topk_prob": True}, "the router does not learn"),
+        (
+            {"moe_router_score_function": "sigmoid", "moe_router_pre_softmax": True, "norm_topk_prob": True},
+            "moe_router_pre_softmax: no effect without moe_router_score_function softmax",
+        ),
+        (
+            {"moe_router_score_function": "sigmoid", "moe_router_pre_softmax": True, "norm_topk_prob": True},
+            "norm_topk_prob: no effect",
+        ),
+        ({"moe_router_load_balancing_type": "seq_aux_loss"}, "moe_router_load_balancing_type: no effect without moe_aux_loss"),
+        ({"moe_router_group_score_topk": 1}, "moe_router_group_score_topk: no effect without moe_router_num_groups"),
+    ],
+)
+def test_router_settings_that_do_nothing_are_told(settings, words):
+    all_config = init_configs_from_dict({**BASE, "moe_config": {"num_experts": 4, **settings}})
+    assert len([text for text in all_config.notices if words in text]) == 1, all_config.notices

@@ -295,7 +295,7 @@ def test_wrong_lengths_and_labels_are_named(world, parallel):
 
 
 def refusals(fields):
-    """Messages about generation over cut sequences, and about attention dropout that no check of a configuration saw."""
+    """Messages about generation over cut sequences, and about settings that no check of a configuration saw."""
     from mindspore import Tensor
 
     from mindspeed_ms.legacy.model.gpt_model import GPTModel
@@ -308,14 +308,19 @@ def refusals(fields):
     all_config.model_config.attention_dropout = 0.1
     with pytest.raises(ValueError) as dropout:
         GPTModel(all_config.model_config)
-    return str(generation.value), str(dropout.value)
+    all_config.model_config.attention_dropout = 0.0
+    all_config.model_config.mtp_num_layers = 1
+    with pytest.raises(ValueError) as further:
+        GPTModel(all_config.model_config)
+    return str(generation.value), str(dropout.value), str(further.value)
 
 
 @pytest.mark.parametrize("fields", ("none", "latent"))
 def test_what_cut_sequences_cannot_do_is_refused(world, fields):
-    for generation, dropout in world(2)(refusals, FIELDS[fields]):
+    for generation, dropout, further in world(2)(refusals, FIELDS[fields]):
         assert "context_parallel_size above 1: load the model without it" in generation
         assert "attention_dropout 0.1 cannot be combined with context_parallel_size above 1" in dropout
+        assert "mtp_num_layers 1 cannot be combined with context_parallel_size above 1" in further
 
 
 def test_whole_sequences_keep_their_attention_dropout(world):

@@ -47,9 +47,22 @@ NEEDS = (
         lambda context: context.moe.moe_expert_capacity_factor is not None,
     ),
     (
+        ("moe_config.moe_router_load_balancing_type",),
+        "moe_aux_loss_coeff",
+        lambda context: (
+            context.moe.moe_router_load_balancing_type not in ("aux_loss", "seq_aux_loss") or context.moe.moe_aux_loss_coeff
+        ),
+    ),
+    (
+        ("moe_config.moe_router_pre_softmax",),
+        "moe_router_score_function softmax",
+        lambda context: context.moe.moe_router_score_function == "softmax",
+    ),
+    (("moe_config.moe_router_group_score_topk",), "moe_router_num_groups", lambda context: context.moe.moe_router_num_groups),
+    (
         ("moe_config.norm_topk_prob",),
-        "moe_router_pre_softmax (the probabilities sum to 1 already)",
-        lambda context: context.moe.moe_router_pre_softmax,
+        "moe_router_pre_softmax of softmax scores (the probabilities sum to 1 already)",
+        lambda context: context.moe.moe_router_pre_softmax and context.moe.moe_router_score_function == "softmax",
     ),
     *(
         (

@@ -45,6 +45,10 @@ def routing_fits(context):
             "must be on for top-1: a softmax over the one chosen expert is always 1, so the router would not learn",
             _TOPK,
         )
+    elif moe.moe_router_topk == 1 and moe.norm_topk_prob and moe.moe_router_score_function == "softmax" and not sinkhorn:
+        context.notice(
+            f"{context.name(f'{_E}.norm_topk_prob')}: with top-1 the one probability is always 1, so the router does not learn"
+        )
     yield from _groups(context, moe)
     if moe.moe_router_enable_expert_bias and moe.moe_router_score_function != "sigmoid":
         yield context.problem(

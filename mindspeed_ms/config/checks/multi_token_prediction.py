@@ -12,6 +12,9 @@ def multi_token_prediction_fits(context):
     model = context.model
     if not model or not model.mtp_num_layers:
         return
+    if model.seq_length and model.mtp_num_layers >= model.seq_length:
+        message = f"predicts beyond the sequence; expects at most {model.seq_length - 1}"
+        yield context.problem(_PATH, message, "model_config.seq_length")
     refused = (
         ("parallel_config.context_parallel_size", context.parallel.context_parallel_size > 1, "1"),
         ("model_config.position_embedding_type", model.position_embedding_type not in OTHER_POSITIONS, "rope or none"),

@@ -5,7 +5,7 @@ from typing import ClassVar
 from mindspeed_ms.config import conversions
 from mindspeed_ms.config.sections.base import Section
 from mindspeed_ms.config.sections.field import COMPARED, SWITCH, TAKEN, Alias, field
-from mindspeed_ms.config.values import Bool, Count, Float, IntList, NotNegative, PositiveInt, one_of
+from mindspeed_ms.config.values import Bool, Count, Float, IntList, NotNegative, PositiveFloat, PositiveInt, one_of
 
 _SAME_NUMBERS = (
     "it changes how the same numbers are computed; the fastest way is taken",
@@ -31,7 +31,7 @@ class MoEConfig(Section):
         checkpoint=COMPARED,
     )
     moe_grouped_gemm: Bool = field(
-        False, "All experts in one grouped matrix product.", "所有专家合并为一次分组矩阵乘。", "operators"
+        False, "All experts in one grouped matrix product.", "所有专家合并为一次分组矩阵乘。", "parameters", checkpoint=TAKEN
     )
     moe_router_topk: PositiveInt = field(2, "Experts per token.", "每个token选择的专家数。", "output", checkpoint=COMPARED)
     moe_router_load_balancing_type: one_of("aux_loss", "seq_aux_loss", "sinkhorn", "none") = field(
@@ -83,7 +83,7 @@ class MoEConfig(Section):
         "output",
         checkpoint=COMPARED,
     )
-    moe_router_topk_scaling_factor: Float | None = field(
+    moe_router_topk_scaling_factor: PositiveFloat | None = field(
         None,
         "Factor on the chosen probabilities.",
         "所选概率的缩放系数。",

@@ -3,7 +3,7 @@
 from mindspore import dtype, mint, nn
 
 from mindspeed_ms import ops
-from mindspeed_ms.core import storage
+from mindspeed_ms.core import parallel_state, storage
 from mindspeed_ms.core.autograd import detach
 from mindspeed_ms.core.pipeline_parallel.micro_batch_loss import attach_auxiliary_loss, record_auxiliary
 from mindspeed_ms.core.tensor_parallel.layers import build_linear
@@ -72,10 +72,18 @@ class MultiTokenPrediction(Module):
 
     Inputs: language_model (TransformerLanguageModel), loss_of (function of hidden states, labels and mask), hidden_states
     `[s, b, h]` of the final norm; the others as of GPTModel. Output: hidden_states.
+
+    Raises:
+        ValueError: context parallelism.
     """
 
     def __init__(self, config):
         super().__init__(config)
+        if parallel_state.get_context_parallel_world_size() > 1:
+            raise ValueError(
+                f"mtp_num_layers {self.config.mtp_num_layers} cannot be combined with context_parallel_size above 1: the next "
+                "token of a part of the sequence is on another rank."
+            )
         self.layers = nn.CellList(
             [MultiTokenPredictionLayer(self.described, number) for number in range(1, self.config.mtp_num_layers + 1)]
         )

@@ -31,7 +31,7 @@ class MoEConfig(Section):
         checkpoint=COMPARED,
     )
     moe_grouped_gemm: Bool = field(
-        False, "All experts in one grouped matrix product.", "所有专家合并为一次分组矩阵乘。", "parameters", checkpoint=TAKEN
+        False, "All experts in one grouped matrix product.", "所有专家合并为一次分组矩阵乘。", "operators"
     )
     moe_router_topk: PositiveInt = field(2, "Experts per token.", "每个token选择的专家数。", "output", checkpoint=COMPARED)
     moe_router_load_balancing_type: one_of("aux_loss", "seq_aux_loss", "sinkhorn", "none") = field(

@@ -35,10 +35,13 @@ def test_files_are_unlinked_once_all_members_have_mapped_them(world):
 
 
 def _abandon():
+    pids = comm.world_group().all_gather_object(os.getpid())
     if comm.get_rank() == 0:
         comm.new_group([0, 1], "half made")  # the other rank never maps it
         assert len(_files_of(os.getpid())) == 1
     else:
+        while not _files_of(pids[0]):
+            time.sleep(0.01)
         time.sleep(0.2)
     os.kill(os.getpid(), signal.SIGKILL)
 

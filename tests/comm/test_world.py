@@ -139,8 +139,9 @@ SUM = """
     from mindspeed_ms.core import comm
     comm.init()
     total = comm.world_group().all_reduce(np.ones(1, np.float32))
-    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_PORT")
-    print(comm.get_backend(), comm.get_rank(), int(total[0]), *(os.environ.get(name) for name in names))
+    values = [os.environ.get(name) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_PORT")]
+    line = " ".join(str(value) for value in [comm.get_backend(), comm.get_rank(), int(total[0]), *values])
+    os.write(1, f"{line}\\n".encode())  # one write: lines of ranks that share a pipe stay whole
     """
 
 

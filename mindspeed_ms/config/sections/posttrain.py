@@ -2,22 +2,25 @@
 
 from mindspeed_ms.config.sections.base import Section
 from mindspeed_ms.config.sections.field import LIST, SWITCH, field
+from mindspeed_ms.config.sections.rollouts import RolloutFields
 from mindspeed_ms.config.values import Bool, JsonMapping, NotNegative, PositiveFloat, PositiveInt, Str, StrList, number, one_of
 
-STAGES = ("sft", "dpo", "simpo", "orm", "prm")
+STAGES = ("sft", "dpo", "simpo", "orm", "prm", "grpo")
 PAIRWISE_STAGES = ("dpo", "simpo", "orm")
 PER_TOKEN_STAGES = ("sft", "prm")
+ROLLOUT_STAGES = ("grpo",)  # they learn from answers that they generate
 _STAGE_NAMES = {"rm": "orm"}  # further names
 _MARGIN_LOSSES = ("sigmoid", "hinge", "ipo")
 
 
-class PosttrainFields(Section):
+class PosttrainFields(RolloutFields):
     """Stage, losses and reference of post-training."""
 
     stage: one_of(*STAGES, *_STAGE_NAMES) | None = field(
         None,
-        "Stage of post-training: answers (sft), preferences (dpo, simpo), reward model (orm), step rewards (prm).",
-        "后训练阶段：监督微调sft，偏好dpo、simpo，奖励模型orm，过程奖励prm。",
+        "Stage of post-training: answers (sft), preferences (dpo, simpo), reward model (orm), step rewards (prm), rewards of "
+        "generated answers (grpo).",
+        "后训练阶段：监督微调sft，偏好dpo、simpo，奖励模型orm，过程奖励prm，生成回答的奖励grpo。",
         "error",
         note=("rm is orm", "rm即orm"),
     )
@@ -34,8 +37,8 @@ class PosttrainFields(Section):
     )
     ref_model: Str | None = field(
         None,
-        "DPO: checkpoint of the reference model; default: the weights that the training starts from.",
-        "DPO：参考模型的权重目录，默认为训练的起始权重。",
+        "DPO and GRPO: checkpoint of the reference model; default: the weights that the training starts from.",
+        "DPO与GRPO：参考模型的权重目录，默认为训练的起始权重。",
         "optimizer",
     )
     refer_model_iter: PositiveInt = field(

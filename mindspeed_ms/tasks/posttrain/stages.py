@@ -13,6 +13,7 @@ _TRAINERS = {
     "simpo": ("simpo_trainer", "SimPOTrainer"),
     "orm": ("orm_trainer", "ORMTrainer"),
     "prm": ("prm_trainer", "PRMTrainer"),
+    "grpo": ("grpo_trainer", "GRPOTrainer"),
 }
 
 

@@ -11,6 +11,8 @@ SMALL = {**UNTIED, "num_layers": 2, "vocab_size": 32, "init_method_std": 0.05}
 REWARDS = f"""
 def count(answer_ids):
     return [ids.count({WANTED}) for ids in answer_ids]
+def dense(answer_ids):
+    return [sum(ids) / 32 for ids in answer_ids]
 def raises(answer_ids, records):
     if any(3 in record["input_ids"] for record in records):
         raise KeyError("three")

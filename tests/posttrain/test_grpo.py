@@ -1,9 +1,17 @@
-"""GRPO: the reward of a toy task rises, equally in every layout; resume; errors."""
+"""GRPO: the reward of a toy task rises; equal numbers in every layout, and after a resume; what the reference is; errors."""
+
+import json
+import os
 
 import numpy as np
 import pytest
 
 from tests.posttrain import generating, runs
+from tests.posttrain.options import ROLLOUT_OPTIONS
+from tests.preprocess.toy_tokenizer import write_tokenizer
+
+LORA = {"use_lora": True, "lora_rank": 2, "target_cells": [{"target_cells": [r".*\.mapping"]}]}
+SEVERAL = {"rollout_batch_size": 16, "ppo_epochs": 2, "training_iters": 6}  # steps of a rollout: 4
 
 
 @pytest.fixture(scope="module")
@@ -13,7 +21,180 @@ def prompts(tmp_path_factory):
 
 def test_reward_rises(world, tmp_path, prompts):
     training = {"training_iters": 50, "grpo_beta": 0.01}
-    (result,) = world(1)(generating.train, "grpo", str(tmp_path), prompts, training=training)
+    (result,) = world(1)(
+        generating.train, "grpo", str(tmp_path), prompts, training=training, optimizer={"learning_rate": 0.005}
+    )
     rewards = runs.curve(result, "reward")
-    print(rewards)
-    assert np.mean(rewards[:5]) < 1 and np.mean(rewards[-5:]) > 4
+    assert np.mean(rewards[:5]) < 0.5 and np.mean(rewards[-10:]) > 4, rewards
+
+
+@pytest.fixture(scope="module")
+def plain(world, tmp_path_factory, prompts):
+    (result,) = world(1)(generating.train, "grpo", str(tmp_path_factory.mktemp("one")), prompts, training=SEVERAL)
+    return result
+
+
+LAYOUTS = {"tp2": {"tensor_model_parallel_size": 2}, "pp2": {"pipeline_model_parallel_size": 2}, "dp2": {}}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_layouts_are_equal(world, tmp_path, prompts, plain, layout):
+    dataset = {"batch_size": 2}
+    ranks = world(2)(
+        generating.train, "grpo", str(tmp_path), prompts, training=SEVERAL, dataset=dataset, parallel=LAYOUTS[layout]
+    )
+    np.testing.assert_array_equal(ranks[0]["rollout"]["tokens"], plain["rollout"]["tokens"])
+    for name in ("old_log_probs", "reference_log_probs", "advantages"):
+        np.testing.assert_allclose(ranks[0]["rollout"][name], plain["rollout"][name], atol=1e-5, err_msg=name)
+        np.testing.assert_array_equal(ranks[0]["rollout"][name], ranks[1]["rollout"][name])
+    for name in ("loss", "reward", "kl", "clip_fraction", "response_length", "grad_norm"):
+        np.testing.assert_allclose(runs.curve(ranks[0], name), runs.curve(plain, name), atol=1e-5, err_msg=name)
+
+
+def test_experts_on_two_ranks(world, tmp_path, prompts):
+    """Ranks that share experts generate everything together."""
+    moe = {"num_experts": 4, "moe_router_topk": 2}
+    found = [
+        world(size)(
+            generating.train, "grpo", str(tmp_path / str(size)), prompts, moe=moe, parallel={"expert_model_parallel_size": size}
+        )[0]
+        for size in (1, 2)
+    ]
+    np.testing.assert_array_equal(*(one["rollout"]["tokens"] for one in found))
+    np.testing.assert_allclose(*(runs.curve(one) for one in found), atol=1e-5)
+
+
+@pytest.mark.parametrize("settings", [{"training_iters": 4}, SEVERAL], ids=["one step", "middle of a rollout"])
+def test_resume_is_bit_equal(world, tmp_path, prompts, settings):
+    base = {**settings, "save_enabled": True, "resume_training": True}
+    (whole,) = world(1)(generating.train, "grpo", str(tmp_path / "whole"), prompts, training=base)
+    folder = str(tmp_path / "half")
+    world(1)(generating.train, "grpo", folder, prompts, training={**base, "exit_interval": 2})
+    (second,) = world(1)(generating.train, "grpo", folder, prompts, training=base)
+    for name in set(whole["lines"][0]) - {"time_ms", "tokens_per_second"}:
+        assert runs.curve(second, name) == runs.curve(whole, name), name
+    for name, (_, values) in whole["weights"].items():
+        np.testing.assert_array_equal(second["weights"][name][1], values, err_msg=name)
+
+
+def test_base_is_the_reference_of_adapters(world, tmp_path, prompts):
+    (result,) = world(1)(
+        generating.train, "grpo", str(tmp_path), prompts, "dense", lora=LORA, optimizer={"learning_rate": 0.05}
+    )
+    kl = runs.curve(result, "kl")
+    assert kl[0] == 0 and kl[-1] > 1e-4
+
+
+def test_reference_is_another_checkpoint(world, tmp_path, prompts):
+    """Its divergence is there at the first step; the policy starts from its own weights all the same."""
+    saved = {"training_iters": 1, "save_enabled": True, "seed": 5}
+    world(1)(generating.train, "grpo", str(tmp_path / "other"), prompts, training=saved)
+    results = [
+        world(1)(generating.train, "grpo", str(tmp_path / name), prompts, training={"grpo_beta": 0.1, **training})[0]
+        for name, training in (("own", {}), ("with", {"ref_model": str(tmp_path / "other")}))
+    ]
+    assert runs.curve(results[0], "kl")[0] == 0 and runs.curve(results[1], "kl")[0] > 0.01
+    assert runs.curve(results[0], "reward")[0] == runs.curve(results[1], "reward")[0]
+    assert results[0]["lines"][0]["response_length"] == results[1]["lines"][0]["response_length"]
+
+
+def test_reference_of_another_run_is_refused(world, tmp_path, prompts):
+    folder, base = str(tmp_path / "run"), {"training_iters": 4, "save_enabled": True, "resume_training": True}
+    world(1)(generating.train, "grpo", folder, prompts, training={**base, "exit_interval": 2})
+    world(1)(generating.train, "grpo", str(tmp_path / "other"), prompts, training={"training_iters": 1, "save_enabled": True})
+    with pytest.raises(Exception, match="is of another reference model than"):
+        world(1)(generating.train, "grpo", folder, prompts, training={**base, "ref_model": str(tmp_path / "other")})
+    os.remove(os.path.join(folder, "reference.json"))
+    with pytest.raises(Exception, match=r"no reference\.json beside .*name it with --ref-model"):
+        world(1)(generating.train, "grpo", folder, prompts, training=base)
+
+
+REWARD_ERRORS = {
+    "raises": r"rewards\.py:raises failed at an answer to record 1 of .*prompts: KeyError: 'three'",
+    "nan": r"rewards\.py:nan gave nan for an answer to record \d of .*prompts: expected a finite number",
+    "short": r"rewards\.py:short gave 1 rewards of 8 answers",
+    "odd": r"has the parameter texts: expected some of prompts, answers",
+    "conut": r"has no function conut; it has count, dense, raises, nan, short, odd",
+}
+
+
+@pytest.mark.parametrize("name", REWARD_ERRORS)
+def test_wrong_reward_functions(world, tmp_path, prompts, name):
+    with pytest.raises(Exception, match=REWARD_ERRORS[name]) as error:
+        world(1)(generating.train, "grpo", str(tmp_path), prompts, reward=name)
+    assert "\n" not in str(error.value)
+
+
+SETTINGS_ERRORS = [
+    ({"training": {"reward_function": None}}, "reward_function.* is not given: name the function"),
+    ({"training": {"reward_function": "nowhere.py:f"}}, r"there is no file nowhere\.py"),
+    ({"training": {"num_generations": 3}}, "num_generations.*expected a divisor of the global batch size 8"),
+    ({"training": {"num_generations": 1}}, "num_generations.*expected at least 2"),
+    ({"training": {"rollout_batch_size": 12}}, "rollout_batch_size.*expected a multiple of the global batch size 8"),
+    ({"training": {"max_new_tokens": 14}}, r"prompt 1 of .* has 3 tokens, and max_new_tokens .* is 14, at seq_length 16"),
+    ({"training": {"epochs": 1, "training_iters": 0}}, "epochs.*give training_iters"),
+    ({"parallel": {"context_parallel_size": 2}}, "context_parallel_size.*cuts no sequences"),
+    ({"model": {"vocab_size": 8}}, "has the id 8, but the model's vocabulary has 8 ids"),
+]
+
+
+@pytest.mark.parametrize("settings, text", SETTINGS_ERRORS, ids=[text[:24] for _, text in SETTINGS_ERRORS])
+def test_settings_that_do_not_fit(world, tmp_path, prompts, settings, text):
+    with pytest.raises(Exception, match=text):
+        world(1)(generating.train, "grpo", str(tmp_path), prompts, **settings)
+
+
+def test_conversations_are_no_prompts(world, tmp_path, files):
+    generating.write_prompts(str(tmp_path))
+    reward = {"reward_function": f"{tmp_path}/rewards.py:count"}
+    with pytest.raises(Exception, match="holds conversations with answers, and stage grpo generates them"):
+        world(1)(generating.train, "grpo", str(tmp_path / "run"), files["chats"], training=reward)
+
+
+def test_prompts_are_no_conversations(world, tmp_path, prompts):
+    with pytest.raises(Exception, match="There are prompts by that name, which --stage grpo trains on"):
+        world(1)(runs.train, "sft", str(tmp_path), prompts)
+
+
+@pytest.mark.parametrize("path", ROLLOUT_OPTIONS)
+def test_option_has_its_effect(world, tmp_path, prompts, path):
+    stage, value, beside = ROLLOUT_OPTIONS[path]
+    value = value.format(folder=os.path.dirname(prompts)) if isinstance(value, str) else value
+    curves = []
+    for name, own in (("plain", {}), ("changed", {path.partition(".")[2]: value})):
+        training = {"training_iters": 3, **beside, **own}
+        (result,) = world(1)(generating.train, stage, str(tmp_path / name), prompts, "dense", training=training)
+        curves.append([runs.curve(result), runs.curve(result, "grad_norm"), runs.curve(result, "reward")])
+    if path.endswith("reward_function"):
+        (result,) = world(1)(generating.train, stage, str(tmp_path / "count"), prompts, "count")
+        curves[0] = [runs.curve(result), runs.curve(result, "grad_norm"), runs.curve(result, "reward")]
+    assert curves[0] != curves[1]
+
+
+def test_raw_records_reach_the_reward_function(world, tmp_path):
+    """Texts, ids and the record of each prompt; in the order of the answers."""
+    records = [{"instruction": f"Say {word}.", "output": "", "truth": word} for word in ("one", "two", "three")]
+    data = tmp_path / "prompts.jsonl"
+    data.write_text("".join(f"{json.dumps(record)}\n" for record in records), encoding="utf-8")
+    (tmp_path / "rewards.py").write_text(
+        "import json\n"
+        "def tell(prompts, answers, prompt_ids, answer_ids, records):\n"
+        f"    with open({str(tmp_path / 'seen.jsonl')!r}, 'a') as file:\n"
+        "        for row in zip(prompts, answers, prompt_ids, answer_ids, records):\n"
+        "            file.write(json.dumps(row) + '\\n')\n"
+        "    return [len(ids) for ids in answer_ids]\n",
+        encoding="utf-8",
+    )
+    (tmp_path / "tokenizer").mkdir()
+    tokenizer = {
+        "tokenizer_type": "PretrainedFromHF",
+        "tokenizer_name_or_path": write_tokenizer(tmp_path / "tokenizer"),
+        "prompt_type": "qwen",
+    }
+    model = {"vocab_size": 1024, "seq_length": 128}
+    world(1)(generating.train, "grpo", str(tmp_path / "run"), str(data), "tell", dataset=tokenizer, model=model)
+    seen = [json.loads(line) for line in (tmp_path / "seen.jsonl").read_text(encoding="utf-8").splitlines()]
+    assert len(seen) == 24 and {row[4]["truth"] for row in seen} == {"one", "two", "three"}
+    for prompt, answer, prompt_ids, answer_ids, record in seen:
+        assert record["instruction"] in prompt and isinstance(answer, str) and prompt_ids and answer_ids
+    assert [row[4]["truth"] for row in seen[:4]] == [seen[0][4]["truth"]] * 4

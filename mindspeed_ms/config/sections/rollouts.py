@@ -40,7 +40,10 @@ class RolloutFields(Section):
         1.0, "GRPO and PPO: divides the logits in generation.", "GRPO与PPO：生成时的温度。", "optimizer"
     )
     top_k: Count = field(
-        0, "GRPO and PPO: draw from the k likeliest tokens; 0: all.", "GRPO与PPO：生成时只取概率最高的k个，0为全部。", "optimizer"
+        0,
+        "GRPO and PPO: draw from the k likeliest tokens; 0: all.",
+        "GRPO与PPO：生成时只取概率最高的k个，0为全部。",
+        "optimizer",
     )
     top_p: number(gt=0, le=1) = field(
         1.0,
@@ -55,10 +58,7 @@ class RolloutFields(Section):
         "optimizer",
     )
     clip_ratio: number(gt=0, lt=1) = field(
-        0.2,
-        "GRPO and PPO: how far the probability ratio of a token is followed.",
-        "GRPO与PPO：概率比的裁剪范围。",
-        "optimizer",
+        0.2, "GRPO and PPO: how far the probability ratio of a token is followed.", "GRPO与PPO：概率比的裁剪范围。", "optimizer"
     )
     grpo_beta: NotNegative = field(
         0.04,

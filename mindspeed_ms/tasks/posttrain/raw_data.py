@@ -105,7 +105,9 @@ def _refuse_empty_answers(tally, written):
 def _keep_records(files, tally, prefix):
     """Write the records of prompts beside them, one per line: reward functions get them."""
     if tally.dropped:
-        raise InstructionDataError(f"not every record has a prompt: {'; '.join(tally.counted(tally.dropped))}. Mend or remove these.")
+        raise InstructionDataError(
+            f"not every record has a prompt: {'; '.join(tally.counted(tally.dropped))}. Mend or remove these."
+        )
     path = records_path(prefix)
     with open(f"{path}.tmp", "w", encoding="utf-8") as file:
         for source in files:

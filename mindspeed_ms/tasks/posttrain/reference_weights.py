@@ -1,4 +1,4 @@
-"""ReferenceWeights: the frozen reference beside a policy: its adapters off, or a second copy of the weights that is swapped in."""
+"""ReferenceWeights: frozen reference of a policy: its adapters off, or a second copy of the weights, swapped in."""
 
 import json
 import os

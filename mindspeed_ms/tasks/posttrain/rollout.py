@@ -219,7 +219,14 @@ class Rollouts:
         found, text = None, None
         if comm.get_rank() == 0:
             folders = [self._folder(), *self._of_checkpoint()]
-            path = next((one for one in (os.path.join(f, os.path.basename(self._path(number))) for f in folders) if os.path.isfile(one)), None)
+            path = next(
+                (
+                    one
+                    for one in (os.path.join(f, os.path.basename(self._path(number))) for f in folders)
+                    if os.path.isfile(one)
+                ),
+                None,
+            )
             if path is None:
                 text = f"the answers of rollout {number}, in whose middle this training goes on, are not in {folders[0]}"
             else:

@@ -37,8 +37,9 @@ def write_prompts(folder, prompts=((1, 2), (3, 4, 5), (6,), (7, 8))):
     return prefix
 
 
-def train(stage, folder, data, reward="count", **settings):
-    """Train; (lines of metrics.jsonl, weights by name, rollout of the last step)."""
+def train(stage, folder, data, reward="count", scored=False, **settings):
+    """Train: lines of metrics.jsonl, weights by name, rollout of the last step, and if they are `scored` the log-probabilities
+    of its answers by the engine."""
     from mindspeed_ms.core import comm
     from mindspeed_ms.tasks.posttrain.launcher import get_trainer
     from mindspeed_ms.training import metrics
@@ -59,7 +60,25 @@ def train(stage, folder, data, reward="count", **settings):
     sections = {"training": training, "dataset": dataset, "optimizer": optimizer, "model": model, **settings}
     set_all_config(runs.configuration(stage, folder, data, **sections))
     run = get_trainer(stage)
+    scores = []
+    if scored:
+        _record_scores(scores)
     run.train()
     comm.world_group().barrier()
     lines = [line for line in metrics.read_metrics(os.path.join(folder, "metrics.jsonl")) if "loss" in line]
-    return {"lines": lines, "weights": runs.weights_of(run.trainer), "rollout": run.trainer.data.rollout}
+    return {"lines": lines, "weights": runs.weights_of(run.trainer), "rollout": run.trainer.data.rollout, "scores": scores}
+
+
+def _record_scores(scores):
+    """Let every generation leave the log-probabilities of its answers in `scores`."""
+    from dataclasses import replace
+
+    from mindspeed_ms.tasks.posttrain import rollout
+
+    class Recording(rollout.Engine):
+        def generate(self, prompts, params):
+            answers = super().generate(prompts, [replace(one, logprobs=0) for one in params])
+            scores[:] = [[score.logprob for score in answer.logprobs] for answer in answers]
+            return answers
+
+    rollout.Engine = Recording

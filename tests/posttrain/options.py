@@ -37,4 +37,9 @@ ROLLOUT_OPTIONS = {
     f"{T}.missing_eos_penalty": ("grpo", 2.0, {}),
     f"{T}.clip_ratio": ("grpo", 0.01, {"ppo_epochs": 3}),
     f"{T}.grpo_beta": ("grpo", 1.0, {}),
+    f"{T}.kl_coef": ("trl_ppo", 3.0, {}),
+    f"{T}.gamma": ("trl_ppo", 0.5, {}),
+    f"{T}.lam": ("trl_ppo", 0.5, {}),
+    f"{T}.cliprange_value": ("trl_ppo", 0.001, {"ppo_epochs": 3}),
+    f"{T}.vf_coef": ("trl_ppo", 1.0, {}),
 }

@@ -2,7 +2,7 @@
 
 from mindspeed_ms.config.sections.base import Section
 from mindspeed_ms.config.sections.field import field
-from mindspeed_ms.config.values import Count, NotNegative, PositiveFloat, PositiveInt, Str, number
+from mindspeed_ms.config.values import Count, NotNegative, PositiveFloat, PositiveInt, Probability, Str, number
 
 
 class RolloutFields(Section):
@@ -14,11 +14,12 @@ class RolloutFields(Section):
         "GRPO与PPO：计算回答奖励的Python函数，形如FILE.py:NAME。",
         "optimizer",
     )
-    num_generations: PositiveInt = field(
-        8,
-        "GRPO: answers to each prompt, the group whose mean reward is the baseline.",
-        "GRPO：每个提示生成的回答数，组内平均奖励为基线。",
+    num_generations: PositiveInt | None = field(
+        None,
+        "GRPO and PPO: answers to each prompt; with GRPO the group whose mean reward is the baseline.",
+        "GRPO与PPO：每个提示生成的回答数，GRPO以组内平均奖励为基线。",
         "optimizer",
+        derived="8 with stage grpo, 1 with trl_ppo",
         also=("--n-samples-per-prompt",),
     )
     rollout_batch_size: PositiveInt | None = field(
@@ -65,4 +66,18 @@ class RolloutFields(Section):
         "GRPO: weight of the divergence from the starting weights (or ref_model); 0: without it.",
         "GRPO：与起始权重（或ref_model）KL散度的系数，0为不使用。",
         "optimizer",
+    )
+    kl_coef: NotNegative = field(
+        0.3,
+        "PPO: weight of the divergence from the starting weights (or ref_model) in the rewards; 0: without it.",
+        "PPO：奖励中与起始权重（或ref_model）KL散度的系数，0为不使用。",
+        "optimizer",
+    )
+    gamma: Probability = field(1.0, "PPO: discount of later rewards.", "PPO：奖励的折扣因子。", "optimizer")
+    lam: Probability = field(0.95, "PPO: lambda of the advantages (GAE).", "PPO：优势估计（GAE）的lambda。", "optimizer")
+    cliprange_value: PositiveFloat = field(
+        0.2, "PPO: how far a value is followed from the old one.", "PPO：价值的裁剪范围。", "optimizer"
+    )
+    vf_coef: NotNegative = field(
+        0.1, "PPO: weight of the values' loss beside the policy's.", "PPO：价值损失的系数。", "optimizer"
     )

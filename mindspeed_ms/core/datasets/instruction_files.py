@@ -14,7 +14,7 @@ PAIRWISE_FIELDS = ("chosen_input_ids", "chosen_labels", "rejected_input_ids", "r
 _OTHER_KINDS = (
     (PAIRWISE_FIELDS, "pairs of answers", "--stage dpo, simpo or orm"),
     (SFT_FIELDS, "conversations (or step rewards)", "--stage sft (prm)"),
-    (PROMPT_FIELDS, "prompts", "--stage grpo"),
+    (PROMPT_FIELDS, "prompts", "--stage trl_ppo or grpo"),
 )
 
 

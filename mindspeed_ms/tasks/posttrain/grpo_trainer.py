@@ -1,66 +1,21 @@
 """GRPOTrainer: policy gradient on rewards of generated answers, whose baseline is the mean of their group."""
 
-from functools import partial
-
 from mindspeed_ms import ops
-from mindspeed_ms.config import spelled
 from mindspeed_ms.core.autograd import detach, no_grad
 from mindspeed_ms.core.pipeline_parallel.micro_batch_loss import MAIN_LOSS, MicroBatchLoss
-from mindspeed_ms.tasks.posttrain.base_trainer import BaseTrainer
 from mindspeed_ms.tasks.posttrain.losses import mean
 from mindspeed_ms.tasks.posttrain.policy_losses import clipped_surrogate, divergence, group_advantages
-from mindspeed_ms.tasks.posttrain.reference_weights import ReferenceWeights
-from mindspeed_ms.tasks.posttrain.rewards import load_reward_function
-from mindspeed_ms.tasks.posttrain.rollout import Rollouts, log_probabilities_of
+from mindspeed_ms.tasks.posttrain.rollout import log_probabilities_of
+from mindspeed_ms.tasks.posttrain.rollout_trainer import RolloutTrainer
 from mindspeed_ms.tasks.posttrain.sequences import per_token, sum_of_sequences, tokens_of_sequences
 from mindspeed_ms.training.initialize import get_all_config
-
-
-class RolloutTrainer(BaseTrainer):
-    """What the stages have in common that learn from answers which they generate.
-
-    Attributes:
-        reference (Optional[ReferenceWeights]): None: the loss needs none.
-    """
-
-    reference = None
-
-    def _check_stage(self):
-        super()._check_stage()
-        name = spelled(self.all_config, "training_config.reward_function")
-        self._reward = load_reward_function(self.all_config.training_config.reward_function, name)
-
-    def initialize(self):
-        """See BaseTrainer; the data are rollouts."""
-        super().initialize()
-        self.trainer.data = Rollouts(self, self._reward)
-
-    @staticmethod
-    def get_batch(data_iterator):
-        """The next micro-batch: a dict of Tensors, see Rollouts, with `position_ids`."""
-        return next(data_iterator)
-
-    def forward_step(self, data_iterator, model):
-        """See BaseTrainer; `loss_func` is given the micro-batch."""
-        batch = self.get_batch(data_iterator)
-        output = model(batch["tokens"], batch["position_ids"], None, labels=batch["labels"], loss_mask=batch["loss_mask"])
-        return output, partial(self.loss_func, batch)
-
-    def complete(self, rollout):
-        """Add to a rollout (dict of arrays) what the loss needs; on all ranks, with the weights that generated it."""
-        raise NotImplementedError
 
 
 class GRPOTrainer(RolloutTrainer):
     """Group-relative policy optimisation: no critic; the loss is the mean over answers of the mean over their tokens."""
 
     stage = "grpo"
-
-    def before_training(self):
-        """Take the reference, where the loss needs it."""
-        if self.all_config.training_config.grpo_beta:
-            self.reference = ReferenceWeights(self)
-            self.reference.prepare()
+    divergence_option = "grpo_beta"
 
     def complete(self, rollout):
         """See RolloutTrainer: `advantages`, and log-probabilities `[n, s]`: of the reference, and of the weights that drew the
@@ -70,8 +25,7 @@ class GRPOTrainer(RolloutTrainer):
         if plan.steps > 1:
             rollout["old_log_probs"] = log_probabilities_of(self, rollout)
         if self.reference is not None:
-            with self.reference.swapped_in():
-                rollout["reference_log_probs"] = log_probabilities_of(self, rollout)
+            rollout["reference_log_probs"] = self.reference_log_probs(rollout)
 
     @staticmethod
     def loss_func(input_tensor, output_tensor):

@@ -57,3 +57,43 @@ def group_advantages(rewards, group):
     centred = groups - groups.mean(1, keepdims=True)
     centred[np.ptp(groups, axis=1) == 0] = 0.0
     return (centred / (groups.std(1, ddof=1, keepdims=True) + _EPSILON)).reshape(-1)
+
+
+def clipped_value_loss(values, old_values, returns, clip_range):
+    """Loss of values: `max((V - R)^2, (clip(V, Vold - c, Vold + c) - R)^2) / 2`, no gradient where the clipped one counts.
+
+    Args:
+        values, old_values, returns (Tensor): V, Vold, R `[b, s]`.
+        clip_range (float): c.
+    """
+    with no_grad():
+        value = detach(values)
+        clipped = old_values + mint.clamp(value - old_values, -clip_range, clip_range)
+        far = mint.square(clipped - returns)
+        is_clipped = mint.gt(far, mint.square(value - returns)).astype(value.dtype)
+    return (mint.square(values - returns) * (1.0 - is_clipped) + far * is_clipped) * 0.5
+
+
+def generalized_advantages(rewards, values, mask, gamma, lam):
+    """Advantages of tokens (GAE), and returns (advantages + values), float64 `[n, s]`; 0 where the mask is.
+
+    Args:
+        rewards, values, mask (ndarray): `[n, s]`; the tokens of an answer follow each other, behind its last the value is 0.
+        gamma, lam (float): discount, and lambda.
+    """
+    mask = np.asarray(mask, np.float64)
+    rewards, values = np.asarray(rewards, np.float64) * mask, np.asarray(values, np.float64) * mask
+    advantages, later = np.zeros_like(values), np.zeros(len(values))
+    for place in range(values.shape[1] - 1, -1, -1):
+        following = values[:, place + 1] if place + 1 < values.shape[1] else 0.0
+        later = (rewards[:, place] + gamma * following - values[:, place] + gamma * lam * later) * mask[:, place]
+        advantages[:, place] = later
+    return advantages, advantages + values
+
+
+def whitened(advantages, mask):
+    """Advantages less their mean over their deviation, both over all tokens that the mask counts; 0 elsewhere."""
+    counted = advantages[np.asarray(mask) > 0]
+    if not counted.size:
+        return advantages
+    return (advantages - counted.mean()) / np.sqrt(counted.var() + 1e-8) * mask

@@ -25,7 +25,7 @@ _OPTIONS = ("data_path", "train_data_path", "valid_data_path", "test_data_path")
 _OF_RECORDS = ("pack", "handler_name", "prompt_type", "prompt_type_path", "map_keys", "enable_thinking", "placeholder_token")
 _EMPTY = ("empty chosen answer", "empty rejected answer")
 _ONLY_HANDLERS = {"process_reward": "AlpacaStyleProcessRewardHandler", "prompt": "PPOAlpacaStyleInstructionHandler"}
-_TASKS = {"sft": "instruction", "prm": "process_reward", "grpo": "prompt"}  # others: pairwise
+_TASKS = {"sft": "instruction", "prm": "process_reward", "trl_ppo": "prompt", "grpo": "prompt"}  # others: pairwise
 
 
 def prepare_raw_data(all_config):

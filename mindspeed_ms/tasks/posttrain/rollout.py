@@ -264,7 +264,13 @@ class Rollouts:
 
 
 def log_probabilities_of(trainer, rollout):
-    """Log-probabilities of the answers' tokens by the weights of now: float32 `[n, s]`, 0 elsewhere; the same on all ranks.
+    """Log-probabilities of the answers' tokens by the weights of now: float32 `[n, s]`, 0 elsewhere; see `outputs_of`."""
+    return -outputs_of(trainer, rollout)[0]
+
+
+def outputs_of(trainer, rollout):
+    """What the model gives for the answers' tokens with the weights of now: float32 `[k, n, s]`, 0 elsewhere; the same on all
+    ranks. k is 1 (losses), or 2 (losses, values) of a policy with a critic.
 
     A forward-only pass in the layout of the training, in steps of a global batch.
 
@@ -274,10 +280,11 @@ def log_probabilities_of(trainer, rollout):
     """
     run = trainer.trainer
     rank, size = parallel_state.get_data_parallel_rank(), parallel_state.get_data_parallel_world_size()
-    known, found = np.zeros(rollout["loss_mask"].shape, np.float32), []
+    parts = 1 + describe_model(trainer.all_config).has_critic
+    known, found = np.zeros((parts, *rollout["loss_mask"].shape), np.float32), []
     count, rows = calculator.get_num_microbatches(), calculator.get_micro_batch_size()
     with evaluating(run.model):
-        for start in range(0, len(known), count * rows * size):
+        for start in range(0, known.shape[1], count * rows * size):
             own = np.arange(start, start + count * rows * size).reshape(count, size, rows)[:, rank]
             outputs = get_forward_backward_func()(
                 forward_step_func=partial(_forward, trainer),
@@ -287,12 +294,12 @@ def log_probabilities_of(trainer, rollout):
                 forward_only=True,
                 collect_non_loss_data=True,
             )
-            found += [(row, output.asnumpy()) for row, output in zip(own, outputs)]
+            found += [(row, output.asnumpy().reshape(parts, len(row), -1)) for row, output in zip(own, outputs)]
     speaks = parallel_state.get_tensor_model_parallel_rank() == 0
     for part in comm.world_group().all_gather_object(found if speaks else []):
         for row, values in part:
-            known[row] = values
-    return -known * rollout["loss_mask"]
+            known[:, row] = values
+    return known * rollout["loss_mask"]
 
 
 def _forward(trainer, data_iterator, model):

@@ -17,6 +17,7 @@ from mindspeed_ms.layout.ranks import world_unit_of
 from mindspeed_ms.legacy.model.gpt_model import GPTModel
 from mindspeed_ms.models.adapter_files import with_adapters
 from mindspeed_ms.models.adapters import MergedReader
+from mindspeed_ms.models.reward_head import without_critic
 from mindspeed_ms.training.model_setup import get_model
 from mindspeed_ms.training.utils import set_parallel_context, set_seed
 
@@ -119,6 +120,7 @@ def load(
     vocab_size = manifest.vocab_size or config.model_config.vocab_size
     opened = open_checkpoint(place, config, iteration) if adapters is None else MergedReader(place, manifest, adapters)
     with opened as reader:
+        reader.manifest = without_critic(reader.manifest)
         load_tensors(reader, list(model_tensors(chunks)), vocab_size=config.model_config.vocab_size)
     runner = ModelRunner(chunks, describe_model(config), vocab_size, length, slots, prefill_chunk=prefill_chunk)
     if comm.get_rank() == 0:

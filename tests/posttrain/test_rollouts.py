@@ -248,3 +248,46 @@ def test_raw_records_reach_the_reward_function(world, tmp_path):
     for prompt, answer, prompt_ids, answer_ids, record in seen:
         assert record["instruction"] in prompt and isinstance(answer, str) and prompt_ids and answer_ids
     assert [row[4]["truth"] for row in seen[:4]] == [seen[0][4]["truth"]] * 4
+
+
+@pytest.fixture(scope="module")
+def policy(world, tmp_path_factory, prompts):
+    """Folder of a policy with a critic, trained for two steps."""
+    folder = str(tmp_path_factory.mktemp("policy"))
+    world(1)(generating.train, "trl_ppo", folder, prompts, training={"save_enabled": True, "training_iters": 2})
+    return folder
+
+
+def test_a_language_model_gets_a_critic(world, tmp_path, prompts, plain):
+    """It is the reference too; the base of a resumed run is found again, and with its weights changed it is refused."""
+    base = {"training_iters": 1, "save_enabled": True}
+    world(1)(generating.train, "grpo", str(tmp_path / "base"), prompts, training=base)
+    training = {"pretrained_checkpoint": str(tmp_path / "base"), "save_enabled": True, "resume_training": True}
+    run = str(tmp_path / "run")
+    (first,) = world(1)(generating.train, "trl_ppo", run, prompts, training={**training, "exit_interval": 2})
+    assert abs(runs.curve(first, "kl")[0]) < 1e-9 and any(name.startswith("reward_head") for name in first["weights"])
+    (second,) = world(1)(generating.train, "trl_ppo", run, prompts, training=training)
+    assert len(second["lines"]) == 3
+    weights = next((tmp_path / "base").glob("iter_*"))
+    (weights / "another_file").write_text("x", encoding="utf-8")
+    with pytest.raises(Exception, match="is of another reference model than"):
+        world(1)(generating.train, "trl_ppo", run, prompts, training={**training, "training_iters": 5})
+
+
+def test_a_policy_generates_and_is_trained_on_without_its_critic(world, tmp_path, prompts, policy):
+    assert len(world(1)(continued, policy)[0]) == 4
+    training = {"pretrained_checkpoint": policy}
+    (result,) = world(1)(generating.train, "grpo", str(tmp_path), prompts, training=training)
+    assert abs(runs.curve(result, "kl")[0]) < 1e-9 and not any(name.startswith("reward") for name in result["weights"])
+
+
+def continued(folder):
+    """Ids that the model of a folder continues with."""
+    from mindspeed_ms.inference.engine import Engine
+    from mindspeed_ms.inference.loading import load
+    from mindspeed_ms.inference.sampling import SamplingParams
+
+    runs.reset()
+    engine = Engine(load(folder, slots=1).runner)
+    (answer,) = engine.generate([(1, 2)], SamplingParams(max_new_tokens=4, temperature=0))
+    return answer.token_ids

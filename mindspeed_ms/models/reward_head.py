@@ -1,5 +1,5 @@
-"""Head of a reward model or a critic in a checkpoint: whether it is there, what is left without it, and what of a language model
-a reward model starts from."""
+"""Head of a reward model or a critic in a checkpoint: whether it is there, what is left without it, and what of a language
+model a reward model starts from."""
 
 import copy
 

@@ -27,6 +27,7 @@ OPTIONS = {
 # of trainings on rewards: path -> (stage, value, settings of training_config beside)
 ROLLOUT_OPTIONS = {
     f"{T}.reward_function": ("grpo", "{folder}/rewards.py:dense", {}),
+    f"{T}.reward_model": ("grpo", "{rewards}", {"reward_function": None}),
     f"{T}.num_generations": ("grpo", 2, {}),
     f"{T}.rollout_batch_size": ("grpo", 16, {}),
     f"{T}.ppo_epochs": ("grpo", 2, {}),

@@ -206,7 +206,7 @@ def test_prompts_are_no_conversations(world, tmp_path, prompts):
         world(1)(runs.train, "sft", str(tmp_path), prompts)
 
 
-@pytest.mark.parametrize("path", ROLLOUT_OPTIONS)
+@pytest.mark.parametrize("path", [path for path in ROLLOUT_OPTIONS if not path.endswith("reward_model")])
 def test_option_has_its_effect(world, tmp_path, prompts, path):
     stage, value, beside = ROLLOUT_OPTIONS[path]
     value = value.format(folder=os.path.dirname(prompts)) if isinstance(value, str) else value
@@ -291,3 +291,56 @@ def continued(folder):
     engine = Engine(load(folder, slots=1).runner)
     (answer,) = engine.generate([(1, 2)], SamplingParams(max_new_tokens=4, temperature=0))
     return answer.token_ids
+
+
+@pytest.fixture(scope="module")
+def reward_model(world, tmp_path_factory, files):
+    """Folder of a reward model."""
+    folder = str(tmp_path_factory.mktemp("rewards"))
+    training = {"save_enabled": True, "training_iters": 2}
+    data = runs.write_pairs(folder + "/small", vocabulary=32)
+    world(1)(runs.train, "orm", folder, data, model=generating.SMALL, training=training)
+    return folder
+
+
+@pytest.mark.parametrize("layout", ["tp2", "pp2"])
+def test_rewards_of_a_model(world, tmp_path, prompts, reward_model, layout):
+    """The value at the last token of prompt and answer, by a forward of the whole model on one rank."""
+    training = {"reward_function": None, "reward_model": reward_model}
+    ranks = world(2)(generating.train, "grpo", str(tmp_path), prompts, training=training, parallel=LAYOUTS[layout])
+    rollout = ranks[0]["rollout"]
+    ends = [int(np.flatnonzero(mask)[-1]) + 1 for mask in rollout["loss_mask"]]
+    (values,) = world(1)(values_of, reward_model, rollout["tokens"])
+    np.testing.assert_allclose(rollout["rewards"], values[np.arange(len(ends)), ends], atol=1e-5)
+    assert np.ptp(rollout["rewards"]) > 1e-4
+
+
+def values_of(folder, tokens):
+    """Values `[n, s]` of a reward model, sequence by sequence."""
+    from mindspore import Tensor
+
+    from mindspeed_ms.core.dist_checkpointing.load import find_checkpoint, open_checkpoint
+    from mindspeed_ms.legacy.model.gpt_model import GPTModel
+    from mindspeed_ms.testing.parity.runner import start
+    from mindspeed_ms.training.checkpointing import load_checkpoint
+    from mindspeed_ms.training.model_setup import get_model
+
+    runs.reset()
+    config = runs.configuration("orm", folder, "data", model=generating.SMALL)
+    start(config, 7)
+    model = get_model(lambda pre_process, post_process: GPTModel(config.model_config), config)[0]
+    with open_checkpoint(find_checkpoint(folder), config) as reader:
+        load_checkpoint(reader, [model])
+    model.set_train(False)
+    return np.concatenate([model(Tensor(row[None]), None, None).asnumpy() for row in tokens])
+
+
+def test_wrong_reward_models(world, tmp_path, prompts, reward_model, policy):
+    def error(**training):
+        with pytest.raises(Exception) as found:
+            world(1)(generating.train, "grpo", str(tmp_path / "run"), prompts, training=training)
+        return str(found.value)
+
+    assert "holds no reward model: train one with --stage orm" in error(reward_function=None, reward_model=policy)
+    assert "nowhere" in error(reward_function=None, reward_model=str(tmp_path / "nowhere"))
+    assert "both give the rewards; keep one" in error(reward_model=reward_model)

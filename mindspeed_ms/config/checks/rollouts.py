@@ -39,6 +39,10 @@ def rollouts_fit_the_steps(context):
         yield context.problem(f"{_T}.num_generations", f"expected a divisor of {name} {size or batch}, which counts answers")
     if training.calculate_per_token_loss and stage == "grpo":
         yield context.problem(f"{_T}.calculate_per_token_loss", "the loss of stage grpo is a mean over answers; leave it out")
+    if training.reward_model and training.reward_function:
+        yield context.problem(
+            f"{_T}.reward_model", "and reward_function both give the rewards; keep one", f"{_T}.reward_function"
+        )
     if dataset.rampup_batch_size:
         yield context.problem(f"{_D}.rampup_batch_size", f"stage {stage} has steps of one size; leave it out")
     if dataset.dataloader_type == "cyclic" or (dataset.shuffle and context.was_set(f"{_D}.shuffle")):

@@ -14,6 +14,12 @@ class RolloutFields(Section):
         "GRPO与PPO：计算回答奖励的Python函数，形如FILE.py:NAME。",
         "optimizer",
     )
+    reward_model: Str | None = field(
+        None,
+        "GRPO and PPO: reward model that gives the rewards of answers, a checkpoint of stage orm.",
+        "GRPO与PPO：计算回答奖励的奖励模型，即orm阶段的权重目录。",
+        "optimizer",
+    )
     num_generations: PositiveInt | None = field(
         None,
         "GRPO and PPO: answers to each prompt; with GRPO the group whose mean reward is the baseline.",

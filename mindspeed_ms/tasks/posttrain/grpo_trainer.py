@@ -5,7 +5,7 @@ from mindspeed_ms.core.autograd import detach, no_grad
 from mindspeed_ms.core.pipeline_parallel.micro_batch_loss import MAIN_LOSS, MicroBatchLoss
 from mindspeed_ms.tasks.posttrain.losses import mean
 from mindspeed_ms.tasks.posttrain.policy_losses import clipped_surrogate, divergence, group_advantages
-from mindspeed_ms.tasks.posttrain.rollout import log_probabilities_of
+from mindspeed_ms.tasks.posttrain.rollout_forward import log_probabilities_of
 from mindspeed_ms.tasks.posttrain.rollout_trainer import RolloutTrainer
 from mindspeed_ms.tasks.posttrain.sequences import per_token, sum_of_sequences, tokens_of_sequences
 from mindspeed_ms.training.initialize import get_all_config

@@ -6,7 +6,7 @@ from mindspeed_ms import ops
 from mindspeed_ms.core.autograd import no_grad
 from mindspeed_ms.core.pipeline_parallel.micro_batch_loss import MAIN_LOSS, MicroBatchLoss
 from mindspeed_ms.tasks.posttrain.policy_losses import clipped_surrogate, clipped_value_loss, generalized_advantages, whitened
-from mindspeed_ms.tasks.posttrain.rollout import outputs_of
+from mindspeed_ms.tasks.posttrain.rollout_forward import outputs_of
 from mindspeed_ms.tasks.posttrain.rollout_trainer import RolloutTrainer
 from mindspeed_ms.tasks.posttrain.sequences import halves
 from mindspeed_ms.training.initialize import get_all_config

@@ -24,7 +24,10 @@ def load_reward_function(name, spelled):
         RewardError: it is not given, the file cannot be imported, there is no such function, or it cannot be called.
     """
     if not name:
-        raise RewardError(f"{spelled} is not given: name the function that gives the rewards, as FILE.py:NAME.")
+        raise RewardError(
+            f"{spelled} is not given: name the function that gives the rewards, as FILE.py:NAME, or a reward model "
+            "(--reward-model)."
+        )
     path, _, function = name.rpartition(":")
     if not path or not function.isidentifier():
         raise RewardError(f"{spelled} is {name}: expected FILE.py:NAME, as rewards.py:reward.")

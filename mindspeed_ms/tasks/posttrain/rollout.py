@@ -1,23 +1,19 @@
 """Rollouts: answers that the model that is trained generates, their rewards, and the micro-batches made of them."""
 
 import os
-from contextlib import contextmanager
-from functools import partial
 
 import numpy as np
 
 from mindspeed_ms.config.model_description import describe_model, vocab_size_of
 from mindspeed_ms.core import comm, parallel_state
-from mindspeed_ms.core import num_microbatches_calculator as calculator
 from mindspeed_ms.core.datasets.instruction_builder import pad_token_id
 from mindspeed_ms.core.datasets.tokenizer import TokenizerError, TokenizerSettings, build_tokenizer
 from mindspeed_ms.core.logging import logger
-from mindspeed_ms.core.pipeline_parallel import get_forward_backward_func
 from mindspeed_ms.inference.engine import STOP, Engine
 from mindspeed_ms.inference.model_runner import ModelRunner
 from mindspeed_ms.inference.sampling import SamplingParams
 from mindspeed_ms.tasks.posttrain.rewards import RewardError
-from mindspeed_ms.training.data_streams import to_tensor
+from mindspeed_ms.tasks.posttrain.rollout_forward import micro_batch_of
 
 FOLDER = "rollouts"
 _SLOTS = 64
@@ -115,7 +111,7 @@ class Rollouts:
 
     Args:
         trainer (BaseTrainer): initialised; its `complete(rollout)` adds what the stage needs.
-        reward (RewardFunction): used on rank 0.
+        reward (RewardFunction | RewardModel): of the answers; a function is used on rank 0.
     """
 
     def __init__(self, trainer, reward):
@@ -142,15 +138,7 @@ class Rollouts:
                 self.rollout = self._make(number)
                 self._write(number)
             self.number = number
-        return iter([self.micro_batch(self.rollout, one - number * self.plan.size) for one in rows])
-
-    @staticmethod
-    def micro_batch(rollout, rows):
-        """Micro-batch (dict of Tensors) of some answers of a rollout."""
-        batch = {name: values[rows] for name, values in rollout.items()}
-        length = batch["tokens"].shape[1]
-        batch["position_ids"] = np.tile(np.arange(length, dtype=np.int32), (len(rows), 1))
-        return {name: to_tensor(value) for name, value in batch.items()}
+        return iter([micro_batch_of(self.rollout, one - number * self.plan.size) for one in rows])
 
     # ---- making one ---------------------------------------------------------------------------------------------------
 
@@ -161,7 +149,7 @@ class Rollouts:
         prompts = [self.prompts.prompt(one) for one in numbers]
         answers = self.sampler.generate(prompts, first, group)
         rollout = self._arrays([prompt for prompt in prompts for _ in range(group)], answers)
-        rollout["rewards"] = self._rewards([one for one in numbers for _ in range(group)], answers)
+        rollout["rewards"] = self._rewards([one for one in numbers for _ in range(group)], answers, rollout)
         self.trainer.complete(rollout)
         return rollout
 
@@ -176,8 +164,17 @@ class Rollouts:
             mask[row, before : before + len(ids)] = 1.0
         return {"tokens": tokens, "labels": labels, "loss_mask": mask, "lengths": lengths}
 
-    def _rewards(self, numbers, answers):
-        """Rewards float32 `[n]` by rank 0, on every rank."""
+    def _rewards(self, numbers, answers, rollout):
+        """Rewards float32 `[n]`, on every rank."""
+        if hasattr(self.reward, "scores"):
+            found = self.reward.scores(rollout, [self.prompts.place(number)[0] for number in numbers])
+        else:
+            found = self._by_function(numbers, answers)
+        ended = np.array([one for *_, one in answers])
+        return np.where(ended, found, found - self.settings.missing_eos_penalty).astype(np.float32)
+
+    def _by_function(self, numbers, answers):
+        """Rewards `[n]` by rank 0."""
         values, text = None, None
         if comm.get_rank() == 0:
             try:
@@ -187,13 +184,13 @@ class Rollouts:
         values, text = comm.world_group().all_gather_object((values, text))[0]
         if text is not None:
             raise RewardError(text)
-        return np.array(values, np.float32)
+        return np.array(values)
 
     def _call(self, numbers, answers):
         tokenizer = self.sampler.tokenizer
         places, records = zip(*(self.prompts.place(number) for number in numbers))
         prompts = [self.prompts.prompt(number) for number in numbers]
-        values = self.reward(
+        return self.reward(
             list(places),
             prompts=[None if tokenizer is None else tokenizer.detokenize(list(ids)) for ids in prompts],
             answers=[text for _, text, _ in answers],
@@ -201,8 +198,6 @@ class Rollouts:
             answer_ids=[list(ids) for ids, *_ in answers],
             records=list(records),
         )
-        penalty = self.settings.missing_eos_penalty
-        return [value - (0.0 if ended else penalty) for value, (*_, ended) in zip(values, answers)]
 
     # ---- file ---------------------------------------------------------------------------------------------------------
 
@@ -261,65 +256,3 @@ class Rollouts:
         names = os.listdir(self.settings.output_dir)
         iterations = [int(name[5:]) for name in names if name.startswith("iter_") and name[5:].isdigit()]
         return {iteration // self.plan.steps for iteration in iterations}
-
-
-def log_probabilities_of(trainer, rollout):
-    """Log-probabilities of the answers' tokens by the weights of now: float32 `[n, s]`, 0 elsewhere; see `outputs_of`."""
-    return -outputs_of(trainer, rollout)[0]
-
-
-def outputs_of(trainer, rollout):
-    """What the model gives for the answers' tokens with the weights of now: float32 `[k, n, s]`, 0 elsewhere; the same on all
-    ranks. k is 1 (losses), or 2 (losses, values) of a policy with a critic.
-
-    A forward-only pass in the layout of the training, in steps of a global batch.
-
-    Args:
-        trainer (BaseTrainer): initialised.
-        rollout (dict): see Rollouts.
-    """
-    run = trainer.trainer
-    rank, size = parallel_state.get_data_parallel_rank(), parallel_state.get_data_parallel_world_size()
-    parts = 1 + describe_model(trainer.all_config).has_critic
-    known, found = np.zeros((parts, *rollout["loss_mask"].shape), np.float32), []
-    count, rows = calculator.get_num_microbatches(), calculator.get_micro_batch_size()
-    with evaluating(run.model):
-        for start in range(0, known.shape[1], count * rows * size):
-            own = np.arange(start, start + count * rows * size).reshape(count, size, rows)[:, rank]
-            outputs = get_forward_backward_func()(
-                forward_step_func=partial(_forward, trainer),
-                data_iterator=iter([Rollouts.micro_batch(rollout, row) for row in own]),
-                model=run.model,
-                num_microbatches=count,
-                forward_only=True,
-                collect_non_loss_data=True,
-            )
-            found += [(row, output.asnumpy().reshape(parts, len(row), -1)) for row, output in zip(own, outputs)]
-    speaks = parallel_state.get_tensor_model_parallel_rank() == 0
-    for part in comm.world_group().all_gather_object(found if speaks else []):
-        for row, values in part:
-            known[:, row] = values
-    return known * rollout["loss_mask"]
-
-
-def _forward(trainer, data_iterator, model):
-    batch = trainer.get_batch(data_iterator)
-    return model(batch["tokens"], batch["position_ids"], None, labels=batch["labels"], loss_mask=batch["loss_mask"]), _as_it_is
-
-
-def _as_it_is(output, non_loss_data=True):
-    del non_loss_data
-    return output
-
-
-@contextmanager
-def evaluating(model):
-    """Context manager: the chunks of a model neither drop out nor recompute."""
-    modes = [chunk.training for chunk in model]
-    for chunk in model:
-        chunk.set_train(False)
-    try:
-        yield
-    finally:
-        for chunk, mode in zip(model, modes):
-            chunk.set_train(mode)

@@ -5,8 +5,10 @@ from functools import partial
 from mindspeed_ms.config import spelled
 from mindspeed_ms.tasks.posttrain.base_trainer import BaseTrainer
 from mindspeed_ms.tasks.posttrain.reference_weights import ReferenceWeights
+from mindspeed_ms.tasks.posttrain.reward_model import RewardModel, check_reward_model
 from mindspeed_ms.tasks.posttrain.rewards import load_reward_function
-from mindspeed_ms.tasks.posttrain.rollout import Rollouts, log_probabilities_of
+from mindspeed_ms.tasks.posttrain.rollout import Rollouts
+from mindspeed_ms.tasks.posttrain.rollout_forward import log_probabilities_of
 
 
 class RolloutTrainer(BaseTrainer):
@@ -22,12 +24,17 @@ class RolloutTrainer(BaseTrainer):
 
     def _check_stage(self):
         super()._check_stage()
-        name = spelled(self.all_config, "training_config.reward_function")
-        self._reward = load_reward_function(self.all_config.training_config.reward_function, name)
+        settings, name = self.all_config.training_config, spelled(self.all_config, "training_config.reward_function")
+        if settings.reward_model:
+            self._reward = check_reward_model(self.all_config)
+        else:
+            self._reward = load_reward_function(settings.reward_function, name)
 
     def initialize(self):
         """See BaseTrainer; the data are rollouts."""
         super().initialize()
+        if self.all_config.training_config.reward_model:
+            self._reward = RewardModel(self.all_config, self._reward)
         self.trainer.data = Rollouts(self, self._reward)
 
     @staticmethod

@@ -396,6 +396,7 @@ RULES = [
         for settings, key, words in (
             ({f"{P}.context_parallel_size": 2}, f"{P}.context_parallel_size", "cuts no sequences"),
             ({**TP2, f"{P}.sequence_parallel": True}, f"{P}.sequence_parallel", "cuts no sequences"),
+            ({f"{P}.zero_level": "z3", f"{T}.wrap_with_ddp": True}, f"{P}.zero_level", "needs whole weights"),
             ({f"{P}.variable_seq_lengths": True}, f"{P}.variable_seq_lengths", "fills answers up to seq_length"),
             ({f"{T}.num_generations": 1}, f"{T}.num_generations", "expected at least 2"),
             ({f"{D}.global_batch_size": 8, f"{T}.rollout_batch_size": 12}, f"{T}.rollout_batch_size", "multiple of the global"),

@@ -2,6 +2,9 @@
 
 import json
 import os
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,6 +13,7 @@ from tests.posttrain import generating, runs
 from tests.posttrain.options import ROLLOUT_OPTIONS
 from tests.preprocess.toy_tokenizer import write_tokenizer
 
+ROOT = Path(__file__).parents[2]
 LORA = {"use_lora": True, "lora_rank": 2, "target_cells": [{"target_cells": [r".*\.mapping"]}]}
 SEVERAL = {"rollout_batch_size": 16, "ppo_epochs": 2, "training_iters": 6}  # steps of a rollout: 4
 
@@ -105,12 +109,33 @@ def test_experts_on_two_ranks(world, tmp_path, prompts):
     moe = {"num_experts": 4, "moe_router_topk": 2}
     found = [
         world(size)(
-            generating.train, "grpo", str(tmp_path / str(size)), prompts, moe=moe, parallel={"expert_model_parallel_size": size}
-        )[0]
+            generating.train,
+            "grpo",
+            str(tmp_path / str(size)),
+            prompts,
+            moe=moe,
+            parallel={"expert_model_parallel_size": size},
+            scored=True,
+        )
         for size in (1, 2)
     ]
-    np.testing.assert_array_equal(*(one["rollout"]["tokens"] for one in found))
-    np.testing.assert_allclose(*(runs.curve(one) for one in found), atol=1e-5)
+    np.testing.assert_array_equal(*(one[0]["rollout"]["tokens"] for one in found))
+    np.testing.assert_allclose(*(runs.curve(one[0]) for one in found), atol=1e-5)
+    assert [len(rank["scores"]) for rank in found[1]] == [8, 8]
+
+
+def test_data_parallel_ranks_share_the_prompts(world, tmp_path, prompts):
+    """Each generates for its own half, with the weights of now, though they are gathered late."""
+    training = {"wrap_with_ddp": True, "use_distributed_optimizer": True, "overlap_grad_reduce": True, "training_iters": 4}
+    overlapped = {"optimizer": {"overlap_param_gather": True}, "training": training}
+    settings = {"dataset": {"batch_size": 2}, "scored": True}
+    plain = world(2)(
+        generating.train, "grpo", str(tmp_path / "a"), prompts, "dense", training={"training_iters": 4}, **settings
+    )
+    late = world(2)(generating.train, "grpo", str(tmp_path / "b"), prompts, "dense", **overlapped, **settings)
+    assert [len(rank["scores"]) for rank in late] == [4, 4]
+    np.testing.assert_array_equal(late[0]["rollout"]["tokens"], plain[0]["rollout"]["tokens"])
+    np.testing.assert_allclose(runs.curve(late[0]), runs.curve(plain[0]), atol=1e-6)
 
 
 @pytest.mark.parametrize("settings", [{"training_iters": 4}, SEVERAL], ids=["one step", "middle of a rollout"])
@@ -344,3 +369,52 @@ def test_wrong_reward_models(world, tmp_path, prompts, reward_model, policy):
     assert "holds no reward model: train one with --stage orm" in error(reward_function=None, reward_model=policy)
     assert "nowhere" in error(reward_function=None, reward_model=str(tmp_path / "nowhere"))
     assert "both give the rewards; keep one" in error(reward_model=reward_model)
+
+
+def test_answers_are_kept_as_long_as_a_checkpoint_needs_them(world, tmp_path, prompts):
+    """Also for a run that saves elsewhere."""
+    base = {**SEVERAL, "training_iters": 12, "save_enabled": True, "resume_training": True}
+    (whole,) = world(1)(generating.train, "grpo", str(tmp_path / "whole"), prompts, "dense", training=base)
+    kept = {"keep_checkpoint_max": 1, "save_interval": 6, "exit_interval": 10}
+    folder = tmp_path / "half"
+    world(1)(generating.train, "grpo", str(folder), prompts, "dense", training={**base, **kept})
+    assert sorted(os.listdir(folder / "rollouts")) == ["rollout_0000001.npz", "rollout_0000002.npz"]
+    other = {**base, "load_checkpoint": str(folder)}
+    (second,) = world(1)(generating.train, "grpo", str(tmp_path / "other"), prompts, "dense", training=other)
+    assert runs.curve(second)[-2:] == runs.curve(whole)[-2:]
+
+
+def test_checks_of_a_start_leave_the_critic_out(tmp_path, policy):
+    from mindspeed_ms.core.dist_checkpointing.folders import newest_manifest
+    from mindspeed_ms.training.start_checks import check_resumed
+
+    config = runs.configuration("grpo", tmp_path, "data", model=generating.SMALL, training={"num_generations": 4})
+    check_resumed(*newest_manifest(policy, None), config, False, True)
+
+
+def test_a_policy_is_converted_without_its_critic(tmp_path, policy):
+    from safetensors.numpy import load_file
+
+    words = ["--load-dir", policy, "--save-dir", str(tmp_path / "hf"), "--save-model-type", "hf", "--model-type-hf", "llama"]
+    done = subprocess.run([sys.executable, "convert_ckpt.py", *words], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "the critic's head, and the optimizer's state, are left out" in done.stderr + done.stdout
+    (file,) = (tmp_path / "hf").glob("*.safetensors")
+    assert "lm_head.weight" in load_file(file) and not [name for name in load_file(file) if "reward" in name]
+
+
+def test_records_without_a_prompt_are_named(world, tmp_path):
+    data = tmp_path / "prompts.jsonl"
+    data.write_text('{"instruction": "Say it.", "output": ""}\n{"instruction": "", "output": ""}\n', encoding="utf-8")
+    generating.write_prompts(str(tmp_path))
+    (tmp_path / "tokenizer").mkdir()
+    tokenizer = {
+        "tokenizer_type": "PretrainedFromHF",
+        "tokenizer_name_or_path": write_tokenizer(tmp_path / "tokenizer"),
+        "prompt_type": "qwen",
+    }
+    model = {"vocab_size": 1024, "seq_length": 128}
+    for _ in range(2):
+        with pytest.raises(Exception, match=r"not every record has a prompt: .*no question") as error:
+            world(1)(generating.train, "grpo", str(tmp_path / "run"), str(data), dataset=tokenizer, model=model)
+        assert f"{data}, line 2" in str(error.value)

@@ -70,8 +70,6 @@ class Sampler:
         own = list(range(len(prompts)))[rank::size]
         found = {}
         if own:
-            for chunk in self.model:
-                chunk.finish_param_sync()
             runner = (OwnRunner if self._shares else ModelRunner)(
                 self.model,
                 describe_model(self.all_config),

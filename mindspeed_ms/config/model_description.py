@@ -5,7 +5,12 @@ from dataclasses import dataclass, fields, replace
 
 from mindspeed_ms.config.schema import AllConfig, ModelParallelConfig, TransformerConfig
 from mindspeed_ms.layout.adapters import Adapter
-from mindspeed_ms.layout.model_description import REWARD_ARCHITECTURE, ModelDescription, ParallelDescription
+from mindspeed_ms.layout.model_description import (
+    POLICY_ARCHITECTURE,
+    REWARD_ARCHITECTURE,
+    ModelDescription,
+    ParallelDescription,
+)
 from mindspeed_ms.layout.vocabulary import true_vocab_size
 
 
@@ -20,6 +25,9 @@ class DescribedConfig:
 
     config: object
     model: ModelDescription | None
+
+
+_ARCHITECTURES = {"orm": REWARD_ARCHITECTURE, "trl_ppo": POLICY_ARCHITECTURE}  # of a stage
 
 
 def describe_config(config, **changes):
@@ -45,7 +53,8 @@ def describe_model(config, architecture=None, adapters=None, num_tokentypes=0):
 
     Args:
         config (AllConfig | TransformerConfig | DescribedConfig | ModelDescription): the model.
-        architecture (Optional[str]): see ModelDescription; None: "gpt_reward" for stage orm, else "gpt".
+        architecture (Optional[str]): see ModelDescription; None: "gpt_reward" for stage orm, "gpt_policy" for
+            trl_ppo, else "gpt".
         num_tokentypes (int): field of the ModelDescription that no configuration has.
         adapters (Optional[tuple[Adapter]]): None: those of `lora_config`.
 
@@ -64,7 +73,7 @@ def describe_model(config, architecture=None, adapters=None, num_tokentypes=0):
         )
     values = _values(ModelDescription, model, model.training_config, model.moe_config)
     if architecture is None:
-        architecture = REWARD_ARCHITECTURE if model.training_config.stage == "orm" else "gpt"
+        architecture = _ARCHITECTURES.get(model.training_config.stage, "gpt")
     if architecture == REWARD_ARCHITECTURE:
         values["untie_embeddings_and_output_weights"] = True  # its head is no vocabulary
     if "kv_channels" not in model.model_fields_set:

@@ -15,6 +15,7 @@ from mindspeed_ms.inference.model_runner import ModelRunner
 from mindspeed_ms.layout.ranks import world_unit_of
 from mindspeed_ms.legacy.model.gpt_model import GPTModel
 from mindspeed_ms.models.adapters import MergedReader
+from mindspeed_ms.models.reward_head import without_critic
 from mindspeed_ms.training.model_setup import get_model
 from mindspeed_ms.training.utils import set_parallel_context, set_seed
 
@@ -75,6 +76,7 @@ def load_checkpoint(checkpoint, slots=8, prefill_chunk=DEFAULT_PREFILL_CHUNK):
     else:
         opened = MergedReader(place, checkpoint.manifest, checkpoint.adapters)
     with opened as reader:
+        reader.manifest = without_critic(reader.manifest)
         reader.manifest.tensors = {key: one for key, one in reader.manifest.tensors.items() if not key.startswith("mtp.")}
         load_tensors(reader, list(model_tensors(chunks)), vocab_size=config.model_config.vocab_size)
     runner = ModelRunner(chunks, checkpoint.model, checkpoint.vocab_size, length, slots, prefill_chunk=prefill_chunk)

@@ -17,6 +17,7 @@ GATED_ACTIVATIONS = ("swiglu", "fused_swiglu", "clamped_swiglu")
 LEARNED_POSITIONS = ("learned_absolute", "absolute")
 OTHER_POSITIONS = ("rope", "none")  # position types without a table of parameters
 NORMALIZATIONS = {"LayerNorm": "LayerNorm", "RMSNorm": "RMSNorm", "FusedRMSNorm": "RMSNorm"}
+POLICY_ARCHITECTURE = "gpt_policy"  # a GPT with the head of values beside that of logits: policy and critic
 REWARD_ARCHITECTURE = "gpt_reward"  # a GPT whose head gives one value per token, not logits
 
 
@@ -160,6 +161,11 @@ class ModelDescription:
     def gives_values(self):
         """Whether the head gives one value per token, as of a reward model, instead of logits."""
         return self.architecture == REWARD_ARCHITECTURE
+
+    @property
+    def has_critic(self):
+        """Whether a head of values stands beside that of logits."""
+        return self.architecture == POLICY_ARCHITECTURE
 
     @property
     def is_latent(self):

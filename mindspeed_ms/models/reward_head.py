@@ -1,5 +1,5 @@
-"""Head of a reward model in a checkpoint: whether it is there, and what is left of a language model that a reward model starts
-from."""
+"""Head of a reward model or a critic in a checkpoint: whether it is there, what is left without it, and what of a language
+model a reward model starts from."""
 
 import copy
 
@@ -25,4 +25,20 @@ def without_language_head(manifest):
         for key, stored in manifest.tensors.items()
         if key != OUTPUT_LAYER and not (key.startswith(OPTIMIZER_PREFIX) and key.endswith(OUTPUT_LAYER))
     }
+    return kept
+
+
+def without_critic(manifest):
+    """The Manifest of a policy (stage trl_ppo) without its critic's head, and without the optimizer's state; others as they
+    are."""
+    stage = ((manifest.args or {}).get("training_config") or {}).get("stage")
+    if stage != "trl_ppo" or not has_reward_head(manifest):
+        return manifest
+    kept = copy.copy(manifest)
+    kept.tensors = {
+        key: stored
+        for key, stored in manifest.tensors.items()
+        if not is_reward_head(key) and not key.startswith(OPTIMIZER_PREFIX)
+    }
+    kept.states = {**manifest.states, "optimizer": None, "opt_param_scheduler": None}
     return kept

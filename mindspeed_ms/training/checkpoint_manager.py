@@ -16,7 +16,7 @@ from mindspeed_ms.core.dist_checkpointing.load import find_checkpoint, open_chec
 from mindspeed_ms.core.dist_checkpointing.save import CheckpointSaver
 from mindspeed_ms.core.logging import logger
 from mindspeed_ms.models.adapters import has_adapters, without_adapters
-from mindspeed_ms.models.reward_head import has_reward_head, without_language_head
+from mindspeed_ms.models.reward_head import has_reward_head, without_critic, without_language_head
 from mindspeed_ms.training import checkpointing, model_folder, same_data
 from mindspeed_ms.training.adapter_start import AdapterStart, find_adapter_start
 from mindspeed_ms.training.gpt_datasets import names_indexed_files
@@ -126,9 +126,12 @@ class CheckpointManager:
             return
         with_optimizer = resumes and not settings.no_load_optim
         with open_checkpoint(path, self.all_config, settings.ckpt_step) as reader:
-            if describe_model(self.all_config).gives_values and not has_reward_head(reader.manifest):
+            described = describe_model(self.all_config)
+            if described.gives_values and not has_reward_head(reader.manifest):
                 logger.info("%s holds no reward model: its head starts anew", path)
                 reader.manifest = without_language_head(reader.manifest)
+            if not resumes and not described.has_critic and not described.gives_values:
+                reader.manifest = without_critic(reader.manifest)
             checkpointing.load_checkpoint(
                 reader,
                 self.model,

@@ -23,7 +23,7 @@ from mindspeed_ms.layout.parameters import describe_whole_model
 from mindspeed_ms.layout.ranks import world_unit_of
 from mindspeed_ms.layout.vocabulary import padded_vocab_size
 from mindspeed_ms.models.adapters import has_base
-from mindspeed_ms.models.reward_head import has_reward_head
+from mindspeed_ms.models.reward_head import has_reward_head, without_critic
 from mindspeed_ms.training.tensorboard import require_tensorboard
 
 _T, _D, _O = "training_config", "dataset_config", "optimizer_config"
@@ -202,13 +202,15 @@ def _other_tensors(manifest, all_config):
         own = {entry.name: entry for entry in describe_whole_model(describe_model(all_config)) if entry.shared_with is None}
     except LayoutError:
         return ""  # the layout reports it
+    if not any(name.startswith(f"{REWARD_HEAD}.") for name in own):
+        manifest = without_critic(manifest)
     stored = {key: one for key, one in manifest.tensors.items() if not key.startswith(OPTIMIZER_PREFIX)}
     if all_config.lora_config.use_lora:  # a base has no adapters, and adapters may be alone: `adapter_start` compares them
         own = {name: one for name, one in own.items() if not is_lora(name) and has_base(manifest)}
         stored = {key: one for key, one in stored.items() if not is_lora(key)}
     if any(name.startswith(f"{REWARD_HEAD}.") for name in own) and not has_reward_head(manifest):  # it starts anew
         own = {name: one for name, one in own.items() if not name.startswith(f"{REWARD_HEAD}.")}
-        stored = {key: one for key, one in stored.items() if key != OUTPUT_LAYER}
+        stored = {key: one for key, one in stored.items() if key != OUTPUT_LAYER or key in own}
     shapes = {name: (tuple(own[name].sharding.global_shape), tuple(stored[name].shape)) for name in own if name in stored}
     other = [
         f"{name} is {list(now)} here and {list(before)} there"

@@ -338,5 +338,23 @@ RULES = [
         "head of a reward model is trained too",
     ),
     ({f"{T}.stage": "dpo", f"{D}.neat_pack": True}, f"{D}.neat_pack", "packs conversations alone"),
+    *(
+        ({f"{T}.stage": "grpo", **settings}, key, words)
+        for settings, key, words in (
+            ({f"{P}.context_parallel_size": 2}, f"{P}.context_parallel_size", "cuts no sequences"),
+            ({**TP2, f"{P}.sequence_parallel": True}, f"{P}.sequence_parallel", "cuts no sequences"),
+            ({f"{P}.zero_level": "z3", f"{T}.wrap_with_ddp": True}, f"{P}.zero_level", "needs whole weights"),
+            ({f"{P}.variable_seq_lengths": True}, f"{P}.variable_seq_lengths", "fills answers up to seq_length"),
+            ({f"{T}.num_generations": 1}, f"{T}.num_generations", "expected at least 2"),
+            ({f"{D}.global_batch_size": 8, f"{T}.rollout_batch_size": 12}, f"{T}.rollout_batch_size", "multiple of the global"),
+            ({f"{D}.global_batch_size": 8, f"{T}.num_generations": 3}, f"{T}.num_generations", "divisor of the global batch"),
+            ({f"{T}.reward_model": "a", f"{T}.reward_function": "b"}, f"{T}.reward_model", "both give the rewards"),
+            ({f"{D}.dataloader_type": "cyclic"}, f"{D}.dataloader_type", "shuffles prompts by itself"),
+            ({f"{T}.calculate_per_token_loss": True}, f"{T}.calculate_per_token_loss", "a mean over answers"),
+            ({f"{T}.eval_interval": 2, f"{T}.eval_iters": 1}, f"{T}.eval_interval", "no validation data"),
+            ({f"{T}.epochs": 2, f"{T}.training_iters": 0}, f"{T}.epochs", "give training_iters"),
+            ({f"{D}.pack": True}, f"{D}.pack", "packs conversations alone"),
+        )
+    ),
     ({f"{M}.apply_layernorm_1p": True}, f"{M}.apply_layernorm_1p", "not available"),
 ]

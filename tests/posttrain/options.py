@@ -23,3 +23,24 @@ OPTIONS = {
     f"{D}.map_keys": ("sft", {"prompt": "instruction", "query": "", "response": "output"}, {}),
     f"{D}.enable_thinking": ("sft", True, {"prompt_type": "qwen3"}),
 }
+
+# of trainings on rewards: path -> (stage, value, settings of training_config beside)
+ROLLOUT_OPTIONS = {
+    f"{T}.reward_function": ("grpo", "{folder}/rewards.py:dense", {}),
+    f"{T}.reward_model": ("grpo", "{rewards}", {"reward_function": None}),
+    f"{T}.num_generations": ("grpo", 2, {}),
+    f"{T}.rollout_batch_size": ("grpo", 16, {}),
+    f"{T}.ppo_epochs": ("grpo", 2, {}),
+    f"{T}.max_new_tokens": ("grpo", 3, {}),
+    f"{T}.temperature": ("grpo", 0.5, {}),
+    f"{T}.top_k": ("grpo", 4, {}),
+    f"{T}.top_p": ("grpo", 0.5, {}),
+    f"{T}.missing_eos_penalty": ("grpo", 2.0, {}),
+    f"{T}.clip_ratio": ("grpo", 0.01, {"ppo_epochs": 3}),
+    f"{T}.grpo_beta": ("grpo", 1.0, {}),
+    f"{T}.kl_coef": ("trl_ppo", 3.0, {}),
+    f"{T}.gamma": ("trl_ppo", 0.5, {}),
+    f"{T}.lam": ("trl_ppo", 0.5, {}),
+    f"{T}.cliprange_value": ("trl_ppo", 0.001, {"ppo_epochs": 3}),
+    f"{T}.vf_coef": ("trl_ppo", 1.0, {}),
+}

@@ -25,13 +25,13 @@ def write_conversations(prefix, count=16, seed=0, masked=()):
     return _write(prefix, fields)
 
 
-def write_pairs(prefix, count=16, seed=0):
+def write_pairs(prefix, count=16, seed=0, vocabulary=VOCABULARY):
     """`count` pairs of different lengths."""
     random, fields = np.random.RandomState(seed), {}
     for _ in range(count):
-        prompt = random.randint(1, VOCABULARY, random.randint(2, 6)).tolist()
+        prompt = random.randint(1, vocabulary, random.randint(2, 6)).tolist()
         for kind in ("chosen", "rejected"):
-            answer = random.randint(1, VOCABULARY, random.randint(2, LENGTH - 6)).tolist()
+            answer = random.randint(1, vocabulary, random.randint(2, LENGTH - 6)).tolist()
             fields.setdefault(f"{kind}_input_ids", []).append(prompt + answer)
             fields.setdefault(f"{kind}_labels", []).append([-100] * len(prompt) + answer)
     return _write(prefix, fields)

@@ -69,7 +69,9 @@ def test_training_of_another_stage_is_not_continued(world, tmp_path, files, weig
 def test_stages_that_do_not_exist(world, tmp_path):
     from mindspeed_ms.tasks.posttrain.stages import StageError, trainer_class
 
-    with pytest.raises(StageError, match=r"'dop': expected one of sft, dpo, simpo, orm, prm\. Did you mean 'dpo'"):
+    with pytest.raises(
+        StageError, match=r"'dop': expected one of sft, dpo, simpo, orm, prm, trl_ppo, grpo\. Did you mean 'dpo'"
+    ):
         trainer_class("dop")
     with pytest.raises(StageError, match="is not given: expected one of"):
         trainer_class(None)

@@ -8,7 +8,7 @@ import pytest
 from mindspeed_ms.config import init_configs_from_dict
 from mindspeed_ms.config.errors import ConfigError
 from tests.config.samples import ROWS, later_paths, sample
-from tests.posttrain.options import OPTIONS
+from tests.posttrain.options import OPTIONS, ROLLOUT_OPTIONS
 from tests.rows.cases import ADAPTED, CASES, ON_TWO_RANKS
 from tests.rows.files import damage, write_data, write_tokenizers
 from tests.rows.job import BASE, record
@@ -91,7 +91,7 @@ def is_run(row):
         and case_of(row)[2]["facet"] in AT_RUN_TIME
         and not comes_later(row)
         and "profile" not in row.path
-        and row.path not in {**REFUSALS, **AT_START, **OPTIONS}
+        and row.path not in {**REFUSALS, **AT_START, **OPTIONS, **ROLLOUT_OPTIONS}
     )
 
 
@@ -229,7 +229,7 @@ def test_row_acts_when_communication_starts(world, tmp_path, path):
 
 def test_every_row_is_walked():
     """Nothing that works is left out: it runs here or with the profiler's tests, or is described in tests/config."""
-    walked = {row.path for row in RUN} | set(REFUSALS) | set(AT_START) | set(OPTIONS)
+    walked = {row.path for row in RUN} | set(REFUSALS) | set(AT_START) | set(OPTIONS) | set(ROLLOUT_OPTIONS)
     walked |= set(TOKENIZERS) | {row.path for row in ROWS if "profile" in row.path}
     described = {row.path for row in ROWS if row.seen in ("parameters", "layout")}
     left = {row.path for row in ROWS if row.status == "works" and not comes_later(row)} - walked - described

@@ -12,6 +12,7 @@ from mindspeed_ms.config.checks import (
     posttrain,
     profile,
     refused,
+    rollouts,
     training,
 )
 from mindspeed_ms.config.checks.rule import LAST_RULES, RULES, Context

@@ -2,10 +2,12 @@
 
 from mindspeed_ms.config.argument_table import row_at, rows_with_path
 from mindspeed_ms.config.checks.rule import rule
-from mindspeed_ms.config.sections.posttrain import STAGES
+from mindspeed_ms.config.sections.posttrain import ROLLOUT_STAGES, STAGES
 
 _T, _D, _P, _O = "training_config", "dataset_config", "parallel_config", "optimizer_config"
 _TENSORBOARD = ("log_interval", "queue_size")
+_OF_ROLLOUTS = ("reward_function", "reward_model", "num_generations", "rollout_batch_size", "ppo_epochs", "clip_ratio")
+_OF_ROLLOUTS += ("max_new_tokens", "temperature", "top_k", "top_p", "missing_eos_penalty")
 _LOGGED = ("loss_scale", "learning_rate", "timers", "batch_size", "memory", "validation_ppl")
 _LOSS_SCALE = ("loss_scale", "loss_scale_value", "loss_scale_factor", "loss_scale_window", "min_loss_scale", "hysteresis")
 _ROPE_SCALING = {
@@ -94,7 +96,11 @@ NEEDS = (
             lambda context, stages=stages: context.training.stage in stages,
         )
         for stages, section, names in (
-            (("dpo",), _T, ("dpo_beta", "dpo_loss_type", "dpo_label_smoothing", "pref_ftx", "dpo_reference_free", "ref_model")),
+            (("dpo",), _T, ("dpo_beta", "dpo_loss_type", "dpo_label_smoothing", "pref_ftx", "dpo_reference_free")),
+            (("dpo", *ROLLOUT_STAGES), _T, ("ref_model",)),
+            (ROLLOUT_STAGES, _T, _OF_ROLLOUTS),
+            (("grpo",), _T, ("grpo_beta",)),
+            (("trl_ppo",), _T, ("kl_coef", "gamma", "lam", "cliprange_value", "vf_coef")),
             (("simpo",), _T, ("simpo_beta", "gamma_beta_ratio", "simpo_loss_type", "simpo_label_smoothing")),
             (("prm",), _D, ("placeholder_token", "reward_tokens")),
             (STAGES, _D, ("pack", "handler_name", "prompt_type", "prompt_type_path", "map_keys", "enable_thinking")),

@@ -2,24 +2,27 @@
 
 from mindspeed_ms.config.sections.base import Section
 from mindspeed_ms.config.sections.field import LIST, SWITCH, field
+from mindspeed_ms.config.sections.rollouts import RolloutFields
 from mindspeed_ms.config.values import Bool, JsonMapping, NotNegative, PositiveFloat, PositiveInt, Str, StrList, number, one_of
 
-STAGES = ("sft", "dpo", "simpo", "orm", "prm")
+STAGES = ("sft", "dpo", "simpo", "orm", "prm", "trl_ppo", "grpo")
 PAIRWISE_STAGES = ("dpo", "simpo", "orm")
-PER_TOKEN_STAGES = ("sft", "prm")
-_STAGE_NAMES = {"rm": "orm"}  # further names
+PER_TOKEN_STAGES = ("sft", "prm", "trl_ppo")
+ROLLOUT_STAGES = ("trl_ppo", "grpo")  # they learn from answers that they generate
+_STAGE_NAMES = {"rm": "orm", "ppo": "trl_ppo"}  # further names
 _MARGIN_LOSSES = ("sigmoid", "hinge", "ipo")
 
 
-class PosttrainFields(Section):
+class PosttrainFields(RolloutFields):
     """Stage, losses and reference of post-training."""
 
     stage: one_of(*STAGES, *_STAGE_NAMES) | None = field(
         None,
-        "Stage of post-training: answers (sft), preferences (dpo, simpo), reward model (orm), step rewards (prm).",
-        "后训练阶段：监督微调sft，偏好dpo、simpo，奖励模型orm，过程奖励prm。",
+        "Stage of post-training: answers (sft), preferences (dpo, simpo), reward model (orm), step rewards (prm), rewards of "
+        "generated answers (trl_ppo, grpo).",
+        "后训练阶段：监督微调sft，偏好dpo、simpo，奖励模型orm，过程奖励prm，生成回答的奖励trl_ppo、grpo。",
         "error",
-        note=("rm is orm", "rm即orm"),
+        note=("rm is orm, ppo is trl_ppo", "rm即orm，ppo即trl_ppo"),
     )
     dpo_beta: PositiveFloat = field(0.1, "DPO: weight of the log-probability ratios.", "DPO：对数概率比的系数。", "optimizer")
     dpo_loss_type: one_of(*_MARGIN_LOSSES, "kto_pair") = field("sigmoid", "DPO: loss.", "DPO：损失类型。", "optimizer")
@@ -34,8 +37,8 @@ class PosttrainFields(Section):
     )
     ref_model: Str | None = field(
         None,
-        "DPO: checkpoint of the reference model; default: the weights that the training starts from.",
-        "DPO：参考模型的权重目录，默认为训练的起始权重。",
+        "DPO, PPO and GRPO: checkpoint of the reference model; default: the weights that the training starts from.",
+        "DPO、PPO与GRPO：参考模型的权重目录，默认为训练的起始权重。",
         "optimizer",
     )
     refer_model_iter: PositiveInt = field(
@@ -62,6 +65,8 @@ class PosttrainFields(Section):
         super().derive()
         if self.stage in _STAGE_NAMES:
             self.fill(stage=_STAGE_NAMES[self.stage])
+        if self.num_generations is None and self.stage in ROLLOUT_STAGES:
+            self.fill(num_generations=8 if self.stage == "grpo" else 1)
 
 
 class InstructionFields(Section):

@@ -1,7 +1,9 @@
 """Builder of the instruction datasets (SFT, pairwise) of a configuration."""
 
 from mindspeed_ms.config.model_description import describe_parallel
+from mindspeed_ms.config.sections.posttrain import ROLLOUT_STAGES
 from mindspeed_ms.core.datasets.instruction_files import InstructionDataError, InstructionFiles
+from mindspeed_ms.core.datasets.prompt_dataset import PromptDataset, RolloutPlan
 from mindspeed_ms.core.datasets.sft_dataset import PairwiseDataset, ProcessRewardDataset, SFTDataset
 from mindspeed_ms.core.datasets.splits import (
     convert_split_vector_to_split_matrix,
@@ -15,7 +17,10 @@ _SPLITS = (("train", "train_data_path"), ("valid", "valid_data_path"), ("test", 
 
 
 def dataset_class_of(all_config):
-    """Class of the instruction data of a configuration: PairwiseDataset, ProcessRewardDataset (stage prm) or SFTDataset."""
+    """Class of the instruction data of a configuration: PairwiseDataset, ProcessRewardDataset (stage prm), PromptDataset (of
+    stages that generate answers) or SFTDataset."""
+    if all_config.training_config.stage in ROLLOUT_STAGES:
+        return PromptDataset
     if all_config.dataset_config.is_pairwise_dataset:
         return PairwiseDataset
     return ProcessRewardDataset if all_config.training_config.stage == "prm" else SFTDataset
@@ -96,6 +101,8 @@ def _options(all_config, dataset_class):
         options |= {"reset_position_ids": settings.reset_position_ids, "reset_attention_mask": settings.reset_attention_mask}
     if dataset_class is ProcessRewardDataset:
         options["reward_ids"] = reward_ids(settings)
+    if dataset_class is PromptDataset:
+        options["plan"] = RolloutPlan.of(all_config)
     return options
 
 

@@ -2,8 +2,10 @@
 
 import numpy as np
 
+from mindspeed_ms.core.datasets.indexed_dataset import IndexedDataset
 from mindspeed_ms.core.datasets.instruction_builder import dataset_class_of
-from mindspeed_ms.core.datasets.instruction_files import InstructionDataError, InstructionFiles
+from mindspeed_ms.core.datasets.instruction_files import InstructionDataError, InstructionFiles, field_prefix
+from mindspeed_ms.core.datasets.prompt_dataset import PromptDataset
 from mindspeed_ms.core.datasets.sft_dataset import PairwiseDataset, ProcessRewardDataset
 from mindspeed_ms.core.datasets.splits import get_blend_from_list
 from mindspeed_ms.core.datasets.turns import IGNORE_INDEX
@@ -28,6 +30,8 @@ def check_samples(all_config):
                 _check_pairs(files, all_config.model_config.seq_length)
             elif kind is ProcessRewardDataset:
                 _check_steps(files)
+            elif kind is PromptDataset:
+                _check_prompts(files, all_config)
             else:
                 _check_conversations(files)
 
@@ -69,6 +73,31 @@ def _check_conversations(files):
         raise InstructionDataError(
             f"{files.path_prefix} holds step rewards, whose labels stand at placeholders: train them with --stage prm."
         )
+
+
+def _check_prompts(files, all_config):
+    length, vocabulary = all_config.model_config.seq_length, all_config.model_config.vocab_size
+    wanted, stage = all_config.training_config.max_new_tokens, all_config.training_config.stage
+    if IndexedDataset.exists(field_prefix(files.path_prefix, "labels")):
+        raise InstructionDataError(
+            f"{files.path_prefix} holds conversations with answers, and stage {stage} generates them: preprocess with "
+            "--handler-name PPOAlpacaStyleInstructionHandler, or name the raw records."
+        )
+    for number in range(len(files)):
+        ids = files[number]["input_ids"]
+        place = f"prompt {number} of {files.path_prefix}"
+        if not len(ids):
+            raise InstructionDataError(f"{place} is empty: {_AGAIN}.")
+        if len(ids) + (wanted or 1) > length:
+            room = f"and max_new_tokens (--max-new-tokens) is {wanted}, " if wanted else "which leaves no room for an answer "
+            raise InstructionDataError(
+                f"{place} has {len(ids)} tokens, {room}at seq_length {length}: raise it (--seq-length), or shorten the prompt."
+            )
+        if int(ids.max()) >= vocabulary:
+            raise InstructionDataError(
+                f"{place} has the id {int(ids.max())}, but the model's vocabulary has {vocabulary} ids: preprocess with the "
+                "model's tokenizer, or raise vocab_size."
+            )
 
 
 def _check_steps(files):

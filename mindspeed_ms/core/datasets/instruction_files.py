@@ -9,10 +9,12 @@ from mindspeed_ms.core.datasets.errors import DatasetError
 from mindspeed_ms.core.datasets.indexed_dataset import IndexedDataset
 
 SFT_FIELDS = ("input_ids", "labels", "attention_mask")
+PROMPT_FIELDS = ("input_ids", "attention_mask")
 PAIRWISE_FIELDS = ("chosen_input_ids", "chosen_labels", "rejected_input_ids", "rejected_labels")
 _OTHER_KINDS = (
     (PAIRWISE_FIELDS, "pairs of answers", "--stage dpo, simpo or orm"),
     (SFT_FIELDS, "conversations (or step rewards)", "--stage sft (prm)"),
+    (PROMPT_FIELDS, "prompts", "--stage trl_ppo or grpo"),
 )
 
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from mindspeed_ms.layout.describers.registry import describer, placed, register_describer
 from mindspeed_ms.layout.layer_parameters import EmbeddingTable, Linear, Norm
-from mindspeed_ms.layout.model_description import REWARD_ARCHITECTURE
+from mindspeed_ms.layout.model_description import POLICY_ARCHITECTURE, REWARD_ARCHITECTURE
 from mindspeed_ms.layout.parameter_description import ParameterDescription
 from mindspeed_ms.layout.sharding import Initializer, ParameterSharding
 
@@ -39,6 +39,12 @@ def output_layer(model):
     )
 
 
+@register_describer("head", POLICY_ARCHITECTURE)
+def describe_policy_head(model, rank):
+    """Parameters of the heads of a policy with a critic: those of a GPT, and the weight of the value."""
+    return [*describe_head(model, rank), *placed(REWARD_HEAD, reward_head(model, rank.tensor))]
+
+
 def as_tied_copy(model, description):
     """Description of `output_layer.weight` as a copy of the word embeddings, relative to the language model."""
     return replace(description, shared=True, shared_with=_WORDS, draw_dtype=model.embedding_init_dtype)
@@ -57,6 +63,7 @@ def layer_norms(model):
     return {name: Norm(model.norm, model.hidden_size, scale) for name, scale in scales.items()}
 
 
+@register_describer("embedding", POLICY_ARCHITECTURE)
 @register_describer("embedding", REWARD_ARCHITECTURE)
 @register_describer("embedding", "gpt")
 def describe_embedding(model, rank):
@@ -89,6 +96,7 @@ def _layer_parts(model, rank, layer):
     ]
 
 
+@register_describer("layer", POLICY_ARCHITECTURE)
 @register_describer("layer", REWARD_ARCHITECTURE)
 @register_describer("layer", "gpt")
 def describe_layer(model, rank, layer):

@@ -82,7 +82,8 @@ class GPTModel(Module):
 
     Output: the loss (scalar, mean over the tokens that the mask counts); without labels the logits
     `[b, s, v / tp]`, with inference_params what these read out; on other stages than the last the hidden states `[s, b, h]`.
-    A reward model (architecture "gpt_reward", as of stage orm) gives the value of each token, float32 `[b, s]`.
+    A reward model (architecture "gpt_reward", as of stage orm) gives the value of each token, float32 `[b, s]`. A policy with a
+    critic ("gpt_policy", stage trl_ppo) whose `loss` gives those of the tokens gives them and the values, float32 `[2b, s]`.
 
     Raises:
         ValueError: sizes that the parallel sizes do not divide, unknown arguments; in a call, ids or labels outside the
@@ -123,9 +124,10 @@ class GPTModel(Module):
             post_process=post_process,
         )
         self.gives_values = described.model.gives_values
-        if post_process and self.gives_values:
+        self.has_critic = described.model.has_critic
+        if post_process and (self.gives_values or self.has_critic):
             self.reward_head = RewardHead(described)
-        elif post_process:
+        if post_process and not self.gives_values:
             self.parallel_lm_logits = ParallelLMLogits(described, bias=False, compute_dtype=config.compute_dtype)
             cross_entropy = VocabParallelCrossEntropy(overwrite_logits=True)
             self.loss = LossWithMask(cross_entropy, label_smoothing=config.label_smoothing)
@@ -231,7 +233,10 @@ class GPTModel(Module):
                 labels,
                 loss_mask,
             )
-        return self._loss_or_logits(lm_output, labels, logit_weights, loss_mask)
+        read_out = self._loss_or_logits(lm_output, labels, logit_weights, loss_mask)
+        if labels is not None and self.has_critic:
+            return ops.cat([read_out, self.reward_head(lm_output)])
+        return read_out
 
     def _loss_or_logits(self, lm_output, labels, logit_weights, loss_mask):
         """Logits of the final hidden states; with labels the loss."""

@@ -1,5 +1,6 @@
 """Datasets of a stage of post-training: prepared files, or raw records that are prepared here."""
 
+from mindspeed_ms.config.sections.posttrain import ROLLOUT_STAGES
 from mindspeed_ms.core import comm
 from mindspeed_ms.core.datasets.errors import DatasetError
 from mindspeed_ms.core.datasets.instruction_checks import check_samples
@@ -53,5 +54,7 @@ class StageDatasets:
     def __call__(self, train_val_test_num_samples):
         """Build the datasets."""
         used = gpt_datasets.used(self.all_config, train_val_test_num_samples)
+        if self.all_config.training_config.stage in ROLLOUT_STAGES:
+            used = used[0], 0, 0
         self.datasets = gpt_datasets.build_datasets(self.all_config, used)
         return self.datasets

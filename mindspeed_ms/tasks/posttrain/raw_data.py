@@ -1,5 +1,6 @@
 """Preparation of raw records (jsonl and other files of preprocess_data.py) that `data_path` names, once per run's settings."""
 
+import json
 import os
 from dataclasses import asdict
 from types import SimpleNamespace
@@ -9,7 +10,8 @@ from mindspeed_ms.core.datasets.fingerprint import hash_of, of_tokenizer, sample
 from mindspeed_ms.core.datasets.indexed_dataset import IndexedDataset
 from mindspeed_ms.core.datasets.indexed_format import get_bin_path, get_idx_path
 from mindspeed_ms.core.datasets.instruction_builder import dataset_class_of
-from mindspeed_ms.core.datasets.instruction_files import InstructionDataError, field_prefix
+from mindspeed_ms.core.datasets.instruction_files import PROMPT_FIELDS, InstructionDataError, field_prefix
+from mindspeed_ms.core.datasets.prompt_dataset import records_path
 from mindspeed_ms.core.datasets.tokenizer import TokenizerSettings, build_tokenizer
 from mindspeed_ms.core.logging import logger
 from mindspeed_ms.tasks.preprocess.input_files import expand_inputs
@@ -22,7 +24,8 @@ from mindspeed_ms.tasks.preprocess.settings import Run, Settings
 _OPTIONS = ("data_path", "train_data_path", "valid_data_path", "test_data_path")
 _OF_RECORDS = ("pack", "handler_name", "prompt_type", "prompt_type_path", "map_keys", "enable_thinking", "placeholder_token")
 _EMPTY = ("empty chosen answer", "empty rejected answer")
-_TASKS = {"sft": "instruction", "prm": "process_reward"}  # others: pairwise
+_ONLY_HANDLERS = {"process_reward": "AlpacaStyleProcessRewardHandler", "prompt": "PPOAlpacaStyleInstructionHandler"}
+_TASKS = {"sft": "instruction", "prm": "process_reward", "trl_ppo": "prompt", "grpo": "prompt"}  # others: pairwise
 
 
 def prepare_raw_data(all_config):
@@ -76,13 +79,17 @@ def _prepared(all_config, paths):
     folder = all_config.dataset_config.data_cache_path or os.path.join(all_config.training_config.output_dir, "data")
     prefix = os.path.join(folder, f"{os.path.splitext(os.path.basename(os.path.normpath(paths[0])))[0]}_{key}")
     fields = dataset_class_of(all_config).fields
-    if not all(IndexedDataset.exists(field_prefix(prefix, field)) for field in fields):
+    keeps_records = fields == PROMPT_FIELDS
+    written = all(IndexedDataset.exists(field_prefix(prefix, field)) for field in fields)
+    if not written or (keeps_records and not os.path.exists(records_path(prefix))):
         os.makedirs(folder, exist_ok=True)
         logger.info("preparing %s: %s", ", ".join(paths), prefix)
         tally = preprocess(settings, Run(paths, prefix, overwrite=True))
         for line in tally.lines():
             logger.info("%s", line)
         _refuse_empty_answers(tally, [field_prefix(prefix, field) for field in fields])
+        if keeps_records:
+            _keep_records(files, tally, prefix)
     return prefix
 
 
@@ -93,6 +100,20 @@ def _refuse_empty_answers(tally, written):
         for path in (get(one) for one in written for get in (get_bin_path, get_idx_path)):
             os.remove(path)
         raise InstructionDataError(f"pairs need two answers: {'; '.join(tally.counted(empty))}. Mend or remove these records.")
+
+
+def _keep_records(files, tally, prefix):
+    """Write the records of prompts beside them, one per line: reward functions get them."""
+    if tally.dropped:
+        raise InstructionDataError(
+            f"not every record has a prompt: {'; '.join(tally.counted(tally.dropped))}. Mend or remove these."
+        )
+    path = records_path(prefix)
+    with open(f"{path}.tmp", "w", encoding="utf-8") as file:
+        for source in files:
+            for batch in read_batches(source, None):
+                file.writelines(f"{json.dumps(record, ensure_ascii=False, default=str)}\n" for record in batch.records()[1])
+    os.replace(f"{path}.tmp", path)
 
 
 def _settings(all_config, tokenizer, files):
@@ -126,8 +147,8 @@ def _settings(all_config, tokenizer, files):
 
 def _handler_of(files, task):
     """Name of the handler of a task that fits the columns of the first record."""
-    if task == "process_reward":
-        return "AlpacaStyleProcessRewardHandler"
+    if task in _ONLY_HANDLERS:
+        return _ONLY_HANDLERS[task]
     batch = next(iter(read_batches(files[0], None)), None)
     records = batch.records()[1] if batch is not None else []
     columns = records[0] if records and isinstance(records[0], dict) else {}

@@ -13,7 +13,7 @@ from functools import partial
 
 import numpy as np
 
-from mindspeed_ms.config.model_description import vocab_size_of
+from mindspeed_ms.config.model_description import describe_model, vocab_size_of
 from mindspeed_ms.core import comm, parallel_state
 from mindspeed_ms.core import num_microbatches_calculator as calculator
 from mindspeed_ms.core.datasets.fingerprint import hash_of, of_indexed_files, sampled_hash
@@ -25,6 +25,7 @@ from mindspeed_ms.core.logging import logger
 from mindspeed_ms.core.pipeline_parallel import get_forward_backward_func
 from mindspeed_ms.core.tensor_parallel.lora import adapters_switched_off
 from mindspeed_ms.models.adapters import has_adapters, has_base, without_adapters
+from mindspeed_ms.models.reward_head import without_critic
 from mindspeed_ms.tasks.posttrain.pairwise import REFERENCE
 from mindspeed_ms.tasks.posttrain.sequences import log_probabilities
 from mindspeed_ms.training import checkpointing
@@ -115,6 +116,8 @@ class Reference:
                         f"the reference {path} holds adapters: merge them first: python -m mindspeed_ms.tools.lora merge."
                     )
                 reader.manifest = manifest = without_adapters(manifest)
+            if not describe_model(self.all_config).has_critic:
+                reader.manifest = manifest = without_critic(manifest)
             check_resumed(path, manifest, self.all_config, resumes=False, is_gpt=True)
             checkpointing.load_checkpoint(reader, self.run.model, None, None, True, vocab_size_of(self.all_config))
 

@@ -13,6 +13,8 @@ _TRAINERS = {
     "simpo": ("simpo_trainer", "SimPOTrainer"),
     "orm": ("orm_trainer", "ORMTrainer"),
     "prm": ("prm_trainer", "PRMTrainer"),
+    "trl_ppo": ("ppo_trainer", "PPOTrainer"),
+    "grpo": ("grpo_trainer", "GRPOTrainer"),
 }
 
 

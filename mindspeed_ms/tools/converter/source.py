@@ -9,9 +9,11 @@ from mindspeed_ms.core.dist_checkpointing.errors import CheckpointError
 from mindspeed_ms.core.dist_checkpointing.foreign import foreign_format, foreign_formats, is_foreign_folder, what_was_found
 from mindspeed_ms.core.dist_checkpointing.manifest import OPTIMIZER_PREFIX
 from mindspeed_ms.core.dist_checkpointing.reader import CheckpointReader
+from mindspeed_ms.core.logging import logger
 from mindspeed_ms.models.adapter_files import merged_reader
 from mindspeed_ms.models.families.configuration import config_of_model, model_sections
 from mindspeed_ms.models.hugging_face import folder as hugging_face
+from mindspeed_ms.models.reward_head import without_critic
 from mindspeed_ms.tools.checkpoint.source import open_checkpoint
 from mindspeed_ms.tools.converter.errors import ConversionError
 from mindspeed_ms.tools.converter.noop_layers import without_places
@@ -68,6 +70,10 @@ def open_source(conversion):
         if merged is not None:
             reader.close()
             reader, path = merged, merged.folder
+        policy = without_critic(reader.manifest)
+        if policy is not reader.manifest:
+            logger.warning("%s: the critic's head, and the optimizer's state, are left out", reader.folder)
+            reader.manifest = policy
         source = _source(conversion, path, reader)
         _check_expected(conversion, source)
         check_one_dtype(conversion, reader)

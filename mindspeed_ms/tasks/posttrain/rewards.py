@@ -1,0 +1,115 @@
+"""Rewards of generated answers by a Python function of the user."""
+
+import importlib.util
+import inspect
+import math
+import os
+from numbers import Real
+
+ARGUMENTS = ("prompts", "answers", "prompt_ids", "answer_ids", "records")
+
+
+class RewardError(ValueError):
+    """Error: there is no such reward function, it failed, or gave something else than one finite number per answer."""
+
+
+def load_reward_function(name, spelled):
+    """The function FILE.py:NAME.
+
+    Args:
+        name (Optional[str]): as above.
+        spelled (str): the option, for messages.
+
+    Raises:
+        RewardError: it is not given, the file cannot be imported, there is no such function, or it cannot be called.
+    """
+    if not name:
+        raise RewardError(
+            f"{spelled} is not given: name the function that gives the rewards, as FILE.py:NAME, or a reward model "
+            "(--reward-model)."
+        )
+    path, _, function = name.rpartition(":")
+    if not path or not function.isidentifier():
+        raise RewardError(f"{spelled} is {name}: expected FILE.py:NAME, as rewards.py:reward.")
+    if not os.path.isfile(path):
+        raise RewardError(f"{spelled} is {name}: there is no file {path}.")
+    described = importlib.util.spec_from_file_location("reward_function", path)
+    if described is None:
+        raise RewardError(f"{spelled} is {name}: {path} is no Python file (.py).")
+    module = importlib.util.module_from_spec(described)
+    try:
+        described.loader.exec_module(module)
+    except Exception as error:
+        raise RewardError(f"{spelled} is {name}: {path} cannot be imported: {_text(error)}.") from error
+    found = getattr(module, function, None)
+    if not callable(found):
+        known = [one for one, value in vars(module).items() if inspect.isfunction(value) and not one.startswith("_")]
+        raise RewardError(f"{spelled} is {name}: {path} has no function {function}; it has {', '.join(known) or 'none'}.")
+    return RewardFunction(found, name)
+
+
+class RewardFunction:
+    """A reward function: `function(**arguments) -> one number for each answer`.
+
+    Args:
+        function (Callable): takes those of ARGUMENTS that it names, by keyword, each a list with an entry per answer: texts of
+            prompts and answers (None without a tokenizer), their ids, and the records of the prompts. `**others` gets all.
+        name (str): of it, for messages.
+
+    Raises:
+        RewardError: a required parameter of the function has another name.
+    """
+
+    def __init__(self, function, name):
+        self.function, self.name = function, name
+        parameters = inspect.signature(function).parameters.values()
+        takes_all = any(one.kind is one.VAR_KEYWORD for one in parameters)
+        named = [one for one in parameters if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)]
+        unknown = [one.name for one in named if one.name not in ARGUMENTS and one.default is one.empty]
+        unknown += [one.name for one in parameters if one.kind is one.POSITIONAL_ONLY]
+        if unknown:
+            raise RewardError(f"{name} has the parameter {unknown[0]}: expected some of {', '.join(ARGUMENTS)}.")
+        self.names = ARGUMENTS if takes_all else tuple(one.name for one in named if one.name in ARGUMENTS)
+
+    def __call__(self, places, **arguments):
+        """Rewards (list[float]) of answers.
+
+        Args:
+            places (list[str]): name of the record of each answer, for messages.
+            arguments: lists, see ARGUMENTS.
+
+        Raises:
+            RewardError: names function and record.
+        """
+        given = {name: arguments[name] for name in self.names}
+        try:
+            found = self.function(**given)
+        except Exception as error:
+            raise RewardError(f"{self._where(places, given)}: {_text(error)}.") from error
+        try:
+            rewards = list(found)
+        except TypeError:
+            raise RewardError(f"{self.name} gave {found!r:.80}: expected a list with a number for each answer.") from None
+        if len(rewards) != len(places):
+            raise RewardError(f"{self.name} gave {len(rewards)} rewards of {len(places)} answers: expected one for each.")
+        return [self._checked(reward, place) for reward, place in zip(rewards, places)]
+
+    def _checked(self, reward, place):
+        value = reward.item() if getattr(reward, "size", None) == 1 and hasattr(reward, "item") else reward
+        if not isinstance(value, Real) or not math.isfinite(value):
+            raise RewardError(f"{self.name} gave {value!r:.80} for an answer to {place}: expected a finite number.")
+        return float(value)
+
+    def _where(self, places, given):
+        """What fails: the first answer that does so alone."""
+        for number, place in enumerate(places):
+            try:
+                self.function(**{name: values[number : number + 1] for name, values in given.items()})
+            except Exception:
+                return f"{self.name} failed at an answer to {place}"
+        return f"{self.name} failed at {len(places)} answers together, the first to {places[0]}"
+
+
+def _text(error):
+    """An exception in one line."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())}".rstrip(": ")

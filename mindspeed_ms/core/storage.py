@@ -12,6 +12,7 @@ from contextlib import contextmanager
 import mindspore as ms
 import numpy as np
 from mindspore import Parameter, Tensor, mint, ops
+from mindspore._c_expression import TensorPy
 from mindspore.common.np_dtype import bfloat16 as np_bfloat16
 
 from mindspeed_ms.core import autograd
@@ -33,6 +34,8 @@ _NUMPY_DTYPES = {
 _ARRAY_KINDS = {to_dtype(name): np.dtype(np.int16 if name == "bfloat16" else kind) for name, kind in _NUMPY_DTYPES.items()}
 
 _NO_ARRAY = None, None
+# of new tensors: the methods of Tensor around them take as long again
+_data_ptr, _tensor_of_contiguous = TensorPy._data_ptr, TensorPy.from_numpy
 _ALIGNMENT = 64
 _CAST_ELEMENTS = 1 << 15
 
@@ -151,14 +154,15 @@ def from_array(array, dtype=None):
 
     The tensor keeps the array with its address: while the tensor's memory is there, `read_array` gives it at once.
     """
+    flags = array.flags
+    make = _tensor_of_contiguous if flags.c_contiguous else Tensor.from_numpy
     if dtype is not None and to_dtype(dtype) == ms.bfloat16:
-        tensor = Tensor.from_numpy(array.view(np_bfloat16))
+        tensor = make(array.view(np_bfloat16))
         array = array.view(np.int16)
     else:
-        tensor = Tensor.from_numpy(array)
-    flags = array.flags
+        tensor = make(array)
     if flags.c_contiguous and flags.writeable:  # MindSpore copies others
-        tensor.__dict__[autograd.ARRAY] = array, tensor._data_ptr()
+        tensor.__dict__[autograd.ARRAY] = array, _data_ptr(tensor)
     return tensor
 
 

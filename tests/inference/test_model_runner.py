@@ -125,12 +125,36 @@ def launches(fields):
 def test_a_layer_launches_few_operators_per_step(world):
     (found,) = world(1)(models.in_turn, FAMILIES, launches)
     totals = {name: sum(counts.values()) for name, counts in found.items()}
-    latent = {"latent": 19, "latent_window": 17}  # two products with the weights of the heads, two joins, norms
-    expected = {"gpt2": 11, "llama": 10, "qwen2": 10, "qwen3": 14, "mistral": 10, **latent, "sinks": 10, "mixed": 10}
+    latent = {"latent": 18, "latent_window": 16}  # two products with the weights of the heads, two joins, norms
+    expected = {"gpt2": 11, "llama": 9, "qwen2": 9, "qwen3": 13, "mistral": 9, **latent, "sinks": 9, "mixed": 9}
     assert totals == expected, found
     linears = {name: counts["linear_forward"] for name, counts in found.items()}
     assert linears == {**dict.fromkeys(linears, 4), "latent": 6, "latent_window": 5}
     assert all(counts["cached_attention"] == 1 for counts in found.values())
+
+
+def hooked(fields):
+    """(logits of a decode step, the same with hooks on layers and norms, shapes that the hooks saw)."""
+    from mindspeed_ms.inference.model_runner import Feed
+
+    runner, seen = models.runner_of(fields), []
+
+    def logits():
+        return runner.forward([Feed(0, 0, [1, 2, 3])])[0]
+
+    before = logits()
+    block = runner._chunks[0].language_model.encoder
+    for cell in (block.layers[0], block.layers[1].input_norm, block.layers[1].post_attention_norm, block.final_norm):
+        cell.register_forward_pre_hook(lambda cell, inputs: seen.append(inputs[0].shape))
+        cell.register_forward_hook(lambda cell, inputs, output: seen.append(output.shape))
+    return before, logits(), seen
+
+
+def test_hooks_see_tensors_of_hidden_states(world):
+    """Norms add the sums before them in one operator, which hooks would not see."""
+    before, after, seen = world(1)(hooked, FAMILIES["llama"])[0]
+    assert seen == [(3, 1, 64)] * 8
+    np.testing.assert_allclose(before, after, atol=1e-6)
 
 
 def growth(fields):

@@ -81,3 +81,29 @@ def test_a_second_process_finds_the_machine_code(tmp_path):
         for _ in range(2)
     ]
     assert [output.split()[-2:] for output in outputs] == [["0", "1"], ["1", "0"]]
+
+
+@kernel
+def _count(start, stop, x, y):
+    for i in range(start, stop):
+        y[i] += x[i]
+
+
+@pytest.mark.parametrize("total", [1, 2, 3, 7, 64, 1001])
+def test_every_piece_is_taken_once(total, monkeypatch):
+    """By starter and helpers, from both ends; what is announced to be read soon may be anywhere."""
+    monkeypatch.setattr(threads, "_threads", 3)
+    x, y = np.ones(total, np.float32), np.zeros(total, np.float32)
+    for round_ in range(200):
+        threads.reads_weight(8 + round_ % 3, 1 << 20)
+        threads.run(_count, total, total * threads.MINIMUM_WORK, x, y)
+    assert (y == 200).all()
+
+
+def test_the_weight_that_followed_is_announced(monkeypatch):
+    announced = []
+    monkeypatch.setattr(threads, "_weight_after", {})
+    monkeypatch.setattr(threads.jobs, "announce", lambda board, *place: announced.append(place))
+    for address in (1, 2, 3, 1, 2, 4, 1, 2, 3):
+        threads.reads_weight(address, 10 * address)
+    assert announced == [(2, 20), (3, 30), (2, 20), (4, 40), (1, 10)]

@@ -1,7 +1,12 @@
 """Normalization layers: LayerNorm, RMSNorm."""
 
+from typing import NamedTuple
+
+from mindspore import Tensor
+
 from mindspeed_ms import ops
 from mindspeed_ms.config.model_description import describe_config
+from mindspeed_ms.core import autograd
 from mindspeed_ms.layout.layer_parameters import Norm
 from mindspeed_ms.legacy.model.module import Module
 
@@ -56,6 +61,29 @@ class RMSNorm(_Norm):
     def of_sum(self, x, bias, residual):
         """(`residual + (x + bias)`, its norm) without a gradient, in one operator."""
         return ops.add_rms_norm(x, bias, residual, self.weight, self.eps)
+
+
+class UnaddedSum(NamedTuple):
+    """Hidden states `residual + (output + bias)`, without a gradient, that the next norm adds in its own operator."""
+
+    output: Tensor
+    bias: Tensor | None
+    residual: Tensor
+
+
+def added(hidden_states):
+    """Tensor of hidden states that may be an `UnaddedSum`."""
+    if isinstance(hidden_states, UnaddedSum):
+        return ops.bias_dropout_add(*hidden_states, 0.0, None)
+    return hidden_states
+
+
+def added_and_normed(norm, hidden_states):
+    """(hidden states, their norm) of hidden states that may be an `UnaddedSum`."""
+    if isinstance(hidden_states, UnaddedSum) and isinstance(norm, RMSNorm) and not autograd.has_forward_hooks(norm):
+        return norm.of_sum(*hidden_states)
+    hidden_states = added(hidden_states)
+    return hidden_states, norm(hidden_states)
 
 
 FusedRMSNorm = RMSNorm  # upstream's two names for one thing: `ops` always takes the fused operator

@@ -2,7 +2,7 @@
 
 from mindspore import Tensor, nn
 
-from mindspeed_ms.core import parallel_state
+from mindspeed_ms.core import autograd, parallel_state
 from mindspeed_ms.core.context_parallel import VisibleKeys
 from mindspeed_ms.core.tensor_parallel.random import checkpoint
 from mindspeed_ms.layout.layer_lists import LayerRecompute
@@ -10,7 +10,7 @@ from mindspeed_ms.layout.stages import recompute_of
 from mindspeed_ms.legacy.model.attention_mask import expand_attention_mask
 from mindspeed_ms.legacy.model.enums import AttnMaskType, LayerType, to_enum
 from mindspeed_ms.legacy.model.module import Module
-from mindspeed_ms.legacy.model.norms import get_norm
+from mindspeed_ms.legacy.model.norms import added, added_and_normed, get_norm
 from mindspeed_ms.legacy.model.transformer_layer import ParallelTransformerLayer
 
 
@@ -119,7 +119,7 @@ class ParallelTransformer(Module):
                 hidden_states = checkpoint(segment, self.distribute_saved_activations, hidden_states)
             else:
                 hidden_states = segment(hidden_states)
-        return self.final_norm(hidden_states) if self.has_final_norm else hidden_states
+        return added_and_normed(self.final_norm, hidden_states)[1] if self.has_final_norm else added(hidden_states)
 
     def expanded(self, mask, hidden_states):
         """The mask, once for all layers: expanded, or under context parallelism as `VisibleKeys`."""
@@ -136,11 +136,15 @@ class ParallelTransformer(Module):
     def _segment(self, start, stop, attention_mask, rotary_pos_emb, inference_params):
         """Function of the hidden states that runs layers `start` to `stop` (local positions)."""
 
+        layers = [self.layers[index] for index in range(start, stop)]
+        keywords = {"inference_params": inference_params, "rotary_pos_emb": rotary_pos_emb}
+        if inference_params is not None:
+            # hooks of users expect tensors
+            keywords["gives_sum"] = not any(autograd.has_forward_hooks(layer) for layer in layers)
+
         def run(hidden_states):
-            for index in range(start, stop):
-                hidden_states = self.layers[index](
-                    hidden_states, attention_mask, inference_params=inference_params, rotary_pos_emb=rotary_pos_emb
-                )
+            for layer in layers:
+                hidden_states = layer(hidden_states, attention_mask, **keywords)
             return hidden_states
 
         return run

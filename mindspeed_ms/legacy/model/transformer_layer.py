@@ -3,14 +3,13 @@
 from contextlib import nullcontext
 
 from mindspeed_ms import ops
-from mindspeed_ms.core import autograd
 from mindspeed_ms.core.rng import get_rng_tracker
 from mindspeed_ms.core.tensor_parallel.linear import cast
 from mindspeed_ms.layout.describers.gpt import layer_norms
 from mindspeed_ms.legacy.model import attention, latent_attention, mlp, moe  # noqa: F401  (they register their cells)
 from mindspeed_ms.legacy.model.enums import AttnMaskType, AttnType, LayerType, to_enum
 from mindspeed_ms.legacy.model.module import Module
-from mindspeed_ms.legacy.model.norms import RMSNorm, get_norm
+from mindspeed_ms.legacy.model.norms import UnaddedSum, added_and_normed, get_norm
 from mindspeed_ms.legacy.model.parts import cell_of
 
 
@@ -38,8 +37,9 @@ class ParallelTransformerLayer(Module):
         self_attn_mask_type (AttnMaskType): what a missing mask means.
         drop_path_rate (float): must be 0; stochastic depth is for vision models.
 
-    Inputs: hidden_states `[s, b, h]` (`[s / tp, b, h]` under sequence parallelism), attention_mask, rotary_pos_emb.
-    Output: the same shape, in the dtype of the residual stream.
+    Inputs: hidden_states `[s, b, h]` (`[s / tp, b, h]` under sequence parallelism) or in inference an `UnaddedSum`,
+    attention_mask, rotary_pos_emb. Output: the same shape, in the dtype of the residual stream; with `gives_sum`, for
+    inference, an `UnaddedSum` where nothing stands between it and the next norm.
 
     Raises:
         ValueError: another layer type, a drop path.
@@ -68,7 +68,6 @@ class ParallelTransformerLayer(Module):
         self.mlp = cell_of("mlp", model.mlp_kind(layer_number - 1))(described)
         self.mlp.set_layer_number(layer_number)
         self.sandwich = model.use_sandwich_norm
-        self.fuses_norm = isinstance(self.post_attention_norm, RMSNorm) and not self.sandwich
         if self.sandwich:
             self.attn_post_norm = get_norm(described, norms["attn_post_norm"].scale)
             self.ffn_post_norm = get_norm(described, norms["ffn_post_norm"].scale)
@@ -84,6 +83,7 @@ class ParallelTransformerLayer(Module):
         retriever_attn_mask=None,
         inference_params=None,
         rotary_pos_emb=None,
+        gives_sum=False,
     ):
         """See the class."""
         if any(
@@ -91,24 +91,23 @@ class ParallelTransformerLayer(Module):
             for value in (encoder_output, enc_dec_attn_mask, retriever_input, retriever_output, retriever_attn_mask)
         ):
             raise ValueError("encoder and retriever inputs must be None: this layer attends to itself only.")
-        normed = self.input_norm(hidden_states)
+        hidden_states, normed = added_and_normed(self.input_norm, hidden_states)
         output, bias = self.attention(normed, attention_mask, inference_params=inference_params, rotary_pos_emb=rotary_pos_emb)
         residual = normed if self.residual_post_norm else hidden_states
-        norm = self.post_attention_norm
-        if inference_params is not None and self.fuses_norm and not autograd.has_forward_hooks(norm):
-            hidden_states, normed = norm.of_sum(output, cast(bias, output.dtype), residual)
-        else:
-            hidden_states = self._add(output, bias, residual, self.attn_post_norm if self.sandwich else None)
-            normed = norm(hidden_states)
+        adds_late = inference_params is not None
+        hidden_states = self._add(output, bias, residual, self.attn_post_norm if self.sandwich else None, adds_late)
+        hidden_states, normed = added_and_normed(self.post_attention_norm, hidden_states)
         output, bias = self.mlp(normed)
         residual = normed if self.residual_post_norm else hidden_states
-        return self._add(output, bias, residual, self.ffn_post_norm if self.sandwich else None)
+        return self._add(output, bias, residual, self.ffn_post_norm if self.sandwich else None, gives_sum)
 
-    def _add(self, output, bias, residual, post_norm):
-        """Residual addition `residual + post_norm(dropout(output + bias))`."""
+    def _add(self, output, bias, residual, post_norm, adds_late):
+        """Residual addition `residual + post_norm(dropout(output + bias))`; with `adds_late` what the next norm can add."""
         probability = self.hidden_dropout if self.training else 0.0
         keep = draw_keep_mask(output.shape, probability, self.sequence_parallel) if probability > 0.0 else None
         bias = cast(bias, output.dtype)
+        if post_norm is None and keep is None and adds_late:
+            return UnaddedSum(output, bias, residual)
         if post_norm is None:
             return ops.bias_dropout_add(output, bias, residual, probability, keep)
         output = output if bias is None else ops.add_bias(output, bias)

@@ -16,10 +16,13 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from mindspeed_ms.core.compiled import compiled
+from mindspeed_ms.ops.cpu.kernels.vectors import prefetch
 
-_NUMBER, _OPEN, _INSIDE, _NEXT, _BUSY = 0, 8, 16, 24, 32  # each on a cache line of its own
-_CODE, _ARGUMENTS, _TOTAL, _PIECE, _FAILED = range(40, 45)
-_SIZE = 48
+_NUMBER, _OPEN, _INSIDE, _NEXT, _NEXT_OF_HELPERS, _BUSY, _SOON = range(0, 56, 8)  # each on a cache line of its own
+_CODE, _ARGUMENTS, _MIDDLE, _TOTAL, _PIECE, _FAILED = range(56, 62)
+_SOON_STOP = _SOON + 1
+_SIZE = 64
+_SOON_BYTES = 2048
 _YIELD_EVERY = 64
 _INT = ir.IntType(64)
 _CODE_TYPE = ir.FunctionType(_INT, [_INT] * 4)
@@ -29,10 +32,19 @@ _yield_processor = types.ExternalFunction("sched_yield", types.int32())
 def new_board():
     """Board of a group of threads, int64 array.
 
-    Places: number of the newest job; number of the job that helpers may enter, 0 for none; helpers inside; start of the next
-    piece; threads that want to start a job; addresses of the machine code and of the arguments; total; piece; a piece failed.
+    Places: number of the newest job; number of the job that helpers may enter, 0 for none; helpers inside; start of the
+    starter's next piece, and of the helpers'; threads that want to start a job; memory that is read soon, from and to;
+    addresses of the machine code and of the arguments; where the helpers' pieces begin; total; piece; a piece failed.
     """
     return np.zeros(_SIZE, np.int64)
+
+
+def announce(board, address, size):
+    """Say that a job soon reads `size` bytes from an address on: its helpers, who begin with the second half, load that into
+    their caches while they wait. A guess that proves wrong does no harm."""
+    board[_SOON_STOP] = 0
+    board[_SOON] = address + size // 2
+    board[_SOON_STOP] = address + size
 
 
 @intrinsic
@@ -128,12 +140,14 @@ def run(board, code, arguments, total, piece):
     if _add(busy, 1):
         _add(busy, -1)
         return _take(code, _counter(), total, total, arguments)
-    board[_CODE], board[_ARGUMENTS], board[_TOTAL], board[_PIECE] = code, arguments, total, piece
-    board[_NEXT], board[_FAILED] = 0, 0
+    middle = (total + piece) // (2 * piece) * piece
+    board[_CODE], board[_ARGUMENTS], board[_MIDDLE], board[_TOTAL], board[_PIECE] = code, arguments, middle, total, piece
+    board[_NEXT], board[_NEXT_OF_HELPERS], board[_FAILED], board[_SOON_STOP] = 0, middle, 0, 0
     number = board[_NUMBER] + 1
     _write(is_open, number)
     _write(_address(board, _NUMBER), number)
-    failed = _take(code, _address(board, _NEXT), total, piece, arguments)
+    failed = _take(code, _address(board, _NEXT), middle, piece, arguments)
+    failed |= _take(code, _address(board, _NEXT_OF_HELPERS), total, piece, arguments)
     _write(is_open, 0)
     rounds = 0
     while _read(inside):
@@ -150,9 +164,13 @@ def run(board, code, arguments, total, piece):
 def help_until_idle(board, rounds):
     """Take pieces of the jobs of a board, the current one first, until none was announced for some rounds of looking."""
     number, inside, seen, idle = _address(board, _NUMBER), _address(board, _INSIDE), 0, 0
+    soon, soon_stop = _address(board, _SOON), _address(board, _SOON_STOP)
     while idle < rounds:
         current = _read(number)
         if current == seen:
+            if _read(soon) < _read(soon_stop):
+                prefetch(_add(soon, _SOON_BYTES), _SOON_BYTES)
+                continue
             _pause()
             idle += 1
             if idle % _YIELD_EVERY == 0:
@@ -161,10 +179,12 @@ def help_until_idle(board, rounds):
         seen, idle = current, 0
         _add(inside, 1)
         # from here on the starter waits, so what the board says belongs to an open job
-        if _read(_address(board, _OPEN)) == current and _take(
-            board[_CODE], _address(board, _NEXT), board[_TOTAL], board[_PIECE], board[_ARGUMENTS]
-        ):
-            _write(_address(board, _FAILED), 1)
+        if _read(_address(board, _OPEN)) == current:
+            code, arguments, piece = board[_CODE], board[_ARGUMENTS], board[_PIECE]
+            failed = _take(code, _address(board, _NEXT_OF_HELPERS), board[_TOTAL], piece, arguments)
+            failed |= _take(code, _address(board, _NEXT), board[_MIDDLE], piece, arguments)
+            if failed:
+                _write(_address(board, _FAILED), 1)
         _add(inside, -1)
 
 

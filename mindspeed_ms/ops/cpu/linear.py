@@ -58,6 +58,7 @@ def linear_forward(x, weight, bias=None):
     if is_few:
         kernel = products.linear_few_bfloat16 if is_narrowed else products.linear_few
         threads.run(kernel, -(-rows.shape[0] // products.COLUMNS), flat.size * values.shape[1], values, rows, flat)
+        threads.reads_weight(rows.__array_interface__["data"][0], rows.nbytes)
     elif rows.shape[0] >= _NARROW:
         _run_product(products.linear_columns, rows.shape[0], flat.size * values.shape[1], values, rows, flat)
     else:

@@ -16,10 +16,12 @@ MINIMUM_WORK = 32768
 """Element operations below which a piece is not worth handing to another thread."""
 _PIECES_PER_THREAD = 4
 _IDLE_ROUNDS = 20_000
+_MOST_WEIGHTS = 10_000
 
 _threads = 0
 _helpers = []
 _board = jobs.new_board()
+_weight_after, _last_weight = {}, None
 
 
 def run(kernel, total, work, *arguments, pieces_per_thread=_PIECES_PER_THREAD):
@@ -37,6 +39,21 @@ def run(kernel, total, work, *arguments, pieces_per_thread=_PIECES_PER_THREAD):
     pieces = min(pieces, pieces_per_thread * _threads)
     _wake_helpers(_threads - 1)
     kernel.entry(_board, total, -(-total // pieces), *arguments)
+
+
+def reads_weight(address, size):
+    """Note the weight that was just read: until the next job helpers load their part of the one that followed it the last time.
+
+    A step of generation reads all weights once, in one order, and is as long as that takes.
+    """
+    global _last_weight
+    if len(_weight_after) > _MOST_WEIGHTS:
+        _weight_after.clear()
+    _weight_after[_last_weight] = address, size
+    _last_weight = address
+    following = _weight_after.get(address)
+    if following is not None:
+        jobs.announce(_board, *following)
 
 
 def thread_count():

@@ -71,7 +71,10 @@ def _room():
     # numba notices changes of a kernel's own file only, not of the helpers that are compiled into it
     digest = hashlib.sha256()
     folder = pathlib.Path(__file__).parent
-    for path in [folder / "jobs.py", folder / "compiler.py", *sorted((folder / "kernels").glob("*.py"))]:
+    for path in [
+        *(folder / f"{name}.py" for name in ("jobs", "vectors", "compiler")),
+        *sorted((folder / "kernels").glob("*.py")),
+    ]:
         digest.update(path.read_bytes())
     return f"kernels-{digest.hexdigest()[:12]}"
 

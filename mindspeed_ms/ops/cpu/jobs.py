@@ -16,7 +16,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from mindspeed_ms.core.compiled import compiled
-from mindspeed_ms.ops.cpu.kernels.vectors import prefetch
+from mindspeed_ms.ops.cpu.vectors import prefetch
 
 _NUMBER, _OPEN, _INSIDE, _NEXT, _NEXT_OF_HELPERS, _BUSY, _SOON = range(0, 56, 8)  # each on a cache line of its own
 _CODE, _ARGUMENTS, _MIDDLE, _TOTAL, _PIECE, _FAILED = range(56, 62)

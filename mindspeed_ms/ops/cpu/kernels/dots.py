@@ -5,7 +5,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from mindspeed_ms.ops.cpu.kernels.vectors import FLOAT, HAS_MANY_REGISTERS, INT, LANES, VECTOR, load_floats
+from mindspeed_ms.ops.cpu.vectors import FLOAT, HAS_MANY_REGISTERS, INT, LANES, VECTOR, load_floats
 
 COLUMNS = 6 if HAS_MANY_REGISTERS else 4
 """Rows of the weight in a tile: with `ROWS` of the input their sums fit into the registers."""

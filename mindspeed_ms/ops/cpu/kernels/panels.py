@@ -12,7 +12,7 @@ from numba.extending import intrinsic
 
 from mindspeed_ms.ops.cpu.compiler import inline
 from mindspeed_ms.ops.cpu.kernels.blas import ITEM, address_of
-from mindspeed_ms.ops.cpu.kernels.vectors import HAS_MANY_REGISTERS, INT, LANES, LINE, VECTOR, fetch, load_floats
+from mindspeed_ms.ops.cpu.vectors import HAS_MANY_REGISTERS, INT, LANES, LINE, VECTOR, fetch, load_floats
 
 _VECTORS = 2
 ROWS = 12 if HAS_MANY_REGISTERS else 6

@@ -3,7 +3,7 @@
 from mindspeed_ms.ops.cpu.compiler import kernel
 from mindspeed_ms.ops.cpu.kernels.blas import ITEM, address_of, multiply, multiply_transposed, transposed_multiply
 from mindspeed_ms.ops.cpu.kernels.dots import COLUMNS, ROWS, bit_dots_of_row, bit_dots_of_rows, dots_of_row, dots_of_rows
-from mindspeed_ms.ops.cpu.kernels.vectors import prefetch
+from mindspeed_ms.ops.cpu.vectors import prefetch
 
 
 @kernel

@@ -4,8 +4,6 @@ import json
 import os
 from contextlib import contextmanager
 
-from mindspore import Tensor
-
 from mindspeed_ms.core import comm, storage
 from mindspeed_ms.core.dist_checkpointing.agreement import on_rank_zero
 from mindspeed_ms.core.dist_checkpointing.load import find_checkpoint
@@ -117,6 +115,6 @@ class ReferenceWeights(Reference):
 
 def _copy(parameter):
     """A Tensor of its own with the values of a parameter."""
-    if storage.is_in_host_memory():
-        return storage.from_array(storage.as_array(parameter).copy(), parameter.dtype)
-    return Tensor(parameter.asnumpy(), parameter.dtype)
+    copy = storage.zeros(parameter.shape, parameter.dtype)
+    storage.write(copy, parameter)
+    return copy

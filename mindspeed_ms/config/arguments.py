@@ -169,6 +169,8 @@ def _switch_or_text(text):
 
 
 def _value_or_text(text):
+    if not text.strip():
+        return text  # an empty shell variable is no null: what expects a number or a list says so
     value = plain_value(text)
     return text if isinstance(value, bool) else value
 

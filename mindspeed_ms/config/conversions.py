@@ -6,7 +6,6 @@ A conversion is `convert(value, view) -> {config path: value}`; `view` reads the
 
 import re
 
-from mindspeed_ms.config.patterns import read_pattern
 from mindspeed_ms.config.values import read_float_list, read_int, read_int_list
 
 _LOG_LEVELS = {10: "debug", 20: "info", 30: "warning", 40: "error"}
@@ -351,22 +350,8 @@ def first_k_dense(value, view):
 
 def moe_layer_freq(value, view):
     """`--moe-layer-freq`: a number n or a pattern such as "([0]*3+[1]*58)"; 1 and -1 are the default."""
-    return {} if value in (1, -1, "1", "-1") else pattern("moe_config.moe_layer_freq")(value, view)
-
-
-def pattern(path):
-    """Conversion of a number n, a list, or a pattern such as "([1]*3+[0]*1)*3" to the list of numbers at `path`."""
-
-    def convert(value, view):
-        if not isinstance(value, str):
-            return {} if value is None else {path: value}
-        try:
-            return {path: read_pattern(value)}
-        except ValueError as error:
-            view.problem(path.rpartition(".")[2], str(error))
-            return {}
-
-    return convert
+    del view
+    return {} if value in (None, 1, -1, "1", "-1") else {"moe_config.moe_layer_freq": value}
 
 
 def window_size(value, view):

@@ -6,7 +6,7 @@ _LONGEST_PATTERN = 10000  # more than any model has layers
 
 
 def read_pattern(text):
-    """List of ints from "([1]*3+[0]*1)*3": lists, +, * and whole numbers only.
+    """List or number from "([1]*3+[0]*1)*3": lists, +, * and whole numbers only.
 
     Raises:
         ValueError: for anything else.
@@ -14,7 +14,7 @@ def read_pattern(text):
     try:
         return _pattern(ast.parse(text.strip(), mode="eval").body)
     except (SyntaxError, TypeError, ValueError):
-        raise ValueError(f"expects a whole number or a pattern such as ([1]*3+[0]*1)*3, not {text!r}") from None
+        raise ValueError(f"not a pattern: {text!r}") from None
 
 
 def _length(part):

@@ -8,6 +8,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, WithJsonSchema
 
+from mindspeed_ms.config.patterns import read_pattern
+
 _TRUE, _FALSE = ("true", "yes", "on", "y", "1"), ("false", "no", "off", "n", "0")
 _DTYPES = {"float32": ("fp32", "float", "single"), "float16": ("fp16", "half"), "bfloat16": ("bf16",)}
 DTYPE_NAMES = tuple(_DTYPES)
@@ -146,6 +148,20 @@ def read_int_list(value):
     return [read_int(item) for item in read_list(value)]
 
 
+def read_layer_pattern(value):
+    """list of ints from a number, a list, or the text of one, such as "([1]*3+[0]*1)*3".
+
+    Raises:
+        ValueError: if it is something else.
+    """
+    if not isinstance(value, str):
+        return read_int_list(value)
+    try:
+        return read_int_list(read_pattern(value))
+    except ValueError:
+        return read_int_list(value.strip() or None)
+
+
 def read_float_list(value):
     """list of floats; see `read_list`.
 
@@ -259,6 +275,12 @@ Str = _kind(str, read_str, "a string")
 Dtype = _kind(str, read_dtype, "one of float32, float16, bfloat16", {"type": "string", "enum": list(DTYPE_NAMES)})
 LayerList = _kind(list, read_layer_list, "a list of integers, or one such list per stage, all of one length", _LIST_OR_TEXT)
 IntList = _kind(list[int], read_int_list, "a list of integers", _LIST_OR_TEXT)
+LayerPattern = _kind(
+    list[int],
+    read_layer_pattern,
+    "a whole number, a list of integers, or a pattern such as ([1]*3+[0]*1)*3",
+    {"anyOf": [{"type": "integer"}, {"type": "array"}, {"type": "string"}]},
+)
 FloatList = _kind(list[float], read_float_list, "a list of numbers", _LIST_OR_TEXT)
 StrList = _kind(list[str], read_words, "a list of words", _LIST_OR_TEXT)
 JsonMapping = _kind(

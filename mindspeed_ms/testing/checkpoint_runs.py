@@ -14,6 +14,7 @@ STEPS = 4
 DIST = {"use_distributed_optimizer": True}
 MODELS = {"tied": {**job.TIED, "num_layers": 4}, "untied": {**job.UNTIED, "num_layers": 4}}
 MODELS |= {"experts": MODELS["untied"], "grouped experts": MODELS["untied"]}
+MODELS["further tokens"] = {**MODELS["untied"], "mtp_num_layers": 2}
 _EXPERTS = {
     "num_experts": 4,
     "moe_router_topk": 2,
@@ -26,7 +27,7 @@ _EXPERTS = {
     "moe_router_bias_update_rate": 0.05,
     "first_k_dense_replace": 1,
 }
-MIXTURES = {"experts": _EXPERTS, "grouped experts": {**_EXPERTS, "moe_grouped_gemm": True}}
+MIXTURES = {"experts": _EXPERTS, "grouped experts": {**_EXPERTS, "moe_grouped_gemm": True}, "further tokens": _EXPERTS}
 
 
 class Rows:

@@ -155,7 +155,7 @@ def _check_model(path, manifest, all_config, resumes, is_gpt):
     listed = "; ".join(f"{_written(all_config, name)} is {now!r} here and {before!r} there" for name, before, now in found)
     listed = listed or tensors
     elsewhere = "" if all_config.training_config.load_checkpoint else "Save elsewhere (--save), "
-    instead = "load its weights alone (--finetune), " if resumes else ""
+    instead = "load its weights alone (--finetune), " if resumes and not tensors else ""
     advice = f"{elsewhere}take the checkpoint's values (--use-checkpoint-args), {instead}or set load_strict: False"
     raise CheckpointError(f"{path} holds another model: {listed}. {advice[0].upper()}{advice[1:]} (--load-strict false).")
 

@@ -117,7 +117,9 @@ CARELESS = [
     ([*MODEL, "--fp16", "--bf16"], ["fp16", "bf16"]),
     # over an earlier training
     ([*SAVED, "--hidden-size", "64"], ["saved/iter_0000002 holds another model", "--hidden-size is 64 here and 32 there"]),
-    ([*SAVED, "--num-layers", "2"], ["saved/iter_0000002 holds another model", "--num-layers is 2 here and 1 there"]),
+    ([*SAVED, "--num-layers", "2"],
+     ["--num-layers is 2 here and 1 there. Take the checkpoint's values (--use-checkpoint-args), or set load_strict"]),
+    ([*SAVED, "--num-attention-heads", "8"], ["8 here and 4 there. Take", "load its weights alone (--finetune)"]),
     ([*SAVED, "--rotary-base", "5", "--position-embedding-type", "rope"], ["another model", "--position-embedding-type"]),
     ([*SAVED, "--lr", "5e-3"], ["saved/iter_0000002", "--lr is 0.005 here and 0.001 there", "--override-opt-param-scheduler"]),
     ([*SAVED, "--train-iters", "9"], ["--train-iters is 9 here and 2 there", "--use-checkpoint-opt-param-scheduler"]),

@@ -55,6 +55,9 @@ PAIRS = [
     ("experts", "tp2ep2", "pp2ep2"),
     ("grouped experts", "pp2ep2", "ep2z3"),
     ("grouped experts", "ep2z3", "one"),
+    ("further tokens", "one", "pp2ep2"),
+    ("further tokens", "pp2ep2", "ep2z3"),
+    ("further tokens", "ep2z3", "tp2ep2"),
 ]
 
 

@@ -97,6 +97,7 @@ MODEL = (
     ("training_config:\n  seed: ${}\n", r"run.yaml:3: training_config.seed: has a \$\{"),
     ("optimizer_config: {learning_rate: .nan}\n", "learning_rate = nan: expects a number > 0"),
     ("optimizer_config: {learning_rate: 1e400}\n", "learning_rate = inf: expects a number > 0"),
+    ("moe_config: {num_experts: 2, moe_layer_freq: '[1]*(2'}\n", r"moe_layer_freq = '\[1\]\*\(2': expects .* pattern such as"),
     ("parallel_config: {num_layer_list: '[[1],[1'}\n", r"num_layer_list = '\[\[1\],\[1': expects a list of integers"),
     ("lora_config: {use_lora: True, target_cells: [{target_cells: ['(']}]}\n", r"list of regular expressions, found '\('"),
     ("lora_config: {use_lora: True, target_cells: [{target_cells: ['a']}, {cell: a, rnak: 3}]}\n", "Did you mean 'rank'"),
@@ -118,6 +119,9 @@ def test_careless_yaml_is_named_with_what_is_expected(tmp_path, more, words):
     ("--lr nan", "--lr = 'nan': expects a number > 0"),
     ("--num-layers 99999999999999999999", "--num-layers = 99999999999999999999: expects an integer > 0 and <= 10000"),
     ("--num-experts 4 --moe-layer-freq [1]*99999999999", "--moe-layer-freq = '[1]*99999999999': expects a whole number"),
+    ("--num-experts 4 --moe-layer-freq=", "--moe-layer-freq = '': expects a whole number, a list"),
+    ("--num-experts 4 --moe-expert-capacity-factor=", "--moe-expert-capacity-factor = '': expects a number or null"),
+    ("--window-size=", "--window-size = '': expects LEFT,0"),
 ])  # fmt: skip
 def test_careless_flags_are_named_with_what_is_expected(capsys, words, said):
     try:

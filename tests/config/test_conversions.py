@@ -85,7 +85,7 @@ CASES = {
         f"{X}.moe_router_enable_expert_bias": True,
     },
     "--router-gating-in-fp32": {f"{X}.moe_router_dtype": "fp32"},
-    "--moe-layer-freq [0]+[1]*3": {f"{X}.moe_layer_freq": [0, 1, 1, 1]},
+    "--moe-layer-freq [0]+[1]*3": {f"{X}.moe_layer_freq": "[0]+[1]*3"},
     "--first-k-dense-replace 1": {f"{X}.first_k_dense_replace": 1},
     "--lora-target-modules linear_qkv out_proj": {
         "lora_config.target_cells": [{"target_cells": [r".*\.qkv_proj", r".*\.out_proj"]}],

@@ -6,7 +6,7 @@ from typing import ClassVar
 from mindspeed_ms.config import conversions
 from mindspeed_ms.config.sections.base import Section
 from mindspeed_ms.config.sections.field import COMPARED, OFF, SWITCH, TAKEN, VALUE, Alias, field
-from mindspeed_ms.config.values import Bool, Int, IntList, PositiveInt, Probability, integer, one_of, registered
+from mindspeed_ms.config.values import Bool, Int, LayerPattern, PositiveInt, Probability, integer, one_of, registered
 from mindspeed_ms.layout.describers import kinds
 
 
@@ -144,13 +144,12 @@ class AttentionFields(Section):
         ),
         checkpoint=COMPARED,
     )
-    window_attn_skip_freq: IntList | None = field(
+    window_attn_skip_freq: LayerPattern | None = field(
         None,
         "Which layers have the sliding window: 0/1 per layer, or n: every n-th layer attends to all; null: every layer.",
         "哪些层使用滑动窗口：逐层0/1列表，或n表示每第n层可见全部；空表示所有层。",
         "output",
         megatron=None,
-        convert=conversions.pattern("model_config.window_attn_skip_freq"),
         checkpoint=COMPARED,
     )
     attention_softmax_in_fp32: Bool = field(

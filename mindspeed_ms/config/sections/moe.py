@@ -5,7 +5,7 @@ from typing import ClassVar
 from mindspeed_ms.config import conversions
 from mindspeed_ms.config.sections.base import Section
 from mindspeed_ms.config.sections.field import COMPARED, SWITCH, TAKEN, Alias, field
-from mindspeed_ms.config.values import Bool, Count, Float, IntList, NotNegative, PositiveFloat, PositiveInt, one_of
+from mindspeed_ms.config.values import Bool, Count, Float, LayerPattern, NotNegative, PositiveFloat, PositiveInt, one_of
 
 _SAME_NUMBERS = (
     "it changes how the same numbers are computed; the fastest way is taken",
@@ -133,7 +133,7 @@ class MoEConfig(Section):
     moe_aux_loss_coeff: NotNegative = field(0.0, "Weight of the balance loss.", "均衡损失的系数。", "optimizer")
     moe_z_loss_coeff: NotNegative | None = field(None, "Weight of the z-loss.", "z-loss的系数。", "optimizer")
     moe_input_jitter_eps: NotNegative | None = field(None, "Noise on the router's input.", "路由输入的噪声幅度。", "output")
-    moe_layer_freq: IntList | None = field(
+    moe_layer_freq: LayerPattern | None = field(
         None,
         "Every n-th layer is an expert layer, or a list of 0/1 per layer; null makes all.",
         "每隔n层一个专家层，或逐层0/1列表；空表示全部。",

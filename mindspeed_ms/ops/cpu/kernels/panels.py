@@ -29,10 +29,10 @@ _BITS = ir.VectorType(ir.IntType(1), LANES)
 _ALIGN, _NOTHING = ir.IntType(32)(4), ir.Constant(VECTOR, [0.0] * LANES)
 
 
-def _masks(builder, width):
-    """Masks of the vectors of a tile's row of which the first `width` elements exist."""
+def _masks(builder, width, vectors=range(_VECTORS)):
+    """Masks of the vectors of a row of which the first `width` elements exist."""
     lanes, wanted = ir.VectorType(INT, LANES), _spread(builder, width)
-    places = [ir.Constant(lanes, [LANES * v + lane for lane in range(LANES)]) for v in range(_VECTORS)]
+    places = [ir.Constant(lanes, [LANES * v + lane for lane in range(LANES)]) for v in vectors]
     return [builder.icmp_signed("<", place, wanted) for place in places]
 
 
@@ -97,39 +97,44 @@ def _tile(typing_context, a, b, depth, c, c_step, rows, width, adds, c_next, ahe
             begin, end = share(depth, row, INT(ROWS)), share(depth, after, INT(ROWS))
             with cgutils.for_range_slice(builder, begin, end, INT(1)) as (k, _):
                 add_products(k)
-        last, places, before = builder.sub(rows, INT(1)), [], []
-        for i in range(ROWS):  # rows that are not there are the last one, computed again
-            row = builder.select(builder.icmp_signed("<", INT(i), rows), INT(i), last)
-            row = builder.add(c, builder.mul(row, c_step))
-            places += [builder.inttoptr(builder.add(row, INT(4 * LANES * v)), pointer) for v in range(_VECTORS)]
-        keeps = builder.icmp_signed("!=", adds, INT(0))
-        kept = [builder.select(keeps, mask, ir.Constant(_BITS, [0] * LANES)) for mask in masks]
-        for place, mask in zip(places, kept * ROWS):  # all are read before one is written
-            before.append(builder.call(load, [place, _ALIGN, mask, _NOTHING]))
-        for place, mask, sum_, value in zip(places, masks * ROWS, sums, before):
-            builder.call(store, [builder.fadd(builder.load(sum_), value), place, _ALIGN, mask])
+        keeps, nowhere = builder.icmp_signed("!=", adds, INT(0)), ir.Constant(_BITS, [0] * LANES)
+        for i in range(ROWS):
+            row, exists = builder.add(c, builder.mul(INT(i), c_step)), builder.icmp_signed("<", INT(i), rows)
+            for v, mask in enumerate(masks):
+                place = builder.inttoptr(builder.add(row, INT(4 * LANES * v)), pointer)
+                mask = builder.select(exists, mask, nowhere)
+                before = builder.call(load, [place, _ALIGN, builder.select(keeps, mask, nowhere), _NOTHING])
+                sum_ = builder.load(sums[i * _VECTORS + v])
+                builder.call(store, [builder.fadd(sum_, before), place, _ALIGN, mask])
         return context.get_dummy_value()
 
     return types.void(*[types.int64] * 14), generate
 
 
-@intrinsic
-def _copy_columns(typing_context, source, step, depth, width, panel):
-    """panel [depth, COLUMNS] = `width` columns and zeros; addresses, `step` bytes from row to row of the source."""
+def _column_copy(size):
+    """Intrinsic: panel [depth, size] = `width` columns and zeros; addresses, `step` bytes from row to row of the source.
 
-    def generate(context, builder, signature, arguments):
-        source, step, depth, width, panel = arguments
-        masks, pointer, load = _masks(builder, width), VECTOR.as_pointer(), _masked_load(builder)
-        with cgutils.for_range_slice(builder, INT(0), depth, INT(1)) as (k, _):
-            row = builder.add(source, builder.mul(k, step))
-            place = builder.add(panel, builder.mul(k, INT(4 * COLUMNS)))
-            for v, mask in enumerate(masks):
-                part = builder.inttoptr(builder.add(row, INT(4 * LANES * v)), pointer)
-                target = builder.inttoptr(builder.add(place, INT(4 * LANES * v)), pointer)
-                builder.store(builder.call(load, [part, _ALIGN, mask, _NOTHING]), target, align=4)
-        return context.get_dummy_value()
+    The panel has room for whole vectors after its end.
+    """
+    vectors = range(-(-size // LANES))
 
-    return types.void(*[types.int64] * 5), generate
+    @intrinsic
+    def copy(typing_context, source, step, depth, width, panel):
+        def generate(context, builder, signature, arguments):
+            source, step, depth, width, panel = arguments
+            masks, pointer, load = _masks(builder, width, vectors), VECTOR.as_pointer(), _masked_load(builder)
+            with cgutils.for_range_slice(builder, INT(0), depth, INT(1)) as (k, _):
+                row = builder.add(source, builder.mul(k, step))
+                place = builder.add(panel, builder.mul(k, INT(4 * size)))
+                for v, mask in zip(vectors, masks):  # what a vector writes too much the next row overwrites
+                    part = builder.inttoptr(builder.add(row, INT(4 * LANES * v)), pointer)
+                    target = builder.inttoptr(builder.add(place, INT(4 * LANES * v)), pointer)
+                    builder.store(builder.call(load, [part, _ALIGN, mask, _NOTHING]), target, align=4)
+            return context.get_dummy_value()
+
+        return types.void(*[types.int64] * 5), generate
+
+    return copy
 
 
 def _transposed(builder, rows):
@@ -143,52 +148,67 @@ def _transposed(builder, rows):
     return rows
 
 
-@intrinsic
-def _copy_rows(typing_context, source, step, depth, width, panel):
-    """panel [depth, COLUMNS] = columns from `width` rows of `depth` elements; addresses, `step` bytes from row to row.
+def _row_copy(size):
+    """Intrinsic: panel [depth, size] = columns from `width` rows of `depth` elements; addresses, `step` bytes from row to row.
 
-    The panel has room for whole vectors; columns that are not there hold anything.
+    The panel has room for `LANES` more rows; columns that are not there hold anything.
     """
 
-    def generate(context, builder, signature, arguments):
-        source, step, depth, width, panel = arguments
-        pointer, load, last = VECTOR.as_pointer(), _masked_load(builder), builder.sub(width, INT(1))
-        with cgutils.for_range_slice(builder, INT(0), depth, INT(LANES)) as (k, _):
-            mask = _masks(builder, builder.sub(depth, k))[0]
-            for v in range(_VECTORS):
-                rows = []
-                for j in range(LANES * v, LANES * v + LANES):
-                    row = builder.select(builder.icmp_signed("<", INT(j), width), INT(j), last)
-                    place = builder.add(builder.add(source, builder.mul(row, step)), builder.mul(k, INT(4)))
-                    rows.append(builder.call(load, [builder.inttoptr(place, pointer), _ALIGN, mask, _NOTHING]))
-                for i, column in enumerate(_transposed(builder, rows)):
-                    place = builder.mul(builder.add(k, INT(i)), INT(4 * COLUMNS))
-                    place = builder.add(builder.add(panel, place), INT(4 * LANES * v))
-                    builder.store(column, builder.inttoptr(place, pointer), align=4)
-        return context.get_dummy_value()
+    @intrinsic
+    def copy(typing_context, source, step, depth, width, panel):
+        def generate(context, builder, signature, arguments):
+            source, step, depth, width, panel = arguments
+            pointer, load, last = VECTOR.as_pointer(), _masked_load(builder), builder.sub(width, INT(1))
+            with cgutils.for_range_slice(builder, INT(0), depth, INT(LANES)) as (k, _):
+                mask = _masks(builder, builder.sub(depth, k), [0])[0]
+                squares = []
+                for start in range(0, size, LANES):
+                    rows = []
+                    for j in range(start, start + LANES):
+                        if j >= size:
+                            rows.append(_NOTHING)
+                            continue
+                        row = builder.select(builder.icmp_signed("<", INT(j), width), INT(j), last)
+                        place = builder.add(builder.add(source, builder.mul(row, step)), builder.mul(k, INT(4)))
+                        rows.append(builder.call(load, [builder.inttoptr(place, pointer), _ALIGN, mask, _NOTHING]))
+                    squares.append(_transposed(builder, rows))
+                for i in range(LANES):  # what a vector writes too much the next row overwrites
+                    place = builder.add(panel, builder.mul(builder.add(k, INT(i)), INT(4 * size)))
+                    for v, columns in enumerate(squares):
+                        target = builder.inttoptr(builder.add(place, INT(4 * LANES * v)), pointer)
+                        builder.store(columns[i], target, align=4)
+            return context.get_dummy_value()
 
-    return types.void(*[types.int64] * 5), generate
+        return types.void(*[types.int64] * 5), generate
+
+    return copy
+
+
+_copy_columns, _copy_rows = _column_copy(COLUMNS), _row_copy(COLUMNS)
+_copy_columns_of_tile, _copy_rows_of_tile = _column_copy(ROWS), _row_copy(ROWS)
 
 
 @inline
 def add_product(a, b, c, adds, is_transposed):
     """c [m, n] = a [m, k] b [k, n], or a b^T with b [n, k] if `is_transposed`; added to c if `adds`.
 
-    `a` may have any strides; rows of b and c are contiguous.
+    Rows or columns of `a` are contiguous, and rows of b and c.
     """
     m, size, n = a.shape[0], a.shape[1], c.shape[1]
     most = min(_MOST_ROWS, (m + ROWS - 1) // ROWS * ROWS)
     depth = min(DEPTH, (size + LANES - 1) // LANES * LANES)
-    tiles, panel = np.empty(most * depth, np.float32), np.empty(depth * COLUMNS, np.float32)
+    tiles = np.empty(most * depth + LANES * (ROWS + 1), np.float32)
+    panel = np.empty((depth + 1) * COLUMNS, np.float32)
     for first in range(0, m, most):
         rows = min(most, m - first)
         for start in range(0, size, DEPTH):
             length = min(DEPTH, size - start)
             for i in range(0, rows, ROWS):
-                count, place = min(ROWS, rows - i), i * length
-                for k in range(length):
-                    for r in range(ROWS):
-                        tiles[place + k * ROWS + r] = a[first + i + min(r, count - 1), start + k]
+                place, source = address_of(tiles) + ITEM * i * length, address_of(a[first + i :, start:])
+                if a.strides[1] == ITEM:
+                    _copy_rows_of_tile(source, a.strides[0], length, min(ROWS, rows - i), place)
+                else:
+                    _copy_columns_of_tile(source, a.strides[1], length, min(ROWS, rows - i), place)
             tiles_of_group = _GROUP * ((rows + ROWS - 1) // ROWS)
             lines = max(ITEM * length // LINE, 1) if is_transposed else _LINES
             for group in range(0, n, _GROUP * COLUMNS):

@@ -13,7 +13,7 @@ def layers():
 
     from mindspeed_ms.core import autograd, storage
     from mindspeed_ms.core.tensor_parallel import ColumnParallelLoRA, RowParallelLoRA
-    from mindspeed_ms.core.tensor_parallel.lora import AddLowRank
+    from mindspeed_ms.core.tensor_parallel.lora import LinearWithLowRank
 
     config = builders.make_config(builders.LLAMA)
     builders.start(config)
@@ -39,7 +39,7 @@ def layers():
         column(autograd.set_requires_grad(autograd.detach(x)))
     with pytest.raises(ValueError, match="no expert's"):
         ColumnParallelLoRA(8, 6, **common, is_expert=True)
-    assert issubclass(AddLowRank, autograd.Function)
+    assert issubclass(LinearWithLowRank, autograd.Function)
     return saved
 
 

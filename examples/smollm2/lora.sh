@@ -34,6 +34,7 @@ if [[ ! -f $out/data_packed_input_ids_document.idx ]]; then
     python "$here/preprocess_data.py" --input "$records" --output-prefix "$out/data" --tokenizer-name-or-path "$hf" \
         --handler-name AlpacaStyleInstructionHandler --prompt-type chat_template --seq-length 256
 fi
+if [[ $steps == 0 ]]; then exit; fi # the data alone
 bash "$here/gpt/pretrain_gpt.sh" --use-checkpoint-args --pretrained-checkpoint "$hf" --load "$out/run" --save "$out/run" \
     --is-instruction-dataset --data-path "$out/data" --split 1,0,0 --seq-length 256 --variable-seq-lengths --pad-to-multiple-of 32 \
     --tokenizer-name-or-path "$hf" --micro-batch-size 2 --global-batch-size 4 --train-iters "$steps" \

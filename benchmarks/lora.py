@@ -9,8 +9,8 @@
 batch 4.
 
 Answers: `examples/smollm2/lora.sh` trains and exports in a folder of its own. Exits 1 unless the loss halves in 50 steps, at
-least 60 of the 64 answers come back greedily, the logits of the trained model and of the merged weights agree within 1e-5 of the
-largest, and PEFT answers the same with the exported adapters.
+least 60 of the 64 answers come back greedily, the logits of the trained model and of the merged weights agree within 1e-5 of
+the largest, and PEFT answers the same with the exported adapters.
 
 Steps: each side is a process of its own with the same tokens, labels and threads, and they take turns; the median counts. First
 a pair in each sequence, padded, the loss on its answer; then random tokens, the loss on all. Exits 1 for pairs above 0.9 of the

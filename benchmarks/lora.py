@@ -275,7 +275,7 @@ def main(arguments=None):
     parser.add_argument("--peer-python", help="Python of an environment with the [peer] extra")
     parser.add_argument("--only", choices=("answers", "steps"), help="one half of the benchmark")
     parser.add_argument("--steps", type=int, default=8, help="timed steps of each side and kind (default %(default)s)")
-    parser.add_argument("--train-steps", type=int, default=150, help="of the training (default %(default)s)")
+    parser.add_argument("--train-steps", type=int, default=100, help="of the training (default %(default)s)")
     parser.add_argument("--rank", type=int, default=8, help="of the adapters in the timed steps (default %(default)s)")
     parser.add_argument("--serve", type=Path, help="batches: be our side")
     options = parser.parse_args(arguments)

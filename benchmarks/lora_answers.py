@@ -26,9 +26,13 @@ def pairs_of(folder):
     ids, labels = (IndexedDataset(str(folder / "lora" / f"data_packed_{name}_document")) for name in ("input_ids", "labels"))
     pairs = []
     for number in range(len(ids)):
-        tokens, wanted = (np.asarray(one[number], np.int64) for one in (ids, labels))
-        places = np.flatnonzero(wanted != IGNORED)
-        pairs.append((tokens[: places[0]].tolist(), tokens[places[0] : places[-1] + 1].tolist()))
+        tokens, is_answer = np.asarray(ids[number], np.int64), np.asarray(labels[number]) != IGNORED
+        changes = np.flatnonzero(np.diff(is_answer, prepend=False, append=False))
+        end = 0
+        for first, last in changes.reshape(-1, 2):
+            start = end + np.flatnonzero(tokens[end:first] == tokens[0])[0]  # behind what follows the answer before
+            pairs.append((tokens[start:first].tolist(), tokens[first:last].tolist()))
+            end = last
     return pairs
 
 

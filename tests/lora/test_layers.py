@@ -37,6 +37,14 @@ def layers():
     saved = []
     with autograd.saved_tensors_hooks(lambda tensor: saved.append(tuple(tensor.shape)) or tensor, lambda tensor: tensor):
         column(autograd.set_requires_grad(autograd.detach(x)))
+    row.weight.requires_grad = True
+    row.set_train(False)
+    leaf, total = autograd.set_requires_grad(autograd.detach(x)), np.ones((5, 2, 6), np.float32)
+    found = autograd.grad(row(leaf)[0], (leaf, row.weight, row.lora_a, row.lora_b), Tensor(total))
+    flat, g = x.asnumpy().reshape(10, 8), total.reshape(10, 6)
+    expected = (g @ (w + 3.0 * b @ a), g.T @ flat, 3.0 * (g @ b).T @ flat, 3.0 * g.T @ (flat @ a.T))
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_allclose(one.asnumpy().reshape(other.shape), other, atol=1e-4)
     with pytest.raises(ValueError, match="no expert's"):
         ColumnParallelLoRA(8, 6, **common, is_expert=True)
     assert issubclass(LinearWithLowRank, autograd.Function)
@@ -60,6 +68,7 @@ def losses_of_counted_tokens(**model):
         if name.endswith("lora_b"):
             parameter.set_data(Tensor(np.random.RandomState(len(name)).rand(*parameter.shape).astype(np.float32) / 9))
     trained = [parameter for _, parameter in cell.parameters_and_names() if autograd.requires_grad(parameter)]
+    assert cell._counts_tokens
     random, rows, results = np.random.RandomState(0), [], []
     ids = Tensor(random.randint(0, 64, (2, 17)).astype(np.int32))
     entropy = gpt_model.VocabParallelCrossEntropy.construct

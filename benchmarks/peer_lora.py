@@ -35,9 +35,9 @@ def main():
         seconds, losses = [], []
         for _ in range(int(line)):
             begin, total = time.perf_counter(), 0.0
-            tokens, labels = (data[name][step % len(data[name])] for name in ("tokens", "labels"))
+            tokens, labels, masks = (data[name][step % len(data[name])] for name in ("tokens", "labels", "loss_mask"))
             step += 1
-            for ids, wanted in zip(tokens, labels):  # micro-batches
+            for ids, wanted in zip(tokens, np.where(masks != 0, labels, -100)):  # micro-batches
                 logits = model(input_ids=torch.from_numpy(ids)).logits
                 loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), torch.from_numpy(wanted).flatten())
                 (loss / len(tokens)).backward()

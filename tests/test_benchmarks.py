@@ -13,9 +13,11 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 MODULES = (
     "shapes.py",
+    "lora_answers.py",
     "peer.py",
     "peer_megatron.py",
     "peer_lora.py",
+    "peer_lora_answers.py",
     "peer_moe.py",
     "peer_transformers.py",
 )  # no command line of their own: others start them

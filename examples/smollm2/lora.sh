@@ -12,7 +12,7 @@ here=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 folder=${1:-smollm2}
 records=${2:-$folder/lora/pairs.jsonl}
 hf=$folder/hf out=$folder/lora
-steps=${STEPS:-150}
+steps=${STEPS:-100}
 mkdir -p "$out"
 
 if [[ ! -f $records ]]; then
@@ -32,12 +32,13 @@ PYTHON
 fi
 if [[ ! -f $out/data_packed_input_ids_document.idx ]]; then
     python "$here/preprocess_data.py" --input "$records" --output-prefix "$out/data" --tokenizer-name-or-path "$hf" \
-        --handler-name AlpacaStyleInstructionHandler --prompt-type chat_template --seq-length 256
+        --handler-name AlpacaStyleInstructionHandler --prompt-type chat_template --seq-length 256 --pack --neat-pack
 fi
+if [[ $steps == 0 ]]; then exit; fi # the data alone
 bash "$here/gpt/pretrain_gpt.sh" --use-checkpoint-args --pretrained-checkpoint "$hf" --load "$out/run" --save "$out/run" \
-    --is-instruction-dataset --data-path "$out/data" --split 1,0,0 --seq-length 256 --variable-seq-lengths --pad-to-multiple-of 32 \
+    --is-instruction-dataset --data-path "$out/data" --split 1,0,0 --seq-length 256 --neat-pack \
     --tokenizer-name-or-path "$hf" --micro-batch-size 2 --global-batch-size 4 --train-iters "$steps" \
-    --lr 1e-3 --lr-decay-style cosine --min-lr 1e-4 --lr-warmup-fraction 0.03 --weight-decay 0 --clip-grad 1.0 \
+    --lr 2e-3 --lr-decay-style cosine --min-lr 1e-4 --lr-warmup-fraction 0.03 --weight-decay 0 --clip-grad 1.0 \
     --lora-target-modules linear_qkv linear_proj linear_fc1 linear_fc2 --lora-r 8 --lora-alpha 16 --lora-ckpt-filter \
     --eval-iters 0 --no-sample --log-interval 5 --save-interval 50 --use-flash-attn
 rm -rf "$out/peft" "$out/merged"

@@ -43,6 +43,7 @@ from mindspeed_ms.ops.interface.experts import (
 )
 from mindspeed_ms.ops.interface.linear import (
     add_linear,
+    add_linear_input_grad,
     batch_matmul,
     bias_grad,
     linear,
@@ -50,6 +51,7 @@ from mindspeed_ms.ops.interface.linear import (
     linear_input_grad,
     linear_weight_grad,
     matmul,
+    narrow_weight_grad,
 )
 from mindspeed_ms.ops.interface.loss import (
     cross_entropy_gradient,

@@ -79,6 +79,8 @@ def _products():
     )
     # the CPU form takes the memory of its first argument
     _same(lambda: ops.add_linear(tensor(_normal(3, 2, 4)), x, w), used="mint.add")
+    _same(lambda: ops.add_linear_input_grad(tensor(_normal(3, 2, 5)), dy, w), used="mint.add")
+    _same(lambda: (ops.narrow_weight_grad(dy, x), ops.narrow_weight_grad(dy, x, True)), used="mint.matmul")
     _same(lambda: ops.scaled(dy, 0.5), used="mint.mul")
 
     def accumulated():

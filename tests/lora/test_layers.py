@@ -13,7 +13,7 @@ def layers():
 
     from mindspeed_ms.core import autograd, storage
     from mindspeed_ms.core.tensor_parallel import ColumnParallelLoRA, RowParallelLoRA
-    from mindspeed_ms.core.tensor_parallel.lora import AddLowRank
+    from mindspeed_ms.core.tensor_parallel.lora import LinearWithLowRank
 
     config = builders.make_config(builders.LLAMA)
     builders.start(config)
@@ -37,15 +37,67 @@ def layers():
     saved = []
     with autograd.saved_tensors_hooks(lambda tensor: saved.append(tuple(tensor.shape)) or tensor, lambda tensor: tensor):
         column(autograd.set_requires_grad(autograd.detach(x)))
+    row.weight.requires_grad = True
+    row.set_train(False)
+    leaf, total = autograd.set_requires_grad(autograd.detach(x)), np.ones((5, 2, 6), np.float32)
+    found = autograd.grad(row(leaf)[0], (leaf, row.weight, row.lora_a, row.lora_b), Tensor(total))
+    flat, g = x.asnumpy().reshape(10, 8), total.reshape(10, 6)
+    expected = (g @ (w + 3.0 * b @ a), g.T @ flat, 3.0 * (g @ b).T @ flat, 3.0 * g.T @ (flat @ a.T))
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_allclose(one.asnumpy().reshape(other.shape), other, atol=1e-4)
     with pytest.raises(ValueError, match="no expert's"):
         ColumnParallelLoRA(8, 6, **common, is_expert=True)
-    assert issubclass(AddLowRank, autograd.Function)
+    assert issubclass(LinearWithLowRank, autograd.Function)
     return saved
 
 
 def test_constructors_scale_dropout_and_what_a_frozen_weight_keeps(world):
     """A keeps the input of the linear, B the low-rank activations; the frozen weight keeps nothing."""
     assert sorted(world(1)(layers)[0]) == [(5, 2, 4), (5, 2, 8)]
+
+
+def losses_of_counted_tokens(**model):
+    from mindspore import Tensor
+
+    from mindspeed_ms.core import autograd
+    from mindspeed_ms.legacy.model import gpt_model
+    from mindspeed_ms.testing import small_trainings
+
+    cell = small_trainings.build(small_trainings.make_config({**small_trainings.UNTIED, **model}, lora=LORA))[0][0].module
+    for name, parameter in cell.parameters_and_names():
+        if name.endswith("lora_b"):
+            parameter.set_data(Tensor(np.random.RandomState(len(name)).rand(*parameter.shape).astype(np.float32) / 9))
+    trained = [parameter for _, parameter in cell.parameters_and_names() if autograd.requires_grad(parameter)]
+    assert cell._counts_tokens
+    random, rows, results = np.random.RandomState(0), [], []
+    ids = Tensor(random.randint(0, 64, (2, 17)).astype(np.int32))
+    entropy = gpt_model.VocabParallelCrossEntropy.construct
+
+    def counted(self, logits, target, *rest):
+        rows.append(logits.shape[0] * logits.shape[1])
+        return entropy(self, logits, target, *rest)
+
+    some = (random.rand(2, 16) < 0.4).astype(np.float32) * 0.5
+    for mask in (some, np.zeros_like(some), np.ones_like(some)):
+        for cell._counts_tokens in (True, False):
+            gpt_model.VocabParallelCrossEntropy.construct = counted
+            try:
+                loss = cell(ids[:, :-1].contiguous(), labels=ids[:, 1:].contiguous(), loss_mask=Tensor(mask))
+            finally:
+                gpt_model.VocabParallelCrossEntropy.construct = entropy
+            results.append((float(loss.asnumpy()), [grad.asnumpy() for grad in autograd.grad(loss, trained)]))
+    return results, rows, np.count_nonzero(some)
+
+
+@pytest.mark.parametrize("model", [{}, {"loss_chunk_size": 4}], ids=["whole", "chunks"])
+def test_head_computes_the_tokens_that_the_loss_counts(world, model):
+    results, rows, count = world(1)(losses_of_counted_tokens, **model)[0]
+    assert model or rows == [count, 32, 1, 32, 32, 32]
+    for (loss, grads), (expected, wanted) in zip(results[::2], results[1::2], strict=True):
+        assert loss == pytest.approx(expected, rel=1e-6)
+        for grad, other in zip(grads, wanted, strict=True):
+            np.testing.assert_allclose(grad, other, atol=1e-6)
+    assert results[0][0] > 0 and results[2][0] == 0.0 and not any(grad.any() for grad in results[2][1])
 
 
 def test_scale():

@@ -46,6 +46,12 @@ def _raw_linear(dtype):
     assert_close(values(ops.bias_grad(dy)), flat[0].sum(0), tolerance, "bias grad")
     total = values(dy) + values(x) @ values(w).T
     assert_close(values(ops.add_linear(tensor(values(dy), dtype), x, w)), total, tolerance, "added product")
+    assert_close(values(ops.linear_input_grad(dy, w, any_order=True)), values(dy) @ values(w), tolerance, "in any order")
+    total = values(x) + values(dy) @ values(w)
+    assert_close(values(ops.add_linear_input_grad(tensor(values(x), dtype), dy, w)), total, tolerance, "added input grad")
+    assert_close(values(ops.narrow_weight_grad(dy, x)), flat[0].T @ flat[1], tolerance, "narrow weight grad")
+    turned = ops.narrow_weight_grad(dy, x, transposed=True)
+    assert_close(values(turned), flat[1].T @ flat[0], tolerance, "narrow weight grad, transposed")
     assert_close(values(ops.scaled(x, 0.3)), 0.3 * values(x), tolerance, "scaled")
     main_grad = storage.FlatBuffer(30, "float32").slice(5, 25, (4, 5))
     for times in (1, 2):

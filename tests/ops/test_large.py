@@ -144,3 +144,22 @@ def _few_tokens():
 
 def test_few_tokens_are_exact_and_each_as_alone(world):
     world(1)(_few_tokens)
+
+
+def _deep_products():
+    from mindspeed_ms.ops.cpu import linear
+
+    weight, g = _normal(4096, 300), _normal(5, 4096, seed=1)
+    w, dy, product, calls = tensor(weight), tensor(g), linear._product, []
+    linear._product = lambda *arguments: calls.append(arguments) or product(*arguments)
+    try:
+        for any_order, count in ((True, 0), (False, 1)):
+            found = values(ops.linear_input_grad(dy, w, any_order))
+            assert_close(found, values(dy).astype(np.float64) @ values(w).astype(np.float64), 1e-5, "deep input grad")
+            assert len(calls) == count
+    finally:
+        linear._product = product
+
+
+def test_deep_input_gradients_in_any_order_are_by_blas(world):
+    world(1)(_deep_products)

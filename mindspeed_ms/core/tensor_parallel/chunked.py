@@ -64,7 +64,7 @@ class _ChunkedCrossEntropy(Function):
             )
             logits_grad = ops.cast(logits_grad, ctx.compute_dtype)
             if needs_hidden:
-                grads.append(ops.linear_input_grad(logits_grad, head))
+                grads.append(ops.linear_input_grad(logits_grad, head, any_order=not needs_weight))
             if needs_weight:
                 weight_gradient.add(logits_grad, part)
         hidden_grad = cast(_reduced(grads, group, ctx.sequence_parallel), hidden.dtype) if needs_hidden else None

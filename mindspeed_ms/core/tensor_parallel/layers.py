@@ -272,17 +272,20 @@ class RowParallelLinear(_ParallelLinear):
         if not self.input_is_parallel:
             input_ = scatter_to_tensor_model_parallel_region(input_, self.group)
         fused_bias = self.bias if self.world_size == 1 and not self.skip_bias_add else None
-        output = self._matmul(input_, self.weight, fused_bias, False, False)
-        if not self.explicit_expert_comm:
-            if self.sequence_parallel:
-                output = reduce_scatter_to_sequence_parallel_region(output, self.group)
-            else:
-                output = reduce_from_tensor_model_parallel_region(output, self.group)
+        output = self._summed_product(input_, fused_bias)
         if self.skip_bias_add:
             return output, self.bias
         if self.bias is not None and fused_bias is None:
             output = ops.add_bias(output, cast(self.bias, output.dtype))
         return output, None
+
+    def _summed_product(self, input_, bias):
+        output = self._matmul(input_, self.weight, bias, False, False)
+        if self.explicit_expert_comm:
+            return output
+        if self.sequence_parallel:
+            return reduce_scatter_to_sequence_parallel_region(output, self.group)
+        return reduce_from_tensor_model_parallel_region(output, self.group)
 
 
 class VocabParallelEmbedding(ParallelCell):

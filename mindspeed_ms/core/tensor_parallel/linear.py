@@ -56,7 +56,7 @@ class LinearWithGradAccumulationAndAsyncCommunication(Function):
             if ctx.sequence_parallel:
                 gathering = group.all_gather(total_input, async_op=True)
         if needs_input:
-            grad_input = ops.linear_input_grad(grad_output, cast(weight, ctx.compute_dtype))
+            grad_input = ops.linear_input_grad(grad_output, cast(weight, ctx.compute_dtype), any_order=not needs_weight)
         if gathering is not None:
             total_input = gathering.wait()
         if needs_input and ctx.sequence_parallel:

@@ -7,57 +7,77 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from mindspeed_ms import ops
-from mindspeed_ms.core.autograd import Function
 from mindspeed_ms.core.device import dtype_name
 from mindspeed_ms.core.rng import get_rng_tracker
 from mindspeed_ms.core.tensor_parallel.cell import ParallelCell, deferred_initialization, description_of, set_description
 from mindspeed_ms.core.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear
-from mindspeed_ms.core.tensor_parallel.linear import cast, linear_with_grad_accumulation_and_async_allreduce
-from mindspeed_ms.core.tensor_parallel.mappings import (
-    gather_from_tensor_model_parallel_region,
-    reduce_from_tensor_model_parallel_region,
-    reduce_scatter_to_sequence_parallel_region,
-    scatter_to_tensor_model_parallel_region,
-)
+from mindspeed_ms.core.tensor_parallel.linear import LinearWithGradAccumulationAndAsyncCommunication, cast
 from mindspeed_ms.layout.adapters import Adapter, adapters_of, is_trained_beside
 from mindspeed_ms.layout.describers.lora import describe_lora
 from mindspeed_ms.layout.layer_parameters import LayerPart
 
 
-class AddLowRank(Function):
-    """Autograd Function `output + scale * low B^T`: the second product of an adapter and its addition.
+class LinearWithLowRank(LinearWithGradAccumulationAndAsyncCommunication):
+    """Autograd Function of a linear with its adapter: `x W^T + bias + scale * (dropout(x) A^T) B^T`.
 
-    Under sequence parallelism of a column-parallel linear `low` is `[s / tp, b, r]`, gathered here; its gradient is
-    reduce-scattered, or without it (`reduces`) all-reduced: both are only `r` wide. The sum takes the memory of `output`.
+    Both share their input and its gradient, and the adapter's product is added in the memory of the linear's. What is
+    communicated for the adapter is `r` wide. Column-parallel: under sequence parallelism `x A^T` is gathered and its gradient
+    reduce-scattered, otherwise the gradient is all-reduced. Row-parallel: `x W^T` and `x A^T` are both reduced (scattered
+    under sequence parallelism, and their gradients gathered).
     """
 
     @staticmethod
-    def forward(ctx, output, low, weight, scale, compute_dtype, reduces, sequence_parallel, group):
-        """`[..., out]` and `[..., r]` with B `[out, r]` to `[..., out]`."""
-        total = ops.scaled(cast(low, compute_dtype), scale)
-        if sequence_parallel:
-            total = group.all_gather(total)
-        ctx.save_for_backward(total)
-        ctx.weight, ctx.scale, ctx.low_dtype, ctx.compute_dtype = weight, scale, low.dtype, compute_dtype
-        ctx.reduces, ctx.sequence_parallel, ctx.group = reduces, sequence_parallel, group
-        return ops.add_linear(output, total, cast(weight, compute_dtype))
+    def forward(
+        ctx, input_, weight, bias, compute_dtype, fuse_accumulation, allreduce_dgrad, sequence_parallel, group,
+        a, b, scale, dropout, is_column,
+    ):  # fmt: skip
+        """`[..., in]` to `[..., out]`; A is `[r, in]`, B `[out, r]`, `dropout` (probability, mask of what is kept) or None."""
+        base = LinearWithGradAccumulationAndAsyncCommunication
+        gathers = is_column and sequence_parallel
+        output = base.forward(ctx, input_, weight, bias, compute_dtype, fuse_accumulation, allreduce_dgrad, gathers, group)
+        ctx.gathers_gradients = sequence_parallel and not is_column
+        ctx.a, ctx.b, ctx.scale, ctx.dropout = a, b, scale, dropout
+        low = ops.linear_forward(_dropped(cast(input_, compute_dtype), dropout), cast(a, compute_dtype))
+        low = ops.scaled(low, scale)
+        if gathers:
+            low = group.all_gather(low)
+        elif not is_column and group.size > 1:
+            reduce = group.reduce_scatter if sequence_parallel else group.all_reduce
+            output, low = reduce(output), reduce(low)
+        ctx.save_for_backward(input_, low)
+        return ops.add_linear(output, low, cast(b, compute_dtype))
 
     @staticmethod
     def backward(ctx, grad_output):
-        """Gradients of output, low and B."""
-        (total,) = ctx.saved_tensors
-        weight, reducing, grad_low, grad_weight = ctx.weight, None, None, None
-        if ctx.needs_input_grad[1]:
-            grad_low = ops.scaled(ops.linear_input_grad(grad_output, cast(weight, ctx.compute_dtype)), ctx.scale)
-            if ctx.sequence_parallel:
-                reducing = ctx.group.reduce_scatter(grad_low, async_op=True)
-            elif ctx.reduces:
-                reducing = ctx.group.all_reduce(grad_low, async_op=True)
-        if ctx.needs_input_grad[2]:
-            grad_weight = cast(ops.linear_weight_grad(grad_output, total), weight.dtype)
+        """Gradients of input, weight, bias, A and B."""
+        input_, low = ctx.saved_tensors
+        a, b, dtype, group, reducing = ctx.a, ctx.b, ctx.compute_dtype, ctx.group, None
+        needs_input, needs_a, needs_b = ctx.needs_input_grad[0], *ctx.needs_input_grad[8:10]
+        low_grad = ops.scaled(ops.linear_input_grad(grad_output, cast(b, dtype), any_order=True), ctx.scale)
+        grad_b = cast(ops.narrow_weight_grad(low, grad_output, transposed=True), b.dtype) if needs_b else None
+        if ctx.gathers_gradients:
+            grad_output, low_grad = group.all_gather(grad_output), group.all_gather(low_grad)
+        elif ctx.sequence_parallel:
+            reducing = group.reduce_scatter(low_grad, async_op=True)
+        elif ctx.allreduce_dgrad:
+            reducing = group.all_reduce(low_grad, async_op=True)
+        grad_input, *others = LinearWithGradAccumulationAndAsyncCommunication.backward(ctx, grad_output)
         if reducing is not None:
-            grad_low = reducing.wait()
-        return grad_output, cast(grad_low, ctx.low_dtype), grad_weight, None, None, None, None, None
+            low_grad = reducing.wait()
+        grad_a = None
+        if needs_a:
+            dropped = _dropped(cast(input_, dtype), ctx.dropout)
+            grad_a = cast(ops.narrow_weight_grad(low_grad, dropped), a.dtype)
+        if needs_input and ctx.dropout is None:
+            grad_input = cast(ops.add_linear_input_grad(cast(grad_input, dtype), low_grad, cast(a, dtype)), ctx.input_dtype)
+        elif needs_input:
+            own = _dropped(ops.linear_input_grad(low_grad, cast(a, dtype)), ctx.dropout)
+            grad_input = grad_input + cast(own, ctx.input_dtype)
+        return grad_input, *others, grad_a, grad_b, None, None, None
+
+
+def _dropped(tensor, dropout):
+    return tensor if dropout is None else ops.dropout(tensor, *dropout)
 
 
 class _LoRA(ParallelCell):
@@ -78,24 +98,32 @@ class _LoRA(ParallelCell):
         part = LayerPart(self.rank, self.world_size, dtype_name(self.param_dtype), self.sequence_parallel)
         self.create_parameters(describe_lora(description_of(self.weight), part, adapter))
 
-    def _product_with_a(self, input_, differs_between_ranks):
-        """`dropout(x) A^T`: `[..., in]` to `[..., r]`."""
-        if self.training and self.lora_dropout > 0.0:
-            tracker, shape, keep = get_rng_tracker(), tuple(input_.shape), 1.0 - self.lora_dropout
-            if differs_between_ranks:
-                with tracker.fork() as state:
-                    mask = state.keep_mask(shape, keep)
-            else:
-                mask = tracker.current.keep_mask(shape, keep)
-            input_ = ops.dropout(input_, self.lora_dropout, mask)
-        return linear_with_grad_accumulation_and_async_allreduce(
-            input_, self.lora_a, None, self.fuse_accumulation, False, False, compute_dtype=self.compute_dtype, group=self.group
+    def _adapted_product(self, input_, bias, allreduce_dgrad):
+        is_parallel, weights = self.world_size > 1, (self.lora_a, self.lora_b)
+        return LinearWithLowRank.apply(
+            input_,
+            self.weight,
+            bias,
+            self.compute_dtype,
+            self.fuse_accumulation,
+            allreduce_dgrad and is_parallel,
+            self.sequence_parallel and is_parallel,
+            self.group,
+            *weights,
+            self.scale,
+            self._dropout_of(input_),
+            self.is_column,
         )
 
-    def _add(self, output, low, reduces, sequence_parallel):
-        is_parallel = self.world_size > 1
-        flags = reduces and is_parallel, sequence_parallel and is_parallel
-        return AddLowRank.apply(output, low, self.lora_b, self.scale, self.compute_dtype, *flags, self.group)
+    def _dropout_of(self, input_):
+        """Probability and mask of what dropout keeps of the adapter's input; None without dropout."""
+        if not self.training or self.lora_dropout == 0.0:
+            return None
+        tracker, shape, keep = get_rng_tracker(), tuple(input_.shape), 1.0 - self.lora_dropout
+        if self.is_column and not self.sequence_parallel:  # every rank has the same input
+            return self.lora_dropout, tracker.current.keep_mask(shape, keep)
+        with tracker.fork() as state:
+            return self.lora_dropout, state.keep_mask(shape, keep)
 
 
 class ColumnParallelLoRA(_LoRA, ColumnParallelLinear):
@@ -118,18 +146,10 @@ class ColumnParallelLoRA(_LoRA, ColumnParallelLinear):
             raise ValueError("ColumnParallelLoRA reduces the gradient of its input: leave disable_grad_reduce False.")
         super()._create_adapter(adapter)
 
-    def construct(self, input_, weight=None):
-        """See `ColumnParallelLinear`."""
+    def _matmul(self, input_, weight, bias, allreduce_dgrad, sequence_parallel):
         if not self.is_active:
-            return super().construct(input_, weight)
-        gathers, self.gather_output = self.gather_output, False
-        try:
-            output, bias = super().construct(input_, weight)
-        finally:
-            self.gather_output = gathers
-        low = self._product_with_a(input_, self.sequence_parallel)
-        output = self._add(output, low, not self.sequence_parallel, self.sequence_parallel)
-        return gather_from_tensor_model_parallel_region(output, self.group) if gathers else output, bias
+            return super()._matmul(input_, weight, bias, allreduce_dgrad, sequence_parallel)
+        return self._adapted_product(input_, bias, allreduce_dgrad)
 
 
 class RowParallelLoRA(_LoRA, RowParallelLinear):
@@ -145,19 +165,8 @@ class RowParallelLoRA(_LoRA, RowParallelLinear):
         super().__init__(*sizes, **arguments)
         self._create_adapter(Adapter("lora", (), lora_rank, lora_alpha, lora_dropout))
 
-    def construct(self, input_):
-        """See `RowParallelLinear`."""
-        output, bias = super().construct(input_)
-        if not self.is_active:
-            return output, bias
-        if not self.input_is_parallel:
-            input_ = scatter_to_tensor_model_parallel_region(input_, self.group)
-        low = self._product_with_a(input_, True)
-        if self.sequence_parallel:
-            low = reduce_scatter_to_sequence_parallel_region(low, self.group)
-        else:
-            low = reduce_from_tensor_model_parallel_region(low, self.group)
-        return self._add(output, low, False, False), bias
+    def _summed_product(self, input_, bias):
+        return self._adapted_product(input_, bias, False) if self.is_active else super()._summed_product(input_, bias)
 
 
 @contextmanager

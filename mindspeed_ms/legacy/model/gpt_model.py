@@ -10,6 +10,7 @@ from mindspeed_ms.core.context_parallel import VisibleKeys, get_batch_on_this_cp
 from mindspeed_ms.core.tensor_parallel.chunked import chunked_cross_entropy
 from mindspeed_ms.core.tensor_parallel.cross_entropy import VocabParallelCrossEntropy
 from mindspeed_ms.core.tensor_parallel.lora import add_adapters
+from mindspeed_ms.legacy.model.counted_tokens import counted_tokens
 from mindspeed_ms.legacy.model.enums import AttnMaskType
 from mindspeed_ms.legacy.model.eos_mask import EosMask
 from mindspeed_ms.legacy.model.language_model import get_language_model
@@ -131,6 +132,9 @@ class GPTModel(Module):
             self.parallel_lm_logits = ParallelLMLogits(described, bias=False, compute_dtype=config.compute_dtype)
             cross_entropy = VocabParallelCrossEntropy(overwrite_logits=True)
             self.loss = LossWithMask(cross_entropy, label_smoothing=config.label_smoothing)
+        # with adapters the head is frozen; under sequence parallelism its input is cut
+        is_cut = self.settings.sequence_parallel and parallel_state.get_tensor_model_parallel_world_size() > 1
+        self._counts_tokens = bool(described.model.adapters) and not is_cut
         self.mtp = MultiTokenPrediction(described) if post_process and described.model.mtp_num_layers else None
         if not self.untie_embeddings_and_output_weights:
             self.initialize_word_embeddings()
@@ -240,6 +244,8 @@ class GPTModel(Module):
 
     def _loss_or_logits(self, lm_output, labels, logit_weights, loss_mask):
         """Logits of the final hidden states; with labels the loss."""
+        if self._counts_tokens and labels is not None and loss_mask is not None and type(self.loss) is LossWithMask:
+            lm_output, labels, loss_mask = counted_tokens(lm_output, labels, loss_mask)
         if labels is not None and self.loss_chunk_size:
             return self._loss_in_chunks(lm_output, labels, logit_weights, loss_mask)
         return post_language_model_processing(

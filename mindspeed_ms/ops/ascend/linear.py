@@ -18,8 +18,9 @@ def linear_forward(x, weight, bias=None):
 
 
 @autograd.no_grad()
-def linear_input_grad(output_grad, weight):
+def linear_input_grad(output_grad, weight, any_order=False):
     """See `ops.linear_input_grad`."""
+    del any_order
     return mint.matmul(output_grad, weight)
 
 
@@ -41,6 +42,18 @@ def linear_weight_grad(output_grad, x, accumulate_into=None, overwrite=False):
 def add_linear(output, x, weight):
     """See `ops.add_linear`."""
     return mint.add(output, mint.nn.functional.linear(x, weight))
+
+
+@autograd.no_grad()
+def add_linear_input_grad(input_grad, output_grad, weight):
+    """See `ops.add_linear_input_grad`."""
+    return mint.add(input_grad, mint.matmul(output_grad, weight))
+
+
+@autograd.no_grad()
+def narrow_weight_grad(narrow, wide, transposed=False):
+    """See `ops.narrow_weight_grad`."""
+    return linear_weight_grad(wide, narrow) if transposed else linear_weight_grad(narrow, wide)
 
 
 @autograd.no_grad()

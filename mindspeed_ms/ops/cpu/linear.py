@@ -14,13 +14,13 @@ from mindspeed_ms.core.autograd import Function
 from mindspeed_ms.ops.cpu import threads
 from mindspeed_ms.ops.cpu.arrays import column_sums, empty, float32_of, rows_of, tensor_of
 from mindspeed_ms.ops.cpu.blas import sgemm_address
-from mindspeed_ms.ops.cpu.kernels import products
+from mindspeed_ms.ops.cpu.kernels import low_rank, products
 from mindspeed_ms.ops.cpu.kernels.movement import add_bias
 
 _NARROW = 256
 """Fewer columns than this are not worth cutting: the rows are."""
 _DEEP = 4096
-"""From this inner size on MindSpore's kernel is faster for the input gradient."""
+"""From this inner size on MindSpore's kernel computes the input gradient, unless any order will do."""
 
 
 def _product(a, b, transpose_a, transpose_b):
@@ -73,18 +73,18 @@ def _run_product(kernel, total, work, *arguments):
     threads.run(kernel, total, work, sgemm_address(), *arguments, pieces_per_thread=1)
 
 
-def linear_input_grad(output_grad, weight):
+def linear_input_grad(output_grad, weight, any_order=False):
     """See `ops.linear_input_grad`."""
     g, rows = rows_of(float32_of(output_grad)), float32_of(weight)
     shape = (*output_grad.shape[:-1], weight.shape[1])
-    if rows.shape[0] >= _DEEP:
+    if rows.shape[0] >= _DEEP and not any_order:
         return tensor_of(_product(g, rows, False, False).reshape(shape), output_grad.dtype)
     result = empty(shape)
     flat = rows_of(result)
     if flat.shape[1] >= _NARROW:
         _run_product(products.input_grad_columns, flat.shape[1], g.size * flat.shape[1], g, rows, flat)
     else:
-        _run_product(products.input_grad_rows, len(flat), g.size * flat.shape[1], g, rows, flat)
+        _run_product(products.input_grad_rows, len(flat), g.size * flat.shape[1], g, rows, 0.0, flat)
     return tensor_of(result, output_grad.dtype)
 
 
@@ -114,6 +114,23 @@ def add_linear(output, x, weight):
     flat = rows_of(total)
     _run_product(products.linear_rows, len(flat), flat.size * values.shape[1], values, float32_of(weight), 1.0, flat)
     return tensor_of(total, output.dtype)
+
+
+def add_linear_input_grad(input_grad, output_grad, weight):
+    """See `ops.add_linear_input_grad`."""
+    total, g = float32_of(input_grad), rows_of(float32_of(output_grad))
+    flat = rows_of(total)
+    _run_product(products.input_grad_rows, len(flat), g.size * flat.shape[1], g, float32_of(weight), 1.0, flat)
+    return tensor_of(total, input_grad.dtype)
+
+
+def narrow_weight_grad(narrow, wide, transposed=False):
+    """See `ops.narrow_weight_grad`."""
+    few, values = rows_of(float32_of(narrow)), rows_of(float32_of(wide))
+    result = empty((few.shape[1], values.shape[1]))
+    groups = -(-values.shape[1] // low_rank.COLUMNS)
+    threads.run(low_rank.narrow_weight_grad, groups, few.size * values.shape[1], few, values, result, pieces_per_thread=2)
+    return tensor_of(np.ascontiguousarray(result.T) if transposed else result, narrow.dtype)
 
 
 def bias_grad(output_grad):

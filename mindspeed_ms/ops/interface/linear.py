@@ -23,9 +23,12 @@ def linear_forward(x, weight, bias=None):
 
 
 @operator
-def linear_input_grad(output_grad, weight):
+def linear_input_grad(output_grad, weight, any_order=False):
     """Gradient of a linear's input: [..., output_size] x [output_size, input_size] -> [..., input_size]. Not
     differentiable.
+
+    Args:
+        any_order: sum in any order, by the quickest kernel; otherwise by the one of trainings whose numbers were recorded.
     """
 
 
@@ -48,6 +51,26 @@ def add_linear(output, x, weight):
     Args:
         output (Tensor): [..., output_size]; not to be used afterwards.
         x (Tensor): [..., input_size], weight (Tensor): [output_size, input_size], of the dtype of `output`.
+    """
+
+
+@operator
+def add_linear_input_grad(input_grad, output_grad, weight):
+    """`input_grad + output_grad @ weight`, in the memory of `input_grad` where its dtype allows it. Not differentiable.
+
+    Args:
+        input_grad (Tensor): [..., input_size]; not to be used afterwards.
+        output_grad (Tensor): [..., output_size], weight (Tensor): [output_size, input_size], of the dtype of `input_grad`.
+    """
+
+
+@operator
+def narrow_weight_grad(narrow, wide, transposed=False):
+    """Product `narrow^T @ wide` over all leading dimensions, for few columns: [..., r], [..., n] -> [r, n], or [n, r] if
+    `transposed`. Not differentiable.
+
+    It is the gradient of a low-rank adapter's A, of the gradient of its output and its input; transposed that of B, of its
+    input and the gradient of its output.
     """
 
 

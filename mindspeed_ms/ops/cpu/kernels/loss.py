@@ -5,6 +5,8 @@ import numpy as np
 from mindspeed_ms.ops.cpu.compiler import inline, kernel
 from mindspeed_ms.ops.cpu.kernels.math import exp, row_maximum, row_sum
 
+_BLOCK = 1024
+
 
 @inline
 def _exponentials(row, maximum, output):
@@ -36,13 +38,20 @@ def local_sums(start, stop, logits, maximum, target, vocab_start, smoothing, sum
 def gradient(start, stop, logits, maximum, sum_exp, target, vocab_start, grad_output, target_share, other_share, output):
     """Gradient (softmax - target_share * onehot - other_share) * grad_output; output may be `logits`."""
     other = np.float32(other_share)
+    # memory of its own, small enough for the first cache: where output is `logits`, the compiler's vectors are not used
+    scratch = np.empty(_BLOCK, np.float32)
     for i in range(start, stop):
         shift = maximum[i]
         factor = grad_output[i] / sum_exp[i]
         constant = other * grad_output[i]
         row = logits[i]
-        for j in range(row.size):
-            output[i, j] = exp(row[j] - shift) * factor - constant
+        for first in range(0, row.size, _BLOCK):
+            part = row[first : first + _BLOCK]
+            for j in range(part.size):
+                scratch[j] = exp(part[j] - shift) * factor - constant
+            target_part = output[i, first : first + _BLOCK]
+            for j in range(part.size):
+                target_part[j] = scratch[j]
         column = target[i] - vocab_start
         if 0 <= column < row.size:
             output[i, column] -= np.float32(target_share) * grad_output[i]

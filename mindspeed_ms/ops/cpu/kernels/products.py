@@ -128,8 +128,8 @@ def input_grad_columns(start, stop, sgemm, output_grad, weight, input_grad):
 
 
 @kernel
-def input_grad_rows(start, stop, sgemm, output_grad, weight, input_grad):
-    """Input gradient, rows `start` to `stop`; see `input_grad_columns`."""
+def input_grad_rows(start, stop, sgemm, output_grad, weight, keep, input_grad):
+    """Input gradient, rows `start` to `stop`, added to `keep` times what it holds; see `input_grad_columns`."""
     multiply(
         sgemm,
         stop - start,
@@ -140,7 +140,7 @@ def input_grad_rows(start, stop, sgemm, output_grad, weight, input_grad):
         output_grad.shape[1],
         address_of(weight),
         weight.shape[1],
-        0.0,
+        keep,
         address_of(input_grad[start:]),
         input_grad.shape[1],
     )

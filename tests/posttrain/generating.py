@@ -31,6 +31,17 @@ def short(answer_ids):
     return [1.0]
 def odd(texts):
     return texts
+def huge(answer_ids):
+    return [1e39] * len(answer_ids)
+def endless(answer_ids):
+    return [10**400] * len(answer_ids)
+def leaves(answer_ids):
+    raise SystemExit(0)
+def lazy(answer_ids):
+    return (1 / 0 for _ in answer_ids)
+def named(answer_ids):
+    return dict.fromkeys(range(len(answer_ids)), 1.0)
+builtin = max
 """
 
 

@@ -10,10 +10,16 @@ from tests.preprocess.toy_tokenizer import write_tokenizer
 
 REWARD_ERRORS = {
     "raises": r"rewards\.py:raises failed at an answer to record 1 of .*prompts: KeyError: 'three'",
-    "nan": r"rewards\.py:nan gave nan for an answer to record \d of .*prompts: expected a finite number",
+    "nan": r"rewards\.py:nan gave nan for an answer to record \d of .*prompts: expected a finite float32 number",
     "short": r"rewards\.py:short gave 1 rewards of 8 answers",
     "odd": r"has the parameter texts: expected some of prompts, answers",
     "conut": r"has no function conut; it has count, dense, raises, nan, short, odd",
+    "huge": r"rewards\.py:huge gave 1e\+39 for an answer to record \d of .*expected a finite float32 number",
+    "endless": r"rewards\.py:endless gave 1000000.* for an answer to record \d of .*expected a finite float32 number",
+    "leaves": r"rewards\.py:leaves failed at an answer to record \d of .*: SystemExit: 0",
+    "lazy": r"rewards\.py:lazy failed at an answer to record \d of .*: ZeroDivisionError: division by zero",
+    "named": r"rewards\.py:named gave \{0: 1\.0, .*: expected a list with a number for each answer",
+    "builtin": r"rewards\.py:builtin does not say its parameters",
 }
 
 
@@ -22,6 +28,23 @@ def test_wrong_reward_functions(world, tmp_path, prompts, name):
     with pytest.raises(Exception, match=REWARD_ERRORS[name]) as error:
         world(1)(generating.train, "grpo", str(tmp_path), prompts, reward=name)
     assert "\n" not in str(error.value)
+
+
+def test_files_of_reward_functions(tmp_path):
+    """They may import what lies beside them and define dataclasses; one that ends the program is an error."""
+    from mindspeed_ms.tasks.posttrain.rewards import RewardError, load_reward_function
+
+    (tmp_path / "beside_rewards.py").write_text("VALUE = 3\n", encoding="utf-8")
+    (tmp_path / "good.py").write_text(
+        "from __future__ import annotations\nfrom dataclasses import dataclass\nimport beside_rewards\n"
+        "@dataclass\nclass Reward:\n    value: int\n"
+        "def reward(answers):\n    return [Reward(beside_rewards.VALUE).value for _ in answers]\n",
+        encoding="utf-8",
+    )
+    assert load_reward_function(f"{tmp_path}/good.py:reward", "x")(["record 0"], answers=["a"]) == [3.0]
+    (tmp_path / "leaves.py").write_text("import sys\nsys.exit(0)\n", encoding="utf-8")
+    with pytest.raises(RewardError, match=r"leaves\.py cannot be imported: SystemExit: 0"):
+        load_reward_function(f"{tmp_path}/leaves.py:reward", "x")
 
 
 SETTINGS_ERRORS = [

@@ -1,6 +1,7 @@
 """Durable writes: small files and new names are synced to the disk (fsync) before the call returns."""
 
 import os
+from contextlib import contextmanager
 
 
 def write_file(path, data):
@@ -13,8 +14,19 @@ def write_file(path, data):
 
 def replace_file(path, data):
     """Replace a small file in one step: readers see the old or the new content."""
-    write_file(f"{path}.tmp", data)
-    os.replace(f"{path}.tmp", path)
+    with replacing(path) as file:
+        file.write(data)
+
+
+@contextmanager
+def replacing(path):
+    """Context manager: a binary file to write, which takes the place of `path` in one step once all is on the disk."""
+    temporary = f"{path}.tmp"
+    with open(temporary, "wb") as file:
+        yield file
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
     sync(os.path.dirname(path) or ".")
 
 

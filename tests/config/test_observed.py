@@ -142,6 +142,7 @@ OF_STAGES = {
     "grpo_beta above 0": {"training_config.stage": "grpo", "training_config.grpo_beta": 0.0},
     "kl_coef above 0": {"training_config.stage": "trl_ppo", "training_config.kl_coef": 0.0},
     "several steps": {"training_config.stage": "trl_ppo"},
+    "a loss of tokens": {"training_config.stage": "prm"},
     "conversations:": {"training_config.stage": "prm"},
     "packed together": {"training_config.stage": "dpo"},
     "a corpus of documents": {"training_config.stage": "sft"},

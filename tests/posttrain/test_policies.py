@@ -41,6 +41,65 @@ def test_answers_are_kept_as_long_as_a_checkpoint_needs_them(world, tmp_path, pr
     assert runs.curve(second)[-2:] == runs.curve(whole)[-2:]
 
 
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_run_goes_on_in_a_folder_that_another_one_has_used(world, tmp_path, prompts, stage):
+    """Reference and answers are those of the checkpoint, and are kept for the next start; not those that lie there."""
+    base = {**generating.SEVERAL, "save_enabled": True, "resume_training": True}
+    whole, first, used = (str(tmp_path / name) for name in ("whole", "first", "used"))
+    world(1)(generating.train, stage, used, prompts, "count", training={**base, "exit_interval": 1, "seed": 3})
+    for name in list(os.listdir(used)):
+        if name.startswith(("iter", "latest")):
+            os.rename(os.path.join(used, name), tmp_path / f"away_{name}")
+    world(1)(generating.train, stage, first, prompts, "dense", training={**base, "exit_interval": 2})
+    elsewhere = {**base, "load_checkpoint": first, "exit_interval": 3}
+    world(1)(generating.train, stage, used, prompts, "dense", training=elsewhere)
+    (second,) = world(1)(generating.train, stage, used, prompts, "dense", training=base)
+    (expected,) = world(1)(generating.train, stage, whole, prompts, "dense", training=base)
+    for name in ("loss", "reward", "kl"):
+        assert runs.curve(second, name)[-4:] == runs.curve(expected, name)[-4:], name
+
+
+def test_damaged_files_of_a_run_are_named(world, tmp_path, prompts):
+    folder, base = tmp_path / "run", {**generating.SEVERAL, "save_enabled": True, "resume_training": True}
+    world(1)(generating.train, "grpo", str(folder), prompts, training={**base, "exit_interval": 2})
+    (folder / "reference.json").write_text('{"weights": ', encoding="utf-8")
+    with pytest.raises(Exception, match=r"reference\.json is damaged .*: remove it, and name what"):
+        world(1)(generating.train, "grpo", str(folder), prompts, training=base)
+
+
+def test_a_training_may_lie_in_the_folder_that_it_started_from(world, tmp_path, prompts):
+    """Its own files do not make its reference another one."""
+    folder, run = str(tmp_path / "hf"), str(tmp_path / "hf" / "run")
+    world(1)(generating.train, "grpo", str(tmp_path / "base"), prompts, training={"training_iters": 1, "save_enabled": True})
+    words = ["--load-dir", str(tmp_path / "base"), "--save-dir", folder, "--save-model-type", "hf", "--model-type-hf", "llama"]
+    done = subprocess.run([sys.executable, "convert_ckpt.py", *words], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    base = {"pretrained_checkpoint": folder, "save_enabled": True, "resume_training": True}
+    world(1)(generating.train, "grpo", run, prompts, training={**base, "exit_interval": 1})
+    (second,) = world(1)(generating.train, "grpo", run, prompts, training=base)
+    assert len(second["lines"]) == 3
+
+
+def test_damaged_arrays_are_named(tmp_path):
+    from mindspeed_ms.core.dist_checkpointing.errors import CheckpointError
+    from mindspeed_ms.tasks.posttrain.reference import read_arrays
+
+    np.savez(tmp_path / "some.npz", a=np.arange(1000))
+    data = (tmp_path / "some.npz").read_bytes()
+    for damaged in (b"", data[:50], data[:-30], data[:200] + b"xxxx" + data[204:], b"no zip"):
+        (tmp_path / "some.npz").write_bytes(damaged)
+        with pytest.raises(CheckpointError, match=r"some\.npz is damaged"):
+            read_arrays(str(tmp_path / "some.npz"))
+
+
+def test_answers_of_a_spare_checkpoint_are_kept(world, tmp_path, prompts):
+    """The spare one is older than the rollout that is learnt from now."""
+    training = {**generating.SEVERAL, "training_iters": 7, "save_enabled": True, "resume_training": True}
+    training |= {"save_interval": 100, "non_persistent_save_interval": 3, "exit_interval": 5}
+    world(1)(generating.train, "grpo", str(tmp_path), prompts, training=training)
+    assert "rollout_0000000.npz" in os.listdir(tmp_path / "rollouts")
+
+
 def test_base_is_the_reference_of_adapters(world, tmp_path, prompts):
     (result,) = world(1)(
         generating.train, "grpo", str(tmp_path), prompts, "dense", lora=generating.LORA, optimizer={"learning_rate": 0.05}

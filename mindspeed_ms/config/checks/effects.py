@@ -154,6 +154,11 @@ NEEDS = (
         f"{_T}.tensorboard_dir",
         lambda context: context.training.tensorboard_dir,
     ),
+    (
+        _paths(_T, "log_validation_ppl_to_tensorboard"),
+        f"a loss of tokens: pretraining, or {_T}.stage sft",
+        lambda context: context.training.stage in (None, "sft"),
+    ),
     (_paths(_T, "timing_log_option"), f"{_T}.timing_log_level", lambda context: context.training.timing_log_level),
     (_paths(_T, "manual_gc_interval"), f"{_T}.manual_gc", lambda context: context.training.manual_gc),
     (_paths(_T, "eval_iters"), f"{_T}.eval_interval", lambda context: context.training.eval_interval),

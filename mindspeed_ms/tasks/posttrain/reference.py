@@ -30,6 +30,7 @@ from mindspeed_ms.core.logging import logger
 from mindspeed_ms.core.pipeline_parallel import get_forward_backward_func
 from mindspeed_ms.core.tensor_parallel.lora import adapters_switched_off
 from mindspeed_ms.models.adapters import has_adapters, has_base, without_adapters
+from mindspeed_ms.models.hugging_face.folder import CONFIG_FILE, has_weights
 from mindspeed_ms.models.reward_head import without_critic
 from mindspeed_ms.tasks.posttrain.pairwise import REFERENCE
 from mindspeed_ms.tasks.posttrain.sequences import log_probabilities
@@ -39,6 +40,7 @@ from mindspeed_ms.training.start_checks import check_resumed
 
 FILE = "reference_log_probs.npz"
 _KINDS = ("chosen", "rejected")
+_OF_MODELS = (CONFIG_FILE, ".safetensors", ".bin", ".index.json")
 _DOING = "the reference's log-probabilities cannot be computed"
 
 
@@ -144,8 +146,12 @@ class Reference:
         return None
 
     def _fingerprint(self, path):
-        """Hash of the files of a checkpoint, and of the precision that it is computed in."""
-        names = sorted(os.path.relpath(os.path.join(place, name), path) for place, _, files in os.walk(path) for name in files)
+        """Hash of the files of a checkpoint, and of the precision that it is computed in. Of a Hugging Face folder model and
+        weights count: trainings and further files may lie in it."""
+        names = [os.path.relpath(os.path.join(place, name), path) for place, _, files in os.walk(path) for name in files]
+        if CONFIG_FILE in names and has_weights(path):
+            names = [name for name in names if name == os.path.basename(name) and name.endswith(_OF_MODELS)]
+        names = sorted(names)
         files = [item for name in names for item in (name, sampled_hash(os.path.join(path, name)))]
         return hash_of(*files, self.all_config.model_config.compute_dtype, self.all_config.model_config.params_dtype)
 

@@ -20,6 +20,7 @@ import threading
 import time
 from pathlib import Path
 
+from mindspeed_ms.config.sections.posttrain import STAGES
 from mindspeed_ms.core.dist_checkpointing import folders
 from mindspeed_ms.core.dist_checkpointing.reader import CheckpointReader
 from mindspeed_ms.spelling import SuggestingParser
@@ -216,11 +217,13 @@ def main():
     parser = SuggestingParser(description=__doc__.split("\n")[0])
     parser.add_argument("--trials", type=int, default=50)
     parser.add_argument("--seed", type=int, default=1, help="of the first trial; the others count on")
-    parser.add_argument("--stage", help="of post-training, by its command line")
+    parser.add_argument("--stage", choices=STAGES, help="of post-training, by its command line")
     parser.add_argument("--model", help="with --stage: a small checkpoint with a tokenizer that has a chat template")
     parser.add_argument("--lora", action="store_true", help="with --stage: train adapters")
     arguments = parser.parse_args()
     if arguments.stage:
+        if not arguments.model:
+            parser.error("--stage needs --model FOLDER")
         return of_posttraining(arguments)
     from mindspeed_ms.testing.worlds import World, close_nursery
 

@@ -18,6 +18,7 @@ MODULES = (
     "peer_lora.py",
     "peer_moe.py",
     "peer_transformers.py",
+    "posttrain_crashes.py",
 )  # no command line of their own: others start them
 FILES = sorted((ROOT / "benchmarks").glob("*.py"))
 NAMES = [path.name for path in FILES if path.name not in MODULES]

@@ -92,6 +92,16 @@ def test_damaged_arrays_are_named(tmp_path):
             read_arrays(str(tmp_path / "some.npz"))
 
 
+def test_answers_for_another_plan_are_not_learnt_from(world, tmp_path, prompts):
+    """The run goes on with more passes over a rollout than it began with: the kept answers are drawn anew, and a warning."""
+    training = {**generating.SEVERAL, "save_enabled": True, "resume_training": True}
+    world(1)(generating.train, "grpo", str(tmp_path), prompts, "dense", training={**training, "exit_interval": 2})
+    kept = (tmp_path / "rollouts" / "rollout_0000000.npz").read_bytes()
+    changed = {**training, "ppo_epochs": 4}
+    (result,) = world(1)(generating.train, "grpo", str(tmp_path), prompts, "dense", training=changed)
+    assert len(result["lines"]) == 6 and (tmp_path / "rollouts" / "rollout_0000000.npz").read_bytes() != kept
+
+
 def test_answers_of_a_spare_checkpoint_are_kept(world, tmp_path, prompts):
     """The spare one is older than the rollout that is learnt from now."""
     training = {**generating.SEVERAL, "training_iters": 7, "save_enabled": True, "resume_training": True}

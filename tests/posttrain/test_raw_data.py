@@ -158,6 +158,11 @@ def test_what_raw_records_need(world, tmp_path, tokenizer):
     (tmp_path / "empty.jsonl").write_text("", encoding="utf-8")
     (text,) = world(1)(prepared, "sft", str(tmp_path), str(tmp_path / "empty.jsonl"), **tokenizer)
     assert text.startswith(f"dataset_config.data_path: {tmp_path}/empty.jsonl: empty file")
+    (text,) = world(1)(prepared, "sft", str(tmp_path), str(tmp_path / "chat.jsonl"), **tokenizer)
+    assert text.startswith(
+        f"dataset_config.data_path: {tmp_path}/chat.jsonl does not exist. Did you mean {tmp_path}/chats.jsonl?"
+    )
+    assert len(world(1)(prepared, "sft", str(tmp_path), str(tmp_path / "ch*.jsonl"), **tokenizer)[0]) == 3
     other = {**tokenizer, "handler_name": "AlpacaStylePairwiseHandler"}
     (text,) = world(1)(prepared, "sft", str(tmp_path), data, **other)
     assert "writes pairwise data, and stage sft trains on instruction data" in text

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from dataclasses import asdict
 from types import SimpleNamespace
 
@@ -15,7 +16,7 @@ from mindspeed_ms.core.datasets.tokenizer import TokenizerSettings, build_tokeni
 from mindspeed_ms.core.dist_checkpointing.durable import replacing
 from mindspeed_ms.core.dist_checkpointing.folders import check_writable
 from mindspeed_ms.core.logging import logger
-from mindspeed_ms.tasks.preprocess.input_files import expand_inputs
+from mindspeed_ms.tasks.preprocess.input_files import expand_inputs, names_records
 from mindspeed_ms.tasks.preprocess.map_keys import check_map_keys
 from mindspeed_ms.tasks.preprocess.pipeline import preprocess
 from mindspeed_ms.tasks.preprocess.readers import read_batches
@@ -47,7 +48,8 @@ def prepare_raw_data(all_config):
         paths = getattr(settings, option)
         if paths and all(_is_raw(path, dataset_class_of(all_config).fields) for path in paths):
             found[option] = [_prepared(all_config, tuple(paths), option)]
-    if not found:
+    given = [path for option in _OPTIONS for path in getattr(settings, option) or ()]
+    if any(_is_prepared(path, dataset_class_of(all_config).fields) for path in given):
         _tell_of_no_effect(all_config)
     return found
 
@@ -61,8 +63,12 @@ def _tell_of_no_effect(all_config):
 
 
 def _is_raw(path, fields):
-    prepared = any(IndexedDataset.exists(field_prefix(path, field)) for field in fields)
-    return not prepared and os.path.exists(path)
+    """Whether a path names records, not the prefix of prepared data; they need not be there."""
+    return not _is_prepared(path, fields) and names_records(path)
+
+
+def _is_prepared(path, fields):
+    return any(IndexedDataset.exists(field_prefix(path, field)) for field in fields)
 
 
 def _prepared(all_config, paths, option):
@@ -79,7 +85,8 @@ def _prepared(all_config, paths, option):
     template = [sampled_hash(path) for path in (settings.prompt_type_path,) if path and os.path.isfile(path)]
     key = hash_of(asdict(settings), of_tokenizer(build_tokenizer(all_config.dataset_config)), *content, *template)
     folder = all_config.dataset_config.data_cache_path or os.path.join(all_config.training_config.output_dir, "data")
-    prefix = os.path.join(folder, f"{os.path.splitext(os.path.basename(os.path.normpath(paths[0])))[0]}_{key}")
+    name = re.sub(r"[*?\[\]]", "", os.path.splitext(os.path.basename(os.path.normpath(paths[0])))[0])  # of a pattern
+    prefix = os.path.join(folder, f"{name}_{key}")
     fields = dataset_class_of(all_config).fields
     report = f"{prefix}_report.json"
     if not os.path.exists(report) or not all(IndexedDataset.exists(field_prefix(prefix, field)) for field in fields):

@@ -70,6 +70,11 @@ def expand_inputs(words, option="--input"):
     return files, ignored
 
 
+def names_records(word):
+    """Whether a word is meant for `expand_inputs`: something that is there, a pattern, or the name of a file of records."""
+    return os.path.exists(word) or glob.has_magic(word) or _format(word) is not None
+
+
 def _in_folder(folder, option):
     found, ignored = [], []
     for parent, folders, names in os.walk(folder):

@@ -89,7 +89,9 @@ def test_raw_records_reach_the_reward_function(world, tmp_path):
         f"    with open({str(tmp_path / 'seen.jsonl')!r}, 'a') as file:\n"
         "        for row in zip(prompts, answers, prompt_ids, answer_ids, records):\n"
         "            file.write(json.dumps(row) + '\\n')\n"
-        "    return [len(ids) for ids in answer_ids]\n",
+        "    return [len(ids) for ids in answer_ids]\n"
+        "def fails(records):\n"
+        "    return [1 / (record['truth'] != 'two') for record in records]\n",
         encoding="utf-8",
     )
     (tmp_path / "tokenizer").mkdir()
@@ -105,6 +107,8 @@ def test_raw_records_reach_the_reward_function(world, tmp_path):
     for prompt, answer, prompt_ids, answer_ids, record in seen:
         assert record["instruction"] in prompt and isinstance(answer, str) and prompt_ids and answer_ids
     assert [row[4]["truth"] for row in seen[:4]] == [seen[0][4]["truth"]] * 4
+    with pytest.raises(Exception, match=r"failed at an answer to .*/prompts_\w+_records\.jsonl, line 2: ZeroDivisionError"):
+        world(1)(generating.train, "grpo", str(tmp_path / "run"), str(data), "fails", dataset=tokenizer, model=model)
 
 
 def test_records_without_a_prompt_are_named(world, tmp_path):

@@ -1,6 +1,7 @@
 """Crashes of a training on two ranks, drawn from seeds; the continued run must equal one that never crashed, bit for bit.
 
     python benchmarks/crash_loop.py [--trials 50] [--seed 1]
+    python benchmarks/crash_loop.py --stage grpo --model FOLDER [--lora]    # of post-training: posttrain_crashes.py
 
 A trial trains a very small GPT with a checkpoint after every step (asynchronous or not, in our format or upstream's), ends
 it in one of the ways of `KINDS`, and continues it. Checked: the newest complete checkpoint is not older than it may be and
@@ -19,6 +20,7 @@ import threading
 import time
 from pathlib import Path
 
+from mindspeed_ms.config.sections.posttrain import STAGES
 from mindspeed_ms.core.dist_checkpointing import folders
 from mindspeed_ms.core.dist_checkpointing.reader import CheckpointReader
 from mindspeed_ms.spelling import SuggestingParser
@@ -191,12 +193,38 @@ KINDS = {
 }
 
 
+def of_posttraining(arguments):
+    """Run the trials of a stage of post-training; returns the exit code."""
+    from posttrain_crashes import PosttrainTrial
+
+    root, failed = Path(tempfile.mkdtemp(prefix="crash_loop.")), []
+    trial = PosttrainTrial(arguments.stage, os.path.abspath(arguments.model), arguments.lora, root)
+    for seed in range(arguments.seed, arguments.seed + arguments.trials):
+        try:
+            text = trial.check(seed)
+        except AssertionError as error:
+            failed.append(seed)
+            text = f"FAILED: {error}"
+        print(f"{arguments.stage}{' with adapters' * arguments.lora}, seed {seed:4}  {text}", flush=True)
+    print(f"{arguments.trials - len(failed)} of {arguments.trials} as they must be" + (f"; failed: {failed}" if failed else ""))
+    if not failed:
+        shutil.rmtree(root)
+    return 1 if failed else 0
+
+
 def main():
     """Run the trials; returns the exit code."""
     parser = SuggestingParser(description=__doc__.split("\n")[0])
     parser.add_argument("--trials", type=int, default=50)
     parser.add_argument("--seed", type=int, default=1, help="of the first trial; the others count on")
+    parser.add_argument("--stage", choices=STAGES, help="of post-training, by its command line")
+    parser.add_argument("--model", help="with --stage: a small checkpoint with a tokenizer that has a chat template")
+    parser.add_argument("--lora", action="store_true", help="with --stage: train adapters")
     arguments = parser.parse_args()
+    if arguments.stage:
+        if not arguments.model:
+            parser.error("--stage needs --model FOLDER")
+        return of_posttraining(arguments)
     from mindspeed_ms.testing.worlds import World, close_nursery
 
     root = tempfile.mkdtemp(prefix="crash_loop.")

@@ -20,6 +20,7 @@ MODULES = (
     "peer_lora_answers.py",
     "peer_moe.py",
     "peer_transformers.py",
+    "posttrain_crashes.py",
 )  # no command line of their own: others start them
 FILES = sorted((ROOT / "benchmarks").glob("*.py"))
 NAMES = [path.name for path in FILES if path.name not in MODULES]

@@ -101,7 +101,7 @@ def read_list(value):
             text = f"[{text}]"
         try:
             value = ast.literal_eval(text)
-        except (SyntaxError, ValueError):
+        except (SyntaxError, ValueError, MemoryError, RecursionError):
             value = text[1:-1].replace(",", " ").split()
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         value = [value]
@@ -181,8 +181,11 @@ def read_json_mapping(value):
     if isinstance(value, str):
         try:
             found = json.loads(value)
-        except json.JSONDecodeError:
-            found = ast.literal_eval(value.strip())
+        except json.JSONDecodeError as error:
+            try:
+                found = ast.literal_eval(value.strip())
+            except (SyntaxError, MemoryError, RecursionError):
+                raise ValueError(f"neither JSON nor Python: {error}") from None
     if not isinstance(found, dict):
         raise ValueError("no mapping")
     return found

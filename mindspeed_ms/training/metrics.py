@@ -118,10 +118,12 @@ class MetricsLogger:
             None: every step. metrics.jsonl and TensorBoard get each step.
         events (Optional[TensorboardEvents]): where TensorBoard's entries go.
         flops_per_token (Optional[float]): operations of a token, to report TFLOP/s of each device.
+        has_perplexity (bool): the main loss is a cross entropy of tokens, which has a perplexity.
     """
 
-    def __init__(self, output_dir, total_iterations, log_interval=None, events=None, flops_per_token=None):
+    def __init__(self, output_dir, total_iterations, log_interval=None, events=None, flops_per_token=None, has_perplexity=True):
         self.flops_per_token = flops_per_token
+        self.has_perplexity = has_perplexity
         self.output_dir = output_dir
         self.total_iterations = total_iterations
         self.log_interval = log_interval or 1
@@ -138,7 +140,9 @@ class MetricsLogger:
         """MetricsLogger of an AllConfig."""
         settings = all_config.training_config
         flops = flops_per_token(describe_model(all_config)) if settings.log_throughput else None
-        return cls(settings.output_dir, total_iterations, settings.log_interval, TensorboardEvents(settings), flops)
+        of_tokens = settings.stage in (None, "sft")
+        events = TensorboardEvents(settings)
+        return cls(settings.output_dir, total_iterations, settings.log_interval, events, flops, of_tokens)
 
     @contextlib.contextmanager
     def opened(self, start_iteration):
@@ -223,8 +227,9 @@ class MetricsLogger:
         main, *others = losses.values or {"loss": math.nan}
         loss, values = losses.values.get(main, math.nan), {}
         if losses.has_tokens:
-            perplexity = math.exp(min(20.0, loss)) if math.isfinite(loss) else loss
-            values = {f"{name}_loss": loss, f"{name}_perplexity": perplexity}
+            values = {f"{name}_loss": loss}
+            if self.has_perplexity:
+                values[f"{name}_perplexity"] = math.exp(min(20.0, loss)) if math.isfinite(loss) else loss
         values.update({f"{name}_{key}": losses.values[key] for key in others})
         without = losses.samples_without_tokens
         if without:

@@ -135,3 +135,14 @@ def test_what_was_loaded_is_saved_into_another_folder_alone(tmp_path, monkeypatc
     manager, calls = saves(tmp_path, tmp_path if same else tmp_path / "other", monkeypatch)
     manager.save()
     assert calls == ([] if same else ["wait", "save"])
+
+
+def test_a_file_that_cannot_be_replaced_is_named_and_stays(tmp_path):
+    from mindspeed_ms.core.dist_checkpointing.durable import replace_file
+
+    path = tmp_path / "about.json"
+    replace_file(str(path), b"old")
+    (tmp_path / "about.json.tmp").symlink_to("/dev/full")
+    with pytest.raises(OSError, match=r"No space left on device: '.*/about\.json'$"):
+        replace_file(str(path), b"new")
+    assert path.read_bytes() == b"old" and list(tmp_path.iterdir()) == [path]

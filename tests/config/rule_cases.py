@@ -316,6 +316,18 @@ RULES = [
     ({f"{M}.recompute_method": "block"}, f"{M}.recompute_method", "granularity"),
     ({"lora_config.use_lora": True}, "lora_config.target_cells", "exactly one"),
     ({"lora_config.lora_rank": 4}, "lora_config.lora_rank", "has no effect without use_lora"),
+    (
+        {**_targets(r".*\.mapping"), "lora_config.lora_ckpt_filter": True, f"{T}.stage": "trl_ppo"},
+        "lora_config.lora_ckpt_filter",
+        "the head of the critic is trained too",
+    ),
+    (
+        {f"{T}.stage": "dpo", f"{T}.dpo_reference_free": True, f"{T}.ref_model": "model"},
+        f"{T}.ref_model",
+        "dpo_reference_free contradict",
+    ),
+    ({f"{T}.stage": "grpo", f"{D}.is_pairwise_dataset": True}, f"{D}.is_pairwise_dataset", "stage grpo trains on prompts"),
+    ({f"{D}.map_keys": '{"prompt": '}, f"{D}.map_keys", "expects"),
     (_targets(r".*\.qkv_porj"), "lora_config.target_cells", "matches no linear layer of the model; its linears end in"),
     (_targets(r".*\.qkv_porj"), "lora_config.target_cells", "near is 'language_model.encoder.layers.0.attention.qkv_proj'"),
     (_targets(r".*embeddings"), "lora_config.target_cells", "word_embeddings alone: embeddings and output layer get no"),

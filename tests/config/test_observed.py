@@ -135,6 +135,20 @@ def test_a_start_needs_a_model():
         require_available(init_configs_from_dict({"training_config": {"seed": 1}}))
 
 
+# what a setting needs, in words -> a stage of post-training that does not have it
+OF_STAGES = {
+    "dpo_loss_type sigmoid": {"training_config.stage": "dpo", "training_config.dpo_loss_type": "hinge"},
+    "simpo_loss_type sigmoid": {"training_config.stage": "simpo", "training_config.simpo_loss_type": "ipo"},
+    "grpo_beta above 0": {"training_config.stage": "grpo", "training_config.grpo_beta": 0.0},
+    "kl_coef above 0": {"training_config.stage": "trl_ppo", "training_config.kl_coef": 0.0},
+    "several steps": {"training_config.stage": "trl_ppo"},
+    "a loss of tokens": {"training_config.stage": "prm"},
+    "conversations:": {"training_config.stage": "prm"},
+    "packed together": {"training_config.stage": "dpo"},
+    "a corpus of documents": {"training_config.stage": "sft"},
+}
+
+
 def test_what_needs_another_setting_says_so():
     """Every entry: its paths exist, are told when the setting beside them is off, and are silent at their defaults."""
     assert not init_configs_from_dict(BASE).notices
@@ -156,6 +170,7 @@ def test_what_needs_another_setting_says_so():
             beside |= {"model_config.position_embedding_type": "rope"} if "rope_scaling" in path else {}
             beside |= {"moe_config.moe_router_score_function": "sigmoid"} if "softmax" in path else {}
             beside |= {"parallel_config.context_parallel_algo": "hybrid_cp_algo"} if "ulysses" in path else {}
+            beside |= next((settings for words, settings in OF_STAGES.items() if words in need), {})
             all_config = init_configs_from_dict(with_settings(beside, {path: value}))
             told = [text for text in all_config.notices if path in text and need in text]
             assert len(told) == 1, (path, all_config.notices)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.posttrain import runs
+from tests.posttrain import generating, runs
 
 
 @pytest.fixture(scope="session")
@@ -24,3 +24,26 @@ def weights(world, tmp_path_factory, files):
         training = {"save_enabled": True, "training_iters": 1, "seed": seed}
         world(1)(runs.train, "sft", str(folder / name), files["chats"], training=training, **settings)
     return {name: str(folder / name) for name in ("base", "other", "moe")}
+
+
+@pytest.fixture(scope="session")
+def prompts(tmp_path_factory):
+    return generating.write_prompts(str(tmp_path_factory.mktemp("prompts")))
+
+
+@pytest.fixture(scope="session")
+def policy(world, tmp_path_factory, prompts):
+    """Folder of a policy with a critic, trained for two steps."""
+    folder = str(tmp_path_factory.mktemp("policy"))
+    world(1)(generating.train, "trl_ppo", folder, prompts, training={"save_enabled": True, "training_iters": 2})
+    return folder
+
+
+@pytest.fixture(scope="session")
+def reward_model(world, tmp_path_factory, files):
+    """Folder of a reward model."""
+    folder = str(tmp_path_factory.mktemp("rewards"))
+    training = {"save_enabled": True, "training_iters": 2}
+    data = runs.write_pairs(folder + "/small", vocabulary=32)
+    world(1)(runs.train, "orm", folder, data, model=generating.SMALL, training=training)
+    return folder

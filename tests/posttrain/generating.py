@@ -6,6 +6,14 @@ from mindspeed_ms.testing.small_trainings import UNTIED
 from tests.datasets.instruction_data import write_field
 from tests.posttrain import runs
 
+LORA = {"use_lora": True, "lora_rank": 2, "target_cells": [{"target_cells": [r".*\.mapping"]}]}
+SEVERAL = {"rollout_batch_size": 16, "ppo_epochs": 2, "training_iters": 6}  # steps of a rollout: 4
+LAYOUTS = {
+    "tp2": {"tensor_model_parallel_size": 2},
+    "pp2": {"pipeline_model_parallel_size": 2},
+    "vpp2": {"pipeline_model_parallel_size": 2, "num_layers_per_virtual_pipeline_stage": 1},
+    "dp2": {},
+}
 WANTED = 9
 SMALL = {**UNTIED, "num_layers": 2, "vocab_size": 32, "init_method_std": 0.05}
 REWARDS = f"""
@@ -23,6 +31,17 @@ def short(answer_ids):
     return [1.0]
 def odd(texts):
     return texts
+def huge(answer_ids):
+    return [1e39] * len(answer_ids)
+def endless(answer_ids):
+    return [10**400] * len(answer_ids)
+def leaves(answer_ids):
+    raise SystemExit(0)
+def lazy(answer_ids):
+    return (1 / 0 for _ in answer_ids)
+def named(answer_ids):
+    return dict.fromkeys(range(len(answer_ids)), 1.0)
+builtin = max
 """
 
 

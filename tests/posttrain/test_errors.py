@@ -4,7 +4,8 @@ import os
 
 import pytest
 
-from tests.posttrain import runs
+from tests.posttrain import generating, runs
+from tests.preprocess.toy_tokenizer import write_tokenizer
 
 PAIR = {"chosen_input_ids": [1, 2, 3, 4], "rejected_input_ids": [1, 2, 5, 6]}
 LABELS = {"chosen_labels": [-100, -100, 3, 4], "rejected_labels": [-100, -100, 5, 6]}
@@ -43,7 +44,31 @@ def test_reference_is_missing(world, tmp_path, files):
     text = refused(world, tmp_path, files["pairs"])
     assert text.startswith("stage dpo needs the weights of a reference model: start from a checkpoint (--load or")
     text = refused(world, tmp_path, files["pairs"], training={"ref_model": str(tmp_path / "nowhere")})
-    assert "nowhere" in text and "ref_model (--ref-model)" in text
+    assert text == f"training_config.ref_model is {tmp_path}/nowhere: there is no such folder."
+
+
+@pytest.mark.parametrize("stage", ["dpo", "grpo"])
+def test_reference_of_another_model(world, tmp_path, files, weights, stage):
+    """Before anything is built."""
+    data = generating.write_prompts(str(tmp_path))
+    training = {"load_checkpoint": weights["base"], "reward_function": f"{tmp_path}/rewards.py:count", "num_generations": 2}
+    settings = {"training": {**training, "ref_model": weights["moe"]}}
+    text = refused(world, tmp_path / "run", files["pairs"] if stage == "dpo" else data, stage, **settings)
+    assert text.startswith(f"training_config.ref_model is {weights['moe']}: ") and "holds another model" in text
+    settings["training"]["ref_model"] = str(tmp_path)
+    text = refused(world, tmp_path / "run", files["pairs"] if stage == "dpo" else data, stage, **settings)
+    assert text.startswith(f"training_config.ref_model is {tmp_path}: ") and "holds no checkpoint" in text
+
+
+def test_folder_that_cannot_be_made(world, tmp_path, files):
+    (tmp_path / "file").write_text("x", encoding="utf-8")
+    chats = tmp_path / "chats.jsonl"
+    chats.write_text('{"instruction": "a", "output": "b"}\n', encoding="utf-8")
+    (tmp_path / "tokenizer").mkdir()
+    dataset = {"tokenizer_type": "PretrainedFromHF", "tokenizer_name_or_path": write_tokenizer(tmp_path / "tokenizer")}
+    settings = {"dataset": {**dataset, "prompt_type": "qwen"}, "model": {"vocab_size": 1024}}
+    text = refused(world, tmp_path / "file", str(chats), "sft", **settings)
+    assert text == f"training_config.output_dir: data cannot be prepared in {tmp_path}/file/data (Not a directory)."
 
 
 def test_data_of_another_stage(world, tmp_path, files, weights):

@@ -177,6 +177,7 @@ def test_validation_pairs_have_a_reference_too(world, tmp_path, files, weights):
     (line,) = [line for line in read_metrics(tmp_path / "metrics.jsonl") if "valid_loss" in line]
     assert 0 < abs(line["valid_loss"] - np.log(2)) < 0.2
     assert line["valid_rewards/accuracies"] <= 1 and line["valid_response_length/chosen"] > 1
+    assert "valid_perplexity" not in line  # of a preference there is none
 
 
 def test_head_of_a_reward_model_is_trained_beside_adapters(world, tmp_path, files, weights):

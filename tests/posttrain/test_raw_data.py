@@ -99,6 +99,41 @@ def test_bad_records_are_named(world, tmp_path, tokenizer, records, words):
         assert f"{data}, {words}" in world(1)(prepared, "dpo", str(tmp_path / "run"), data, **tokenizer)[0]
 
 
+def test_a_kill_before_the_judgement_does_not_let_bad_records_in(world, tmp_path, tokenizer, monkeypatch):
+    """The files are written and the run is killed: the next one judges them all the same."""
+    from mindspeed_ms.tasks.posttrain import raw_data
+
+    def killed(*_):
+        raise KeyboardInterrupt
+
+    data = write(tmp_path / "pairs.jsonl", [*PAIRS, {**PAIRS[0], "rejected": ""}])
+    monkeypatch.setattr(raw_data, "_refuse_answers", killed)
+    with pytest.raises(KeyboardInterrupt):
+        prepared("dpo", str(tmp_path / "run"), data, **tokenizer)
+    monkeypatch.undo()
+    for _ in range(2):
+        assert "1 empty rejected answer" in prepared("dpo", str(tmp_path / "run"), data, **tokenizer)
+
+
+def test_answer_that_fills_the_sequence(world, tmp_path, tokenizer):
+    data = write(tmp_path / "pairs.jsonl", [*PAIRS, {**PAIRS[0], "chosen": "7 " * 200}])
+    (text,) = world(1)(prepared, "orm", str(tmp_path / "run"), data, **tokenizer)
+    assert text.startswith(
+        f"1 pairs whose longer answer fills --seq-length by itself (first: {data}, line 3): that leaves no room"
+    )
+
+
+def test_what_is_left_out_is_told_in_each_run(tmp_path, tokenizer, monkeypatch):
+    from mindspeed_ms.tasks.posttrain import raw_data
+
+    told = []
+    monkeypatch.setattr(raw_data.logger, "warning", lambda text, *values: told.append(text % values))
+    data = write(tmp_path / "chats.jsonl", [*CHATS, {**CHATS[0], "output": ""}])
+    for _ in range(2):
+        prepared("sft", str(tmp_path / "run"), data, **tokenizer)
+    assert told == [f"{data}: 1 empty answer (first: {data}, line 4)"] * 2
+
+
 def test_settings_of_records_are_not_ignored_in_silence(world, tmp_path, files, caplog):
     from mindspeed_ms.tasks.posttrain import raw_data
 
@@ -118,6 +153,16 @@ def test_what_raw_records_need(world, tmp_path, tokenizer):
     assert "need a tokenizer: set --tokenizer-name-or-path" in world(1)(prepared, "sft", str(tmp_path), data)[0]
     plain = {name: value for name, value in tokenizer.items() if name != "prompt_type"}
     assert "needs a template: add --prompt-type NAME" in world(1)(prepared, "sft", str(tmp_path), data, **plain)[0]
+    (text,) = world(1)(prepared, "sft", str(tmp_path), data, **tokenizer, prompt_type_path="nowhere.json")
+    assert text == "--prompt-type-path is nowhere.json: No such file or directory."
+    (tmp_path / "empty.jsonl").write_text("", encoding="utf-8")
+    (text,) = world(1)(prepared, "sft", str(tmp_path), str(tmp_path / "empty.jsonl"), **tokenizer)
+    assert text.startswith(f"dataset_config.data_path: {tmp_path}/empty.jsonl: empty file")
+    (text,) = world(1)(prepared, "sft", str(tmp_path), str(tmp_path / "chat.jsonl"), **tokenizer)
+    assert text.startswith(
+        f"dataset_config.data_path: {tmp_path}/chat.jsonl does not exist. Did you mean {tmp_path}/chats.jsonl?"
+    )
+    assert len(world(1)(prepared, "sft", str(tmp_path), str(tmp_path / "ch*.jsonl"), **tokenizer)[0]) == 3
     other = {**tokenizer, "handler_name": "AlpacaStylePairwiseHandler"}
     (text,) = world(1)(prepared, "sft", str(tmp_path), data, **other)
     assert "writes pairwise data, and stage sft trains on instruction data" in text

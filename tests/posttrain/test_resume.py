@@ -85,6 +85,23 @@ def test_resume_in_another_layout_reads_the_file(world, tmp_path, files, weights
     assert len(two[0]["lines"]) == 4
 
 
+def test_reference_of_the_checkpoint_goes_before_one_that_lies_in_the_folder(world, tmp_path, files, weights):
+    """A run goes on elsewhere, where a training against another reference has left its file."""
+    (whole,), _ = resumed(world, tmp_path, files, weights, "dpo")
+    used, common = tmp_path / "used", {"save_enabled": True, "resume_training": True, "training_iters": 4}
+    other = {**common, "pretrained_checkpoint": weights["other"], "exit_interval": 1}
+    world(1)(runs.train, "dpo", str(used), files["pairs"], training=other)
+    for name in os.listdir(used):
+        if name.startswith(("iter", "latest")):
+            os.rename(used / name, tmp_path / f"away_{name}")
+    shutil.rmtree(tmp_path / "half" / "iter_0000004")
+    (tmp_path / "half" / "latest_checkpointed_iteration.txt").write_text("2", encoding="utf-8")
+    elsewhere = {**common, "load_checkpoint": str(tmp_path / "half"), "exit_interval": 3}
+    world(1)(runs.train, "dpo", str(used), files["pairs"], training=elsewhere)
+    (second,) = world(1)(runs.train, "dpo", str(used), files["pairs"], training=common)
+    assert runs.curve(second)[-2:] == runs.curve(whole)[-2:]
+
+
 def test_adapters_have_the_base_as_reference(world, tmp_path, files, weights):
     """ln 2 at the first step, though adapters are loaded that are not zero: the reference is computed without them."""
     lora = {"use_lora": True, "lora_rank": 2, "target_cells": [{"target_cells": [r".*\.mapping"]}]}

@@ -107,7 +107,7 @@ def test_map_keys_of_a_column_that_no_record_has(tmp_path, capsys):
         ("a.parquet", b"PAR1 and then nothing", "a.parquet cannot be read as parquet"),
         ("a.jsonl.gz", gzip.compress(b'{"text": "how are you?"}\n' * 999)[:-20], "a.jsonl.gz cannot be read"),
         ("a.jsonl", b"", "empty file (0 bytes)"),
-        ("a.jsonl", b"\n \r\n", "nothing to write: 0 records"),
+        ("a.jsonl", b"\n \r\n", "nothing to write: 0 records gave no sample. There are no records in /"),
         ("a.pdf", b"%PDF", "is of an unknown format: expected a name that ends in .jsonl"),
     ],
 )
@@ -119,6 +119,33 @@ def test_broken_files(tmp_path, capsys, name, content, expected):
 REWARDS = ["--handler-name", "AlpacaStyleProcessRewardHandler", "--placeholder-token", "<|end|>"]
 PAIRS = ["--handler-name", "AlpacaStylePairwiseHandler", "--prompt-type", "qwen"]
 OPENAI = ["--handler-name", "OpenAIInstructionHandler", "--prompt-type", "qwen"]
+
+
+QUESTION = {"role": "user", "content": "how"}
+ANSWER = {"role": "assistant", "content": "fine"}
+SHAPES = [
+    (ALPACA, {"instruction": "how", "output": "fine", "history": True}, "history must be a list of [question, answer]"),
+    (ALPACA, {"instruction": "how", "output": "fine", "tools": True}, "the tools must be a json list of objects"),
+    (OPENAI, {"messages": [QUESTION, ANSWER], "tools": '{"name": 1}'}, "objects with a name each, but one is {'name': 1}"),
+    (
+        ["--handler-name", "OpenAIInstructionHandler", "--prompt-type", "llama3"],
+        {"messages": [QUESTION, ANSWER], "tools": [{"name": "f", "parameters": True}]},
+        "the parameters of the tools are no json schema",
+    ),
+    (OPENAI, {"messages": [QUESTION, {**ANSWER, "content": [{"type": "text"}]}]}, "expected text for a message, found list"),
+    (
+        PAIRS,
+        {"instruction": "how", "chosen": {"role": "x"}, "rejected": "b"},
+        "expected text for the chosen answer, found dict",
+    ),
+]
+
+
+@pytest.mark.parametrize("words, record, expected", SHAPES)
+def test_values_of_another_shape_are_named(tmp_path, capsys, words, record, expected):
+    path = write_jsonl(tmp_path / "data.jsonl", [record])
+    message = fails(capsys, tmp_path, "--input", path, *words)
+    assert message.startswith(f"{path}, line 1: ") and expected in message
 
 
 HALVES = [

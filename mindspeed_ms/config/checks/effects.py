@@ -106,6 +106,43 @@ NEEDS = (
             (STAGES, _D, ("pack", "handler_name", "prompt_type", "prompt_type_path", "map_keys", "enable_thinking")),
         )
     ),
+    *(
+        (
+            _paths(_T, f"{stage}_label_smoothing"),
+            f"{stage}_loss_type sigmoid",
+            lambda context, stage=stage: context.training.stage != stage or context.training[f"{stage}_loss_type"] == "sigmoid",
+        )
+        for stage in ("dpo", "simpo")
+    ),
+    *(
+        (
+            _paths(_T, "ref_model"),
+            f"a {weight} above 0",
+            lambda context, stage=stage, weight=weight: context.training.stage != stage or context.training[weight],
+        )
+        for stage, weight in (("grpo", "grpo_beta"), ("trl_ppo", "kl_coef"))
+    ),
+    (
+        _paths(_T, "clip_ratio", "cliprange_value"),
+        "several steps that learn from the same answers (ppo_epochs, rollout_batch_size)",
+        lambda context: context.training.stage not in ROLLOUT_STAGES or _has_several_steps(context),
+    ),
+    (
+        _paths(_D, "prompt_type", "prompt_type_path", "enable_thinking"),
+        "conversations: the texts of stage prm are taken as they are",
+        lambda context: context.training.stage != "prm",
+    ),
+    (
+        _paths(_D, "reset_attention_mask", "reset_position_ids"),
+        f"documents that are packed together: a corpus, or {_T}.stage sft",
+        lambda context: context.training.stage in (None, "sft"),
+    ),
+    (
+        _paths(_D, "eod_mask_loss"),
+        "a corpus of documents",
+        lambda context: not (context.training.stage or context.dataset.is_instruction_dataset),
+    ),
+    (_paths(_D, "pad_to_multiple_of"), f"{_P}.variable_seq_lengths", lambda context: context.parallel.variable_seq_lengths),
     (
         _paths(_D, "full_shuffle_instruction_dataset", "neat_pack"),
         f"{_D}.is_instruction_dataset",
@@ -116,6 +153,11 @@ NEEDS = (
         _paths(_T, *(f"tensorboard_{name}" for name in _TENSORBOARD), *(f"log_{name}_to_tensorboard" for name in _LOGGED)),
         f"{_T}.tensorboard_dir",
         lambda context: context.training.tensorboard_dir,
+    ),
+    (
+        _paths(_T, "log_validation_ppl_to_tensorboard"),
+        f"a loss of tokens: pretraining, or {_T}.stage sft",
+        lambda context: context.training.stage in (None, "sft"),
     ),
     (_paths(_T, "timing_log_option"), f"{_T}.timing_log_level", lambda context: context.training.timing_log_level),
     (_paths(_T, "manual_gc_interval"), f"{_T}.manual_gc", lambda context: context.training.manual_gc),
@@ -142,6 +184,11 @@ NEEDS = (
         ),
     ),
 )
+
+
+def _has_several_steps(context):
+    size, batch = context.training.rollout_batch_size, context.dataset.global_batch_size
+    return context.training.ppo_epochs > 1 or bool(size and batch and size > batch)
 
 
 @rule

@@ -4,6 +4,7 @@ from mindspeed_ms.config.checks.rule import rule
 from mindspeed_ms.config.sections.posttrain import PAIRWISE_STAGES
 
 _T, _D, _M = "training_config", "dataset_config", "model_config"
+_KINDS = {"sft": "conversations", "prm": "step rewards"}
 
 
 @rule
@@ -19,7 +20,7 @@ def data_fit_the_stage(context):
     is_pairwise = stage in PAIRWISE_STAGES
     for name, expected in (("is_pairwise_dataset", is_pairwise), ("is_instruction_dataset", not is_pairwise)):
         if dataset[name] != expected:
-            kind = "pairs of answers" if is_pairwise else "conversations" if stage == "sft" else "step rewards"
+            kind = "pairs of answers" if is_pairwise else _KINDS.get(stage, "prompts")
             yield context.problem(f"{_D}.{name}", f"stage {stage} trains on {kind}; leave it out", f"{_T}.stage")
 
 
@@ -39,8 +40,18 @@ def loss_fits_the_stage(context):
         if stage in ("orm", "prm") and context.model.loss_chunk_size:
             what = "looks at all logits of a position" if stage == "prm" else "has no logits"
             yield context.problem(f"{_M}.loss_chunk_size", f"stage {stage} {what}; leave it out")
-    if stage == "orm" and context.lora.lora_ckpt_filter:
-        yield context.problem("lora_config.lora_ckpt_filter", "the head of a reward model is trained too; leave it out")
+    if stage in ("orm", "trl_ppo") and context.lora.lora_ckpt_filter:
+        what = "a reward model" if stage == "orm" else "the critic"
+        yield context.problem("lora_config.lora_ckpt_filter", f"the head of {what} is trained too; leave it out")
+
+
+@rule
+def one_reference(context):
+    """Refuse a reference model beside a training without one."""
+    if context.training.stage == "dpo" and context.training.dpo_reference_free and context.training.ref_model:
+        yield context.problem(
+            f"{_T}.ref_model", "and dpo_reference_free contradict each other; keep one", f"{_T}.dpo_reference_free"
+        )
 
 
 @rule

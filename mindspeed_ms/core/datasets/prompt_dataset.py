@@ -93,8 +93,9 @@ class PromptDataset(InstructionDataset):
 
     def place(self, number):
         """(name of the stored prompt for messages, its record: that of the raw file, else its ids)."""
-        stored = self.stored_index(number)
-        return f"record {stored} of {self.files.path_prefix}", self._record(stored)
+        stored, path = self.stored_index(number), records_path(self.files.path_prefix)
+        name = f"{path}, line {stored + 1}" if os.path.exists(path) else f"record {stored} of {self.files.path_prefix}"
+        return name, self._record(stored)
 
     def _record(self, stored):
         path = records_path(self.files.path_prefix)

@@ -1,6 +1,7 @@
 """Durable writes: small files and new names are synced to the disk (fsync) before the call returns."""
 
 import os
+from contextlib import contextmanager, suppress
 
 
 def write_file(path, data):
@@ -13,9 +14,29 @@ def write_file(path, data):
 
 def replace_file(path, data):
     """Replace a small file in one step: readers see the old or the new content."""
-    write_file(f"{path}.tmp", data)
-    os.replace(f"{path}.tmp", path)
-    sync(os.path.dirname(path) or ".")
+    with replacing(path) as file:
+        file.write(data)
+
+
+@contextmanager
+def replacing(path):
+    """Context manager: a binary file to write, which takes the place of `path` in one step once all is on the disk.
+
+    Raises:
+        OSError: names `path`; nothing of it is left.
+    """
+    temporary = f"{path}.tmp"
+    try:
+        with open(temporary, "wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+        sync(os.path.dirname(path) or ".")
+    except OSError as error:
+        with suppress(OSError):
+            os.remove(temporary)
+        raise OSError(error.errno, error.strerror, path) from error
 
 
 def sync(path):

@@ -14,6 +14,7 @@ from mindspeed_ms.legacy.model.gpt_model import GPTModel
 from mindspeed_ms.legacy.model.loss_func import TokenLosses
 from mindspeed_ms.tasks.posttrain.datasets import StageDatasets
 from mindspeed_ms.tasks.posttrain.stages import StageError
+from mindspeed_ms.training.checkpointing import check_output_folder
 from mindspeed_ms.training.initialize import get_all_config, get_args, has_args
 from mindspeed_ms.training.losses import count_tokens
 from mindspeed_ms.training.tensorboard import require_tensorboard
@@ -68,7 +69,9 @@ class BaseTrainer(ABC):
     def initialize(self):
         """Start device and ranks, read the data, build model, optimizer and the other parts: `train_args`, `trainer`."""
         self._run.enter_context(training_run(self.all_config))
+        settings = self.all_config.training_config
         try:
+            check_output_folder(settings.output_dir, settings.save_enabled and not settings.skip_train, makes=False)
             self.train_valid_test_datasets_provider.prepare()
             self.trainer = build_trainer(
                 self.all_config,

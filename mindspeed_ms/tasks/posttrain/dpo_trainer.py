@@ -1,11 +1,9 @@
 """DPOTrainer: direct preference optimisation against a reference model."""
 
-import os
-
 from mindspeed_ms.core.dist_checkpointing import folders
 from mindspeed_ms.tasks.posttrain.losses import kto_pair_loss, margin_loss
 from mindspeed_ms.tasks.posttrain.pairwise import PairwiseTrainer, pair_loss
-from mindspeed_ms.tasks.posttrain.reference import MissingReferenceError, Reference
+from mindspeed_ms.tasks.posttrain.reference import MissingReferenceError, Reference, check_reference
 from mindspeed_ms.tasks.posttrain.sequences import halves, log_probabilities, per_token
 from mindspeed_ms.training.initialize import get_all_config
 
@@ -21,8 +19,8 @@ class DPOTrainer(PairwiseTrainer):
     def _check_stage(self):
         super()._check_stage()
         settings = self.all_config.training_config
-        if settings.ref_model and not os.path.isdir(settings.ref_model):
-            raise MissingReferenceError(f"ref_model (--ref-model) is {settings.ref_model}: there is no such folder.")
+        if not settings.dpo_reference_free:
+            check_reference(self.all_config)
         if settings.dpo_reference_free or settings.ref_model:
             return
         wanted = settings.resume_training and not settings.finetune

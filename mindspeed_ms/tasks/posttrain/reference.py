@@ -9,22 +9,28 @@ of the reference, if its weights are still the same.
 
 import json
 import os
+import zipfile
+import zlib
 from functools import partial
 
 import numpy as np
 
+from mindspeed_ms.config import spelled
 from mindspeed_ms.config.model_description import describe_model, vocab_size_of
 from mindspeed_ms.core import comm, parallel_state
 from mindspeed_ms.core import num_microbatches_calculator as calculator
 from mindspeed_ms.core.datasets.fingerprint import hash_of, of_indexed_files, sampled_hash
 from mindspeed_ms.core.datasets.instruction_files import field_prefix
 from mindspeed_ms.core.dist_checkpointing.agreement import on_rank_zero
+from mindspeed_ms.core.dist_checkpointing.durable import replacing
 from mindspeed_ms.core.dist_checkpointing.errors import CheckpointError
+from mindspeed_ms.core.dist_checkpointing.folders import newest_manifest
 from mindspeed_ms.core.dist_checkpointing.load import find_checkpoint, open_checkpoint
 from mindspeed_ms.core.logging import logger
 from mindspeed_ms.core.pipeline_parallel import get_forward_backward_func
 from mindspeed_ms.core.tensor_parallel.lora import adapters_switched_off
 from mindspeed_ms.models.adapters import has_adapters, has_base, without_adapters
+from mindspeed_ms.models.hugging_face.folder import CONFIG_FILE, has_weights
 from mindspeed_ms.models.reward_head import without_critic
 from mindspeed_ms.tasks.posttrain.pairwise import REFERENCE
 from mindspeed_ms.tasks.posttrain.sequences import log_probabilities
@@ -34,11 +40,49 @@ from mindspeed_ms.training.start_checks import check_resumed
 
 FILE = "reference_log_probs.npz"
 _KINDS = ("chosen", "rejected")
+_OF_MODELS = (CONFIG_FILE, ".safetensors", ".bin", ".index.json")
 _DOING = "the reference's log-probabilities cannot be computed"
 
 
 class MissingReferenceError(CheckpointError):
     """Error: there are no weights of a reference model, or other ones than the log-probabilities are of."""
+
+
+def check_reference(all_config):
+    """Check the reference model that `ref_model` names, before anything is built.
+
+    Raises:
+        MissingReferenceError: there is none, or one of another model.
+    """
+    folder = all_config.training_config.ref_model
+    if not folder:
+        return
+    option = spelled(all_config, "training_config.ref_model")
+    if not os.path.isdir(folder):
+        raise MissingReferenceError(f"{option} is {folder}: there is no such folder.")
+    try:
+        path, manifest = newest_manifest(folder, None, all_config)
+        _usable(path, manifest, all_config)
+    except CheckpointError as error:
+        raise MissingReferenceError(f"{option} is {folder}: {error}") from error
+
+
+def _usable(path, manifest, all_config):
+    """The Manifest of a reference without what the reference has no use for.
+
+    Raises:
+        CheckpointError: it is of another model, or holds adapters that cannot be switched off.
+    """
+    if has_adapters(manifest):
+        if not all_config.lora_config.use_lora or not has_base(manifest):
+            raise CheckpointError(
+                f"the reference {path} holds adapters: merge them first: python -m mindspeed_ms.tools.lora merge."
+            )
+        manifest = without_adapters(manifest)
+    if not describe_model(all_config).has_critic:
+        manifest = without_critic(manifest)
+    check_resumed(path, manifest, all_config, resumes=False, is_gpt=True)
+    return manifest
 
 
 class Reference:
@@ -51,6 +95,7 @@ class Reference:
     def __init__(self, trainer):
         self.trainer, self.run = trainer, trainer.trainer
         self.all_config, self.settings = trainer.all_config, trainer.all_config.training_config
+        self._is_own = False  # whether the file that was read is the one that is written
         self.datasets = [one for one in trainer.train_valid_test_datasets_provider.datasets if one is not None]
 
     def prepare(self):
@@ -83,8 +128,8 @@ class Reference:
                 missing.append((key, dataset, numbers))
         if missing:
             self._compute(path, about, arrays, missing)
-            if comm.get_rank() == 0:
-                self._write({"weights": weights, "path": os.path.abspath(path) if path else about["path"]}, arrays)
+        if comm.get_rank() == 0 and (missing or not self._is_own):
+            self._write({"weights": weights, "path": os.path.abspath(path) if path else about["path"]}, arrays)
         for dataset in self.datasets:
             dataset.beside = dict(zip(REFERENCE, arrays[self._key(dataset)]))
 
@@ -101,24 +146,19 @@ class Reference:
         return None
 
     def _fingerprint(self, path):
-        """Hash of the files of a checkpoint, and of the precision that it is computed in."""
-        names = sorted(os.path.relpath(os.path.join(place, name), path) for place, _, files in os.walk(path) for name in files)
+        """Hash of the files of a checkpoint, and of the precision that it is computed in. Of a Hugging Face folder model and
+        weights count: trainings and further files may lie in it."""
+        names = [os.path.relpath(os.path.join(place, name), path) for place, _, files in os.walk(path) for name in files]
+        if CONFIG_FILE in names and has_weights(path):
+            names = [name for name in names if name == os.path.basename(name) and name.endswith(_OF_MODELS)]
+        names = sorted(names)
         files = [item for name in names for item in (name, sampled_hash(os.path.join(path, name)))]
         return hash_of(*files, self.all_config.model_config.compute_dtype, self.all_config.model_config.params_dtype)
 
     def _load(self, path):
         """Fill the model with the reference's weights; adapters stay."""
         with open_checkpoint(path, self.all_config) as reader:
-            manifest = reader.manifest
-            if has_adapters(manifest):
-                if not self.all_config.lora_config.use_lora or not has_base(manifest):
-                    raise CheckpointError(
-                        f"the reference {path} holds adapters: merge them first: python -m mindspeed_ms.tools.lora merge."
-                    )
-                reader.manifest = manifest = without_adapters(manifest)
-            if not describe_model(self.all_config).has_critic:
-                reader.manifest = manifest = without_critic(manifest)
-            check_resumed(path, manifest, self.all_config, resumes=False, is_gpt=True)
+            reader.manifest = _usable(path, reader.manifest, self.all_config)
             checkpointing.load_checkpoint(reader, self.run.model, None, None, True, vocab_size_of(self.all_config))
 
     # ---- log-probabilities --------------------------------------------------------------------------------------------
@@ -187,29 +227,46 @@ class Reference:
 
     def _read(self, start):
         """(about, arrays) of the file of this run, or of the one that it continues; (None, {}) without one."""
-        folders = [self.settings.output_dir, *([os.path.dirname(start.path), start.path] if start.resumes else [])]
-        for folder in folders:
+        for folder in self._places(start):
             path = os.path.join(folder, FILE)
             if os.path.isfile(path):
+                arrays, self._is_own = read_arrays(path), folder == self.settings.output_dir
                 try:
-                    with np.load(path) as file:
-                        arrays = {name: file[name] for name in file.files}
                     about = json.loads(str(arrays.pop("about")))
                     keys = {name.partition("/")[0] for name in arrays}
                     return about, {key: np.stack([arrays[f"{key}/{kind}"] for kind in _KINDS]) for key in keys}
-                except (ValueError, KeyError, OSError, EOFError) as error:
-                    raise CheckpointError(f"{path} is damaged ({error}): remove it, to compute it again.") from error
+                except (ValueError, KeyError) as error:
+                    raise _damaged(path, error) from error
         return None, {}
+
+    def _places(self, start):
+        """Folders of files about this run's reference: what a continued run began with goes before what lies in its folder."""
+        own = self.settings.output_dir
+        return [os.path.dirname(start.path), start.path, own] if start.resumes else [own]
 
     def _write(self, about, arrays):
         os.makedirs(self.settings.output_dir, exist_ok=True)
         path = os.path.join(self.settings.output_dir, FILE)
         named = {f"{key}/{kind}": values for key, pair in arrays.items() for kind, values in zip(_KINDS, pair)}
-        with open(f"{path}.tmp", "wb") as file:
+        with replacing(path) as file:
             np.savez(file, about=json.dumps(about), **named)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(f"{path}.tmp", path)
+
+
+def read_arrays(path):
+    """Arrays of a .npz file by name.
+
+    Raises:
+        CheckpointError: it is damaged.
+    """
+    try:
+        with np.load(path) as file:
+            return {name: file[name] for name in file.files}
+    except (ValueError, KeyError, OSError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        raise _damaged(path, error) from error
+
+
+def _damaged(path, error):
+    return CheckpointError(f"{path} is damaged ({error}): remove it, to compute it again.")
 
 
 def _summed(loss_mask, output, non_loss_data=False):

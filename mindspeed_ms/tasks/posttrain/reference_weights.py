@@ -6,6 +6,8 @@ from contextlib import contextmanager
 
 from mindspeed_ms.core import comm, storage
 from mindspeed_ms.core.dist_checkpointing.agreement import on_rank_zero
+from mindspeed_ms.core.dist_checkpointing.durable import replace_file
+from mindspeed_ms.core.dist_checkpointing.errors import CheckpointError
 from mindspeed_ms.core.dist_checkpointing.load import find_checkpoint
 from mindspeed_ms.core.tensor_parallel.lora import adapters_switched_off
 from mindspeed_ms.tasks.posttrain.reference import MissingReferenceError, Reference
@@ -56,9 +58,8 @@ class ReferenceWeights(Reference):
         if comm.get_rank() == 0:
             os.makedirs(self.settings.output_dir, exist_ok=True)
             file = os.path.join(self.settings.output_dir, FILE)
-            with open(f"{file}.tmp", "w", encoding="utf-8") as text:
-                json.dump({"weights": weights, "path": os.path.abspath(path) if path else None}, text)
-            os.replace(f"{file}.tmp", file)
+            about = {"weights": weights, "path": os.path.abspath(path) if path else None}
+            replace_file(file, json.dumps(about).encode())
 
     @contextmanager
     def swapped_in(self):
@@ -105,11 +106,17 @@ class ReferenceWeights(Reference):
     def _read_about(self, start):
         if not start.resumes:
             return None
-        for folder in (self.settings.output_dir, os.path.dirname(start.path), start.path):
+        for folder in self._places(start):
             path = os.path.join(folder, FILE)
             if os.path.isfile(path):
-                with open(path, encoding="utf-8") as file:
-                    return json.load(file)
+                try:
+                    with open(path, encoding="utf-8") as file:
+                        about = json.load(file)
+                    return {name: about[name] for name in ("weights", "path")}
+                except (ValueError, KeyError, TypeError) as error:
+                    raise CheckpointError(
+                        f"{path} is damaged ({error}): remove it, and name what this training started from with --ref-model."
+                    ) from error
         return None
 
 

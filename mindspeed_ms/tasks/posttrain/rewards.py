@@ -2,10 +2,14 @@
 
 import importlib.util
 import inspect
-import math
 import os
+import sys
+from collections.abc import Mapping, Set
 from numbers import Real
 
+import numpy as np
+
+_LARGEST = float(np.finfo(np.float32).max)
 ARGUMENTS = ("prompts", "answers", "prompt_ids", "answer_ids", "records")
 
 
@@ -37,9 +41,13 @@ def load_reward_function(name, spelled):
     if described is None:
         raise RewardError(f"{spelled} is {name}: {path} is no Python file (.py).")
     module = importlib.util.module_from_spec(described)
+    sys.modules[described.name] = module  # dataclasses look their module up
+    folder = os.path.dirname(os.path.abspath(path))
+    if folder not in sys.path:
+        sys.path.append(folder)  # what lies beside the file can be imported
     try:
         described.loader.exec_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise RewardError(f"{spelled} is {name}: {path} cannot be imported: {_text(error)}.") from error
     found = getattr(module, function, None)
     if not callable(found):
@@ -62,7 +70,10 @@ class RewardFunction:
 
     def __init__(self, function, name):
         self.function, self.name = function, name
-        parameters = inspect.signature(function).parameters.values()
+        try:
+            parameters = inspect.signature(function).parameters.values()
+        except (ValueError, TypeError):
+            raise RewardError(f"{name} does not say its parameters: expected a Python function.") from None
         takes_all = any(one.kind is one.VAR_KEYWORD for one in parameters)
         named = [one for one in parameters if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)]
         unknown = [one.name for one in named if one.name not in ARGUMENTS and one.default is one.empty]
@@ -84,30 +95,39 @@ class RewardFunction:
         given = {name: arguments[name] for name in self.names}
         try:
             found = self.function(**given)
-        except Exception as error:
+            rewards = None if _is_no_list(found) else list(found)
+        except (Exception, SystemExit) as error:
             raise RewardError(f"{self._where(places, given)}: {_text(error)}.") from error
-        try:
-            rewards = list(found)
-        except TypeError:
-            raise RewardError(f"{self.name} gave {found!r:.80}: expected a list with a number for each answer.") from None
+        if rewards is None:
+            raise RewardError(f"{self.name} gave {_shown(found)}: expected a list with a number for each answer.")
         if len(rewards) != len(places):
             raise RewardError(f"{self.name} gave {len(rewards)} rewards of {len(places)} answers: expected one for each.")
         return [self._checked(reward, place) for reward, place in zip(rewards, places)]
 
     def _checked(self, reward, place):
         value = reward.item() if getattr(reward, "size", None) == 1 and hasattr(reward, "item") else reward
-        if not isinstance(value, Real) or not math.isfinite(value):
-            raise RewardError(f"{self.name} gave {value!r:.80} for an answer to {place}: expected a finite number.")
+        if not isinstance(value, Real) or not abs(value) <= _LARGEST:  # NaN is not
+            raise RewardError(f"{self.name} gave {_shown(value)} for an answer to {place}: expected a finite float32 number.")
         return float(value)
 
     def _where(self, places, given):
         """What fails: the first answer that does so alone."""
         for number, place in enumerate(places):
             try:
-                self.function(**{name: values[number : number + 1] for name, values in given.items()})
-            except Exception:
+                list(self.function(**{name: values[number : number + 1] for name, values in given.items()}))
+            except (Exception, SystemExit):
                 return f"{self.name} failed at an answer to {place}"
         return f"{self.name} failed at {len(places)} answers together, the first to {places[0]}"
+
+
+def _is_no_list(found):
+    """Whether what a function gave is no sequence of rewards in the order of the answers."""
+    return isinstance(found, str | bytes | Mapping | Set) or not (hasattr(found, "__iter__") or hasattr(found, "__getitem__"))
+
+
+def _shown(value):
+    """A value in one short line."""
+    return " ".join(f"{value!r}".split())[:80]
 
 
 def _text(error):

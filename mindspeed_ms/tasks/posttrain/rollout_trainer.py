@@ -4,6 +4,7 @@ from functools import partial
 
 from mindspeed_ms.config import spelled
 from mindspeed_ms.tasks.posttrain.base_trainer import BaseTrainer
+from mindspeed_ms.tasks.posttrain.reference import check_reference
 from mindspeed_ms.tasks.posttrain.reference_weights import ReferenceWeights
 from mindspeed_ms.tasks.posttrain.reward_model import RewardModel, check_reward_model
 from mindspeed_ms.tasks.posttrain.rewards import load_reward_function
@@ -25,6 +26,8 @@ class RolloutTrainer(BaseTrainer):
     def _check_stage(self):
         super()._check_stage()
         settings, name = self.all_config.training_config, spelled(self.all_config, "training_config.reward_function")
+        if settings[self.divergence_option]:
+            check_reference(self.all_config)
         if settings.reward_model:
             self._reward = check_reward_model(self.all_config)
         else:

@@ -68,7 +68,7 @@ def _parsed(place, text):
             RecordError(
                 place,
                 f"broken JSON: {detail}; the line begins with {text[:60]!r}.{_advice(text)} "
-                "Repair or delete it, or leave such records out with --on-invalid skip.",
+                "Repair or delete it; preprocess_data.py leaves such records out with --on-invalid skip.",
                 "broken JSON",
             )
         )

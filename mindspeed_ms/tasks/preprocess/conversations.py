@@ -115,7 +115,10 @@ class RecordReader:
 
     def _alpaca_messages(self, record):
         messages = []
-        for turn in self.columns.optional(record, "history") or []:
+        history = self.columns.optional(record, "history") or []
+        if not isinstance(history, list | tuple):
+            raise BadRecord(f"history must be a list of [question, answer], found {history!r:.80}", "history of another form")
+        for turn in history:
             if not isinstance(turn, list | tuple) or len(turn) != 2:
                 raise BadRecord(f"history must be a list of [question, answer], found {turn!r:.80}", "history of another form")
             messages += [_message(USER, text_of(turn[0], "history")), _message(ASSISTANT, text_of(turn[1], "history"))]
@@ -187,7 +190,8 @@ class RecordReader:
         value = self._required(record, key, f"the {key} answer")
         if isinstance(value, list) and len(value) == 1:
             value = value[0]
-        message = self._read_message(value, 1) if isinstance(value, dict) else _message(ASSISTANT, text_of(value, key))
+        is_message = isinstance(value, dict) and not self._is_alpaca
+        message = self._read_message(value, 1) if is_message else _message(ASSISTANT, text_of(value, f"the {key} answer"))
         if message["role"] not in ANSWERING:
             raise Unusable(f"the {key} message is no answer")
         if not (spoken(message).strip() or message.get("tool_calls")):
@@ -207,9 +211,13 @@ def text_of(value, purpose):
         return ""
     if isinstance(value, int | float) and not isinstance(value, bool):
         return str(value)
-    if isinstance(value, list) and value and all(isinstance(part, dict) and part.get("type") == "text" for part in value):
+    if isinstance(value, list) and value and all(_is_text_part(part) for part in value):
         return "".join(part["text"] for part in value)
     raise BadRecord(f"expected text for {purpose}, found {type(value).__name__}: {value!r:.80}", f"{purpose} is no text")
+
+
+def _is_text_part(part):
+    return isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str)
 
 
 def _message(role, content):

@@ -37,11 +37,12 @@ class InputFile:
         return [self.size, self.modified, sampled_hash(self.path)]
 
 
-def expand_inputs(words):
+def expand_inputs(words, option="--input"):
     """Files that the words name, in their order; files of a folder or a pattern are ordered by path.
 
     Args:
         words (list[str]): paths of files and folders, or patterns as `data/part-*.jsonl`.
+        option (str): that names them, for messages.
 
     Returns:
         (list[InputFile], list[str]): files, and the paths in folders that are no data.
@@ -52,24 +53,29 @@ def expand_inputs(words):
     files, ignored = [], []
     for word in words:
         if os.path.isdir(word):
-            found, others = _in_folder(word)
+            found, others = _in_folder(word, option)
             ignored += others
         else:
-            found = [_input_file(path) for path in _matching(word)]
+            found = [_input_file(path, option) for path in _matching(word, option)]
         files += found
     seen = set()
     for file in files:
         if os.path.realpath(file.path) in seen:
-            raise PreprocessError(f"--input names {file.path} twice: each file is read once.")
+            raise PreprocessError(f"{option} names {file.path} twice: each file is read once.")
         seen.add(os.path.realpath(file.path))
     if not any(file.size for file in files):
         raise PreprocessError(
-            f"--input: {', '.join(file.path for file in files[:5])}: empty file (0 bytes), there is nothing to preprocess."
+            f"{option}: {', '.join(file.path for file in files[:5])}: empty file (0 bytes), there is nothing to preprocess."
         )
     return files, ignored
 
 
-def _in_folder(folder):
+def names_records(word):
+    """Whether a word is meant for `expand_inputs`: something that is there, a pattern, or the name of a file of records."""
+    return os.path.exists(word) or glob.has_magic(word) or _format(word) is not None
+
+
+def _in_folder(folder, option):
     found, ignored = [], []
     for parent, folders, names in os.walk(folder):
         folders[:] = sorted(name for name in folders if not name.startswith(".") and not name.endswith(UNFINISHED))
@@ -79,23 +85,23 @@ def _in_folder(folder):
     if not found:
         seen = ", ".join(sorted(os.path.basename(path) for path in ignored)[:10]) or "nothing"
         raise PreprocessError(
-            f"--input: the folder {folder} holds no data file: expected names that end in {_endings()}, found {seen}."
+            f"{option}: the folder {folder} holds no data file: expected names that end in {_endings()}, found {seen}."
         )
-    return [_input_file(path) for path in sorted(found)], sorted(ignored)
+    return [_input_file(path, option) for path in sorted(found)], sorted(ignored)
 
 
-def _matching(word):
+def _matching(word, option):
     if os.path.exists(word):
         return [word]
     if glob.has_magic(word):
         paths = sorted(path for path in glob.glob(word, recursive=True) if os.path.isfile(path))
         if not paths:
-            raise PreprocessError(f"--input: no file matches the pattern {word}.")
+            raise PreprocessError(f"{option}: no file matches the pattern {word}.")
         return paths
     folder = os.path.dirname(word) or "."
     near = difflib.get_close_matches(os.path.basename(word), os.listdir(folder) if os.path.isdir(folder) else [], n=1)
     hint = f" Did you mean {os.path.join(folder, near[0])}?" if near else ""
-    raise PreprocessError(f"--input: {word} does not exist.{hint} Nothing is downloaded: give files, folders or patterns.")
+    raise PreprocessError(f"{option}: {word} does not exist.{hint} Nothing is downloaded: give files, folders or patterns.")
 
 
 def _format(name):
@@ -109,12 +115,12 @@ def _format(name):
     return ending, compression
 
 
-def _input_file(path):
+def _input_file(path, option):
     kind = _format(path)
     if kind is None:
-        raise PreprocessError(f"--input: {path} is of an unknown format: expected a name that ends in {_endings()}.")
+        raise PreprocessError(f"{option}: {path} is of an unknown format: expected a name that ends in {_endings()}.")
     if not os.access(path, os.R_OK):
-        raise PreprocessError(f"--input: {path} cannot be read: you lack the permission.")
+        raise PreprocessError(f"{option}: {path} cannot be read: you lack the permission.")
     status = os.stat(path)
     return InputFile(path, *kind, status.st_size, status.st_mtime_ns)
 

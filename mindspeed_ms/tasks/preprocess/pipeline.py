@@ -18,7 +18,7 @@ from mindspeed_ms.tasks.preprocess.input_files import UNFINISHED, expand_inputs
 from mindspeed_ms.tasks.preprocess.packing import pack
 from mindspeed_ms.tasks.preprocess.readers import count_bytes, read_batches
 from mindspeed_ms.tasks.preprocess.registry import HANDLER_KINDS
-from mindspeed_ms.tasks.preprocess.unfinished import Unfinished, make_writable, publish, write_index
+from mindspeed_ms.tasks.preprocess.unfinished import START_OVER, Unfinished, make_writable, publish, write_index
 from mindspeed_ms.tasks.preprocess.workers import cores, encode_all, most_processes
 
 _FORMAT_VERSION = 2  # of the batches that a journal counts
@@ -65,7 +65,11 @@ def _write(settings, run, encoder, files, outputs, unfinished):
         if not any(tally.samples.values()):
             reasons = "; ".join(tally.counted(tally.dropped))
             unfinished.discard()
-            raise PreprocessError(f"nothing to write: {tally.records} records gave no sample. Left out: {reasons or 'none'}.")
+            names = ", ".join(file.path for file in files[:5])
+            raise PreprocessError(
+                f"nothing to write: {tally.records} records gave no sample. "
+                + (f"Left out: {reasons}." if reasons else f"There are no records in {names}.")
+            )
         if settings.pack:
             _pack(settings, encoder, unfinished)
         for key in outputs:
@@ -145,8 +149,8 @@ def _unchanged(files, unfinished):
     for file, known in zip(files, begun):
         if file.fingerprint() != known:
             raise PreprocessError(
-                f"{file.path} was changed since the unfinished run in {unfinished.folder} read it: start "
-                "over with --overwrite-cache."
+                f"{file.path} was changed since the unfinished run in {unfinished.folder} read it: "
+                f"{START_OVER % unfinished.folder}."
             )
     return begun
 

@@ -18,7 +18,7 @@ from mindspeed_ms.core.datasets.tokenizer.chat_template import TemplateError
 from mindspeed_ms.core.logging import logger
 from mindspeed_ms.tasks.preprocess.messages import ASSISTANT, FUNCTION, calls_of, rounds, split_system, spoken
 from mindspeed_ms.tasks.preprocess.slots import FunctionSlots, Slots, encode_slots, single_token, tool_format_of
-from mindspeed_ms.tasks.preprocess.tool_formats import ToolFormat, parse_tools
+from mindspeed_ms.tasks.preprocess.tool_formats import ToolFormat, describe_tools
 
 DEFAULT_TEMPLATES = os.path.join(os.path.dirname(__file__), "templates.json")
 FROM_TOKENIZER = "chat_template"
@@ -151,7 +151,7 @@ class Template:
         slots, inside = [], ""
         if number == 0:
             slots += self.prefix.fill()
-            text = (system or self.default_system) + (self.tools.system_text(parse_tools(tools)) if tools else "")
+            text = (system or self.default_system) + (describe_tools(self.tools, tools) if tools else "")
             rendered = self.system.fill(content=text) if text else []
             if self.template_class == "Llama2Template":
                 inside = "".join(slot for slot in rendered if isinstance(slot, str))

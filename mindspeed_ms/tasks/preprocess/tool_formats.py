@@ -139,11 +139,26 @@ def parse_tools(tools):
             raise TemplateError(f"the tools are no valid json ({error}): {tools[:80]!r}.") from error
     if isinstance(tools, dict):
         tools = [tools]
+    if not isinstance(tools or [], list):
+        raise TemplateError(f"the tools must be a json list of objects with a name each, not {tools!r:.80}.")
     parsed = [tool.get("function", tool) if isinstance(tool, dict) else None for tool in tools or ()]
     for tool in parsed:
-        if not isinstance(tool, dict) or "name" not in tool:
+        if not isinstance(tool, dict) or not isinstance(tool.get("name"), str):
             raise TemplateError(f"the tools must be a json list of objects with a name each, but one is {tool!r:.80}.")
     return parsed
+
+
+def describe_tools(form, tools):
+    """Text (str) of tools (see `parse_tools`) in a ToolFormat.
+
+    Raises:
+        TemplateError: no tools, or parameters that are no JSON schema.
+    """
+    parsed = parse_tools(tools)
+    try:
+        return form.system_text(parsed)
+    except (AttributeError, TypeError) as error:
+        raise TemplateError(f"the parameters of the tools are no json schema ({error}): {parsed!r:.80}.") from error
 
 
 def parse_calls(content):

@@ -14,6 +14,7 @@ from mindspeed_ms.tasks.preprocess.messages import USER, round_begins
 CUT = "conversations cut to --seq-length"
 QUESTION_CUT = "questions that lost the end of their text to --seq-length"
 ANSWER_CUT = "answers that lost their end to --seq-length"
+FILLS = "pairs whose longer answer fills --seq-length by itself"
 
 
 def fit(render, messages, limit, policy, favours_target=False):

@@ -19,6 +19,7 @@ from mindspeed_ms.tasks.preprocess.errors import PreprocessError
 from mindspeed_ms.tasks.preprocess.tally import Tally
 
 JOURNAL = "journal.json"
+START_OVER = "to start over, delete the folder %s, or give preprocess_data.py --overwrite-cache"
 SECONDS_BETWEEN_ENTRIES = 10.0
 _AT_ONCE = 1 << 20
 
@@ -68,10 +69,7 @@ class Unfinished:
         path = os.path.join(self.folder, name)
         file = open(path, "ab")  # noqa: SIM115  closed by close
         if file.tell() < size:
-            raise PreprocessError(
-                f"{path} is shorter than its journal says: delete the folder {self.folder}, or start over "
-                "with --overwrite-cache."
-            )
+            raise PreprocessError(f"{path} is shorter than its journal says: {START_OVER % self.folder}.")
         file.truncate(size)
         return file
 
@@ -142,12 +140,12 @@ class Unfinished:
             with open(path, encoding="utf-8") as file:
                 journal = json.load(file)
         except ValueError as error:
-            raise PreprocessError(f"{path} is damaged ({error}): start over with --overwrite-cache.") from error
+            raise PreprocessError(f"{path} is damaged ({error}): {START_OVER % self.folder}.") from error
         if journal["description"] != self._description:
             other = [key for key in self._description if journal["description"].get(key) != self._description[key]]
             raise PreprocessError(
                 f"{self.folder} holds an unfinished run with other settings or other input (different: "
-                f"{', '.join(other)}). Repeat its command, or start over with --overwrite-cache."
+                f"{', '.join(other)}). Repeat its command; {START_OVER % self.folder}."
             )
         return journal
 

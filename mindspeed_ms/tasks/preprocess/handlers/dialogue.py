@@ -8,7 +8,7 @@ from mindspeed_ms.tasks.preprocess.handlers.base import RecordHandler, append_en
 from mindspeed_ms.tasks.preprocess.messages import ASSISTANT
 from mindspeed_ms.tasks.preprocess.registry import HANDLER_KINDS
 from mindspeed_ms.tasks.preprocess.templates import fix_tokenizer
-from mindspeed_ms.tasks.preprocess.truncation import CUT, balanced_lengths, fit
+from mindspeed_ms.tasks.preprocess.truncation import CUT, FILLS, balanced_lengths, fit
 
 _LLAMA_FACTORY_CLASSES = ("LFDefaultTemplate", "ReasoningTemplate")
 
@@ -88,6 +88,8 @@ class PairwiseHandler(DialogueHandler):
         """See RecordHandler."""
         conversation, *answers = self.reader.pair(record)
         targets = [self._target(conversation, answer) for answer in answers]
+        if self.settings.seq_length and max(map(len, targets)) >= self.settings.seq_length:
+            note(FILLS)
         # both answers share the question, so it is cut for the longer one
         longest = max(range(len(targets)), key=lambda number: len(targets[number]))
         prompt, length, cut = self._prompt(conversation, answers[longest])

@@ -1,0 +1,171 @@
+"""Rewards of PPO and GRPO: reward functions, reward models, prompts, and what is wrong with them."""
+
+import json
+
+import numpy as np
+import pytest
+
+from tests.posttrain import generating, runs
+from tests.preprocess.toy_tokenizer import write_tokenizer
+
+REWARD_ERRORS = {
+    "raises": r"rewards\.py:raises failed at an answer to record 1 of .*prompts: KeyError: 'three'",
+    "nan": r"rewards\.py:nan gave nan for an answer to record \d of .*prompts: expected a finite float32 number",
+    "short": r"rewards\.py:short gave 1 rewards of 8 answers",
+    "odd": r"has the parameter texts: expected some of prompts, answers",
+    "conut": r"has no function conut; it has count, dense, raises, nan, short, odd",
+    "huge": r"rewards\.py:huge gave 1e\+39 for an answer to record \d of .*expected a finite float32 number",
+    "endless": r"rewards\.py:endless gave 1000000.* for an answer to record \d of .*expected a finite float32 number",
+    "leaves": r"rewards\.py:leaves failed at an answer to record \d of .*: SystemExit: 0",
+    "lazy": r"rewards\.py:lazy failed at an answer to record \d of .*: ZeroDivisionError: division by zero",
+    "named": r"rewards\.py:named gave \{0: 1\.0, .*: expected a list with a number for each answer",
+    "builtin": r"rewards\.py:builtin does not say its parameters",
+}
+
+
+@pytest.mark.parametrize("name", REWARD_ERRORS)
+def test_wrong_reward_functions(world, tmp_path, prompts, name):
+    with pytest.raises(Exception, match=REWARD_ERRORS[name]) as error:
+        world(1)(generating.train, "grpo", str(tmp_path), prompts, reward=name)
+    assert "\n" not in str(error.value)
+
+
+def test_files_of_reward_functions(tmp_path):
+    """They may import what lies beside them and define dataclasses; one that ends the program is an error."""
+    from mindspeed_ms.tasks.posttrain.rewards import RewardError, load_reward_function
+
+    (tmp_path / "beside_rewards.py").write_text("VALUE = 3\n", encoding="utf-8")
+    (tmp_path / "good.py").write_text(
+        "from __future__ import annotations\nfrom dataclasses import dataclass\nimport beside_rewards\n"
+        "@dataclass\nclass Reward:\n    value: int\n"
+        "def reward(answers):\n    return [Reward(beside_rewards.VALUE).value for _ in answers]\n",
+        encoding="utf-8",
+    )
+    assert load_reward_function(f"{tmp_path}/good.py:reward", "x")(["record 0"], answers=["a"]) == [3.0]
+    (tmp_path / "leaves.py").write_text("import sys\nsys.exit(0)\n", encoding="utf-8")
+    with pytest.raises(RewardError, match=r"leaves\.py cannot be imported: SystemExit: 0"):
+        load_reward_function(f"{tmp_path}/leaves.py:reward", "x")
+
+
+SETTINGS_ERRORS = [
+    ({"training": {"reward_function": None}}, "reward_function.* is not given: name the function"),
+    ({"training": {"reward_function": "nowhere.py:f"}}, r"there is no file nowhere\.py"),
+    ({"training": {"num_generations": 3}}, "num_generations.*expected a divisor of the global batch size 8"),
+    ({"training": {"num_generations": 1}}, "num_generations.*expected at least 2"),
+    ({"training": {"rollout_batch_size": 12}}, "rollout_batch_size.*expected a multiple of the global batch size 8"),
+    ({"training": {"max_new_tokens": 14}}, r"prompt 1 of .* has 3 tokens, and max_new_tokens .* is 14, at seq_length 16"),
+    ({"training": {"epochs": 1, "training_iters": 0}}, "epochs.*give training_iters"),
+    ({"parallel": {"context_parallel_size": 2}}, "context_parallel_size.*cuts no sequences"),
+    ({"model": {"vocab_size": 8}}, "has the id 8, but the model's vocabulary has 8 ids"),
+]
+
+
+@pytest.mark.parametrize("settings, text", SETTINGS_ERRORS, ids=[text[:24] for _, text in SETTINGS_ERRORS])
+def test_settings_that_do_not_fit(world, tmp_path, prompts, settings, text):
+    with pytest.raises(Exception, match=text):
+        world(1)(generating.train, "grpo", str(tmp_path), prompts, **settings)
+
+
+def test_conversations_are_no_prompts(world, tmp_path, files):
+    generating.write_prompts(str(tmp_path))
+    reward = {"reward_function": f"{tmp_path}/rewards.py:count"}
+    with pytest.raises(Exception, match="holds conversations with answers, and stage grpo generates them"):
+        world(1)(generating.train, "grpo", str(tmp_path / "run"), files["chats"], training=reward)
+
+
+def test_prompts_are_no_conversations(world, tmp_path, prompts):
+    with pytest.raises(Exception, match="There are prompts by that name, which --stage trl_ppo or grpo trains on"):
+        world(1)(runs.train, "sft", str(tmp_path), prompts)
+
+
+def test_raw_records_reach_the_reward_function(world, tmp_path):
+    """Texts, ids and the record of each prompt; in the order of the answers."""
+    records = [{"instruction": f"Say {word}.", "output": "", "truth": word} for word in ("one", "two", "three")]
+    data = tmp_path / "prompts.jsonl"
+    data.write_text("".join(f"{json.dumps(record)}\n" for record in records), encoding="utf-8")
+    (tmp_path / "rewards.py").write_text(
+        "import json\n"
+        "def tell(prompts, answers, prompt_ids, answer_ids, records):\n"
+        f"    with open({str(tmp_path / 'seen.jsonl')!r}, 'a') as file:\n"
+        "        for row in zip(prompts, answers, prompt_ids, answer_ids, records):\n"
+        "            file.write(json.dumps(row) + '\\n')\n"
+        "    return [len(ids) for ids in answer_ids]\n"
+        "def fails(records):\n"
+        "    return [1 / (record['truth'] != 'two') for record in records]\n",
+        encoding="utf-8",
+    )
+    (tmp_path / "tokenizer").mkdir()
+    tokenizer = {
+        "tokenizer_type": "PretrainedFromHF",
+        "tokenizer_name_or_path": write_tokenizer(tmp_path / "tokenizer"),
+        "prompt_type": "qwen",
+    }
+    model = {"vocab_size": 1024, "seq_length": 128}
+    world(1)(generating.train, "grpo", str(tmp_path / "run"), str(data), "tell", dataset=tokenizer, model=model)
+    seen = [json.loads(line) for line in (tmp_path / "seen.jsonl").read_text(encoding="utf-8").splitlines()]
+    assert len(seen) == 24 and {row[4]["truth"] for row in seen} == {"one", "two", "three"}
+    for prompt, answer, prompt_ids, answer_ids, record in seen:
+        assert record["instruction"] in prompt and isinstance(answer, str) and prompt_ids and answer_ids
+    assert [row[4]["truth"] for row in seen[:4]] == [seen[0][4]["truth"]] * 4
+    with pytest.raises(Exception, match=r"failed at an answer to .*/prompts_\w+_records\.jsonl, line 2: ZeroDivisionError"):
+        world(1)(generating.train, "grpo", str(tmp_path / "run"), str(data), "fails", dataset=tokenizer, model=model)
+
+
+def test_records_without_a_prompt_are_named(world, tmp_path):
+    data = tmp_path / "prompts.jsonl"
+    data.write_text('{"instruction": "Say it.", "output": ""}\n{"instruction": "", "output": ""}\n', encoding="utf-8")
+    generating.write_prompts(str(tmp_path))
+    (tmp_path / "tokenizer").mkdir()
+    tokenizer = {
+        "tokenizer_type": "PretrainedFromHF",
+        "tokenizer_name_or_path": write_tokenizer(tmp_path / "tokenizer"),
+        "prompt_type": "qwen",
+    }
+    model = {"vocab_size": 1024, "seq_length": 128}
+    for _ in range(2):
+        with pytest.raises(Exception, match=r"not every record has a prompt: .*no question") as error:
+            world(1)(generating.train, "grpo", str(tmp_path / "run"), str(data), dataset=tokenizer, model=model)
+        assert f"{data}, line 2" in str(error.value)
+
+
+@pytest.mark.parametrize("layout", ["tp2", "pp2"])
+def test_rewards_of_a_model(world, tmp_path, prompts, reward_model, layout):
+    """The value at the last token of prompt and answer, by a forward of the whole model on one rank."""
+    training = {"reward_function": None, "reward_model": reward_model}
+    ranks = world(2)(generating.train, "grpo", str(tmp_path), prompts, training=training, parallel=generating.LAYOUTS[layout])
+    rollout = ranks[0]["rollout"]
+    ends = [int(np.flatnonzero(mask)[-1]) + 1 for mask in rollout["loss_mask"]]
+    (values,) = world(1)(values_of, reward_model, rollout["tokens"])
+    np.testing.assert_allclose(rollout["rewards"], values[np.arange(len(ends)), ends], atol=1e-5)
+    assert np.ptp(rollout["rewards"]) > 1e-4
+
+
+def values_of(folder, tokens):
+    """Values `[n, s]` of a reward model, sequence by sequence."""
+    from mindspore import Tensor
+
+    from mindspeed_ms.core.dist_checkpointing.load import find_checkpoint, open_checkpoint
+    from mindspeed_ms.legacy.model.gpt_model import GPTModel
+    from mindspeed_ms.testing.parity.runner import start
+    from mindspeed_ms.training.checkpointing import load_checkpoint
+    from mindspeed_ms.training.model_setup import get_model
+
+    runs.reset()
+    config = runs.configuration("orm", folder, "data", model=generating.SMALL)
+    start(config, 7)
+    model = get_model(lambda pre_process, post_process: GPTModel(config.model_config), config)[0]
+    with open_checkpoint(find_checkpoint(folder), config) as reader:
+        load_checkpoint(reader, [model])
+    model.set_train(False)
+    return np.concatenate([model(Tensor(row[None]), None, None).asnumpy() for row in tokens])
+
+
+def test_wrong_reward_models(world, tmp_path, prompts, reward_model, policy):
+    def error(**training):
+        with pytest.raises(Exception) as found:
+            world(1)(generating.train, "grpo", str(tmp_path / "run"), prompts, training=training)
+        return str(found.value)
+
+    assert "holds no reward model: train one with --stage orm" in error(reward_function=None, reward_model=policy)
+    assert "nowhere" in error(reward_function=None, reward_model=str(tmp_path / "nowhere"))
+    assert "both give the rewards; keep one" in error(reward_model=reward_model)

@@ -23,7 +23,7 @@ def jinja_prompt(tokenizer, enable_thinking=None):
 
 @dataclass(frozen=True)
 class Question:
-    """A prompt: its token ids (tuple[int, ...]), and how many of the oldest turns are left out now (int)."""
+    """A prompt: its token ids (tuple[int, ...]), and how many of the oldest turns do not fit any more (int)."""
 
     ids: tuple[int, ...]
     dropped: int
@@ -59,8 +59,8 @@ class Conversation:
             TemplateError: the template refuses the conversation; likewise.
         """
         messages, dropped = [*self.messages, {"role": "user", "content": text}], 0
-        while self._history_turns is not None and len(messages) > 2 * self._history_turns + 1:
-            messages, dropped = messages[2:], dropped + 1
+        if self._history_turns is not None:
+            messages = messages[-2 * self._history_turns - 1 :]
         ids = self._prompt(self._system + messages)
         while len(ids) > self._room and len(messages) > 1:
             messages, dropped = messages[2:], dropped + 1

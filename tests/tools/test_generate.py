@@ -70,7 +70,7 @@ def answers(world, model):
     def lines(layout):
         prompts = ["--prompt", "how are you", "--prompt", "well then, what is it?", "--max-new-tokens", "12"]
         beams = ["--prompt", "fine", "--num-beams", "3", "--n", "2", "--max-new-tokens", "6"]
-        tasks = ["greedy", "do-sample", "beam-search-with-sampling", "return-output-log-probs"]
+        tasks = ["greedy", "do_sample", "beam-search-with-sampling", "return-output-log-probs"]
         return [
             ([model, *prompts, *SAMPLED, "--json", "--logprobs", "1", "--prompt-logprobs", *layout],),
             ([model, *beams, *layout],),

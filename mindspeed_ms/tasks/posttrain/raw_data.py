@@ -22,7 +22,10 @@ from mindspeed_ms.tasks.preprocess.registry import HANDLER_KINDS, check_handler
 from mindspeed_ms.tasks.preprocess.settings import Run, Settings
 
 _OPTIONS = ("data_path", "train_data_path", "valid_data_path", "test_data_path")
-_OF_RECORDS = ("pack", "handler_name", "prompt_type", "prompt_type_path", "map_keys", "enable_thinking", "placeholder_token")
+_OF_RECORDS = (
+    *("pack", "handler_name", "prompt_type", "prompt_type_path", "map_keys", "enable_thinking", "append_eod"),
+    "placeholder_token",
+)
 _EMPTY = ("empty chosen answer", "empty rejected answer")
 _ONLY_HANDLERS = {"process_reward": "AlpacaStyleProcessRewardHandler", "prompt": "PPOAlpacaStyleInstructionHandler"}
 _TASKS = {"sft": "instruction", "prm": "process_reward", "trl_ppo": "prompt", "grpo": "prompt"}  # others: pairwise
@@ -137,6 +140,7 @@ def _settings(all_config, tokenizer, files):
         prompt_type=given.prompt_type,
         prompt_type_path=given.prompt_type_path,
         enable_thinking=given.enable_thinking,
+        append_eod=given.append_eod,
         seq_length=length,
         pack=pack,
         neat_pack=given.neat_pack,

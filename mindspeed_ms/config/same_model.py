@@ -6,6 +6,7 @@ from mindspeed_ms.config.schema import all_fields
 from mindspeed_ms.config.sections.field import COMPARED, TAKEN, option_of
 from mindspeed_ms.layout.model_description import NORMALIZATIONS
 
+
 def _is(switch, *values):
     return lambda section: section.get(switch) in values
 

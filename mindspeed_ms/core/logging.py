@@ -28,7 +28,7 @@ class _StandardOutputHandler(logging.StreamHandler):
             with self.progress_bar.external_write_mode(file=sys.stdout):
                 super().emit(record)
 
-    def handleError(self, record):  # noqa: N802 - logging's name
+    def handleError(self, record):
         """A reader that is gone, such as the `tee` that the same Ctrl-C ended, ends the log and not the work."""
         if isinstance(sys.exc_info()[1], BrokenPipeError):
             nowhere = os.open(os.devnull, os.O_WRONLY)

@@ -117,7 +117,7 @@ def test_settings_without_an_effect_are_no_other_model(name):
         config.moe_config.moe_router_pre_softmax = True
     assert write_configuration(family, config, CONFIGS[name]) == CONFIGS[name]
     config.model_config.use_sandwich_norm = True
-    with pytest.raises(CheckpointError, match="model_config.use_sandwich_norm = False"):
+    with pytest.raises(CheckpointError, match=r"model_config\.use_sandwich_norm = False"):
         write_configuration(family, config, CONFIGS[name])
 
 

@@ -13,6 +13,7 @@ folder=${1:-smollm2} hf=${1:-smollm2}/hf stage=${2:-sft}
 (($# == 0)) || shift
 (($# == 0)) || shift
 
+[[ $stage == sft || $stage == dpo ]] || { echo "chat.sh: error: the second word is '$stage': expected sft or dpo" >&2; exit 2; }
 for needed in "$hf/config.json convert.sh" "$folder/$stage/latest_checkpointed_iteration.txt $stage.sh"; do
     [[ -f ${needed% *} ]] || { echo "chat.sh: error: there is no ${needed% *}: run examples/smollm2/${needed##* } $folder" >&2; exit 2; }
 done

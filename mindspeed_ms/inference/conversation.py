@@ -6,13 +6,15 @@ from mindspeed_ms.core.datasets.tokenizer.chat_template import JinjaTemplate
 from mindspeed_ms.inference.sampling import RequestError
 
 
-def jinja_prompt(tokenizer, enable_thinking=None):
+def jinja_prompt(tokenizer, enable_thinking=None, hint=""):
     """Function `messages (list[dict]) -> ids (list[int])`: the prompt of the next answer by the tokenizer's chat template.
+
+    `hint` ends the error about a tokenizer without a template: what to do.
 
     Raises:
         TemplateError: the tokenizer has none, or a damaged one; from the function: it refuses the messages.
     """
-    template = JinjaTemplate(tokenizer, enable_thinking)
+    template = JinjaTemplate(tokenizer, enable_thinking, f"a conversation needs a chat template, but {{place}}{hint}.")
 
     def prompt(messages):
         text = template.render(messages, add_generation_prompt=True)

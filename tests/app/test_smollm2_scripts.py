@@ -39,6 +39,8 @@ def test_what_is_missing_is_named_with_the_script_that_makes_it(tmp_path):
         "chat.sh: error: there is no here/dpo/latest_checkpointed_iteration.txt: run examples/smollm2/dpo.sh here\n"
     )
     assert "--load-dir here/sft does not exist" in _run("export.sh", tmp_path, "here", code=2)
+    for name in ("chat.sh", "export.sh"):
+        assert _run(name, tmp_path, "here", "Which?", code=2).endswith(" the second word is 'Which?': expected sft or dpo\n")
 
 
 @pytest.mark.slow

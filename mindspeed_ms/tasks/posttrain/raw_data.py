@@ -14,7 +14,8 @@ from mindspeed_ms.core.datasets.instruction_files import PROMPT_FIELDS, Instruct
 from mindspeed_ms.core.datasets.prompt_dataset import records_path
 from mindspeed_ms.core.datasets.tokenizer import TokenizerSettings, build_tokenizer
 from mindspeed_ms.core.logging import logger
-from mindspeed_ms.tasks.preprocess.input_files import expand_inputs
+from mindspeed_ms.tasks.preprocess.errors import PreprocessError
+from mindspeed_ms.tasks.preprocess.input_files import expand_inputs, is_raw_name
 from mindspeed_ms.tasks.preprocess.map_keys import check_map_keys
 from mindspeed_ms.tasks.preprocess.pipeline import preprocess
 from mindspeed_ms.tasks.preprocess.readers import read_batches
@@ -43,11 +44,15 @@ def prepare_raw_data(all_config):
     Raises:
         InstructionDataError, PreprocessError, TokenizerError: files, records or settings that cannot be used.
     """
-    settings, found = all_config.dataset_config, {}
+    settings, found, fields = all_config.dataset_config, {}, dataset_class_of(all_config).fields
     for option in _OPTIONS:
         paths = getattr(settings, option)
-        if paths and all(_is_raw(path, dataset_class_of(all_config).fields) for path in paths):
-            found[option] = [_prepared(all_config, tuple(paths))]
+        for path in paths or ():
+            if is_raw_name(path) and not os.path.exists(path) and not _is_prepared(path, fields):
+                name = spelled(all_config, f"dataset_config.{option}")
+                raise InstructionDataError(f"{name}: the file {path} does not exist.")
+        if paths and all(_is_raw(path, fields) for path in paths):
+            found[option] = [_prepared(all_config, option, tuple(paths))]
     if not found:
         _tell_of_no_effect(all_config)
     return found
@@ -61,12 +66,15 @@ def _tell_of_no_effect(all_config):
         logger.warning("%s: no effect, since the data is prepared already", ", ".join(idle))
 
 
+def _is_prepared(path, fields):
+    return any(IndexedDataset.exists(field_prefix(path, field)) for field in fields)
+
+
 def _is_raw(path, fields):
-    prepared = any(IndexedDataset.exists(field_prefix(path, field)) for field in fields)
-    return not prepared and os.path.exists(path)
+    return not _is_prepared(path, fields) and os.path.exists(path)
 
 
-def _prepared(all_config, paths):
+def _prepared(all_config, option, paths):
     """Prefix of the indexed files of raw files, which are written unless they are there."""
     tokenizer = TokenizerSettings.from_config(all_config.dataset_config)
     if not tokenizer.is_given:
@@ -74,7 +82,10 @@ def _prepared(all_config, paths):
             f"{paths[0]} are records of text, which need a tokenizer: set --tokenizer-name-or-path "
             "(dataset_config.tokenizer_name_or_path), or preprocess them first."
         )
-    files, _ = expand_inputs(paths)
+    try:
+        files, _ = expand_inputs(paths)
+    except PreprocessError as error:  # speaks of preprocess_data.py's option
+        raise InstructionDataError(str(error).replace("--input", spelled(all_config, f"dataset_config.{option}"))) from error
     settings = _settings(all_config, tokenizer, files)
     content = [item for file in files for item in (os.path.abspath(file.path), file.size, sampled_hash(file.path))]
     template = [sampled_hash(settings.prompt_type_path)] if settings.prompt_type_path else []

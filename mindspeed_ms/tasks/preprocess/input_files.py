@@ -98,6 +98,11 @@ def _matching(word):
     raise PreprocessError(f"--input: {word} does not exist.{hint} Nothing is downloaded: give files, folders or patterns.")
 
 
+def is_raw_name(name):
+    """Whether a file of this name is read as records."""
+    return _format(name) is not None
+
+
 def _format(name):
     """(format, compression) by the ending of a name, or None."""
     stem, ending = os.path.splitext(name.lower())

@@ -58,7 +58,7 @@ def test_a_tiny_model_goes_all_the_way(tmp_path):
     printed = _run("dpo.sh", tmp_path, "here", "nowhere.jsonl", code=2)
     assert "nowhere.jsonl" in printed.splitlines()[-1]
     said = _run("chat.sh", tmp_path, "here", "sft", "Which?", "Who?", MAX_NEW_TOKENS="4")
-    assert said.index("== before") < said.index("== after sft.sh") and said.count("[4 tokens") == 4
+    assert said.index("== before") < said.index("== after sft.sh") and said.count(" tokens in ") == 4
     _run("export.sh", tmp_path, "here", "sft")
     assert (tmp_path / "here" / "sft-hf" / "model.safetensors").exists()
     assert (tmp_path / "here" / "sft-peft" / "adapter_config.json").exists()

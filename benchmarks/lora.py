@@ -8,7 +8,7 @@
 64 question-answer pairs, fp32, adapters of rank 8 on all linears of the layers, sequences of 256 tokens, micro-batch 2, global
 batch 4.
 
-Answers: `examples/smollm2/lora.sh` trains and exports in a folder of its own. Exits 1 unless the loss halves in 50 steps, at
+Answers: `examples/smollm2/sft.sh` trains and `export.sh` exports in a folder of its own. Exits 1 unless the loss halves in 50 steps, at
 least 60 of the 64 answers come back greedily, the logits of the trained model and of the merged weights agree within 1e-5 of
 the largest, and PEFT answers the same with the exported adapters.
 
@@ -176,17 +176,17 @@ def run(command, log, **environment):
     return lines[-1] if lines else ""
 
 
-def run_example(folder, train_steps):
-    """Run `examples/smollm2/lora.sh`; without steps it only makes the data."""
+def run_example(folder, name, **environment):
+    """Run a script of `examples/smollm2` in `folder`."""
     path = f"{HERE.parent}:{os.environ.get('PYTHONPATH', '')}"
-    script = HERE.parent / "examples" / "smollm2" / "lora.sh"
-    run(["bash", script, folder], folder / "example.log", STEPS=str(train_steps), PYTHONPATH=path)
+    run(["bash", HERE.parent / "examples" / "smollm2" / name, folder], folder / f"{name}.log", PYTHONPATH=path, **environment)
 
 
 def answers(folder, peer, train_steps):
     """Train by the example in `folder` and look at what comes of it; returns whether all limits are kept."""
     begin, own = time.perf_counter(), HERE / "lora_answers.py"
-    run_example(folder, train_steps)
+    run_example(folder, "sft.sh", STEPS=str(train_steps))
+    run_example(folder, "export.sh")
     seconds = time.perf_counter() - begin
     peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024
     found = {}
@@ -199,7 +199,7 @@ def answers(folder, peer, train_steps):
     size = min(one["logits"].shape[1] for one in found.values())
     live, merged = (found[kind]["logits"][:, :size] for kind in ("live", "merged"))
     apart = float(np.abs(live - merged).max() / np.abs(live).max())
-    lines = (folder / "lora" / "run" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    lines = (folder / "sft" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     losses = [json.loads(line)["loss"] for line in lines]
     first, later = statistics.mean(losses[:5]), statistics.mean(losses[HALVED_IN - 5 : HALVED_IN])
     rows = [
@@ -211,11 +211,11 @@ def answers(folder, peer, train_steps):
     ]  # fmt: skip
     if peer:
         (folder / "pairs.json").write_text(json.dumps(pairs), encoding="utf-8")
-        command = [peer, HERE / "peer_lora_answers.py", folder / "hf", folder / "lora" / "peft", folder / "pairs.json"]
+        command = [peer, HERE / "peer_lora_answers.py", folder / "hf", folder / "sft-peft", folder / "pairs.json"]
         theirs = json.loads(run(command, folder / "peer.log"))
         same = sum(one == other for one, other in zip(theirs, texts["adapter"], strict=True))
         rows.append(("of PEFT with the exported adapters the same", f"{same} of {len(pairs)}", "all", same == len(pairs)))
-    say(f"examples/smollm2/lora.sh: {seconds:.0f} s from the records to the merged folder, peak memory {peak / 1e9:.2f} GB\n")
+    say(f"examples/smollm2: {seconds:.0f} s from the records to the exported folders, peak memory {peak / 1e9:.2f} GB\n")
     say("| of the training | found | limit |\n|---|---|---|")
     for name, value, limit, is_kept in rows:
         say(f"| {name} | {value} | {limit}{'' if is_kept else ' MISSED'} |")
@@ -288,7 +288,7 @@ def main(arguments=None):
         if options.only != "steps":
             kept &= answers(folder, options.peer_python, options.train_steps)
         else:
-            run_example(folder, 0)
+            run_example(folder, "sft.sh", STEPS="1")  # for its data
         if options.only != "answers":
             kept &= steps(folder, options)
     return int(not kept)

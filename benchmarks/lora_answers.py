@@ -1,8 +1,8 @@
-"""What the adapters of `examples/smollm2/lora.sh` say: greedy answers, and logits beside those of the merged weights.
+"""What the adapters of `examples/smollm2/sft.sh` say: greedy answers, and logits beside those of the merged weights.
 
     python benchmarks/lora_answers.py FOLDER OUT.npz live|adapter|merged
 
-FOLDER: where the script worked. `live`: logits of the training's model, whose adapters compute beside the frozen base;
+FOLDER: where sft.sh and export.sh worked. `live`: logits of the training's model, whose adapters compute beside the frozen base;
 `adapter` and `merged`: greedy answers and logits of the inference with adapters on the base, and with the weights that they
 were merged into. `lora.py` starts it; `peer_lora_answers.py` does the same with PEFT.
 """
@@ -23,7 +23,10 @@ def pairs_of(folder):
     """Question-answer pairs of the packed files of a folder: a list of (ids of the prompt, ids of the answer)."""
     from mindspeed_ms.core.datasets.indexed_dataset import IndexedDataset
 
-    ids, labels = (IndexedDataset(str(folder / "lora" / f"data_packed_{name}_document")) for name in ("input_ids", "labels"))
+    prefixes = (
+        str(next((folder / "sft" / "data").glob(f"*_packed_{name}_document.idx")))[:-4] for name in ("input_ids", "labels")
+    )
+    ids, labels = map(IndexedDataset, prefixes)
     pairs = []
     for number in range(len(ids)):
         tokens, is_answer = np.asarray(ids[number], np.int64), np.asarray(labels[number]) != IGNORED
@@ -45,7 +48,7 @@ def live_logits(folder, prompts):
     from mindspeed_ms.training import initialize
     from mindspeed_ms.training.training import build_trainer, training_run
 
-    run = folder / "lora" / "run"
+    run = folder / "sft"
     words = f"--use-checkpoint-args --pretrained-checkpoint {folder / 'hf'} --load {run} --seq-length 256 --micro-batch-size 2"
     words += " --global-batch-size 4 --train-iters 1000 --lr 1e-3 --lr-decay-style constant --lora-r 8 --lora-alpha 16"
     words += " --lora-target-modules linear_qkv linear_proj linear_fc1 linear_fc2 --lora-ckpt-filter --use-flash-attn"
@@ -74,8 +77,7 @@ def inferred(folder, pairs, is_merged):
     from mindspeed_ms.inference.sampling import SamplingParams
 
     logger.setLevel("ERROR")
-    out = folder / "lora"
-    place, adapter = (out / "merged", None) if is_merged else (folder / "hf", str(out / "run"))
+    place, adapter = (folder / "sft-hf", None) if is_merged else (folder / "hf", str(folder / "sft"))
     runner = load(str(place), adapter=adapter, max_sequence_length=256, slots=16).runner
     logits = [runner.forward([Feed(0, 0, tuple(ids))])[0] for ids, _ in pairs[:LOGITS]]
     params = [SamplingParams(max_new_tokens=len(answer), temperature=0.0, ignore_eos=True) for _, answer in pairs]

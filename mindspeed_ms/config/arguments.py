@@ -1,6 +1,7 @@
 """Megatron's command line: the argument parser, and settings from a Namespace."""
 
 import argparse
+import os
 import sys
 
 from mindspeed_ms.config import argument_table
@@ -44,7 +45,7 @@ class ArgumentParser(argparse.ArgumentParser):
         """Suggestion (str) for an unknown word of the command line."""
         before = words[words.index(word) - 1] if word in words[1:] else ""
         action = self._option_string_actions.get(before)
-        if action is not None and action.nargs == 0:
+        if action is not None and action.nargs == 0 and word[:1] not in _DASHES:
             return f"{word} (behind {before}, which takes no value: leave {word} out)."
         # text programs replace two dashes by one long dash
         plain = "--" + word.lstrip(_DASHES).split("=")[0] if word[:1] in _DASHES else word
@@ -52,6 +53,8 @@ class ArgumentParser(argparse.ArgumentParser):
 
     def error(self, message):
         """Print one clear line instead of several hundred flags, then exit with code 2."""
+        if os.environ.get("LOCAL_RANK", "0") != "0":  # the first rank of a machine speaks
+            self.exit(2)
         message = message.replace("ignored explicit argument", "takes no value, but was given")
         self.exit(2, f"{self.prog}: error: {message} (all flags: {self.prog} --help)\n")
 

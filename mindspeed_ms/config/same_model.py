@@ -6,13 +6,27 @@ from mindspeed_ms.config.schema import all_fields
 from mindspeed_ms.config.sections.field import COMPARED, TAKEN, option_of
 from mindspeed_ms.layout.model_description import NORMALIZATIONS
 
-# without the one (None: without any value of it) the other has no effect
-_ONLY_WITH = {
-    "model_config.num_query_groups": ("group_query_attention", (True,)),
-    "model_config.rotary_": ("position_embedding_type", ("rope",)),
-    "model_config.rope_": ("position_embedding_type", ("rope",)),
-    "model_config.window_": ("sliding_window", None),
-}
+
+def _is(switch, *values):
+    return lambda section: section.get(switch) in values
+
+
+# (beginning of the names in model_config, function: whether the other settings of the section give it an effect)
+_ONLY_WITH = (
+    ("num_query_groups", _is("group_query_attention", True)),
+    ("rotary_", _is("position_embedding_type", "rope")),
+    ("rope_", _is("position_embedding_type", "rope")),
+    ("window_", lambda section: section.get("sliding_window") is not None),
+    ("swiglu_", _is("hidden_act", "clamped_swiglu")),
+    ("qk_layernorm_epsilon", _is("qk_layernorm", True)),
+    *((name, _is("multi_latent_attention", True)) for name in ("q_lora", "kv_lora", "qk_head", "qk_pos_emb", "v_head")),
+    (
+        "bias_gelu_fusion",
+        lambda section: (
+            section.get("hidden_act") == "gelu" and any(section.get(name) for name in ("add_bias_linear", "mlp_has_bias"))
+        ),
+    ),
+)
 
 
 @cache
@@ -48,16 +62,17 @@ def differences(saved, own, with_shapes=False):
     for path in [*model_paths(COMPARED), *(_shape_paths() if with_shapes else ())]:
         section, name = path.split(".")
         before, now = saved.get(section) or {}, own.get(section) or {}
-        if name in before and name in now and _has_effect(path, now) and not is_same(before[name], now[name]):
+        if name in before and name in now and has_effect(path, now) and not is_same(before[name], now[name]):
             found.append((path, before[name], now[name]))
     return found
 
 
-def _has_effect(path, own):
-    if path.startswith("moe_config.") and path != "moe_config.num_experts":
-        return own.get("num_experts", 1) > 1
-    needs = [need for start, need in _ONLY_WITH.items() if path.startswith(start)]
-    return all(own.get(switch) is not None if values is None else own.get(switch) in values for switch, values in needs)
+def has_effect(path, section):
+    """Whether a same-model setting does something, by the other settings of its section (dict)."""
+    kind, name = path.split(".")
+    if kind == "moe_config":
+        return name == "num_experts" or section.get("num_experts", 1) > 1
+    return all(needed(section) for start, needed in _ONLY_WITH if name.startswith(start))
 
 
 def is_same(one, other):

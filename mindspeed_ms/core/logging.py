@@ -4,6 +4,7 @@ Upstream's line form is kept: `time - mindspeed_ms[file:line] - LEVEL - message`
 """
 
 import logging
+import os
 import sys
 
 LOGGER_NAME = "mindspeed_ms"
@@ -26,6 +27,15 @@ class _StandardOutputHandler(logging.StreamHandler):
         else:
             with self.progress_bar.external_write_mode(file=sys.stdout):
                 super().emit(record)
+
+    def handleError(self, record):
+        """A reader that is gone, such as the `tee` that the same Ctrl-C ended, ends the log and not the work."""
+        if isinstance(sys.exc_info()[1], BrokenPipeError):
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, self.stream.fileno())
+            os.close(nowhere)
+        else:
+            super().handleError(record)
 
 
 def setup_logging(level=None):

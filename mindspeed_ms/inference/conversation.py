@@ -6,13 +6,15 @@ from mindspeed_ms.core.datasets.tokenizer.chat_template import JinjaTemplate
 from mindspeed_ms.inference.sampling import RequestError
 
 
-def jinja_prompt(tokenizer, enable_thinking=None):
+def jinja_prompt(tokenizer, enable_thinking=None, hint=""):
     """Function `messages (list[dict]) -> ids (list[int])`: the prompt of the next answer by the tokenizer's chat template.
+
+    `hint` ends the error about a tokenizer without a template: what to do.
 
     Raises:
         TemplateError: the tokenizer has none, or a damaged one; from the function: it refuses the messages.
     """
-    template = JinjaTemplate(tokenizer, enable_thinking)
+    template = JinjaTemplate(tokenizer, enable_thinking, f"a conversation needs a chat template, but {{place}}{hint}.")
 
     def prompt(messages):
         text = template.render(messages, add_generation_prompt=True)
@@ -23,7 +25,7 @@ def jinja_prompt(tokenizer, enable_thinking=None):
 
 @dataclass(frozen=True)
 class Question:
-    """A prompt: its token ids (tuple[int, ...]), and how many of the oldest turns are left out now (int)."""
+    """A prompt: its token ids (tuple[int, ...]), and how many of the oldest turns do not fit any more (int)."""
 
     ids: tuple[int, ...]
     dropped: int
@@ -59,8 +61,8 @@ class Conversation:
             TemplateError: the template refuses the conversation; likewise.
         """
         messages, dropped = [*self.messages, {"role": "user", "content": text}], 0
-        while self._history_turns is not None and len(messages) > 2 * self._history_turns + 1:
-            messages, dropped = messages[2:], dropped + 1
+        if self._history_turns is not None:
+            messages = messages[-2 * self._history_turns - 1 :]
         ids = self._prompt(self._system + messages)
         while len(ids) > self._room and len(messages) > 1:
             messages, dropped = messages[2:], dropped + 1

@@ -1,5 +1,6 @@
 """Scripts of examples/mcore/qwen25: the full size is checked, a small one runs from the weights to the chat."""
 
+import json
 import subprocess
 
 import pytest
@@ -43,17 +44,19 @@ def _run(name, folder, variables, *flags, typed=None):
     )
 
 
-def test_the_full_size_is_qwen25_7b(tmp_path):
-    done = _run("pretrain.sh", tmp_path, {"CHECK": "1"})
+@pytest.mark.parametrize("name", ["pretrain.sh", "tune.sh"])
+def test_the_full_size_is_qwen25_7b(tmp_path, name):
+    done = _run(name, tmp_path, {"CHECK": "1"})
     assert done.returncode == 0, done.stdout
     assert "7,615,616,512 parameters, kept in bfloat16" in done.stdout and "no effect" not in done.stdout
     assert "8 ranks: dp2 tp4 pp1" in done.stdout
-    done = _run("pretrain.sh", tmp_path, {"CHECK": "1", "TP": "3"})
+    done = _run(name, tmp_path, {"CHECK": "1", "TP": "3"})
     assert done.returncode and "3" in done.stdout.splitlines()[-1], done.stdout
 
 
-def test_without_data(tmp_path):
-    done = _run("pretrain.sh", tmp_path, {})
+@pytest.mark.parametrize("name", ["pretrain.sh", "tune.sh"])
+def test_without_data(tmp_path, name):
+    done = _run(name, tmp_path, {})
     assert (done.returncode, done.stdout.count("\n")) == (2, 1) and "DATA_PATH is not set" in done.stdout
 
 
@@ -69,7 +72,15 @@ def test_a_small_one_runs(tmp_path):
     done = _run("pretrain.sh", tmp_path, variables)
     assert done.returncode == 0 and "Training success! 3 iterations" in done.stdout, done.stdout[-3000:]
     assert "loaded the weights of" in done.stdout
-    for weights in ({}, {"CKPT_DIR": "output/qwen25"}):
+    records = [{"instruction": "Which?", "output": word} for word in ("this", "that")]
+    (tmp_path / "chats.jsonl").write_text("".join(f"{json.dumps(record)}\n" for record in records))
+    for steps in ("2", "3"):  # the second call goes on
+        flags = ("--train-iters", "3", "--exit-interval", steps)
+        done = _run("tune.sh", tmp_path, {**variables, "DATA_PATH": "chats.jsonl"}, *flags)
+        assert done.returncode == 0, done.stdout[-3000:]
+    assert "Iteration: 3/3" in done.stdout and "Iteration: 2/3" not in done.stdout
+    assert "resumed" in done.stdout
+    for weights in ({}, {"CKPT_DIR": "output/qwen25"}, {"CKPT_DIR": "output/qwen25_sft"}):
         done = _run("generate.sh", tmp_path, {**variables, **weights, "PROMPT": "import"})
         assert done.returncode == 0, done.stdout
     done = _run("chat.sh", tmp_path, {**variables, "CKPT_DIR": "output/qwen25"}, typed="hello\nq\n")

@@ -32,7 +32,7 @@ def test_another_model_of_the_same_shapes(world, tmp_path, saved):
 
 
 def test_what_makes_another_model():
-    from mindspeed_ms.config.same_model import differences, is_same
+    from mindspeed_ms.config.same_model import differences, has_effect, is_same
 
     own = {
         "normalization": "FusedRMSNorm",
@@ -66,6 +66,10 @@ def test_what_makes_another_model():
     assert names({"model_config": wide}, {"model_config": own}) == []
     own = {"sliding_window": 8, "window_attn_skip_freq": [2], "qk_layernorm": True}
     assert names({"model_config": wide}, {"model_config": own}) == ["qk_layernorm", "sliding_window", "window_attn_skip_freq"]
+    gelu = {"hidden_act": "gelu", "mlp_has_bias": True, "bias_gelu_fusion": True, "kv_lora_rank": 8}
+    assert has_effect("model_config.bias_gelu_fusion", gelu) and not has_effect("model_config.kv_lora_rank", gelu)
+    for change in ({"hidden_act": "swiglu"}, {"mlp_has_bias": False}):
+        assert not has_effect("model_config.bias_gelu_fusion", {**gelu, **change})
     experts, dense = {"num_experts": 8, "moe_router_topk": 2}, {"num_experts": 1, "moe_router_topk": 1}
     assert names({"moe_config": experts}, {"moe_config": {**experts, "moe_router_topk": 4}}) == ["moe_router_topk"]
     assert names({"moe_config": experts}, {"moe_config": dense}) == ["num_experts"]

@@ -114,6 +114,33 @@ def test_launch_leaves_ctrl_c_to_the_script(tmp_path):
     assert (ended.returncode, ended.stdout) == (0, "goes on\n")
 
 
+@pytest.mark.parametrize("options", [[], ["--log_dir", "logs"]])
+def test_a_reader_of_the_output_that_is_gone_ends_nothing(tmp_path, options):
+    """Ctrl-C ends the `tee` behind a training too, which then still saves."""
+    (tmp_path / "script.py").write_text(
+        textwrap.dedent(
+            """
+            import time
+            from mindspeed_ms.core.logging import logger, setup_logging
+            setup_logging()
+            for number in range(20):
+                logger.info("line %d", number)
+                time.sleep(0.02)
+            open("saved", "w").close()
+            """
+        )
+    )
+    command = [sys.executable, "-m", "mindspeed_ms.launch", "-n", "1", *options, "script.py"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    job = subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert "line 0" in job.stdout.readline()
+    job.stdout.close()
+    assert (job.stderr.read(), job.wait(60)) == ("", 0)
+    assert (tmp_path / "saved").exists()
+    if options:
+        assert "line 19" in (tmp_path / "logs" / "worker_0.log").read_text()
+
+
 def test_launch_ends_all_ranks_with_the_status_of_the_one_that_died(tmp_path):
     ended = _launch(
         tmp_path,

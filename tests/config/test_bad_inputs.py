@@ -140,6 +140,14 @@ def test_problems_name_what_was_typed():
         assert f"command line: {found}" in text, text
 
 
+def test_one_rank_of_a_machine_speaks_of_flags(capsys, monkeypatch):
+    for rank, texts in (("0", 1), ("1", 0)):
+        monkeypatch.setenv("LOCAL_RANK", rank)
+        with pytest.raises(SystemExit, match="2"):
+            argument_parser().parse_args(["--no-such-flag", "3"])
+        assert capsys.readouterr().err.count("error: ") == texts
+
+
 def test_unknown_flags_end_with_a_suggestion(capsys):
     with pytest.raises(SystemExit) as caught:
         argument_parser().parse_args(["--tensor-model-paralel-size", "8"])

@@ -114,6 +114,7 @@ def test_careless_yaml_is_named_with_what_is_expected(tmp_path, more, words):
     ("\u2014lr 1e-3", "Did you mean '--lr'"),
     ("-lr 1e-3", "Did you mean '--lr'"),
     ("--tensor-model-parallel 2", "Did you mean '--tensor-model-parallel-size'"),
+    ("--bf16 --sede 3", "Did you mean '--seed'"),
     ("--bf16 True", "behind --bf16, which takes no value"),
     ("--bf16=True", "argument --bf16: takes no value, but was given 'True'"),
     ("--lr nan", "--lr = 'nan': expects a number > 0"),

@@ -106,6 +106,21 @@ def test_the_fields_of_transformers_5():
     assert written["num_local_experts"] == 2 and "num_experts" not in written
 
 
+@pytest.mark.parametrize("name", [name for name in CONFIGS if name != "gpt2"])
+def test_settings_without_an_effect_are_no_other_model(name):
+    """A training with Megatron's flags has Megatron's defaults, of which some say nothing about its model."""
+    config, family = read(name), family_of(CONFIGS[name], "config.json")
+    config.model_config.bias_gelu_fusion = True  # of gelu
+    if not config.model_config.multi_latent_attention:
+        config.model_config.kv_lora_rank = 7
+    if config.moe_config.num_experts == 1:
+        config.moe_config.moe_router_pre_softmax = True
+    assert write_configuration(family, config, CONFIGS[name]) == CONFIGS[name]
+    config.model_config.use_sandwich_norm = True
+    with pytest.raises(CheckpointError, match=r"model_config\.use_sandwich_norm = False"):
+        write_configuration(family, config, CONFIGS[name])
+
+
 @pytest.mark.parametrize("name", ["dtype", "torch_dtype"])
 def test_both_names_of_the_dtype(tmp_path, name):
     source, _ = write_folder(tmp_path / "model", {**CONFIGS["llama"], name: "float32"})

@@ -39,7 +39,8 @@ def qwen(tmp_path):
 def test_mg2hf_is_beside_the_model(qwen, tmp_path):
     """MindSpeed-LLM's way back: --save-dir is the folder that the model came from."""
     native = convert(qwen, tmp_path / "native", "--save-model-type", "native")
-    convert(native, qwen, "--save-model-type", "hf", "--model-type-hf", "llama2", "--verify")
+    # mg, with which MindSpeed-LLM names what a training saves, is a native checkpoint too
+    convert(native, qwen, "--load-model-type", "mg", "--save-model-type", "hf", "--model-type-hf", "llama2", "--verify")
     back = os.path.join(qwen, "mg2hf")
     assert read_tensors(back) == read_tensors(qwen) and read_json(back) == read_json(qwen)
 

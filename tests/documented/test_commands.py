@@ -62,6 +62,10 @@ def _inference(sandbox):
     sandbox.path("prompts.txt").write_text("one\n\ntwo\n", encoding="utf-8")
 
 
+def _finetuning(sandbox):
+    write_chat_model(sandbox, "models/Qwen2.5")
+
+
 def _serving(sandbox):
     write_chat_model(sandbox, "models/SmolLM2")
 
@@ -119,6 +123,7 @@ PREPARATION = {
     "docs/getting-started.md": _getting_started,
     "docs/inference.md": _inference,
     "docs/evaluation.md": _evaluation,
+    "docs/finetuning.md": _finetuning,
     "docs/launching.md": _launching,
     "docs/lora.md": _lora,
     "docs/post-training.md": _lora,
@@ -126,6 +131,10 @@ PREPARATION = {
     "docs/serving.md": _serving,
     "docs/tokenizers-and-templates.md": _templates,
 }
+
+
+# texts that the commands of a page print, and how often
+EXPECTED = {"docs/finetuning.md": dict.fromkeys(("\nParis.\n", "\nShakespeare.\n", "\nHoney.\n"), 2)}
 
 
 def _own_blocks(page):
@@ -137,12 +146,15 @@ def test_commands_of_a_page(page, tmp_path):
     """In order, in one folder, as a reader does it; each block ends with exit code 0."""
     sandbox = Sandbox(tmp_path)
     PREPARATION.get(page, lambda sandbox: None)(sandbox)
-    failed = []
+    failed, printed = [], ""
     for block in _own_blocks(page):
         done = sandbox.run(block.text)
+        printed += done.stdout
         if done.returncode:
             failed.append(f"{page}:{block.line} ended with exit code {done.returncode}:\n{block.text}\n{done.stdout[-3000:]}")
     assert not failed, "\n\n".join(failed)
+    for text, count in EXPECTED.get(page, {}).items():
+        assert printed.count(text) == count, printed[-3000:]
 
 
 def test_both_readmes_show_the_same_commands():

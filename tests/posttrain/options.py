@@ -22,6 +22,7 @@ OPTIONS = {
     f"{D}.prompt_type_path": ("sft", "{folder}/templates.json", {}),
     f"{D}.map_keys": ("sft", {"prompt": "instruction", "query": "", "response": "output"}, {}),
     f"{D}.enable_thinking": ("sft", True, {"prompt_type": "qwen3"}),
+    f"{D}.append_eod": ("sft", True, {"prompt_type": "empty"}),
 }
 
 # of trainings on rewards: path -> (stage, value, settings of training_config beside)

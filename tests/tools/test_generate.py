@@ -70,7 +70,7 @@ def answers(world, model):
     def lines(layout):
         prompts = ["--prompt", "how are you", "--prompt", "well then, what is it?", "--max-new-tokens", "12"]
         beams = ["--prompt", "fine", "--num-beams", "3", "--n", "2", "--max-new-tokens", "6"]
-        tasks = ["greedy", "do-sample", "beam-search-with-sampling", "return-output-log-probs"]
+        tasks = ["greedy", "do_sample", "beam-search-with-sampling", "return-output-log-probs"]
         return [
             ([model, *prompts, *SAMPLED, "--json", "--logprobs", "1", "--prompt-logprobs", *layout],),
             ([model, *beams, *layout],),
@@ -286,9 +286,9 @@ def test_folders_that_lack_something(tmp_path, capsys):
         f"{tmp_path} has no tokenizer: name one with --tokenizer-name-or-path, or put tokenizer.json into the folder."
     )
     write_tokenizer(tmp_path)
-    assert refused(capsys, [str(tmp_path), "--chat"], False).startswith(
-        "a conversation needs a chat template, but the tokenizer "
-    )
+    text = refused(capsys, [str(tmp_path), "--chat"], False)
+    assert text.startswith("a conversation needs a chat template, but the tokenizer ")
+    assert text.endswith(" has none: name a template of templates.json with --prompt-type.")
     write_json(tmp_path, "generation_config.json", {"eos_token_id": ["</s>"]})
     assert refused(capsys, [str(tmp_path), "--prompt", "a"], False).endswith(
         "generation_config.json: eos_token_id is ['</s>']: expected the id of a token, or a list of them."

@@ -114,10 +114,11 @@ def test_ctrl_c_ends_prompts(ctrl_c):
     assert [answer.finish_reason for answer in completions] == ["cancelled"] * 3
 
 
-def test_what_a_user_types_in_a_chat():
+@pytest.mark.parametrize("clear, end", [("/clear", "/exit"), ("clear", "exit"), ("new", "q"), ("clear", "quit")])
+def test_what_a_user_types_in_a_chat(clear, end):
     seen, screen = [], Screen()
     template = lambda messages: (seen.append(messages), numbers(messages))[1]  # noqa: E731
-    typed = Typed("1", "", "  ", KeyboardInterrupt(), "5 " * 99, "/clear", "3", "/exit", "4")
+    typed = Typed("1", "", "  ", KeyboardInterrupt(), "5 " * 99, clear, "3", f"{end} ", "4")
     chat(engine_of(max_sequence_length=60), template, PARAMS, screen, system="7", read=typed)
     assert [[message["content"] for message in messages] for messages in seen if len(messages) == 2] == [
         ["7", "1"],

@@ -4,7 +4,7 @@
 #   bash examples/mcore/qwen25/generate.sh [FLAG...]
 #
 # HF_DIR (Qwen2.5-7B)   the Hugging Face folder: tokenizer
-# CKPT_DIR              the model: of ckpt_convert.sh, or SAVE_DIR of pretrain.sh; default: HF_DIR/mcore_tp<TP>_pp<PP>
+# CKPT_DIR              the model: of ckpt_convert.sh, or SAVE_DIR of pretrain.sh or tune.sh; default: HF_DIR/mcore_tp<TP>_pp<PP>
 # TP (4), PP (1)        ranks that share the model; the checkpoint may have been saved in another layout
 # FLAGs go to inference.py and lie over those below.
 set -eu

@@ -6,7 +6,7 @@
 # HF_DIR (Qwen2.5-7B)   the Hugging Face folder: tokenizer
 # CKPT_DIR              weights; default: HF_DIR/mcore_tp<TP>_pp<PP>, of ckpt_convert.sh
 # DATA_PATH             prefixes of preprocess_data.py, or text files or folders
-# SAVE_DIR (output/qwen25)
+# SAVE_DIR (output/qwen25)   a training that was ended goes on from here
 # TP (4), PP (1), SEQ_LEN (4096), MBS (1), GBS (32), TRAIN_ITERS (2000), LR (1.25e-6)
 # NPUS_PER_NODE (8), NNODES (1), NODE_RANK (0), MASTER_ADDR (localhost), MASTER_PORT (6000): as torchrun's; ranks of a CPU machine too
 # NUM_LAYERS (28), HIDDEN_SIZE (3584), FFN_HIDDEN_SIZE (18944), NUM_ATTENTION_HEADS (28), NUM_QUERY_GROUPS (4), VOCAB_SIZE (152064):
@@ -16,7 +16,7 @@
 set -eu
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")/../../.." && pwd)
-hf=${HF_DIR:-Qwen2.5-7B} tp=${TP:-4} pp=${PP:-1} seq=${SEQ_LEN:-4096}
+hf=${HF_DIR:-Qwen2.5-7B} tp=${TP:-4} pp=${PP:-1} seq=${SEQ_LEN:-4096} save=${SAVE_DIR:-output/qwen25}
 data=(${DATA_PATH:-})
 nnodes=${NNODES:-1} npus=${NPUS_PER_NODE:-8}
 
@@ -61,9 +61,9 @@ arguments=(
     --adam-beta2 0.95
     --clip-grad 1.0
     --bf16
-    --load "${CKPT_DIR:-$hf/mcore_tp${tp}_pp$pp}"
-    --finetune
-    --save "${SAVE_DIR:-output/qwen25}"
+    --pretrained-checkpoint "${CKPT_DIR:-$hf/mcore_tp${tp}_pp$pp}"
+    --load "$save"
+    --save "$save"
     --save-interval 1000
     --log-interval 1
     --eval-iters 0

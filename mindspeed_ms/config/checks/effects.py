@@ -2,7 +2,7 @@
 
 from mindspeed_ms.config.argument_table import row_at, rows_with_path
 from mindspeed_ms.config.checks.rule import rule
-from mindspeed_ms.config.sections.posttrain import ROLLOUT_STAGES, STAGES
+from mindspeed_ms.config.sections.posttrain import PAIRWISE_STAGES, ROLLOUT_STAGES, STAGES
 
 _T, _D, _P, _O = "training_config", "dataset_config", "parallel_config", "optimizer_config"
 _TENSORBOARD = ("log_interval", "queue_size")
@@ -104,6 +104,7 @@ NEEDS = (
             (("simpo",), _T, ("simpo_beta", "gamma_beta_ratio", "simpo_loss_type", "simpo_label_smoothing")),
             (("prm",), _D, ("placeholder_token", "reward_tokens")),
             (STAGES, _D, ("pack", "handler_name", "prompt_type", "prompt_type_path", "map_keys", "enable_thinking")),
+            (("sft", *PAIRWISE_STAGES), _D, ("append_eod",)),
         )
     ),
     *(

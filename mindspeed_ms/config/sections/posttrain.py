@@ -119,6 +119,12 @@ class InstructionFields(Section):
     enable_thinking: Bool | None = field(
         None, "Raw conversations: thinking in templates that know it.", "原始对话数据：模板的思考模式。", "data"
     )
+    append_eod: Bool = field(
+        False,
+        "Raw conversations: end each with the end-of-document token; for templates that end no answer.",
+        "原始对话数据：在每条末尾添加文档结束token，用于不含结束符的模板。",
+        "data",
+    )
     placeholder_token: Str = field(
         "ки", "Process rewards: stands where a step ends.", "过程奖励：标记步骤结束的token。", "data"
     )

@@ -3,7 +3,7 @@
 import numpy as np
 
 from mindspeed_ms.config import ConfigError, RopeScalingConfig, init_configs_from_dict
-from mindspeed_ms.config.same_model import is_same, model_paths
+from mindspeed_ms.config.same_model import has_effect, is_same, model_paths
 from mindspeed_ms.config.schema import field_info
 from mindspeed_ms.config.sections.field import COMPARED, TAKEN, default_of
 from mindspeed_ms.core.dist_checkpointing.errors import CheckpointError
@@ -194,7 +194,7 @@ def check_expressible(family, settings):
         if path in known or path in (*_FREE, _ALL_BIASES) or path not in settings:
             continue
         section = path.split(".")[0]
-        if section == "moe_config" and settings["moe_config.num_experts"] == 1:
+        if not has_effect(path, {name.split(".")[1]: value for name, value in settings.items() if name.startswith(section)}):
             continue
         expected = family.settings.get(path, default_of(field_info(path)))
         if path in _BIASES and family.settings.get(_ALL_BIASES):

@@ -25,7 +25,10 @@ from mindspeed_ms.tasks.preprocess.settings import Run, Settings
 from mindspeed_ms.tasks.preprocess.truncation import FILLS
 
 _OPTIONS = ("data_path", "train_data_path", "valid_data_path", "test_data_path")
-_OF_RECORDS = ("pack", "handler_name", "prompt_type", "prompt_type_path", "map_keys", "enable_thinking", "placeholder_token")
+_OF_RECORDS = (
+    *("pack", "handler_name", "prompt_type", "prompt_type_path", "map_keys", "enable_thinking", "append_eod"),
+    "placeholder_token",
+)
 _EMPTY = ("empty chosen answer", "empty rejected answer")
 _ONLY_HANDLERS = {"process_reward": "AlpacaStyleProcessRewardHandler", "prompt": "PPOAlpacaStyleInstructionHandler"}
 _TASKS = {"sft": "instruction", "prm": "process_reward", "trl_ppo": "prompt", "grpo": "prompt"}  # others: pairwise
@@ -43,13 +46,13 @@ def prepare_raw_data(all_config):
     Raises:
         InstructionDataError, PreprocessError, TokenizerError: files, records or settings that cannot be used.
     """
-    settings, found = all_config.dataset_config, {}
+    settings, found, fields = all_config.dataset_config, {}, dataset_class_of(all_config).fields
     for option in _OPTIONS:
         paths = getattr(settings, option)
-        if paths and all(_is_raw(path, dataset_class_of(all_config).fields) for path in paths):
+        if paths and all(_is_raw(path, fields) for path in paths):
             found[option] = [_prepared(all_config, tuple(paths), option)]
     given = [path for option in _OPTIONS for path in getattr(settings, option) or ()]
-    if any(_is_prepared(path, dataset_class_of(all_config).fields) for path in given):
+    if any(_is_prepared(path, fields) for path in given):
         _tell_of_no_effect(all_config)
     return found
 
@@ -165,6 +168,7 @@ def _settings(all_config, tokenizer, files):
         prompt_type=given.prompt_type,
         prompt_type_path=given.prompt_type_path,
         enable_thinking=given.enable_thinking,
+        append_eod=given.append_eod,
         seq_length=length,
         pack=pack,
         neat_pack=given.neat_pack,

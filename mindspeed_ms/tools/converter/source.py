@@ -17,7 +17,7 @@ from mindspeed_ms.models.reward_head import without_critic
 from mindspeed_ms.tools.checkpoint.source import open_checkpoint
 from mindspeed_ms.tools.converter.errors import ConversionError
 from mindspeed_ms.tools.converter.noop_layers import without_places
-from mindspeed_ms.tools.converter.sides import NATIVE
+from mindspeed_ms.tools.converter.sides import MEGATRON, NATIVE
 
 _KEPT_IN_FLOAT32 = ".router.expert_bias"
 """End of the keys of biases that models in half precision have in float32."""
@@ -85,7 +85,9 @@ def open_source(conversion):
 
 def _source(conversion, path, reader):
     kind, family = kind_of(reader), getattr(reader.manifest, "family", None)
-    if conversion.source not in (None, kind):
+    if (conversion.source, kind) == (MEGATRON, NATIVE):
+        logger.info("%s is a native checkpoint, which trainings save in place of Megatron's: it is read as such", path)
+    elif conversion.source not in (None, kind):
         raise ConversionError(
             f"--load-model-type: {path} is a {TITLES[kind]} checkpoint, not {described(conversion.source)}: leave the flag "
             "out, or give another folder."

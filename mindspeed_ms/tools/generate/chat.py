@@ -9,8 +9,8 @@ from mindspeed_ms.inference.conversation import Conversation
 from mindspeed_ms.inference.requests import Request
 from mindspeed_ms.inference.sampling import RequestError
 
-HELP = "Ctrl-C ends an answer, Ctrl-D the chat; /clear forgets what was said, /exit ends"
-_ENDS, _CLEAR = ("/exit", "/quit"), "/clear"
+HELP = "Ctrl-C ends an answer, Ctrl-D or exit the chat; clear forgets what was said"
+_ENDS, _CLEARS = ("exit", "quit", "q", "/exit", "/quit"), ("clear", "new", "/clear")  # MindSpeed-LLM's, and with a slash
 
 
 def chat(engine, template, params, terminal, system=None, history_turns=None, read=None):
@@ -44,7 +44,7 @@ def chat(engine, template, params, terminal, system=None, history_turns=None, re
             continue
         if text.strip() in _ENDS:
             return
-        if text.strip() == _CLEAR:
+        if text.strip() in _CLEARS:
             conversation.clear()
         elif text.strip():
             _answer(engine, conversation, params, terminal, text)

@@ -20,7 +20,9 @@ def parser():
         description="Generate with a checkpoint, with MindSpeed-LLM's flags. Model and layout flags of training are known too.",
         allow_abbrev=False,
     )
-    result.add_argument("--task", nargs="+", choices=TASKS, default=[GREEDY], help="ways to answer, one after the other")
+    result.add_argument(
+        "--task", nargs="+", choices=TASKS, type=_task_name, default=[GREEDY], help="ways to answer, one after the other"
+    )
     flags.add_mindspeed_llm_flags(result)
     flags.add_prompt_flags(result)
     flags.add_sampling_flags(result, max_new_tokens=128, **_SAMPLING)
@@ -60,6 +62,10 @@ def job_of(arguments):
         length_flag="--max-length" if options.max_length in lengths[:1] else "--seq-length",
         **shared,
     )
+
+
+def _task_name(text):
+    return text.replace("_", "-")  # older spellings: do_sample
 
 
 def _task(name, options, typed):

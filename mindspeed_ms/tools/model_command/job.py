@@ -251,7 +251,8 @@ def _check_chat(params, context):
 def _template(job, tokenizer):
     """(Function from messages to ids, further end tokens (set[int])) of the template."""
     if job.prompt_type in (None, FROM_TOKENIZER):
-        return jinja_prompt(tokenizer, job.enable_thinking), set()
+        hint = ": name a template of templates.json with --prompt-type"
+        return jinja_prompt(tokenizer, job.enable_thinking, hint), set()
     template = get_template(job.prompt_type, job.prompt_type_path, job.enable_thinking)
     fix_tokenizer(tokenizer, template)
     ends = {tokenizer.eos, *(tokenizer.token_to_id(word) for word in template.stop_words)}

@@ -8,9 +8,9 @@
 64 question-answer pairs, fp32, adapters of rank 8 on all linears of the layers, sequences of 256 tokens, micro-batch 2, global
 batch 4.
 
-Answers: `examples/smollm2/sft.sh` trains and `export.sh` exports in a folder of its own. Exits 1 unless the loss halves in 50 steps, at
-least 60 of the 64 answers come back greedily, the logits of the trained model and of the merged weights agree within 1e-5 of
-the largest, and PEFT answers the same with the exported adapters.
+Answers: `examples/smollm2/sft.sh` trains and `export.sh` exports in a folder of its own. Exits 1 unless the loss halves in 50
+steps, at least 60 of the 64 answers come back greedily, the logits of the trained model and of the merged weights agree
+within 1e-5 of the largest, and PEFT answers the same with the exported adapters.
 
 Steps: each side is a process of its own with the same tokens, labels and threads, and they take turns; the median counts. First
 a pair in each sequence, padded, the loss on its answer; then random tokens, the loss on all. Exits 1 for pairs above 0.9 of the

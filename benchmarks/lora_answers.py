@@ -2,9 +2,9 @@
 
     python benchmarks/lora_answers.py FOLDER OUT.npz live|adapter|merged
 
-FOLDER: where sft.sh and export.sh worked. `live`: logits of the training's model, whose adapters compute beside the frozen base;
-`adapter` and `merged`: greedy answers and logits of the inference with adapters on the base, and with the weights that they
-were merged into. `lora.py` starts it; `peer_lora_answers.py` does the same with PEFT.
+FOLDER: where sft.sh and export.sh worked. `live`: logits of the training's model, whose adapters compute beside the frozen
+base; `adapter` and `merged`: greedy answers and logits of the inference with adapters on the base, and with the weights that
+they were merged into. `lora.py` starts it; `peer_lora_answers.py` does the same with PEFT.
 """
 
 import json

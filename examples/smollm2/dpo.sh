@@ -6,12 +6,12 @@
 #
 # FOLDER (smollm2)   holds hf, the model; the adapters go to FOLDER/dpo. A training that was ended goes on from there.
 # PAIRS              objects with instruction, chosen, rejected; default: pairs that are made here, in which the short answer wins
-# STEPS (40)         two to three minutes on two cores
+# STEPS (20)         two to three minutes on two cores
 # FLAGs go to posttrain_gpt.py and lie over those below. Then: chat.sh FOLDER dpo, export.sh FOLDER dpo.
 set -eu
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
-folder=${1:-smollm2} hf=${1:-smollm2}/hf run=${1:-smollm2}/dpo steps=${STEPS:-40}
+folder=${1:-smollm2} hf=${1:-smollm2}/hf run=${1:-smollm2}/dpo steps=${STEPS:-20}
 (($# == 0)) || shift
 pairs=$run/pairs.jsonl
 if (($#)) && [[ $1 != -* ]]; then

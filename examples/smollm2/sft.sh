@@ -6,7 +6,7 @@
 #
 # FOLDER (smollm2)   holds hf, the model; the adapters go to FOLDER/sft. A training that was ended goes on from there.
 # RECORDS            objects with instruction, output and, if you like, input, system, history; default: pairs that are made here
-# STEPS (150)        two to three minutes on two cores
+# STEPS (150)        a few minutes on two cores
 # FLAGs go to posttrain_gpt.py and lie over those below. Then: chat.sh FOLDER sft, export.sh FOLDER sft.
 set -eu
 

@@ -6,12 +6,12 @@
 #
 # FOLDER (smollm2)   holds hf, the model; the adapters go to FOLDER/dpo. A training that was ended goes on from there.
 # PAIRS              objects with instruction, chosen, rejected; default: pairs that are made here, in which the short answer wins
-# STEPS (40)         two to three minutes on two cores
+# STEPS (20)         a few minutes on two cores
 # FLAGs go to posttrain_gpt.py and lie over those below. Then: chat.sh FOLDER dpo, export.sh FOLDER dpo.
 set -eu
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
-folder=${1:-smollm2} hf=${1:-smollm2}/hf run=${1:-smollm2}/dpo steps=${STEPS:-40}
+folder=${1:-smollm2} hf=${1:-smollm2}/hf run=${1:-smollm2}/dpo steps=${STEPS:-20}
 (($# == 0)) || shift
 pairs=$run/pairs.jsonl
 if (($#)) && [[ $1 != -* ]]; then
@@ -40,6 +40,6 @@ exec python "$here/posttrain_gpt.py" --stage dpo --use-checkpoint-args \
     --pretrained-checkpoint "$hf" --load "$run" --save "$run" \
     --data-path "$pairs" --tokenizer-name-or-path "$hf" --prompt-type chat_template --split 1,0,0 \
     --seq-length 256 --variable-seq-lengths --pad-to-multiple-of 32 --micro-batch-size 2 --global-batch-size 4 --train-iters "$steps" \
-    --lr 2e-4 --lr-decay-style cosine --min-lr 2e-5 --lr-warmup-fraction 0.1 --weight-decay 0 --clip-grad 1.0 \
+    --lr 1e-4 --pref-ftx 0.1 --lr-decay-style cosine --min-lr 1e-5 --lr-warmup-fraction 0.1 --weight-decay 0 --clip-grad 1.0 \
     --lora-target-modules linear_qkv linear_proj linear_fc1 linear_fc2 --lora-r 8 --lora-alpha 16 --lora-ckpt-filter \
     --eval-iters 0 --log-interval 5 --save-interval 50 --use-flash-attn "$@"

@@ -11,5 +11,8 @@ here=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 folder=${1:-smollm2} stage=${2:-sft}
 
 [[ $stage == sft || $stage == dpo ]] || { echo "export.sh: error: the second word is '$stage': expected sft or dpo" >&2; exit 2; }
+for result in "$folder/$stage-hf" "$folder/$stage-peft"; do
+    [[ ! -e $result ]] || { echo "export.sh: error: $result exists already: move or delete it" >&2; exit 2; }
+done
 python "$here/convert_ckpt.py" --load-dir "$folder/$stage" --save-dir "$folder/$stage-hf" --save-model-type hf
 exec python -m mindspeed_ms.tools.lora export "$folder/$stage" "$folder/$stage-peft"

@@ -104,7 +104,13 @@ def _unmerge(options, others):
     return _merge(options, others, -1)
 
 
+def _check_new(path):
+    if os.path.lexists(path) and (not os.path.isdir(path) or os.listdir(path)):
+        raise CheckpointError(f"{path} exists already: choose a new or empty folder.")
+
+
 def _export(options, others):
+    _check_new(options.save_dir)
     del others
     adapters = read_adapters(options.adapter, None)
     named, folder = options.base or adapters.base, options.hf_cfg_dir
@@ -123,6 +129,7 @@ def _export(options, others):
 
 
 def _import(options, others):
+    _check_new(options.save_dir)
     del others
     place, base = newest_manifest(options.base)
     adapters = read_adapters(options.adapter, lambda: model_of(base, place))

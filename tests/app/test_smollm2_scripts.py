@@ -62,4 +62,6 @@ def test_a_tiny_model_goes_all_the_way(tmp_path):
     _run("export.sh", tmp_path, "here", "sft")
     assert (tmp_path / "here" / "sft-hf" / "model.safetensors").exists()
     assert (tmp_path / "here" / "sft-peft" / "adapter_config.json").exists()
-    assert "here/sft-hf exists already" in _run("export.sh", tmp_path, "here", "sft", code=2)
+    assert "export.sh: error: here/sft-hf exists already: move or delete it" in _run(
+        "export.sh", tmp_path, "here", "sft", code=2
+    )

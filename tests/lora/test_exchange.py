@@ -75,6 +75,8 @@ def test_peft_folders_go_out_and_in(folders, tmp_path, capsys):
     out, again = str(tmp_path / "peft"), str(tmp_path / "again")
     assert main(["export", adapters, out]) == 0, capsys.readouterr().err
     assert main(["import", out, again, "--base", base]) == 0, capsys.readouterr().err
+    for words in (["export", adapters, out], ["import", out, again, "--base", base]):
+        assert main(words) and f"{words[2]} exists already: choose a new or empty folder" in capsys.readouterr().err
     first, second = (read_adapters(path, None) for path in (adapters, again))
     assert set(first.tensors) == set(second.tensors)
     for key, values in first.tensors.items():

@@ -245,7 +245,7 @@ class GPTModel(Module):
     def _loss_or_logits(self, lm_output, labels, logit_weights, loss_mask):
         """Logits of the final hidden states; with labels the loss."""
         if self._counts_tokens and labels is not None and loss_mask is not None and type(self.loss) is LossWithMask:
-            lm_output, labels, loss_mask = counted_tokens(lm_output, labels, loss_mask)
+            lm_output, labels, loss_mask = counted_tokens(lm_output, labels, loss_mask, bool(self.loss_chunk_size))
         if labels is not None and self.loss_chunk_size:
             return self._loss_in_chunks(lm_output, labels, logit_weights, loss_mask)
         return post_language_model_processing(

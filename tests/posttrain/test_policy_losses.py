@@ -75,12 +75,12 @@ def test_reward_functions():
     assert seen == lists
     with pytest.raises(RewardError, match="f gave 1: expected a list"):
         RewardFunction(lambda answers: 1, "f")(["a", "b"], **lists)
-    with pytest.raises(RewardError, match="f gave 'x' for an answer to b: expected a finite number"):
+    with pytest.raises(RewardError, match="f gave 'x' for an answer to b: expected a finite float32 number"):
         RewardFunction(lambda answers: [1, "x"], "f")(["a", "b"], **lists)
     with pytest.raises(
         RewardError, match=r"f failed at 2 answers together, the first to a: ZeroDivisionError: integer division"
     ):
-        RewardFunction(lambda answers: 1 // (len(answers) < 2), "f")(["a", "b"], **lists)
+        RewardFunction(lambda answers: [1 // (len(answers) < 2)] * len(answers), "f")(["a", "b"], **lists)
 
 
 def test_clipped_value_loss(world):

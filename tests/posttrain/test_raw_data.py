@@ -151,7 +151,8 @@ def test_settings_of_records_are_not_ignored_in_silence(world, tmp_path, files, 
 def test_what_raw_records_need(world, tmp_path, tokenizer):
     data, missing = write(tmp_path / "chats.jsonl", CHATS), str(tmp_path / "none.jsonl")
     (text,) = world(1)(prepared, "sft", str(tmp_path), missing, **tokenizer)
-    assert text == f"dataset_config.data_path: the file {missing} does not exist."
+    advice = "Nothing is downloaded: give files, folders or patterns."
+    assert text == f"dataset_config.data_path: {missing} does not exist. {advice}"
     os.mkdir(tmp_path / "nothing")
     (text,) = world(1)(prepared, "sft", str(tmp_path), str(tmp_path / "nothing"), **tokenizer)
     assert text.startswith("dataset_config.data_path: the folder ") and "holds no data file" in text

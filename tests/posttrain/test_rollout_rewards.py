@@ -1,6 +1,7 @@
 """Rewards of PPO and GRPO: reward functions, reward models, prompts, and what is wrong with them."""
 
 import json
+import os
 
 import numpy as np
 import pytest
@@ -78,6 +79,17 @@ def test_prompts_are_no_conversations(world, tmp_path, prompts):
         world(1)(runs.train, "sft", str(tmp_path), prompts)
 
 
+def of_texts(folder):
+    """Settings of a training on raw records, with a tokenizer."""
+    os.makedirs(folder / "tokenizer", exist_ok=True)
+    tokenizer = {
+        "tokenizer_type": "PretrainedFromHF",
+        "tokenizer_name_or_path": write_tokenizer(folder / "tokenizer"),
+        "prompt_type": "qwen",
+    }
+    return {"dataset": tokenizer, "model": {"vocab_size": 1024, "seq_length": 128}}
+
+
 def test_raw_records_reach_the_reward_function(world, tmp_path):
     """Texts, ids and the record of each prompt; in the order of the answers."""
     records = [{"instruction": f"Say {word}.", "output": "", "truth": word} for word in ("one", "two", "three")]
@@ -94,37 +106,23 @@ def test_raw_records_reach_the_reward_function(world, tmp_path):
         "    return [1 / (record['truth'] != 'two') for record in records]\n",
         encoding="utf-8",
     )
-    (tmp_path / "tokenizer").mkdir()
-    tokenizer = {
-        "tokenizer_type": "PretrainedFromHF",
-        "tokenizer_name_or_path": write_tokenizer(tmp_path / "tokenizer"),
-        "prompt_type": "qwen",
-    }
-    model = {"vocab_size": 1024, "seq_length": 128}
-    world(1)(generating.train, "grpo", str(tmp_path / "run"), str(data), "tell", dataset=tokenizer, model=model)
+    world(1)(generating.train, "grpo", str(tmp_path / "run"), str(data), "tell", **of_texts(tmp_path))
     seen = [json.loads(line) for line in (tmp_path / "seen.jsonl").read_text(encoding="utf-8").splitlines()]
     assert len(seen) == 24 and {row[4]["truth"] for row in seen} == {"one", "two", "three"}
     for prompt, answer, prompt_ids, answer_ids, record in seen:
         assert record["instruction"] in prompt and isinstance(answer, str) and prompt_ids and answer_ids
     assert [row[4]["truth"] for row in seen[:4]] == [seen[0][4]["truth"]] * 4
     with pytest.raises(Exception, match=r"failed at an answer to .*/prompts_\w+_records\.jsonl, line 2: ZeroDivisionError"):
-        world(1)(generating.train, "grpo", str(tmp_path / "run"), str(data), "fails", dataset=tokenizer, model=model)
+        world(1)(generating.train, "grpo", str(tmp_path / "run"), str(data), "fails", **of_texts(tmp_path))
 
 
 def test_records_without_a_prompt_are_named(world, tmp_path):
     data = tmp_path / "prompts.jsonl"
     data.write_text('{"instruction": "Say it.", "output": ""}\n{"instruction": "", "output": ""}\n', encoding="utf-8")
     generating.write_prompts(str(tmp_path))
-    (tmp_path / "tokenizer").mkdir()
-    tokenizer = {
-        "tokenizer_type": "PretrainedFromHF",
-        "tokenizer_name_or_path": write_tokenizer(tmp_path / "tokenizer"),
-        "prompt_type": "qwen",
-    }
-    model = {"vocab_size": 1024, "seq_length": 128}
     for _ in range(2):
         with pytest.raises(Exception, match=r"not every record has a prompt: .*no question") as error:
-            world(1)(generating.train, "grpo", str(tmp_path / "run"), str(data), dataset=tokenizer, model=model)
+            world(1)(generating.train, "grpo", str(tmp_path / "run"), str(data), **of_texts(tmp_path))
         assert f"{data}, line 2" in str(error.value)
 
 

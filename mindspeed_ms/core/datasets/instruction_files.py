@@ -81,7 +81,8 @@ def _missing(path_prefix, fields, missing):
     )
     if "_packed_" in path_prefix:
         return f"{text} Did you mean {path_prefix.partition('_packed_')[0]}?"
-    for others, kind, stage in _OTHER_KINDS:
+    has_parts = any(os.path.exists(f"{field_prefix(path_prefix, field)}{end}") for field in missing for end in (".bin", ".idx"))
+    for others, kind, stage in () if has_parts else _OTHER_KINDS:
         if others != fields and all(IndexedDataset.exists(field_prefix(path_prefix, field)) for field in others):
             return f"{text} There are {kind} by that name, which {stage} trains on."
     if len(missing) < len(fields):

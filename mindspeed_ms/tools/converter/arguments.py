@@ -232,11 +232,11 @@ def _of_mindspeed(arguments, notes):
         raise ConversionError("--expert-tensor-parallel-size: expected 1 or the tensor parallel size.")
     _check_family(arguments.model_type_hf)
     _check_format(arguments)
-    for name in ("load_dir", "tokenizer_model", "vocab_file"):
+    for name in ("tokenizer_model", "vocab_file"):
         path = getattr(arguments, name)
         if path is not None and not os.path.exists(path):
             raise ConversionError(f"{_flag(name)} {path} does not exist.")
-        if name != "load_dir" and path is not None and not os.path.isfile(path):
+        if path is not None and not os.path.isfile(path):
             raise ConversionError(f"{_flag(name)} {path}: expected a file, such as tokenizer.json. A folder is --hf-cfg-dir.")
     tp, pp = arguments.target_tensor_parallel_size or 1, arguments.target_pipeline_parallel_size or 1
     if arguments.num_layer_list and len(arguments.num_layer_list) != pp:

@@ -209,7 +209,7 @@ def _reference(path, name, start, stop):
     try:
         tensor = read_torch_file(path, start, stop, name)
     except CheckpointError as error:
-        if shown(name) in str(error):
+        if shown(name) in str(error).replace(str(path), ""):
             raise
         raise CheckpointError(f"{str(error).removesuffix('.')} (tensor {shown(name)}).") from error
     if not isinstance(tensor, TensorReference):

@@ -1,4 +1,4 @@
-"""Rules about training on rewards of generated answers."""
+"""Rules about PPO and GRPO: training on rewards of generated answers (rollouts)."""
 
 from mindspeed_ms.config.checks.rule import rule
 from mindspeed_ms.config.sections.posttrain import ROLLOUT_STAGES

@@ -1,4 +1,4 @@
-"""PromptDataset: prompts of a training that generates the answers; RolloutPlan: which answers a step learns from."""
+"""PromptDataset: prompts of PPO and GRPO, which generate the answers; RolloutPlan: which answers a step learns from."""
 
 import json
 import os

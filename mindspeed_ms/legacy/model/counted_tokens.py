@@ -1,4 +1,4 @@
-"""Tokens that the loss counts, for a head that need not compute the logits of others."""
+"""Tokens that the loss mask counts: the output layer need not compute the logits of the others."""
 
 import numpy as np
 

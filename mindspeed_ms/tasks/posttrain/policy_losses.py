@@ -1,4 +1,4 @@
-"""Losses of policies, of plain Tensors: one value per token; advantages in numpy. Source of the forms: DeepSeekMath, TRL.
+"""Losses of PPO and GRPO, of plain Tensors: one value per token; advantages (GAE, group) in numpy. Source: DeepSeekMath, TRL.
 
 The ratio of a token is its probability over the one that it was drawn with (the old one).
 """

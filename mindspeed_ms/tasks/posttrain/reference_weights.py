@@ -1,4 +1,4 @@
-"""ReferenceWeights: frozen reference of a policy: its adapters off, or a second copy of the weights, swapped in."""
+"""ReferenceWeights: frozen reference model of PPO and GRPO: adapters off, or a second copy of the weights, swapped in."""
 
 import json
 import os

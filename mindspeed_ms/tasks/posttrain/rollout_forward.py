@@ -1,4 +1,4 @@
-"""Forward-only passes over the answers of a rollout, in the layout of the training."""
+"""Log-probabilities and values of the answers of a rollout, by forward-only passes in the layout of the training."""
 
 from contextlib import contextmanager
 from functools import partial

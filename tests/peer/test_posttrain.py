@@ -5,6 +5,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -23,7 +24,6 @@ def trained(stage, folder, base, data):
     from mindspeed_ms.training.initialize import initialize_megatron, unset_global_variables
 
     runs.reset()
-    metrics.draw_loss_curve = lambda *paths: None
     words = (
         f"--stage {stage} --use-checkpoint-args --pretrained-checkpoint {base} --save {folder} --data-path {data} --split 1,0,0"
     )
@@ -33,7 +33,8 @@ def trained(stage, folder, base, data):
     initialize_megatron(argv=words.split())
     try:
         run = trainer_class(stage)()
-        run.train()
+        with mock.patch.object(metrics, "draw_loss_curve"):
+            run.train()
     finally:
         unset_global_variables()
     dataset = run.train_valid_test_datasets_provider.datasets[0]

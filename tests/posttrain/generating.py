@@ -1,6 +1,7 @@
 """Small trainings on rewards of generated answers; everything here runs in a rank of a forked world."""
 
 import os
+from unittest import mock
 
 from mindspeed_ms.testing.small_trainings import UNTIED
 from tests.datasets.instruction_data import write_field
@@ -60,12 +61,12 @@ def train(stage, folder, data, reward="count", scored=False, **settings):
     """Train: lines of metrics.jsonl, weights by name, rollout of the last step, and if they are `scored` the log-probabilities
     of its answers by the engine."""
     from mindspeed_ms.core import comm
+    from mindspeed_ms.tasks.posttrain import rollout
     from mindspeed_ms.tasks.posttrain.launcher import get_trainer
     from mindspeed_ms.training import metrics
     from mindspeed_ms.training.initialize import set_all_config
 
     runs.reset()
-    metrics.draw_loss_curve = lambda *paths: None
     training = {
         "training_iters": 3,
         "num_generations": 4,
@@ -80,24 +81,22 @@ def train(stage, folder, data, reward="count", scored=False, **settings):
     set_all_config(runs.configuration(stage, folder, data, **sections))
     run = get_trainer(stage)
     scores = []
-    if scored:
-        _record_scores(scores)
-    run.train()
+    engine = _recording(rollout.Engine, scores) if scored else rollout.Engine
+    with mock.patch.object(rollout, "Engine", engine), mock.patch.object(metrics, "draw_loss_curve"):  # half of a run's time
+        run.train()
     comm.world_group().barrier()
     lines = [line for line in metrics.read_metrics(os.path.join(folder, "metrics.jsonl")) if "loss" in line]
     return {"lines": lines, "weights": runs.weights_of(run.trainer), "rollout": run.trainer.data.rollout, "scores": scores}
 
 
-def _record_scores(scores):
-    """Let every generation leave the log-probabilities of its answers in `scores`."""
+def _recording(engine, scores):
+    """Class of an engine whose every generation leaves the log-probabilities of its answers in `scores`."""
     from dataclasses import replace
 
-    from mindspeed_ms.tasks.posttrain import rollout
-
-    class Recording(rollout.Engine):
+    class Recording(engine):
         def generate(self, prompts, params):
             answers = super().generate(prompts, [replace(one, logprobs=0) for one in params])
             scores[:] = [[score.logprob for score in answer.logprobs] for answer in answers]
             return answers
 
-    rollout.Engine = Recording
+    return Recording

@@ -2,6 +2,7 @@
 
 import ctypes
 import functools
+import math
 
 import mindspore as ms
 import numpy as np
@@ -9,6 +10,10 @@ import numpy as np
 from mindspeed_ms.core import storage
 from mindspeed_ms.ops.cpu import threads
 from mindspeed_ms.ops.cpu.kernels import casts, reductions
+from mindspeed_ms.ops.cpu.vectors import LINE
+
+_SMALL = 4096
+"""Elements below which the place of an array does not matter."""
 
 
 def float32_of(tensor):
@@ -61,8 +66,13 @@ def bytes_of(mask):
 
 
 def empty(shape):
-    """Uninitialised float32 array."""
-    return np.empty(shape, np.float32)
+    """Uninitialised float32 array; a large one begins at a cache line, else each vector of its rows would lie in two."""
+    size = shape if isinstance(shape, int) else math.prod(shape)
+    if size < _SMALL:
+        return np.empty(shape, np.float32)
+    block = np.empty(size + LINE // 4, np.float32)
+    start = -block.__array_interface__["data"][0] % LINE // 4
+    return block[start : start + size].reshape(shape)
 
 
 def _keep_freed_memory():

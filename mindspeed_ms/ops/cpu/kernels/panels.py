@@ -5,14 +5,28 @@ and BLAS waits for each part of it. Here the next part is fetched while a tile i
 """
 
 import numpy as np
-from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
 from mindspeed_ms.ops.cpu.compiler import inline
 from mindspeed_ms.ops.cpu.kernels.blas import ITEM, address_of
-from mindspeed_ms.ops.cpu.vectors import HAS_MANY_REGISTERS, INT, LANES, LINE, VECTOR, fetch, load_floats
+from mindspeed_ms.ops.cpu.vectors import (
+    HAS_MANY_REGISTERS,
+    INT,
+    LANES,
+    LINE,
+    NOTHING,
+    NOWHERE,
+    VECTOR,
+    fetch,
+    load_floats,
+    masked_load,
+    masked_store,
+    masks,
+    shuffle,
+    spread,
+)
 
 _VECTORS = 2
 ROWS = 12 if HAS_MANY_REGISTERS else 6
@@ -25,26 +39,6 @@ _GROUP = 8
 _LINES = 4 * _GROUP * COLUMNS // LINE
 _MOST_ROWS = 40 * ROWS
 """Rows whose panels stay in the second cache."""
-_BITS = ir.VectorType(ir.IntType(1), LANES)
-_ALIGN, _NOTHING = ir.IntType(32)(4), ir.Constant(VECTOR, [0.0] * LANES)
-
-
-def _masks(builder, width, vectors=range(_VECTORS)):
-    """Masks of the vectors of a row of which the first `width` elements exist."""
-    lanes, wanted = ir.VectorType(INT, LANES), _spread(builder, width)
-    places = [ir.Constant(lanes, [LANES * v + lane for lane in range(LANES)]) for v in vectors]
-    return [builder.icmp_signed("<", place, wanted) for place in places]
-
-
-def _spread(builder, value):
-    """Vector of one value."""
-    first = builder.insert_element(ir.Constant(ir.VectorType(value.type, LANES), ir.Undefined), value, ir.IntType(32)(0))
-    return builder.shuffle_vector(first, first, ir.Constant(ir.VectorType(ir.IntType(32), LANES), [0] * LANES))
-
-
-def _masked_load(builder):
-    kind = ir.FunctionType(VECTOR, [VECTOR.as_pointer(), ir.IntType(32), _BITS, VECTOR])
-    return cgutils.get_or_insert_function(builder.module, kind, f"llvm.masked.load.v{LANES}f32.p0")
 
 
 @intrinsic
@@ -65,16 +59,14 @@ def _tile(typing_context, a, b, depth, c, c_step, rows, width, adds, c_next, ahe
 
     def generate(context, builder, signature, arguments):
         a, b, depth, c, c_step, rows, width, adds, c_next, ahead, ahead_step, row_lines, number, tiles = arguments
-        masks, pointer, load = _masks(builder, width), VECTOR.as_pointer(), _masked_load(builder)
-        kind = ir.FunctionType(ir.VoidType(), [VECTOR, pointer, ir.IntType(32), _BITS])
-        store = cgutils.get_or_insert_function(builder.module, kind, f"llvm.masked.store.v{LANES}f32.p0")
-        sums = [cgutils.alloca_once_value(builder, _NOTHING) for _ in range(ROWS * _VECTORS)]
+        columns = masks(builder, width, _VECTORS)
+        sums = [cgutils.alloca_once_value(builder, NOTHING) for _ in range(ROWS * _VECTORS)]
 
         def add_products(k):
             values, others = (builder.add(base, builder.mul(k, INT(4 * n))) for base, n in ((a, ROWS), (b, COLUMNS)))
             vectors = [load_floats(builder, builder.add(others, INT(4 * LANES * v)), LANES) for v in range(_VECTORS)]
             for i in range(ROWS):
-                value = _spread(builder, load_floats(builder, builder.add(values, INT(4 * i)), 1))
+                value = spread(builder, load_floats(builder, builder.add(values, INT(4 * i)), 1))
                 for v, vector in enumerate(vectors):
                     sum_ = sums[i * _VECTORS + v]
                     product = builder.fmul(value, vector, flags=("contract",))
@@ -97,15 +89,14 @@ def _tile(typing_context, a, b, depth, c, c_step, rows, width, adds, c_next, ahe
             begin, end = share(depth, row, INT(ROWS)), share(depth, after, INT(ROWS))
             with cgutils.for_range_slice(builder, begin, end, INT(1)) as (k, _):
                 add_products(k)
-        keeps, nowhere = builder.icmp_signed("!=", adds, INT(0)), ir.Constant(_BITS, [0] * LANES)
+        keeps = builder.icmp_signed("!=", adds, INT(0))
         for i in range(ROWS):
             row, exists = builder.add(c, builder.mul(INT(i), c_step)), builder.icmp_signed("<", INT(i), rows)
-            for v, mask in enumerate(masks):
-                place = builder.inttoptr(builder.add(row, INT(4 * LANES * v)), pointer)
-                mask = builder.select(exists, mask, nowhere)
-                before = builder.call(load, [place, _ALIGN, builder.select(keeps, mask, nowhere), _NOTHING])
-                sum_ = builder.load(sums[i * _VECTORS + v])
-                builder.call(store, [builder.fadd(sum_, before), place, _ALIGN, mask])
+            for v, mask in enumerate(columns):
+                place = builder.add(row, INT(4 * LANES * v))
+                mask = builder.select(exists, mask, NOWHERE)
+                before = masked_load(builder, place, builder.select(keeps, mask, NOWHERE))
+                masked_store(builder, builder.fadd(builder.load(sums[i * _VECTORS + v]), before), place, mask)
         return context.get_dummy_value()
 
     return types.void(*[types.int64] * 14), generate
@@ -116,20 +107,19 @@ def _column_copy(size):
 
     The panel has room for whole vectors after its end.
     """
-    vectors = range(-(-size // LANES))
+    vectors = -(-size // LANES)
 
     @intrinsic
     def copy(typing_context, source, step, depth, width, panel):
         def generate(context, builder, signature, arguments):
             source, step, depth, width, panel = arguments
-            masks, pointer, load = _masks(builder, width, vectors), VECTOR.as_pointer(), _masked_load(builder)
+            columns = masks(builder, width, vectors)
             with cgutils.for_range_slice(builder, INT(0), depth, INT(1)) as (k, _):
                 row = builder.add(source, builder.mul(k, step))
                 place = builder.add(panel, builder.mul(k, INT(4 * size)))
-                for v, mask in zip(vectors, masks):  # what a vector writes too much the next row overwrites
-                    part = builder.inttoptr(builder.add(row, INT(4 * LANES * v)), pointer)
-                    target = builder.inttoptr(builder.add(place, INT(4 * LANES * v)), pointer)
-                    builder.store(builder.call(load, [part, _ALIGN, mask, _NOTHING]), target, align=4)
+                for v, mask in enumerate(columns):  # what a vector writes too much the next row overwrites
+                    target = builder.inttoptr(builder.add(place, INT(4 * LANES * v)), VECTOR.as_pointer())
+                    builder.store(masked_load(builder, builder.add(row, INT(4 * LANES * v)), mask), target, align=4)
             return context.get_dummy_value()
 
         return types.void(*[types.int64] * 5), generate
@@ -139,12 +129,10 @@ def _column_copy(size):
 
 def _transposed(builder, rows):
     """Rows of a square of vectors -> its columns: each step interleaves the first half of the vectors with the second."""
-    half, wide = LANES // 2, ir.VectorType(ir.IntType(32), LANES)
+    half = LANES // 2
     places = [[lane // 2 + start + lane % 2 * LANES for lane in range(LANES)] for start in (0, half)]
     for _ in range(LANES.bit_length() - 1):
-        rows = [
-            builder.shuffle_vector(rows[i], rows[i + half], ir.Constant(wide, place)) for i in range(half) for place in places
-        ]
+        rows = [shuffle(builder, rows[i], rows[i + half], place) for i in range(half) for place in places]
     return rows
 
 
@@ -158,24 +146,24 @@ def _row_copy(size):
     def copy(typing_context, source, step, depth, width, panel):
         def generate(context, builder, signature, arguments):
             source, step, depth, width, panel = arguments
-            pointer, load, last = VECTOR.as_pointer(), _masked_load(builder), builder.sub(width, INT(1))
+            last = builder.sub(width, INT(1))
             with cgutils.for_range_slice(builder, INT(0), depth, INT(LANES)) as (k, _):
-                mask = _masks(builder, builder.sub(depth, k), [0])[0]
+                (mask,) = masks(builder, builder.sub(depth, k))
                 squares = []
                 for start in range(0, size, LANES):
                     rows = []
                     for j in range(start, start + LANES):
                         if j >= size:
-                            rows.append(_NOTHING)
+                            rows.append(NOTHING)
                             continue
                         row = builder.select(builder.icmp_signed("<", INT(j), width), INT(j), last)
                         place = builder.add(builder.add(source, builder.mul(row, step)), builder.mul(k, INT(4)))
-                        rows.append(builder.call(load, [builder.inttoptr(place, pointer), _ALIGN, mask, _NOTHING]))
+                        rows.append(masked_load(builder, place, mask))
                     squares.append(_transposed(builder, rows))
                 for i in range(LANES):  # what a vector writes too much the next row overwrites
                     place = builder.add(panel, builder.mul(builder.add(k, INT(i)), INT(4 * size)))
                     for v, columns in enumerate(squares):
-                        target = builder.inttoptr(builder.add(place, INT(4 * LANES * v)), pointer)
+                        target = builder.inttoptr(builder.add(place, INT(4 * LANES * v)), VECTOR.as_pointer())
                         builder.store(columns[i], target, align=4)
             return context.get_dummy_value()
 

@@ -2,7 +2,7 @@
 
 from mindspeed_ms.ops.cpu.compiler import kernel
 from mindspeed_ms.ops.cpu.kernels.blas import ITEM, address_of, multiply, multiply_transposed, transposed_multiply
-from mindspeed_ms.ops.cpu.kernels.dots import COLUMNS, ROWS, bit_dots_of_row, bit_dots_of_rows, dots_of_row, dots_of_rows
+from mindspeed_ms.ops.cpu.kernels.dots import COLUMNS, ROWS, dots_of_row, dots_of_rows
 from mindspeed_ms.ops.cpu.vectors import prefetch
 
 
@@ -48,43 +48,30 @@ FEW_ROWS = 128
 """Up to so many tokens `linear_few` is faster than BLAS, which copies the weight into another order first."""
 
 
-@kernel
-def linear_few(start, stop, x, weight, y):
+def _linear_few(start, stop, x, weight, y):
     """Linear product of few tokens; `start` and `stop` count groups of COLUMNS columns of y [tokens, out].
 
-    Each weight is read from memory once, and each element of y is summed in the same order whatever the number of tokens.
+    Each weight, float32 or the bits of bfloat16 (int16), is read from memory once, and each element of y is summed in the same
+    order whatever the number of tokens.
     """
     tokens, size = x.shape
-    x_step, y_step = ITEM * size, ITEM * y.shape[1]
-    share = COLUMNS * x_step * ROWS // max(tokens, 1)
+    x_step, y_step, group_bytes = ITEM * size, ITEM * y.shape[1], COLUMNS * weight.itemsize * size
+    share = group_bytes * ROWS // max(tokens, 1)
     for group in range(start, stop):
-        j = group * COLUMNS
-        count, rows, column = min(COLUMNS, weight.shape[0] - j), address_of(weight[j:]), address_of(y[:, j:])
+        first = group * COLUMNS
+        count, following, column = min(COLUMNS, weight.shape[0] - first), address_of(weight[first:]), address_of(y[:, first:])
+        following += group_bytes
         i = 0
         while i + ROWS <= tokens:
-            prefetch(rows + COLUMNS * x_step + i // ROWS * share, share)  # of the next group
-            dots_of_rows(address_of(x) + i * x_step, x_step, rows, x_step, size, column + i * y_step, y_step, count)
+            prefetch(following + i // ROWS * share, share)
+            dots_of_rows(address_of(x) + i * x_step, x_step, weight, first, count, column + i * y_step, y_step)
             i += ROWS
         while i < tokens:
-            dots_of_row(address_of(x) + i * x_step, x_step, rows, x_step, size, column + i * y_step, y_step, count)
+            dots_of_row(address_of(x) + i * x_step, x_step, weight, first, count, column + i * y_step, y_step)
             i += 1
 
 
-@kernel
-def linear_few_bfloat16(start, stop, x, bits, y):
-    """`linear_few` with a weight of bfloat16 bits (int16 [out, in])."""
-    tokens, size = x.shape
-    x_step, y_step = ITEM * size, ITEM * y.shape[1]
-    for group in range(start, stop):
-        j = group * COLUMNS
-        count, rows, column = min(COLUMNS, bits.shape[0] - j), address_of(bits[j:]), address_of(y[:, j:])
-        i = 0
-        while i + ROWS <= tokens:
-            bit_dots_of_rows(address_of(x) + i * x_step, x_step, rows, 2 * size, size, column + i * y_step, y_step, count)
-            i += ROWS
-        while i < tokens:
-            bit_dots_of_row(address_of(x) + i * x_step, x_step, rows, 2 * size, size, column + i * y_step, y_step, count)
-            i += 1
+linear_few, linear_few_bfloat16 = kernel(_linear_few), kernel(_linear_few)  # one for each kind of weight
 
 
 @kernel

@@ -128,6 +128,41 @@ def test_two_threads_start_jobs_at_the_same_time(world):
     world(1)(_two_starters)
 
 
+def _falling_asleep():
+    """A helper that says it sleeps looks at the board once more: a job begun before anybody saw that is not missed."""
+    from unittest import mock
+
+    helper = threads._Helper(0)
+    looked = []
+
+    def look(board, rounds):
+        looked.append((helper.is_asleep, rounds))
+        if len(looked) == 2:
+            helper.wake.release()
+        if len(looked) == 3:
+            raise InterruptedError
+
+    with mock.patch.object(threads.jobs, "help_until_idle", look), pytest.raises(InterruptedError):
+        helper.run()
+    assert [is_asleep for is_asleep, _ in looked[:2]] == [False, True] and 0 < looked[1][1] < looked[0][1]
+
+
+def test_helpers_miss_no_job_while_they_fall_asleep(world):
+    world(1)(_falling_asleep)
+
+
+def _beginnings():
+    from mindspeed_ms.ops.cpu import arrays
+
+    places = [arrays.empty(shape).__array_interface__["data"][0] for shape in [(64, 576)] * 5 + [40_001] * 5]
+    assert all(place % 64 == 0 for place in places)
+    assert arrays.empty((3, 5, 7)).shape == (3, 5, 7) and arrays.empty((300, 5, 7)).shape == (300, 5, 7)
+
+
+def test_large_arrays_begin_at_a_cache_line(world):
+    world(1)(_beginnings)
+
+
 def _few_tokens():
     for inputs, outputs in ((70, 13), (16, 6), (5, 1), (576, 40)):
         weight, bias = _normal(outputs, inputs), _normal(outputs, seed=3)

@@ -15,7 +15,8 @@ from mindspeed_ms.ops.cpu import jobs
 MINIMUM_WORK = 32768
 """Element operations below which a piece is not worth handing to another thread."""
 _PIECES_PER_THREAD = 4
-_IDLE_ROUNDS = 20_000
+_IDLE_ROUNDS = 100_000
+_LAST_ROUNDS = 1_000
 _MOST_WEIGHTS = 10_000
 
 _threads = 0
@@ -77,6 +78,7 @@ class _Helper(threading.Thread):
         while True:
             jobs.help_until_idle(_board, _IDLE_ROUNDS)
             self.is_asleep = True
+            jobs.help_until_idle(_board, _LAST_ROUNDS)  # a job whose starter has not seen that
             self.wake.acquire()
 
 

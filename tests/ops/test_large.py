@@ -132,13 +132,11 @@ def _falling_asleep():
     """A helper that says it sleeps looks at the board once more: a job begun before anybody saw that is not missed."""
     from unittest import mock
 
-    helper = threads._Helper(0)
-    looked = []
+    helper, looked = threads._Helper(0), []
+    helper.wake.release()
 
     def look(board, rounds):
         looked.append((helper.is_asleep, rounds))
-        if len(looked) == 2:
-            helper.wake.release()
         if len(looked) == 3:
             raise InterruptedError
 

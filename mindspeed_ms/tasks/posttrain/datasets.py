@@ -51,6 +51,8 @@ class StageDatasets:
         """Fingerprint of tokenizer and data, see `same_data`."""
         return gpt_datasets.fingerprint(self.all_config)
 
+    samples_per_epoch = staticmethod(gpt_datasets.samples_per_epoch)
+
     def __call__(self, train_val_test_num_samples):
         """Build the datasets."""
         used = gpt_datasets.used(self.all_config, train_val_test_num_samples)

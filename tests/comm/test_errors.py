@@ -8,7 +8,15 @@ import numpy as np
 import pytest
 
 from mindspeed_ms.core import comm
-from mindspeed_ms.core.comm import CommError, CommTimeoutError, DeadlockError, MismatchError, PeerDiedError, PeerLeftError
+from mindspeed_ms.core.comm import (
+    CommError,
+    CommTimeoutError,
+    DeadlockError,
+    MismatchError,
+    PeerDiedError,
+    PeerLeftError,
+    waiting,
+)
 from mindspeed_ms.testing.worlds import WorkerDied
 
 VALUES = np.ones(4, np.float32)
@@ -190,6 +198,18 @@ def test_a_late_rank_is_named(world):
     kind, text, seconds = world(2)(_late)[1]
     assert kind is CommTimeoutError and 0.4 < seconds < 1.4
     assert "rank 1 waited longer than 0.5 s in barrier, call 1 on group slow: rank 0 (pid" in text
+    longer = "To wait longer raise --distributed-timeout-minutes (parallel_config.distributed_timeout_minutes), or MINDSPEED_MS"
+    assert f"is not in a call. {longer}_COMM_TIMEOUT where" in text
+
+
+def _alone(seconds):
+    comm.world_group().timeout = 0.3
+    return _error_of(comm.of_rank_zero, "counts sheep", time.sleep, seconds), waiting.waits_for()
+
+
+def test_what_rank_zero_does_alone_is_named(world):
+    (_, text, _), after = world(2)(_alone, 0.8)[1]
+    assert "is not in a call. The call waits for rank 0, which counts sheep. To wait longer raise" in text and after == ""
 
 
 def _bad_arguments():

@@ -101,21 +101,23 @@ def _options(all_config, dataset_class):
     by_sampler = settings.dataloader_type == "cyclic" or settings.shuffle
     was_set = all_config.settings is not None and all_config.settings.was_set("dataset_config.shuffle")
     options = {
-        "sequence_length": all_config.model_config.seq_length,
-        "pad_token_id": pad_token_id(settings),
         "seed": all_config.training_config.random_seed,
         "shuffle": not by_sampler and not was_set,
         "full_shuffle": settings.full_shuffle_instruction_dataset,
+        "mmap": settings.mmap_bin_files,
+    }
+    if dataset_class is PromptDataset:
+        return options | {"plan": RolloutPlan.of(all_config)}
+    options |= {
+        "sequence_length": all_config.model_config.seq_length,
+        "pad_token_id": pad_token_id(settings),
         "pad_to_multiple_of": _multiple(all_config) if all_config.parallel_config.variable_seq_lengths else None,
         "vocab_size": all_config.model_config.vocab_size,
-        "mmap": settings.mmap_bin_files,
     }
     if dataset_class is SFTDataset:
         options |= {"reset_position_ids": settings.reset_position_ids, "reset_attention_mask": settings.reset_attention_mask}
     if dataset_class is ProcessRewardDataset:
         options["reward_ids"] = reward_ids(settings)
-    if dataset_class is PromptDataset:
-        options["plan"] = RolloutPlan.of(all_config)
     return options
 
 

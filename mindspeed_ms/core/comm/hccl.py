@@ -274,7 +274,8 @@ class HcclGroup(ProcessGroup):
         try:
             return operator(*arguments, **keywords)
         except (RuntimeError, ValueError, TypeError) as error:
-            raise CommError(f"{name} on group {self.name} (ranks {list(self.ranks)}) failed: {error}{waits_for()}") from error
+            reason = f"{str(error).rstrip().rstrip('.')}.{waits_for()}"
+            raise CommError(f"{name} on group {self.name} (ranks {list(self.ranks)}) failed: {reason}") from error
 
     def _compare(self, operation, tensor, detail=None, splits=None):
         """Exchange the calls' headers (debug mode only) and refuse differing ones on every rank."""

@@ -53,7 +53,8 @@ def training_iters_of_config(all_config, samples_per_epoch=None):
 
     Args:
         all_config (AllConfig): the configuration.
-        samples_per_epoch (Optional[int]): samples of a pass over the training data, if they are known before it is built.
+        samples_per_epoch (Optional[int]): samples of a pass over the training data, if epochs are the length of the run and it
+            is known before the data is built.
     """
     training, samples = all_config.training_config, _train_samples(all_config, samples_per_epoch)
     if training.training_iters or not samples:
@@ -70,7 +71,7 @@ def _train_samples(all_config, samples_per_epoch):
         ValueError: a pass is less than a global batch.
     """
     training, dataset = all_config.training_config, all_config.dataset_config
-    if dataset.train_samples or training.training_iters or not training.epochs or samples_per_epoch is None:
+    if samples_per_epoch is None:
         return dataset.train_samples
     batch = calculator.make_num_microbatches_calculator(*_batch_sizes(all_config)).current_global_batch_size
     if samples_per_epoch < batch:
@@ -210,6 +211,10 @@ def build_data(all_config, datasets_provider, loaders, get_batch_func=None, read
             for loader, dataset, name in zip(loaders, _provide(datasets_provider, all_config, samples_per_epoch), names)
         ]
     training_iters = resolve_training_iters(all_config, loaders[0], samples_per_epoch)
+    if samples_per_epoch and isinstance(loaders[0], PretrainingDataLoader):  # its dataset holds all passes
+        loaders[0].sampler.samples_counted_as_epoch = (
+            _train_samples(all_config, samples_per_epoch) // all_config.training_config.epochs
+        )
     train = make_stream(loaders[0], None if samples_per_epoch else all_config.training_config.epochs)
     valid, test = (
         MicroBatches(make_stream(loader, name=name), get_batch_func) if _anyone_has(loader) else None
@@ -229,8 +234,9 @@ def _as_loader(loader, all_config, name):
 
 def _samples_per_epoch(all_config, datasets_provider):
     """Samples of a pass over the provider's training data, which its `samples_per_epoch` tells; else None."""
-    known = getattr(datasets_provider, "samples_per_epoch", None) if all_config.training_config.epochs else None
-    return known(all_config) if known is not None else None
+    training, known = all_config.training_config, getattr(datasets_provider, "samples_per_epoch", None)
+    by_epochs = training.epochs and not (training.training_iters or all_config.dataset_config.train_samples)
+    return known(all_config) if by_epochs and known is not None else None
 
 
 def _provide(datasets_provider, all_config, samples_per_epoch):

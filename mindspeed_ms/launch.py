@@ -47,7 +47,7 @@ _REFUSED = {
     "--rdzv-backend": "give --master_addr and --master_port",
     "--rdzv-endpoint": "give --master_addr and --master_port",
     "--rdzv-id": "give every job its own --master_port",
-    "--rdzv-conf": "MINDSPEED_MS_COMM_TIMEOUT is the time that ranks wait for each other",
+    "--rdzv-conf": "--distributed-timeout-minutes of the script is the time that ranks wait for each other",
     "--max-restarts": "start the job again: it resumes from its last checkpoint",
     "--monitor-interval": "ranks are watched all the time",
     "--start-method": "ranks are always forked",

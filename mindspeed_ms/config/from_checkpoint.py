@@ -192,5 +192,6 @@ def _find(settings):
     except CheckpointError as error:
         message = f"takes the model's settings from a checkpoint, but {error}"
         settings.problems.append(Problem(setting.key, message, setting.value, setting.place))
+        settings.lacks_checkpoint = True
         return None
     return FoundCheckpoint(folder, place, manifest, goes_on)

@@ -44,7 +44,8 @@ class Settings:
 
     Attributes: `problems` found while reading; `notices` for the user; `starts_from_megatron`: whether
         they are flags without files below, whose defaults are Megatron's; `later`: {feature that does not run yet: [Setting]
-        with the flags that belong to it and set nothing}.
+        with the flags that belong to it and set nothing}; `lacks_checkpoint`: the one that knows the model cannot be read, and
+        `problems` says so.
     """
 
     def __init__(self):
@@ -52,7 +53,7 @@ class Settings:
         self.problems = []
         self.notices = []
         self.later = {}
-        self.starts_from_megatron = False
+        self.starts_from_megatron = self.lacks_checkpoint = False
         self.general = {}
 
     def add(self, path, value, key=None, place=""):
@@ -203,7 +204,7 @@ def build(settings, required=()):
                 break  # the whole mapping was set to something else: its own check reports that
         else:
             target[rest[-1]] = setting.value
-    sections = {}
+    sections, unknown = {}, ("model_config",) if settings.lacks_checkpoint else ()
     with collecting():
         for name, kind in SECTIONS.items():
             if name == "model_config" and not values[name] and name not in required:
@@ -212,7 +213,10 @@ def build(settings, required=()):
             try:
                 sections[name] = kind(**values[name], **links)
             except ConfigError as error:
-                problems += [settings.locate(_elsewhere(problem.under(name), name)) for problem in error.problems]
+                found = [
+                    problem for problem in error.problems if not (name in unknown and problem.message.startswith(REQUIRED))
+                ]
+                problems += [settings.locate(_elsewhere(problem.under(name), name)) for problem in found]
                 sections.update(_stand_in(kind, name))
     if problems:
         raise ConfigError(_flags_in_one(problems, settings) if settings.starts_from_megatron else problems)

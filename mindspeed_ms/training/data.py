@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from mindspeed_ms.config import spelled
 from mindspeed_ms.core import comm, parallel_state
 from mindspeed_ms.core import num_microbatches_calculator as calculator
 from mindspeed_ms.training.data_samplers import PretrainingDataLoader, PretrainingRandomSampler, PretrainingSampler
@@ -9,20 +10,20 @@ from mindspeed_ms.training.data_streams import DataExhausted, MicroBatches, make
 from mindspeed_ms.training.initialize import get_all_config
 
 
-def get_train_valid_test_num_samples(all_config=None):
+def get_train_valid_test_num_samples(all_config=None, samples_per_epoch=None):
     """Numbers of training, validation and test samples that a run needs.
 
     Args:
         all_config (Optional[AllConfig]): default: the configuration of this process.
+        samples_per_epoch (Optional[int]): see `training_iters_of_config`.
 
     Returns:
         tuple[int, int, int]: samples for training, for all evaluations during it, and for the test at its end.
     """
     all_config = all_config or get_all_config()
-    training, dataset = all_config.training_config, all_config.dataset_config
-    batch = global_batch_size(all_config)
-    train_samples = dataset.train_samples or training.training_iters * batch
-    iterations = training_iters_of_config(all_config)
+    training, batch = all_config.training_config, global_batch_size(all_config)
+    train_samples = _train_samples(all_config, samples_per_epoch) or training.training_iters * batch
+    iterations = training_iters_of_config(all_config, samples_per_epoch)
     evaluations = iterations // training.eval_interval + 1 if training.eval_interval else 1
     return train_samples, evaluations * training.eval_iters * batch, training.eval_iters * batch
 
@@ -47,14 +48,46 @@ def _batch_sizes(all_config):
     return settings.rampup_batch_size, *sizes, settings.decrease_batch_size_if_needed
 
 
-def training_iters_of_config(all_config):
-    """Number of steps of the run by training_iters, else by train_samples and batch sizes; 0 if neither is set."""
-    training, dataset = all_config.training_config, all_config.dataset_config
-    if training.training_iters or not dataset.train_samples:
+def training_iters_of_config(all_config, samples_per_epoch=None):
+    """Number of steps of the run by training_iters, else by train_samples or epochs, and batch sizes; 0 if none is set.
+
+    Args:
+        all_config (AllConfig): the configuration.
+        samples_per_epoch (Optional[int]): samples of a pass over the training data, if epochs are the length of the run and it
+            is known before the data is built.
+    """
+    training, samples = all_config.training_config, _train_samples(all_config, samples_per_epoch)
+    if training.training_iters or not samples:
         return training.training_iters
     sizes = calculator.make_num_microbatches_calculator(*_batch_sizes(all_config))
-    ramp_up = dataset.rampup_batch_size
-    return calculator.iterations_of_samples(sizes, dataset.train_samples, ramp_up[2] if ramp_up else 0)
+    ramp_up = all_config.dataset_config.rampup_batch_size
+    return calculator.iterations_of_samples(sizes, samples, ramp_up[2] if ramp_up else 0)
+
+
+def _train_samples(all_config, samples_per_epoch):
+    """Samples of the training by train_samples or epochs, of whose passes each is whole global batches; 0: neither says it.
+
+    Raises:
+        ValueError: a pass is less than a global batch.
+    """
+    training, dataset = all_config.training_config, all_config.dataset_config
+    if samples_per_epoch is None:
+        return dataset.train_samples
+    batch = calculator.make_num_microbatches_calculator(*_batch_sizes(all_config)).current_global_batch_size
+    if samples_per_epoch < batch:
+        raise _short_epoch(all_config, batch, samples_per_epoch)
+    return training.epochs * (samples_per_epoch // batch * batch)
+
+
+def _short_epoch(all_config, batch, samples=None):
+    """Error of epochs that have no whole global batch."""
+    epochs, size = (spelled(all_config, path) for path in ("training_config.epochs", "dataset_config.global_batch_size"))
+    steps = samples and all_config.training_config.epochs * samples // batch
+    return ValueError(
+        f"{epochs} is {all_config.training_config.epochs}, but a pass over the training data has "
+        f"{'less than a' if samples is None else f'{samples} samples and no'} global batch of {batch}: lower {size}"
+        f"{'' if steps == 0 else ', or set training_iters (--train-iters)'}{f' to {steps}' if steps else ''}."
+    )
 
 
 def build_pretraining_data_loader(dataset, consumed_samples, all_config=None, name="dataset"):
@@ -170,14 +203,19 @@ def build_data(all_config, datasets_provider, loaders, get_batch_func=None, read
         ValueError: there is no training data, or nothing says how long to train; `skip_train` without data to evaluate.
     """
     names = ("training data", "validation data", "test data")
+    samples_per_epoch = _samples_per_epoch(all_config, datasets_provider) if loaders[0] is None else None
     loaders = [_as_loader(loader, all_config, name) for loader, name in zip(loaders, names)]
     if datasets_provider is not None:
         loaders = [
             loader if loader is not None else build_pretraining_data_loader(dataset, 0, all_config, name)
-            for loader, dataset, name in zip(loaders, _provide(datasets_provider, all_config), names)
+            for loader, dataset, name in zip(loaders, _provide(datasets_provider, all_config, samples_per_epoch), names)
         ]
-    training_iters = resolve_training_iters(all_config, loaders[0])
-    train = make_stream(loaders[0], all_config.training_config.epochs)
+    training_iters = resolve_training_iters(all_config, loaders[0], samples_per_epoch)
+    if samples_per_epoch and isinstance(loaders[0], PretrainingDataLoader):  # its dataset holds all passes
+        loaders[0].sampler.samples_counted_as_epoch = (
+            _train_samples(all_config, samples_per_epoch) // all_config.training_config.epochs
+        )
+    train = make_stream(loaders[0], None if samples_per_epoch else all_config.training_config.epochs)
     valid, test = (
         MicroBatches(make_stream(loader, name=name), get_batch_func) if _anyone_has(loader) else None
         for loader, name in zip(loaders[1:], ("valid_data_loader", "test_data_loader"))
@@ -194,8 +232,15 @@ def _as_loader(loader, all_config, name):
     return build_pretraining_data_loader(loader, 0, all_config, name) if is_indexed and not iterates else loader
 
 
-def _provide(datasets_provider, all_config):
-    numbers = get_train_valid_test_num_samples(all_config)
+def _samples_per_epoch(all_config, datasets_provider):
+    """Samples of a pass over the provider's training data, which its `samples_per_epoch` tells; else None."""
+    training, known = all_config.training_config, getattr(datasets_provider, "samples_per_epoch", None)
+    by_epochs = training.epochs and not (training.training_iters or all_config.dataset_config.train_samples)
+    return known(all_config) if by_epochs and known is not None else None
+
+
+def _provide(datasets_provider, all_config, samples_per_epoch):
+    numbers = get_train_valid_test_num_samples(all_config, samples_per_epoch)
     if not numbers[0] and not all_config.training_config.epochs:
         raise ValueError(
             "train_valid_test_datasets_provider needs the number of samples: set training_iters "
@@ -215,14 +260,19 @@ def _anyone_has(loader):
     return any(group.all_gather_object(loader is not None)) if group.size > 1 else loader is not None
 
 
-def resolve_training_iters(all_config, loader):
+def resolve_training_iters(all_config, loader, samples_per_epoch=None):
     """Number of steps of the training: training_iters, else from train_samples, else from epochs and the data's length.
 
+    Args:
+        all_config (AllConfig): the configuration.
+        loader: of the training data.
+        samples_per_epoch (Optional[int]): see `training_iters_of_config`; None: the loader is one pass.
+
     Raises:
-        ValueError: none of them is set, or the data does not say how long it is.
+        ValueError: none of them is set, the data does not say how long it is, or a pass is less than a global batch.
     """
     training, dataset = all_config.training_config, all_config.dataset_config
-    iterations = training_iters_of_config(all_config)
+    iterations = training_iters_of_config(all_config, samples_per_epoch)
     if iterations:
         return iterations
     if dataset.train_samples:
@@ -245,6 +295,8 @@ def resolve_training_iters(all_config, loader):
             f"epochs is {training.epochs}, but the training data does not say how many steps an epoch "
             "has: set training_iters (--train-iters) too."
         )
+    if not min(lengths):
+        raise _short_epoch(all_config, calculator.get_current_global_batch_size())
     return training.epochs * min(lengths)
 
 

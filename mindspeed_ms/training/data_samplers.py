@@ -50,11 +50,12 @@ class PretrainingSampler:
                 "batch, or drop_remainder False" + advice
             )
         self.samples_per_epoch = total_samples // self.unit * self.unit if drop_last else total_samples
+        self.samples_counted_as_epoch = self.samples_per_epoch  # less for a dataset that holds several passes
 
     @property
     def epoch(self):
         """Number of complete passes."""
-        return self.consumed_samples // self.samples_per_epoch
+        return self.consumed_samples // self.samples_counted_as_epoch
 
     def next_indices(self):
         """Dataset indices (list[int]) of this rank's next micro-batch."""

@@ -7,7 +7,7 @@ from mindspeed_ms.core.datasets.errors import DatasetError
 from mindspeed_ms.core.datasets.fingerprint import of_indexed_files
 from mindspeed_ms.core.datasets.gpt_dataset import GPTDatasetConfig
 from mindspeed_ms.core.datasets.indexed_dataset import IndexedDataset, get_bin_path, get_idx_path
-from mindspeed_ms.core.datasets.instruction_builder import build_instruction_datasets, dataset_class_of
+from mindspeed_ms.core.datasets.instruction_builder import build_instruction_datasets, dataset_class_of, stored_training_samples
 from mindspeed_ms.core.datasets.instruction_files import field_prefix
 from mindspeed_ms.core.datasets.splits import DEFAULT_SPLIT, get_blend_from_list
 from mindspeed_ms.training import same_data
@@ -169,7 +169,13 @@ def fingerprint_of_own_program(all_config, brings_data):
     return {"tokenizer": same_data.of_tokenizer(all_config), "data": None}
 
 
+def samples_per_epoch(all_config):
+    """Samples of a pass over instruction data; None for documents, of which one dataset is one pass."""
+    return stored_training_samples(all_config) if is_instruction_data(all_config) else None
+
+
 train_valid_test_datasets_provider.fingerprint = fingerprint
+train_valid_test_datasets_provider.samples_per_epoch = samples_per_epoch
 
 
 def _per_split(settings):

@@ -31,22 +31,24 @@ def script(folder, arguments, device="CPU"):
     from mindspeed_ms.core.dist_checkpointing import job_lock
     from mindspeed_ms.training import initialize, tensorboard
 
-    job_lock.LINGER_SECONDS = 0.0
     os.chdir(folder)
-    os.environ.pop("MINDSPEED_MS_DEVICE", None)
-    os.environ.update({"MINDSPEED_MS_DEVICE": device} if device else {})
+    variables = {name: value for name, value in os.environ.items() if name != "MINDSPEED_MS_DEVICE"}
+    variables |= {"MINDSPEED_MS_DEVICE": device} if device else {}
     parallel_state.destroy_model_parallel()
     calculator.destroy_num_microbatches_calculator()
-    before, sys.argv, code, errors = sys.argv, [str(SCRIPT.with_suffix(".py")), *arguments], 0, io.StringIO()
+    code, errors = 0, io.StringIO()
     try:
-        # a machine without TensorBoard
-        with contextlib.redirect_stderr(errors), mock.patch.object(tensorboard, "find_spec", lambda _name: None):
+        with (
+            contextlib.redirect_stderr(errors),
+            mock.patch.object(sys, "argv", [str(SCRIPT.with_suffix(".py")), *arguments]),
+            mock.patch.object(job_lock, "LINGER_SECONDS", 0.0),
+            mock.patch.object(tensorboard, "find_spec", lambda _name: None),  # a machine without TensorBoard
+            mock.patch.dict(os.environ, variables, clear=True),
+        ):
             runpy.run_path(sys.argv[0], run_name="__main__")
     except SystemExit as ended:
         code = ended.code
     finally:
-        sys.argv = before
-        os.environ["MINDSPEED_MS_DEVICE"] = "CPU"
         initialize.unset_global_variables()
     return code, errors.getvalue()
 

@@ -88,8 +88,13 @@ def test_check_accepts_it(capsys, saved):
 def test_without_a_checkpoint(tmp_path, saved):
     with pytest.raises(ConfigError, match="none is named: set load_checkpoint"):
         read()
-    with pytest.raises(ConfigError, match=f"{tmp_path}/nowhere holds no checkpoint: it does not exist"):
-        read("--load", str(tmp_path / "nowhere"))
+    for flag in ("--load", "--pretrained-checkpoint"):  # what the model would be is no further problem
+        with pytest.raises(
+            ConfigError, match=f"^command line: --use-c.* {tmp_path}/nowhere holds no checkpoint: it does not exist"
+        ):
+            read(flag, str(tmp_path / "nowhere"))
+    with pytest.raises(ConfigError, match=r"^training_config.use_checkpoint_args = True: takes .* it does not exist"):
+        init_configs_from_dict({"training_config": {"use_checkpoint_args": True, "load_checkpoint": str(tmp_path / "nowhere")}})
     with pytest.raises(ConfigError, match="no checkpoint of iteration 3"):
         read("--load", saved, "--ckpt-step", "3")
     damage(tmp_path / "run" / "iter_0000007" / "manifest.json", "flip")

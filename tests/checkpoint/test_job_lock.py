@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import time
+from unittest import mock
 
 import pytest
 
@@ -159,10 +160,10 @@ def test_of_jobs_that_start_at_once_one_saves(tmp_path, job):
 def another_job(folder, load=None):
     from mindspeed_ms.core.dist_checkpointing.errors import CheckpointError
 
-    job_lock.LINGER_SECONDS = 0.1
     training = {"training_iters": 1}
     try:
-        runs.train(folder, training={**training, **({"load_checkpoint": str(load)} if load else {})})
+        with mock.patch.object(job_lock, "LINGER_SECONDS", 0.1):
+            runs.train(folder, training={**training, **({"load_checkpoint": str(load)} if load else {})})
     except CheckpointError as error:
         return str(error)
     return os.listdir(folder)

@@ -3,12 +3,21 @@
 import os
 import signal
 import time
+from unittest import mock
 
 import numpy as np
 import pytest
 
 from mindspeed_ms.core import comm
-from mindspeed_ms.core.comm import CommError, CommTimeoutError, DeadlockError, MismatchError, PeerDiedError, PeerLeftError
+from mindspeed_ms.core.comm import (
+    CommError,
+    CommTimeoutError,
+    DeadlockError,
+    MismatchError,
+    PeerDiedError,
+    PeerLeftError,
+    waiting,
+)
 from mindspeed_ms.testing.worlds import WorkerDied
 
 VALUES = np.ones(4, np.float32)
@@ -92,13 +101,10 @@ def test_a_message_of_another_shape_names_both(world):
 
 def _debug_stacks():
     comm.destroy()
-    os.environ["MINDSPEED_MS_COMM_DEBUG"] = "1"
-    try:
+    with mock.patch.dict(os.environ, {"MINDSPEED_MS_COMM_DEBUG": "1"}):
         comm.init()
         group = comm.world_group()
         return _error_of(group.all_reduce if comm.get_rank() else group.all_gather, VALUES)
-    finally:
-        del os.environ["MINDSPEED_MS_COMM_DEBUG"]
 
 
 def test_debug_mode_shows_where_each_rank_called(world):
@@ -190,6 +196,33 @@ def test_a_late_rank_is_named(world):
     kind, text, seconds = world(2)(_late)[1]
     assert kind is CommTimeoutError and 0.4 < seconds < 1.4
     assert "rank 1 waited longer than 0.5 s in barrier, call 1 on group slow: rank 0 (pid" in text
+    longer = "To wait longer raise --distributed-timeout-minutes (parallel_config.distributed_timeout_minutes), or MINDSPEED_MS"
+    assert f"is not in a call. {longer}_COMM_TIMEOUT where" in text
+
+
+def _alone(seconds):
+    comm.world_group().timeout = 0.3
+    return _error_of(comm.of_rank_zero, "counts sheep", time.sleep, seconds), waiting.waits_for()
+
+
+def test_what_rank_zero_does_alone_is_named(world):
+    (_, text, _), after = world(2)(_alone, 0.8)[1]
+    assert "is not in a call. The call waits for rank 0, which counts sheep. To wait longer raise" in text and after == ""
+
+
+def _failed_in_mindspore():
+    from mindspeed_ms.core.comm.hccl import HcclGroup
+    from mindspeed_ms.core.comm.mccl_mail import Mailbox
+
+    failing = mock.Mock(side_effect=RuntimeError("timeout"))
+    with waiting.waiting_for("rank 0, which counts sheep"):
+        by_hccl = _error_of(HcclGroup._run, mock.Mock(ranks=[0, 1]), "barrier", failing)
+        return by_hccl[1], _error_of(Mailbox._run, "receive from", 0, failing)[1]
+
+
+def test_errors_of_mindspore_name_what_is_waited_for(world):
+    for text in world(1)(_failed_in_mindspore)[0]:
+        assert "The call waits for rank 0, which counts sheep." in text
 
 
 def _bad_arguments():

@@ -5,6 +5,7 @@ import os
 import signal
 import time
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 
@@ -93,9 +94,8 @@ def _board_over_a_stale_one(directory):
     """A board of a dead process lies where this job's is looked for; rank 1 comes first."""
     from mindspeed_ms.core.comm.board import Board
 
-    os.environ["MINDSPEED_MS_SHM_DIR"] = directory
     rank = comm.get_rank()
-    try:
+    with mock.patch.dict(os.environ, {"MINDSPEED_MS_SHM_DIR": directory}):
         if rank == 0:
             first = Board("job", 0, 1, 5.0)  # its file has the name, but another size: it is not this job's
             path = Path(first._path)
@@ -106,8 +106,6 @@ def _board_over_a_stale_one(directory):
             time.sleep(0.3)
         board = Board("job", rank, 2, 10.0)
         return board.pid(0), list(Path(directory).iterdir())
-    finally:
-        del os.environ["MINDSPEED_MS_SHM_DIR"]
 
 
 def test_a_stale_board_is_passed_over(world, tmp_path):

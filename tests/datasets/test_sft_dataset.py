@@ -7,7 +7,12 @@ import numpy as np
 import pytest
 
 from mindspeed_ms.config import init_configs_from_dict
-from mindspeed_ms.core.datasets.instruction_builder import build_instruction_datasets, pad_token_id, split_bounds
+from mindspeed_ms.core.datasets.instruction_builder import (
+    build_instruction_datasets,
+    pad_token_id,
+    split_bounds,
+    stored_training_samples,
+)
 from mindspeed_ms.core.datasets.instruction_files import InstructionDataError
 from mindspeed_ms.core.datasets.sft_dataset import PairwiseDataset, SFTDataset
 from mindspeed_ms.core.datasets.turns import balanced_lengths, kept_positions, turns
@@ -158,6 +163,8 @@ def test_datasets_of_a_run(tmp_path):
     )
     assert (train.stored, len(train), valid.stored, len(valid), test) == (8, 50, 2, 4, None)
     assert train[0]["tokens"].tolist() == IDS + [9] * 10
+    settings = config(tmp_path, {"data_path": [prefix], "split": "8,2,0"})
+    assert stored_training_samples(settings) == len(build_instruction_datasets(settings, (0, 0, 0))[0]) == 8
     separate = config(
         tmp_path,
         {
@@ -169,6 +176,7 @@ def test_datasets_of_a_run(tmp_path):
         },
         {"variable_seq_lengths": True},
     )
+    assert stored_training_samples(separate) == 10
     train, valid, test = build_instruction_datasets(separate, (20, 4, 4))
     assert (train.stored, valid.stored, test) == (10, 10, None) and not train.shuffle
     assert train[0]["attention_mask"].shape == (1, 8, 8)

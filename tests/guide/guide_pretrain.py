@@ -43,9 +43,8 @@ def get_batch(data_iterator):
             "loss_mask": data["loss_mask"], "labels": data["labels"]}
 
 
-def train(argv, model_source):
-    """Run the guide's script; returns this rank's losses."""
-    sys.argv = ["pretrain_gpt.py", *argv]
+def train(model_source):
+    """Run the guide's script, whose arguments are those of the process; returns this rank's losses."""
 
     def train_valid_test_datasets_provider(num_samples):
         config = all_config.model_config

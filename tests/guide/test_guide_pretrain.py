@@ -1,6 +1,8 @@
 """The guide's script from its first line to its last, with its own model and with the packaged one."""
 
 import json
+import sys
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -25,7 +27,8 @@ def train(argv, source):
     calculator.destroy_num_microbatches_calculator()
     unset_global_variables()
     try:
-        return guide_pretrain.train(argv, source)
+        with mock.patch.object(sys, "argv", ["pretrain_gpt.py", *argv]):
+            return guide_pretrain.train(source)
     finally:
         unset_global_variables()
 

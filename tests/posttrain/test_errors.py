@@ -1,6 +1,8 @@
 """What is wrong is said before the model is built, in one line."""
 
 import os
+import time
+from unittest import mock
 
 import pytest
 
@@ -114,3 +116,32 @@ def test_adapters_of_another_base(world, tmp_path, files, weights):
     wide = {"model": {"hidden_size": 64}, "lora": {**lora, "lora_load": str(tmp_path / "adapters")}}
     text = refused(world, tmp_path / "run", files["chats"], "sft", **wide)
     assert "adapters of another base" in text and "hidden_size" in text
+
+
+def waited(folder, data, work):
+    """Error of each rank, where rank 0 takes longer alone than the ranks wait."""
+    from mindspeed_ms.core import comm
+    from mindspeed_ms.tasks.posttrain import datasets
+    from mindspeed_ms.tasks.posttrain.rewards import RewardFunction
+    from mindspeed_ms.tasks.posttrain.rollout import Rollouts
+
+    comm.world_group().timeout = 0.3
+    slow = mock.Mock(side_effect=lambda *_: time.sleep(0.8))
+    with mock.patch.object(datasets, "prepare_raw_data", slow), mock.patch.object(Rollouts, "_call", slow):
+        try:
+            if work == "data":
+                datasets.StageDatasets(runs.configuration("sft", folder, data)).prepare()
+            else:
+                rollouts = object.__new__(Rollouts)
+                rollouts.reward = RewardFunction(lambda answers: answers, "rewards.py:slow")
+                rollouts._by_function([], [])
+        except (comm.CommError, TypeError) as error:
+            return str(error)
+
+
+@pytest.mark.parametrize(
+    "work, words", [("data", "prepares and checks the data"), ("rewards", "calls the reward function rewards.py:slow")]
+)
+def test_what_the_other_ranks_wait_for_is_named(world, tmp_path, files, work, words):
+    text = world(2)(waited, str(tmp_path), files["chats"], work)[1]
+    assert f"The call waits for rank 0, which {words}. To wait longer raise --distributed-timeout-minutes (" in text

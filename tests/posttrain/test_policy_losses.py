@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from mindspeed_ms.core.datasets.prompt_dataset import RolloutPlan
+from mindspeed_ms.core.datasets.prompt_dataset import PromptDataset, RolloutPlan
+from mindspeed_ms.core.datasets.sft_dataset import InstructionDataset
 
 LOG_PROBS = np.array([[-1.0, -2.5, -0.1, -3.0], [-0.7, -0.2, -4.0, -1.5]])
 OLD = np.array([[-1.1, -2.0, -0.6, -3.0], [-0.9, -1.0, -3.0, -1.5]])
@@ -51,6 +52,10 @@ def test_advantages_of_groups():
     found = group_advantages(rewards, 3)
     expected = (rewards[:3] - 3.0) / (np.sqrt((4 + 1 + 9) / 2) + 1e-4)
     np.testing.assert_allclose(found, [*expected, 0, 0, 0], rtol=1e-12)
+
+
+def test_prompts_have_nothing_of_padded_samples():
+    assert not issubclass(PromptDataset, InstructionDataset) and not hasattr(PromptDataset, "stored_batch")
 
 
 def test_plan_of_rollouts():

@@ -116,3 +116,29 @@ def test_packed_conversations_equal_unpacked_ones(world, tmp_path):
     (two,) = world(1)(runs.train, "sft", str(tmp_path / "b"), packed, dataset=neat, **common)
     for name in ("loss", "grad_norm"):
         assert runs.curve(two, name)[0] == pytest.approx(runs.curve(one, name)[0], rel=1e-5)
+
+
+EPOCHS = {"sft": runs.write_conversations, "simpo": runs.write_pairs, "prm": runs.write_steps}
+
+
+@pytest.mark.parametrize("stage", EPOCHS)
+def test_epochs_give_the_run_of_as_many_iterations(world, tmp_path, stage):
+    """Ten samples have two global batches of four in a pass; the next pass has another order."""
+    data = EPOCHS[stage](str(tmp_path / "data"), count=10)
+    runs_of = [{"training_iters": 0, "epochs": 2}, {"training_iters": 4}]
+    by_epochs, by_steps = (
+        world(1)(runs.train, stage, str(tmp_path / f"{number}"), data, training=length)[0]
+        for number, length in enumerate(runs_of)
+    )
+    assert [(line["epoch"], line["step"]) for line in by_epochs["lines"]] == [(0, 1), (0, 2), (1, 1), (1, 2)]
+    assert runs.curve(by_epochs) == runs.curve(by_steps) and by_epochs["order"] == by_steps["order"]
+
+
+def test_epoch_below_a_global_batch(world, tmp_path):
+    data = runs.write_conversations(str(tmp_path / "data"), count=3)
+    with pytest.raises(Exception) as error:
+        world(1)(runs.train_without_model, "sft", str(tmp_path / "run"), data, training={"training_iters": 0, "epochs": 3})
+    assert str(error.value) == (
+        "training_config.epochs is 3, but a pass over the training data has 3 samples and no global batch of 4: lower "
+        "dataset_config.global_batch_size, or set training_iters (--train-iters) to 2."
+    )

@@ -181,6 +181,17 @@ def test_epochs_end_the_training(world, tmp_path):
     assert count == 6 and steps == [(0, 1), (0, 2), (0, 3), (1, 1), (1, 2), (1, 3)]
 
 
+def test_epochs_below_a_global_batch_are_an_error(world, tmp_path):
+    with pytest.raises(
+        Exception, match=r"has less than a global batch of 4: lower .*global_batch_size.*, or set training_iters"
+    ):
+        world(1)(short_epochs, tmp_path)
+
+
+def short_epochs(folder):
+    run_pretrain(folder, tiny.Samples(3), {"training": {"training_iters": 0, "epochs": 2}})
+
+
 def ramped(folder):
     config = {
         "dataset": {"rampup_batch_size": [2, 2, 8], "global_batch_size": 6, "batch_size": 1, "micro_batch_num": 6},

@@ -122,9 +122,11 @@ def _train(folder, level):
         "tensorboard_dir": f"{folder}/board",
         "log_timers_to_tensorboard": True,
     }
-    pretrain(None, model_provider, None, all_config=make_config(folder, settings), train_data_loader=Samples(32))
-    logging.getLogger("mindspeed_ms").removeHandler(handler)
-    set_tensorboard_writer(None)
+    try:
+        pretrain(None, model_provider, None, all_config=make_config(folder, settings), train_data_loader=Samples(32))
+    finally:
+        logging.getLogger("mindspeed_ms").removeHandler(handler)
+        set_tensorboard_writer(None)
     return [line for line in lines if "across ranks" in line]
 
 

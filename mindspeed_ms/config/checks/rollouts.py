@@ -49,7 +49,9 @@ def rollouts_fit_the_steps(context):
         name = "dataloader_type" if dataset.dataloader_type == "cyclic" else "shuffle"
         yield context.problem(f"{_D}.{name}", f"stage {stage} shuffles prompts by itself; leave it out")
     if training.epochs:
-        yield context.problem(f"{_T}.epochs", f"stage {stage} generates its data: give training_iters (--train-iters)")
+        yield context.problem(
+            f"{_T}.epochs", f"stage {stage} generates what it learns from: give training_iters (--train-iters)"
+        )
     for name in ("pack", "neat_pack"):
         if dataset[name]:
             yield context.problem(f"{_D}.{name}", "packs conversations alone; leave it out", f"{_T}.stage")

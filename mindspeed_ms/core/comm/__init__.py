@@ -19,6 +19,7 @@ from mindspeed_ms.core.comm.errors import (
     SharedMemoryError,
 )
 from mindspeed_ms.core.comm.interface import P2P, Handle, ProcessGroup
+from mindspeed_ms.core.comm.rank_zero import of_rank_zero
 from mindspeed_ms.core.comm.registry import (
     BACKENDS,
     at_destroy,
@@ -57,5 +58,6 @@ __all__ = [
     "is_initialized",
     "leave_if_scheduler",
     "new_group",
+    "of_rank_zero",
     "world_group",
 ]

@@ -20,6 +20,7 @@ from mindspeed_ms.core.comm.calls import COMPARED_WORDS, Call
 from mindspeed_ms.core.comm.errors import CommError, MismatchError
 from mindspeed_ms.core.comm.interface import CompletedHandle, Handle, ProcessGroup
 from mindspeed_ms.core.comm.payload import requested_dtype
+from mindspeed_ms.core.comm.waiting import waits_for
 from mindspeed_ms.core.device import dtype_name, to_dtype
 
 _TIMEOUT_VARIABLE = "HCCL_EXEC_TIMEOUT"
@@ -273,7 +274,8 @@ class HcclGroup(ProcessGroup):
         try:
             return operator(*arguments, **keywords)
         except (RuntimeError, ValueError, TypeError) as error:
-            raise CommError(f"{name} on group {self.name} (ranks {list(self.ranks)}) failed: {error}") from error
+            reason = f"{str(error).rstrip().rstrip('.')}.{waits_for()}"
+            raise CommError(f"{name} on group {self.name} (ranks {list(self.ranks)}) failed: {reason}") from error
 
     def _compare(self, operation, tensor, detail=None, splits=None):
         """Exchange the calls' headers (debug mode only) and refuse differing ones on every rank."""

@@ -17,6 +17,7 @@ from mindspore.ops.auto_generate.gen_ops_prim import dist_comm_irecv_op, dist_co
 from mindspeed_ms.core.autograd import synchronize
 from mindspeed_ms.core.comm.calls import WORDS
 from mindspeed_ms.core.comm.errors import CommError
+from mindspeed_ms.core.comm.waiting import LONGER, waits_for
 
 TIMEOUT_VARIABLE = "MS_CPU_COMM_OP_TIMEOUT"
 STACK_BYTES = 2048
@@ -103,5 +104,5 @@ class Mailbox:
             reason = str(error).strip().splitlines()
             raise CommError(
                 f"could not {what} rank {rank} ({reason[0] if reason else error}): it ended, or did not come "
-                f"within {TIMEOUT_VARIABLE}={os.environ.get(TIMEOUT_VARIABLE)} s."
+                f"within {TIMEOUT_VARIABLE}={os.environ.get(TIMEOUT_VARIABLE)} s.{waits_for()} {LONGER}."
             ) from error

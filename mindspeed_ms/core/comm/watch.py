@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from mindspeed_ms.core.comm import processes
 from mindspeed_ms.core.comm.board import FINISHED, JOINED
 from mindspeed_ms.core.comm.errors import CommTimeoutError, DeadlockError, PeerDiedError, PeerLeftError
+from mindspeed_ms.core.comm.waiting import LONGER, waits_for
 from mindspeed_ms.core.logging import logger
 
 _PUBLISH_SECONDS = 0.2
@@ -179,5 +180,5 @@ class _WatchedOperation:
             others.append(f"rank {rank} (pid {board.pid(rank)}) {doing}")
         return CommTimeoutError(
             f"rank {board.rank} waited longer than {operation.group.timeout:g} s in {operation.description()}: "
-            f"{'; '.join(others)}. Set MINDSPEED_MS_COMM_TIMEOUT to wait longer."
+            f"{'; '.join(others)}.{waits_for()} {LONGER}."
         )

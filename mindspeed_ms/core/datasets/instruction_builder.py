@@ -31,33 +31,46 @@ def build_instruction_datasets(all_config, num_samples, dataset_class=None):
 
     Args:
         all_config (AllConfig): read: data paths, split (all for training if it is not given), masks, padding, tokenizer, seed.
-        num_samples (tuple[int, int, int]): how many samples the run takes of each.
+        num_samples (tuple[int, int, int]): how many samples the run takes of each; 0 of the training data: one pass.
         dataset_class (Optional[type]): of the datasets; None: `dataset_class_of` the configuration.
 
     Raises:
         InstructionDataError: no data path, several of them, files that cannot be used, a split without samples.
     """
-    settings, dataset_class = all_config.dataset_config, dataset_class or dataset_class_of(all_config)
+    dataset_class = dataset_class or dataset_class_of(all_config)
+    places, options = _places(all_config, dataset_class), _options(all_config, dataset_class)
+    return tuple(
+        dataset_class(place[0], bounds=place[1], num_samples=count or None, **options)
+        if place and (count or not split)
+        else None
+        for split, (place, count) in enumerate(zip(places, num_samples))
+    )
+
+
+def stored_training_samples(all_config):
+    """Number of samples (int) of one pass over the training data; packed ones count as one. Raises as the datasets do."""
+    dataset_class = dataset_class_of(all_config)
+    path, bounds = _places(all_config, dataset_class)[0]
+    return bounds[1] - bounds[0] if bounds else len(InstructionFiles(path, dataset_class.fields))
+
+
+def _places(all_config, dataset_class):
+    """(prefix, its bounds or None for all) of training, validation and test data; None where there is none."""
+    settings = all_config.dataset_config
     if settings.train_data_path:
         paths = [_single(getattr(settings, option), option) for _, option in _SPLITS]
-        places = [path and (path, None) for path in paths]
-    else:
-        path = _single(settings.data_path, "data_path")
-        if path is None:
-            raise InstructionDataError(
-                f"{'stage' if all_config.training_config.stage else 'is_instruction_dataset'} "
-                f"(--{'stage' if all_config.training_config.stage else 'is-instruction-dataset'}) needs data: set data_path "
-                "(--data-path) to the --output-prefix of preprocessing."
-            )
-        bounds = split_bounds(settings.split, len(InstructionFiles(path, dataset_class.fields)))
-        places = [(path, part) if part[0] < part[1] else None for part in bounds]
-    if places[0] is None:
+        return [path and (path, None) for path in paths]
+    path = _single(settings.data_path, "data_path")
+    if path is None:
+        option = "stage" if all_config.training_config.stage else "is_instruction_dataset"
+        raise InstructionDataError(
+            f"{option} (--{option.replace('_', '-')}) needs data: set data_path (--data-path) to the --output-prefix of "
+            "preprocessing."
+        )
+    bounds = split_bounds(settings.split, len(InstructionFiles(path, dataset_class.fields)))
+    if bounds[0][0] >= bounds[0][1]:
         raise InstructionDataError(f"split (--split) is {settings.split}: no sample is left for training.")
-    options = _options(all_config, dataset_class)
-    return tuple(
-        dataset_class(place[0], bounds=place[1], num_samples=count, **options) if place and count else None
-        for place, count in zip(places, num_samples)
-    )
+    return [(path, part) if part[0] < part[1] else None for part in bounds]
 
 
 def split_bounds(split, count):
@@ -88,21 +101,23 @@ def _options(all_config, dataset_class):
     by_sampler = settings.dataloader_type == "cyclic" or settings.shuffle
     was_set = all_config.settings is not None and all_config.settings.was_set("dataset_config.shuffle")
     options = {
-        "sequence_length": all_config.model_config.seq_length,
-        "pad_token_id": pad_token_id(settings),
         "seed": all_config.training_config.random_seed,
         "shuffle": not by_sampler and not was_set,
         "full_shuffle": settings.full_shuffle_instruction_dataset,
+        "mmap": settings.mmap_bin_files,
+    }
+    if dataset_class is PromptDataset:
+        return options | {"plan": RolloutPlan.of(all_config)}
+    options |= {
+        "sequence_length": all_config.model_config.seq_length,
+        "pad_token_id": pad_token_id(settings),
         "pad_to_multiple_of": _multiple(all_config) if all_config.parallel_config.variable_seq_lengths else None,
         "vocab_size": all_config.model_config.vocab_size,
-        "mmap": settings.mmap_bin_files,
     }
     if dataset_class is SFTDataset:
         options |= {"reset_position_ids": settings.reset_position_ids, "reset_attention_mask": settings.reset_attention_mask}
     if dataset_class is ProcessRewardDataset:
         options["reward_ids"] = reward_ids(settings)
-    if dataset_class is PromptDataset:
-        options["plan"] = RolloutPlan.of(all_config)
     return options
 
 

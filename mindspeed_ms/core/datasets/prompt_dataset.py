@@ -8,7 +8,7 @@ import numpy as np
 
 from mindspeed_ms.core import num_microbatches_calculator as calculator
 from mindspeed_ms.core.datasets.instruction_files import PROMPT_FIELDS
-from mindspeed_ms.core.datasets.sft_dataset import InstructionDataset
+from mindspeed_ms.core.datasets.stored_samples import StoredSamples
 
 
 def records_path(prefix):
@@ -64,12 +64,12 @@ class RolloutPlan:
         return -(-samples // (self.batch * self.steps)) * self.size
 
 
-class PromptDataset(InstructionDataset):
+class PromptDataset(StoredSamples):
     """Prompts. A micro-batch is the numbers of answers, `{"answer": int64 [b]}`, see RolloutPlan.
 
     Args:
         plan (RolloutPlan): of the training.
-        further arguments: see InstructionDataset.
+        further arguments: see StoredSamples.
     """
 
     fields = PROMPT_FIELDS
@@ -107,15 +107,3 @@ class PromptDataset(InstructionDataset):
         with open(path, "rb") as file:
             file.seek(self._lines[stored])
             return json.loads(file.readline())
-
-    def _report_longer(self, count):
-        """Nothing: `check_samples` refuses prompts that are too long."""
-
-    def _sample(self, index):
-        raise NotImplementedError
-
-    def _length_of(self, sample):
-        raise NotImplementedError
-
-    def _filled(self, sample, length):
-        raise NotImplementedError

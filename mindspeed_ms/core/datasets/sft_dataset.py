@@ -8,67 +8,38 @@ from abc import ABC, abstractmethod
 
 import numpy as np
 
-from mindspeed_ms.core.datasets.instruction_files import PAIRWISE_FIELDS, SFT_FIELDS, InstructionDataError, InstructionFiles
+from mindspeed_ms.core.datasets.instruction_files import PAIRWISE_FIELDS, SFT_FIELDS, InstructionDataError
+from mindspeed_ms.core.datasets.stored_samples import StoredSamples
 from mindspeed_ms.core.datasets.turns import IGNORE_INDEX, balanced_lengths, kept_positions
 from mindspeed_ms.core.logging import logger
 
 _LOOKED_AT = 100  # samples that are read to tell whether data is neat-packed
 
 
-class InstructionDataset(ABC):
-    """Base class of SFTDataset and PairwiseDataset: order, lengths and checks.
+class InstructionDataset(StoredSamples, ABC):
+    """Base class of SFTDataset, ProcessRewardDataset and PairwiseDataset: samples of one length, checked.
 
     Args:
-        path_prefix (str): `--output-prefix` of preprocessing.
+        path_prefix (str): see StoredSamples.
         sequence_length (int): s; longer samples are cut.
         pad_token_id (int): fills samples up.
-        bounds (Optional[tuple[int, int]]): first sample and one past the last, for splits; None: all.
-        num_samples (Optional[int]): length of the dataset; passes over the data follow each other as often as needed. None:
-            one pass.
-        seed (int): with the number of the pass it decides the order.
-        shuffle (bool): another random order on every pass; else as stored.
-        full_shuffle (bool): with `shuffle`, one random order of all passes together.
         pad_to_multiple_of (Optional[int]): fill a micro-batch up to the next such multiple of its longest sample; None: to s.
         vocab_size (Optional[int]): ids must be below it.
-        mmap (bool): see IndexedDataset.
+        further arguments: see StoredSamples.
 
     Attributes:
         beside (dict[str, np.ndarray]): further entries of a sample, arrays by the number of the stored sample.
 
     Raises:
-        InstructionDataError: files that are missing or do not belong together, no samples, ids outside the vocabulary (when
-            a sample is read).
+        InstructionDataError: see StoredSamples; ids outside the vocabulary (when a sample is read).
     """
 
-    fields = ()
-
-    def __init__(
-        self,
-        path_prefix,
-        sequence_length,
-        pad_token_id,
-        *,
-        bounds=None,
-        num_samples=None,
-        seed=1234,
-        shuffle=True,
-        full_shuffle=False,
-        pad_to_multiple_of=None,
-        vocab_size=None,
-        mmap=True,
-    ):
-        self.files = InstructionFiles(path_prefix, self.fields, mmap)
+    def __init__(self, path_prefix, sequence_length, pad_token_id, *, pad_to_multiple_of=None, vocab_size=None, **order):
+        super().__init__(path_prefix, **order)
         self.sequence_length, self.pad_token_id = sequence_length, pad_token_id
-        self.first, end = bounds or (0, len(self.files))
-        self.stored = end - self.first
-        if self.stored <= 0:
-            raise InstructionDataError(f"{path_prefix} has {len(self.files)} samples, none of which is in this split.")
-        self.num_samples = self.stored if num_samples is None else num_samples
-        self.seed, self.shuffle, self.full_shuffle = seed, shuffle, full_shuffle
-        self.beside = {}
         self.pad_to_multiple_of, self.vocab_size = pad_to_multiple_of, vocab_size
-        self._order = (None, None)
-        self._report_longer(int((self.files.lengths[self.first : end] > sequence_length).sum()))
+        self.beside = {}
+        self._report_longer(int((self.files.lengths[self.first : self.first + self.stored] > sequence_length).sum()))
 
     def _report_longer(self, count):
         if count:
@@ -79,9 +50,6 @@ class InstructionDataset(ABC):
                 self.stored,
                 self.sequence_length,
             )
-
-    def __len__(self):
-        return self.num_samples
 
     def __getitem__(self, index):
         """One sample, padded."""
@@ -105,29 +73,6 @@ class InstructionDataset(ABC):
         filled = [self._filled(sample, length) for sample in samples]
         batch = {name: np.stack([sample[name] for sample in filled]) for name in filled[0]}
         return batch | {name: values[list(numbers)] for name, values in self.beside.items()}
-
-    def stored_index(self, index):
-        """Number of the stored sample that is sample `index`.
-
-        Raises:
-            IndexError: no such sample.
-        """
-        if not 0 <= index < self.num_samples:
-            raise IndexError(f"sample {index} of {self.num_samples}")
-        count = self.num_samples if self.full_shuffle else self.stored
-        epoch, place = divmod(int(index), count)
-        if not self.shuffle:
-            return self.first + int(index) % self.stored
-        if self._order[0] != epoch:
-            generator = np.random.Generator(np.random.Philox(key=[self.seed, epoch]))
-            self._order = (epoch, generator.permutation(count))
-        return self.first + int(self._order[1][place]) % self.stored
-
-    def used_indices(self):
-        """Numbers of the stored samples that the dataset has, ascending: int array."""
-        if self.num_samples >= self.stored:
-            return np.arange(self.first, self.first + self.stored)
-        return np.unique([self.stored_index(index) for index in range(self.num_samples)])
 
     def _checked(self, ids, index):
         if self.vocab_size is not None and len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < self.vocab_size:

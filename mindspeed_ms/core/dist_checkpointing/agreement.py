@@ -38,8 +38,7 @@ def on_all_ranks(doing, function, *arguments):
 
 def on_rank_zero(doing, function, *arguments):
     """Run a function on rank 0; its result on all ranks. Raises CheckpointError on all ranks if it fails."""
-    outcome = attempt(function, *arguments) if comm.get_rank() == 0 else (None, None)
-    result, text = comm.world_group().all_gather_object(outcome)[0]
+    result, text = comm.of_rank_zero("reads or writes files of checkpoints", attempt, function, *arguments)
     if text is not None:
         raise CheckpointError(f"{doing}: {text}")
     return result

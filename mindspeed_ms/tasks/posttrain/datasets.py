@@ -33,23 +33,27 @@ class StageDatasets:
         Raises:
             DatasetError: on all ranks, what is wrong.
         """
-        prefixes, text = None, None
-        if comm.get_rank() == 0:
-            try:
-                prefixes = prepare_raw_data(self.all_config)
-                self.all_config.dataset_config.fill(**prefixes)
-                gpt_datasets.check_files(self.all_config)
-                check_samples(self.all_config)
-            except _MISTAKES as error:
-                text = str(error)
-        prefixes, text = comm.world_group().all_gather_object((prefixes, text))[0]
+        prefixes, text = comm.of_rank_zero("prepares and checks the data", self._prepare)
         if text is not None:
             raise DatasetError(text)
         self.all_config.dataset_config.fill(**prefixes)
 
+    def _prepare(self):
+        """(paths of what was prepared by setting, None), or (None, what is wrong)."""
+        try:
+            prefixes = prepare_raw_data(self.all_config)
+            self.all_config.dataset_config.fill(**prefixes)
+            gpt_datasets.check_files(self.all_config)
+            check_samples(self.all_config)
+        except _MISTAKES as error:
+            return None, str(error)
+        return prefixes, None
+
     def fingerprint(self):
         """Fingerprint of tokenizer and data, see `same_data`."""
         return gpt_datasets.fingerprint(self.all_config)
+
+    samples_per_epoch = staticmethod(gpt_datasets.samples_per_epoch)
 
     def __call__(self, train_val_test_num_samples):
         """Build the datasets."""

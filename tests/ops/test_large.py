@@ -133,7 +133,7 @@ def _falling_asleep():
     from unittest import mock
 
     helper, looked = threads._Helper(0), []
-    helper.wake.release()
+    helper.wake.release(3)
 
     def look(board, rounds):
         looked.append((helper.is_asleep, rounds))

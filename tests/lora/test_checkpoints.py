@@ -1,16 +1,19 @@
 """Trainings with adapters from a base: resuming, adapters alone in checkpoints, other bases and settings."""
 
+import copy
 import os
 
 import numpy as np
 import pytest
 
 from mindspeed_ms.core.dist_checkpointing.errors import CheckpointError
+from mindspeed_ms.core.dist_checkpointing.folders import newest_manifest
 from mindspeed_ms.core.dist_checkpointing.reader import CheckpointReader
 from mindspeed_ms.models.adapter_files import read_adapters, with_adapters
 from mindspeed_ms.models.adapters import MergedReader
 from mindspeed_ms.testing import checkpoint_runs as runs
 from mindspeed_ms.testing.small_trainings import whole_weights
+from mindspeed_ms.training import adapter_start
 from tests.lora.test_layouts import LORA, is_adapter
 
 TP2 = {"tensor_model_parallel_size": 2}
@@ -107,3 +110,25 @@ def test_what_does_not_go_together(world, base, whole, tmp_path):
     with pytest.raises(CheckpointError, match="holds no adapters: name the folder"):
         world(1)(start, tmp_path, lora={**LORA, "lora_load": str(base)})
     assert not os.path.exists(tmp_path / "iter_0000001")
+
+
+def test_what_a_resumed_training_takes_of_its_adapters(base, whole, tmp_path, monkeypatch):
+    """Its checkpoint's, `lora_load` may be gone; of the settings and, where the base is elsewhere, of the base that it had."""
+
+    def found(manifest, resumes=True, **lora):
+        config = runs.make_config(tmp_path, "untied", lora={**LORA, "lora_load": str(tmp_path / "gone"), **lora})
+        return adapter_start.find_adapter_start(place, manifest, config, resumes)
+
+    place, manifest = newest_manifest(str(whole[0]))
+    assert found(manifest) == adapter_start.AdapterStart()
+    with pytest.raises(CheckpointError, match="gone holds no adapters: it does not exist"):
+        found(manifest, resumes=False)
+    with pytest.raises(CheckpointError, match="other settings: lora_alpha is 7 here and 6 there"):
+        found(manifest, lora_alpha=7)
+    alone, other = copy.copy(manifest), newest_manifest(str(base))[1]
+    alone.tensors = {name: stored for name, stored in manifest.tensors.items() if is_adapter(name)}
+    monkeypatch.setattr(adapter_start, "base_of", lambda *_: ("there", other))
+    assert found(alone) == adapter_start.AdapterStart("there")
+    del other.tensors["language_model.encoder.layers.1.mlp.mapping.weight"]
+    with pytest.raises(CheckpointError, match=r"another base than there: it has no .*layers\.1\.mlp\.mapping"):
+        found(alone)

@@ -8,7 +8,10 @@ import pytest
 from mindspeed_ms.core.dist_checkpointing.errors import CheckpointError
 from mindspeed_ms.core.dist_checkpointing.folders import newest_manifest
 from mindspeed_ms.core.dist_checkpointing.reader import CheckpointReader
+from mindspeed_ms.models import peft_folder
 from mindspeed_ms.models.adapter_files import model_of, read_adapters
+from mindspeed_ms.models.adapters import merged
+from mindspeed_ms.models.families.family import families
 from mindspeed_ms.models.peft_folder import CONFIG_FILE, WEIGHTS_FILE
 from mindspeed_ms.testing import checkpoint_runs as runs
 from mindspeed_ms.tools.lora import main
@@ -82,6 +85,8 @@ def test_peft_folders_go_out_and_in(folders, tmp_path, capsys):
     for key, values in first.tensors.items():
         np.testing.assert_array_equal(values, second.tensors[key], err_msg=key)
     assert [first.scale(cell) for cell in first.cells] == pytest.approx([second.scale(cell) for cell in first.cells])
+    with open(f"{base}/config.json", encoding="utf-8") as one, open(f"{out}/{CONFIG_FILE}", encoding="utf-8") as other:
+        assert json.load(other)["fan_in_fan_out"] == (json.load(one)["model_type"] == "gpt2")
     assert main(["inspect", again]) == 0
     assert "layers.1.attention.out_proj  rank 2  scale 2.5" in capsys.readouterr().out
 
@@ -98,10 +103,14 @@ def test_modules_with_an_a_of_their_own_are_joined(tmp_path):
         module = f"base_model.model.model.layers.2.self_attn.{name}"
         tensors[f"{module}.lora_A.weight"] = random.standard_normal((4, 32)).astype(np.float32)
         tensors[f"{module}.lora_B.weight"] = random.standard_normal((out, 4)).astype(np.float32)
-    entries = [
-        Entry(name, "float32", values.shape, values.nbytes, values.reshape(-1).view(np.uint8))
-        for name, values in tensors.items()
-    ]
+    entries = []
+    for name, values in tensors.items():
+        if "v_proj" in name:  # in bfloat16
+            values.view(np.uint16)[..., ::2] = 0
+            bits = np.ascontiguousarray(values.view(np.uint16)[..., 1::2])
+            entries.append(Entry(name, "bfloat16", values.shape, bits.nbytes, bits.reshape(-1).view(np.uint8)))
+        else:
+            entries.append(Entry(name, "float32", values.shape, values.nbytes, values.reshape(-1).view(np.uint8)))
     folder = tmp_path / "peft"
     folder.mkdir()
     write_shard(str(folder / WEIGHTS_FILE), entries, made_by="pt")
@@ -116,6 +125,13 @@ def test_modules_with_an_a_of_their_own_are_joined(tmp_path):
     np.testing.assert_allclose(delta[:, :2].reshape(64, 32), 2.0 * q, atol=1e-5)
     np.testing.assert_allclose(delta[:, 3].reshape(32, 32), 0.5 * v, atol=1e-5)
     assert not delta[:, 2].any()
+    (folder / CONFIG_FILE).write_text(json.dumps({**config, "use_rslora": True}))
+    stabilized = read_adapters(str(folder), lambda: model)
+    np.testing.assert_allclose(stabilized.delta(cell), 2.0 * adapters.delta(cell), atol=1e-5)
+    peft_folder.write(str(tmp_path / "again"), stabilized, families()["llama"], model)
+    again = read_adapters(str(tmp_path / "again"), lambda: model)
+    np.testing.assert_allclose(again.delta(cell), stabilized.delta(cell), atol=1e-5)
+    assert json.loads((tmp_path / "again" / CONFIG_FILE).read_text())["layers_to_transform"] == [2]
     for change, words in (
         ({"use_dora": True}, "use_dora is True: expected False"),
         ({"peft_type": "IA3"}, "peft_type is 'IA3'"),
@@ -128,3 +144,10 @@ def test_modules_with_an_a_of_their_own_are_joined(tmp_path):
     other, _ = write_folder(tmp_path / "other", CONFIGS["llama"])
     with pytest.raises(CheckpointError, match=r"another base: .*is for 32 inputs and 64 outputs, the base has 32 and 32"):
         read_adapters(str(folder), lambda: model_of(newest_manifest(other)[1], other))
+
+
+def test_merged_weights_are_rounded_to_the_nearest():
+    """In bfloat16, which 1 + n / 128 is; the middle between two goes to the even one."""
+    sums = 1.0 + np.array([0.0, 0.49, 0.5, 0.51, 1.49, 1.5, 1.51]) / 128
+    found = merged(np.full(7, 0x3F80, np.uint16), "bfloat16", (sums - 1.0).astype(np.float32))
+    assert (found - 0x3F80).tolist() == [0, 0, 0, 1, 1, 2, 2]

@@ -1,5 +1,7 @@
 """Linears with adapters: public constructors, scale, dropout, what they keep, LoRA+."""
 
+from unittest import mock
+
 import numpy as np
 import pytest
 
@@ -12,6 +14,7 @@ def layers():
     from mindspore import Tensor
 
     from mindspeed_ms.core import autograd, storage
+    from mindspeed_ms.core.rng import get_rng_tracker
     from mindspeed_ms.core.tensor_parallel import ColumnParallelLoRA, RowParallelLoRA
     from mindspeed_ms.core.tensor_parallel.lora import LinearWithLowRank
 
@@ -44,6 +47,13 @@ def layers():
     flat, g = x.asnumpy().reshape(10, 8), total.reshape(10, 6)
     expected = (g @ (w + 3.0 * b @ a), g.T @ flat, 3.0 * (g @ b).T @ flat, 3.0 * g.T @ (flat @ a.T))
     for one, other in zip(found, expected, strict=True):
+        np.testing.assert_allclose(one.asnumpy().reshape(other.shape), other, atol=1e-4)
+    kept = get_rng_tracker().current.keep_mask((5, 2, 8), 0.5)
+    with mock.patch.object(type(row), "_dropout_of", lambda *_: (0.5, kept)):
+        found = autograd.grad(row(leaf)[0], (leaf, row.weight, row.lora_a, row.lora_b), Tensor(total))
+    kept = kept.asnumpy().reshape(10, 8) * 2.0
+    own, low = 3.0 * (g @ b @ a) * kept, 3.0 * (g @ b).T @ (flat * kept)
+    for one, other in zip(found, (g @ w + own, g.T @ flat, low, 3.0 * g.T @ ((flat * kept) @ a.T)), strict=True):
         np.testing.assert_allclose(one.asnumpy().reshape(other.shape), other, atol=1e-4)
     with pytest.raises(ValueError, match="no expert's"):
         ColumnParallelLoRA(8, 6, **common, is_expert=True)

@@ -61,6 +61,18 @@ def _raw_linear(dtype):
     assert_close(values(main_grad), flat[0].T @ flat[1], 2e-6, "overwritten weight grad")
 
 
+def _low_rank(dtype):
+    """More tokens and columns than a thread or a panel takes."""
+    x, w, dy = (tensor(_normal(*shape, seed=1), dtype) for shape in ((70, 2, 3), (150, 3), (70, 2, 150)))
+    tolerance = {"float32": 5e-6, "float16": 2e-3, "bfloat16": 1.2e-2}[dtype]
+    total = values(dy) + values(x) @ values(w).T
+    assert_close(values(ops.add_linear(tensor(values(dy), dtype), x, w)), total, tolerance, "added product")
+    total = values(x) + values(dy) @ values(w)
+    assert_close(values(ops.add_linear_input_grad(tensor(values(x), dtype), dy, w)), total, tolerance, "added input grad")
+    total = values(x).reshape(140, 3).T @ values(dy).reshape(140, 150)
+    assert_close(values(ops.narrow_weight_grad(x, dy)), total, tolerance, "narrow weight grad")
+
+
 def _views(_):
     base = tensor(_normal(4, 3, 6))
     view = base[1:3]
@@ -186,7 +198,19 @@ def _float32_residual(dtype):
     assert_close(values(output), values(x) + values(residual), 1e-6, "sum")
 
 
-CASES = (_linear, _matmul, _raw_linear, _embedding, _norms, _activations, _rotary, _split, _dropouts, _float32_residual)
+CASES = (
+    _linear,
+    _matmul,
+    _raw_linear,
+    _low_rank,
+    _embedding,
+    _norms,
+    _activations,
+    _rotary,
+    _split,
+    _dropouts,
+    _float32_residual,
+)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -41,9 +41,9 @@ def policy(world, tmp_path_factory, prompts):
 
 @pytest.fixture(scope="session")
 def reward_model(world, tmp_path_factory, files):
-    """Folder of a reward model."""
+    """Folder of a reward model that was trained with dropout."""
     folder = str(tmp_path_factory.mktemp("rewards"))
     training = {"save_enabled": True, "training_iters": 2}
     data = runs.write_pairs(folder + "/small", vocabulary=32)
-    world(1)(runs.train, "orm", folder, data, model=generating.SMALL, training=training)
+    world(1)(runs.train, "orm", folder, data, model={**generating.SMALL, "hidden_dropout": 0.5}, training=training)
     return folder

@@ -118,6 +118,19 @@ def test_base_is_the_reference_of_adapters(world, tmp_path, prompts):
     assert abs(kl[0]) < 1e-9 and kl[-1] > 1e-4
 
 
+def test_adapters_are_no_part_of_a_reference_that_is_named(world, tmp_path, prompts):
+    """The base by its name is the same reference as the base."""
+    saved = {"training_iters": 1, "save_enabled": True}
+    world(1)(generating.train, "grpo", str(tmp_path / "base"), prompts, training=saved)
+    base, settings = str(tmp_path / "base"), {"lora": generating.LORA, "optimizer": {"learning_rate": 0.05}}
+    curves = []
+    for name, own in (("own", {}), ("named", {"ref_model": base})):
+        training = {"pretrained_checkpoint": base, **own}
+        (result,) = world(1)(generating.train, "grpo", str(tmp_path / name), prompts, "dense", training=training, **settings)
+        curves.append(runs.curve(result, "kl"))
+    assert curves[0] == curves[1] and curves[0][-1] > 1e-4
+
+
 def test_reference_is_another_checkpoint(world, tmp_path, prompts):
     """Its divergence is there at the first step; the policy starts from its own weights all the same."""
     saved = {"training_iters": 1, "save_enabled": True, "seed": 5}

@@ -45,6 +45,14 @@ def test_divergence(world):
     np.testing.assert_allclose(gradient, -np.expm1(distance), rtol=1e-6, atol=1e-6)
 
 
+def test_far_ratios_stay_finite(world):
+    """Where the mask is 0 an infinite loss would become NaN."""
+    far = np.array([[-200.0, 0.0, -1.0]])
+    for name, others in (("clipped_surrogate", (far[:, ::-1], -np.ones((1, 1)), 0.2)), ("divergence", (far[:, ::-1],))):
+        ((parts, gradient),) = world(1)(values_and_gradient, name, far, *others)
+        assert np.isfinite(parts).all() and np.isfinite(gradient).all(), name
+
+
 def test_advantages_of_groups():
     from mindspeed_ms.tasks.posttrain.policy_losses import group_advantages
 
@@ -116,6 +124,7 @@ def test_generalized_advantages():
             np.testing.assert_allclose(advantages[row, place], expected, rtol=1e-12)
             np.testing.assert_allclose(returns[row, place], expected + values[row, place], rtol=1e-12)
     assert not advantages[mask == 0].any() and not returns[mask == 0].any()
+    assert not whitened(advantages + 1.0, mask)[mask == 0].any()
     white = whitened(advantages, mask)[mask > 0]
     np.testing.assert_allclose([white.mean(), white.var()], [0, 1], atol=1e-7)
 
@@ -188,6 +197,7 @@ def test_loss_of_ppo(world, tmp_path):
 
     assert loss == pytest.approx(mean(policy) + 0.5 * mean(critic), abs=1e-6)
     expected = {"lm loss": mean(policy + 0.5 * critic), "policy_loss": mean(policy), "value_loss": mean(critic)}
-    expected |= {"kl": mean(batch["kl"]), "reward": 7 / 3, "response_length": 3.0}
+    clipped = np.clip(ratio, 0.7, 1.3) * advantages < ratio * advantages
+    expected |= {"kl": mean(batch["kl"]), "reward": 7 / 3, "response_length": 3.0, "clip_fraction": mean(clipped)}
     for name, value in expected.items():
         assert reported[name] == pytest.approx(value, abs=1e-6), name

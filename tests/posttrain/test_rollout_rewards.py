@@ -159,11 +159,13 @@ def values_of(folder, tokens):
 
 
 def test_wrong_reward_models(world, tmp_path, prompts, reward_model, policy):
-    def error(**training):
+    def error(model=None, **training):
         with pytest.raises(Exception) as found:
-            world(1)(generating.train, "grpo", str(tmp_path / "run"), prompts, training=training)
+            world(1)(generating.train, "grpo", str(tmp_path / "run"), prompts, training=training, model=model or {})
         return str(found.value)
 
     assert "holds no reward model: train one with --stage orm" in error(reward_function=None, reward_model=policy)
     assert "nowhere" in error(reward_function=None, reward_model=str(tmp_path / "nowhere"))
     assert "both give the rewards; keep one" in error(reward_model=reward_model)
+    larger = error({"vocab_size": 64}, reward_function=None, reward_model=reward_model)
+    assert "whose vocabulary has 32 ids, and the policy's 64: expected the same" in larger

@@ -68,6 +68,13 @@ def test_old_log_probabilities_are_those_of_the_generation(plain, stage):
         np.testing.assert_allclose(rollout["old_log_probs"][row][rollout["loss_mask"][row] > 0], own, atol=1e-5)
 
 
+def test_nothing_drops_out_of_old_log_probabilities(world, tmp_path, prompts):
+    training, dropped = {**generating.SEVERAL, "training_iters": 1}, {"hidden_dropout": 0.5, "attention_dropout": 0.5}
+    (result,) = world(1)(generating.train, "grpo", str(tmp_path), prompts, training=training, model=dropped, scored=True)
+    for old, mask, own in zip(*(result["rollout"][name] for name in ("old_log_probs", "loss_mask")), result["scores"]):
+        np.testing.assert_allclose(old[mask > 0], own, atol=1e-5)
+
+
 def test_rewards_of_ppo_become_advantages(plain):
     """Backwards: the advantages tell the reward of each token, the divergence by the reference and at the end the answer's."""
     rollout = {name: values.astype(np.float64) for name, values in plain["trl_ppo"]["rollout"].items()}

@@ -1,0 +1,92 @@
+"""Parts of a rollout without a model: what is drawn, rewards of answers that do not end, what a stage adds, modes."""
+
+from types import SimpleNamespace
+from unittest import mock
+
+import numpy as np
+import pytest
+
+from mindspeed_ms.core.datasets.prompt_dataset import RolloutPlan
+from mindspeed_ms.tasks.posttrain import grpo_trainer, reward_model, rollout, rollout_forward
+from mindspeed_ms.tasks.posttrain.rewards import RewardError
+
+
+def drawn(random_seed, *calls):
+    """Of each call of `generate(prompts, first, count)` (seeds of its prompts, answers)."""
+    seeds, sampler = [], object.__new__(rollout.Sampler)
+    drawing = {"max_new_tokens": 3, "temperature": 0.5, "top_k": 4, "top_p": 0.9}
+    sampler.settings = SimpleNamespace(random_seed=random_seed, **drawing)
+    sampler.all_config, sampler.model, sampler.tokenizer, sampler.end, sampler._shares = mock.MagicMock(), [], None, 31, False
+
+    def generate(prompts, params):
+        seeds.append([one.seed for one in params])
+        assert all(getattr(one, name) == value for one in params for name, value in drawing.items())
+        ends = (rollout.STOP, "length")
+        return [
+            SimpleNamespace(sample=number, token_ids=(*prompt, number), finish_reason=ends[number])
+            for prompt, one in zip(prompts, params)
+            for number in range(one.n)
+        ]
+
+    def engine(runner, tokenizer, ends):
+        assert tuple(ends) == (31,)
+        return SimpleNamespace(generate=generate)
+
+    with mock.patch.multiple(
+        rollout, Engine=engine, ModelRunner=mock.Mock(), describe_model=mock.Mock(), vocab_size_of=mock.Mock()
+    ):
+        answers = [sampler.generate(*call) for call in calls]
+    return seeds, answers
+
+
+def test_each_prompt_of_the_training_has_draws_of_its_own():
+    """By its number and the seed, however the prompts are divided into rollouts; and it is known which answers ended."""
+    (one, two), answers = drawn(7, ([(1,), (2,)], 0, 2), ([(1,), (2,)], 2, 2))
+    assert len({*one, *two}) == 4
+    assert drawn(7, ([(1,), (2,), (1,), (2,)], 0, 2))[0] == [[*one, *two]]
+    assert not {*one, *two} & set(drawn(8, ([(1,), (2,)], 0, 2))[0][0])
+    assert answers[0] == [((1, 0), None, True), ((1, 1), None, False), ((2, 0), None, True), ((2, 1), None, False)]
+
+
+def test_answers_that_do_not_end_pay_the_penalty():
+    data = object.__new__(rollout.Rollouts)
+    data.settings = SimpleNamespace(missing_eos_penalty=2.0)
+    data.prompts = SimpleNamespace(place=lambda number: (f"record {number}", None))
+    data.reward = SimpleNamespace(scores=lambda values, places: np.array([1.0, 1.0], np.float32))
+    assert data._rewards([0, 1], [((1,), None, True), ((2,), None, False)], {}).tolist() == [1.0, -1.0]
+
+
+@pytest.mark.parametrize("epochs", [1, 2])
+def test_old_log_probabilities_are_taken_where_several_steps_learn_from_them(epochs):
+    plan, trainer = RolloutPlan(4, 4, epochs, 2), object.__new__(grpo_trainer.GRPOTrainer)
+    trainer.trainer = SimpleNamespace(data=SimpleNamespace(plan=plan))
+    found = {"rewards": np.arange(4.0)}
+    with mock.patch.object(grpo_trainer, "log_probabilities_of", lambda *_: "old"):
+        trainer.complete(found)
+    assert found.get("old_log_probs") == (None if epochs == 1 else "old")
+
+
+def test_rewards_that_are_not_finite_name_their_record():
+    model, mask = object.__new__(reward_model.RewardModel), np.array([[1, 1, 0], [1, 0, 0]], np.float32)
+    model.chunks, model.name = [], "rewards"
+    values = np.array([[np.nan, np.nan, 2.0], [np.nan, np.inf, np.nan]], np.float32)
+    with mock.patch.object(reward_model, "forward_only", lambda *_: values[None]):
+        with pytest.raises(RewardError, match="rewards gave inf for an answer to record 5: its weights are damaged"):
+            model.scores({"loss_mask": mask}, ["record 4", "record 5"])
+        values[1, 1] = 3.0
+        assert model.scores({"loss_mask": mask}, ["record 4", "record 5"]).tolist() == [2.0, 3.0]
+
+
+def test_evaluating_keeps_the_mode_of_each_chunk():
+    class Chunk:
+        def __init__(self, training):
+            self.training = training
+
+        def set_train(self, mode=True):
+            self.training = mode
+
+    chunks = [Chunk(True), Chunk(False)]
+    with pytest.raises(KeyError), rollout_forward.evaluating(chunks):
+        assert not any(chunk.training for chunk in chunks)
+        raise KeyError
+    assert [chunk.training for chunk in chunks] == [True, False]

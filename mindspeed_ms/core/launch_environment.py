@@ -9,6 +9,8 @@ from dataclasses import dataclass
 
 RANK_OF_LAUNCH_VARIABLE = "MINDSPEED_MS_RANK_OF_LAUNCH"  # in ranks of mindspeed_ms.launch, for the programs that they start
 _AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"
+_BESIDE = 1237  # from torchrun's port to the ranks': the next ports are what people give to their next jobs
+_LOWEST_PORT = 1024
 
 
 class LaunchError(RuntimeError):
@@ -129,7 +131,7 @@ def _of_torchrun(variables):
     port = _integer(variables, "MASTER_PORT")
     _require(0 < port < 65536, f"MASTER_PORT is {port}", "a port between 1 and 65535")
     if variables.get(_AGENT_STORE) == "True":  # torchrun itself listens on MASTER_PORT
-        port = port + 1 if port < 65535 else port - 1
+        port = port - _BESIDE if port - _BESIDE >= _LOWEST_PORT else port + _BESIDE
     run = f"{variables.get('TORCHELASTIC_RUN_ID', '')} {variables.get('TORCHELASTIC_RESTART_COUNT', '')}"
     master = (variables["MASTER_ADDR"], port)
     return LaunchEnvironment(rank, world_size, local_rank, local_world_size, run, "torchrun", master)

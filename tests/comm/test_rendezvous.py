@@ -30,6 +30,7 @@ def rank():
 def _impatient(monkeypatch):
     monkeypatch.setattr(rendezvous, "_GRACE_SECONDS", 0.3)
     monkeypatch.setattr(rendezvous, "_POLL_SECONDS", 0.02)
+    monkeypatch.delenv("MASTER_PORT", raising=False)
 
 
 def _come(members, timeout=5.0):
@@ -118,13 +119,17 @@ def test_disagreement(rank, others, text):
         _is(error, RendezvousError, text)
 
 
-def test_a_second_job_at_the_port_is_refused_on_every_rank(rank):
+@pytest.mark.parametrize(("given", "what"), [(None, "MASTER_PORT"), ("1", "for MASTER_PORT 1, where torchrun listens")])
+def test_a_second_job_at_the_port_is_refused_on_every_rank(rank, given, what, monkeypatch):
+    """Under torchrun the port is not the one that the user gave."""
+    if given:
+        monkeypatch.setenv("MASTER_PORT", given)
     first = [rank(0), rank(1)]
     _come(first)
     errors = _come([rank(1), rank(0)])
     assert str(errors[0]) == str(errors[1])
     for error in errors:
-        _is(error, RendezvousError, "(MASTER_PORT) is in use by another job or program")
+        _is(error, RendezvousError, f"({what}) is in use by another job or program")
 
 
 def test_a_port_is_free_again_after_its_job(rank):
@@ -146,6 +151,12 @@ def test_other_programs_and_unknown_machines(rank):
         thread.join()
     for number in (0, 1):
         _is(_come([rank(number, host="no.such.host.invalid")], 1.0)[0], RendezvousError, "'no.such.host.invalid', which is no")
+
+
+def test_a_program_that_does_not_answer(rank):
+    guest = rank(1)
+    with socket.create_server((guest.host, guest.port)):
+        _is(_come([guest], 0.1)[0], CommTimeoutError, f"{guest.place} (MASTER_PORT) did not answer rank 1")
 
 
 def test_strangers_at_the_port_do_no_harm(rank):

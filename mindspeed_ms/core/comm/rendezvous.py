@@ -98,6 +98,12 @@ class _Member:
         """Address of the meeting, for errors."""
         return f"{self.host}:{self.port}"
 
+    @property
+    def variable(self):
+        """What the port is, for errors: MASTER_PORT itself, or under torchrun, which listens there, one derived from it."""
+        given = os.environ.get("MASTER_PORT")
+        return "MASTER_PORT" if given in (None, "", str(self.port)) else f"for MASTER_PORT {given}, where torchrun listens"
+
     def introduction(self):
         """Who this rank is (dict)."""
         environment = self.environment
@@ -115,7 +121,7 @@ class _Member:
     def in_use(self):
         """Error: another job meets there."""
         return RendezvousError(
-            f"port {self.port} of {self.host} (MASTER_PORT) is in use by another job or program: "
+            f"port {self.port} of {self.host} ({self.variable}) is in use by another job or program: "
             "give each job a port of its own."
         )
 
@@ -178,7 +184,7 @@ class _Host(_Member):
                 return socket.create_server((own, self.port), family=family, backlog=1024)
             except OSError as error:
                 if error.errno != errno.EADDRINUSE:
-                    raise RendezvousError(f"rank 0 cannot listen on port {self.port} (MASTER_PORT): {error}.") from error
+                    raise RendezvousError(f"rank 0 cannot listen on port {self.port} ({self.variable}): {error}.") from error
                 if time.monotonic() > deadline:
                     raise self.in_use() from error
             time.sleep(_POLL_SECONDS)
@@ -350,7 +356,7 @@ class _Guest(_Member):
             answer = self._line.receive()
         except TimeoutError:
             raise CommTimeoutError(
-                f"{self.place} (MASTER_ADDR:MASTER_PORT) did not answer rank {self.environment.rank} within {timeout:g} s: "
+                f"{self.place} ({self.variable}) did not answer rank {self.environment.rank} within {timeout:g} s: "
                 "is it another program's port?"
             ) from None
         if answer is None:

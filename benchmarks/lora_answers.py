@@ -52,7 +52,7 @@ def live_logits(folder, prompts):
     words = f"--use-checkpoint-args --pretrained-checkpoint {folder / 'hf'} --load {run} --seq-length 256 --micro-batch-size 2"
     words += " --global-batch-size 4 --train-iters 1000 --lr 1e-3 --lr-decay-style constant --lora-r 8 --lora-alpha 16"
     words += " --lora-target-modules linear_qkv linear_proj linear_fc1 linear_fc2 --lora-ckpt-filter --use-flash-attn"
-    words += " --no-load-optim --no-load-rng"
+    words += " --finetune"
     config = init_configs_from_args(argument_parser().parse_args(words.split()))
     initialize.set_all_config(config)
 
@@ -61,7 +61,7 @@ def live_logits(folder, prompts):
 
     with tempfile.TemporaryDirectory() as unused, training_run(config):
         del unused
-        trainer = build_trainer(config, provider, loaders=(None, None, None))
+        trainer = build_trainer(config, provider, loaders=([], None, None))
         trainer.checkpoints.load()
         model = trainer.model[0].module
         model.set_train(False)

@@ -56,8 +56,12 @@ def largest_arrays(fields):
         sizes.append(array.size)
         return array
 
-    with mock.patch.object(np, "empty", empty):
+    def train():
         job.train(fields, steps=1, data=job.batches(1, length=64, rows=8), dataset={"batch_size": 8})
+
+    train()  # compiles the kernels, which cannot be done with another np.empty
+    with mock.patch.object(np, "empty", empty):
+        train()
     return max(sizes)
 
 
@@ -65,7 +69,7 @@ def test_no_array_is_as_large_as_all_logits(world):
     fields = {**job.UNTIED, "seq_length": 64, "vocab_size": 2048, "ffn_hidden_size": 1024}
     whole, chunked = (world(1)(largest_arrays, {**fields, **chunks})[0] for chunks in ({}, CHUNKS))
     line = 64 // 4  # a large array has one more, to begin where one begins
-    assert whole >= 64 * 2048 and chunked <= 32 * 2048 + line  # a weight
+    assert whole >= 64 * 2048 and chunked == 32 * 2048 + line  # a weight
 
 
 def test_loss_of_chunks_is_refused_in_float16():

@@ -1,4 +1,4 @@
-"""Work that rank 0 does alone, for all ranks."""
+"""of_rank_zero: a function that rank 0 alone runs; its result is broadcast to all ranks."""
 
 from mindspeed_ms.core.comm.registry import get_rank, world_group
 from mindspeed_ms.core.comm.waiting import waiting_for

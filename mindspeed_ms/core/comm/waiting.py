@@ -1,4 +1,4 @@
-"""What ranks wait for while one of them works alone: the words of an error, if that takes longer than a call may wait."""
+"""Words of timeout errors of collectives: what the ranks wait for while one of them works alone, and the option to raise."""
 
 from contextlib import contextmanager
 

@@ -1,4 +1,4 @@
-"""Tokens that the loss mask counts: the output layer need not compute the logits of the others."""
+"""Output layer on the tokens that the loss mask counts: logits of the others are not computed."""
 
 import numpy as np
 

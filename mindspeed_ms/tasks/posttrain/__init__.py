@@ -1,1 +1,1 @@
-"""Post-training on the machinery of pretraining: supervised fine-tuning, preferences (DPO, SimPO), reward models, PPO and GRPO."""
+"""Post-training on the machinery of pretraining: SFT, preferences (DPO, SimPO), reward models, PPO and GRPO."""

@@ -1,6 +1,5 @@
 """Adapters against PEFT: ours in PEFT, PEFT's here; logits within 1e-5 of the largest (needs the `[peer]` extra)."""
 
-import importlib.util
 import subprocess
 import sys
 from pathlib import Path
@@ -17,8 +16,6 @@ pytestmark = pytest.mark.peer
 
 @pytest.mark.parametrize("name", ["llama3", "qwen2", "gpt2"])
 def test_adapters_are_exchanged_with_peft(world, name, tmp_path):
-    if importlib.util.find_spec("peft") is None:
-        pytest.skip("needs peft (extra [peer])")
     config = {**CONFIGS[name], "architectures": None}
     base, _ = write_folder(tmp_path / "base", {key: value for key, value in config.items() if value is not None})
     adapters, peft, made = (str(tmp_path / one) for one in ("adapters", "peft", "made"))

@@ -1,6 +1,5 @@
 """Mixtures of experts of several kinds against megatron-core's own GPTModel (needs the `[peer]` extra)."""
 
-import importlib.util
 import json
 import os
 import subprocess
@@ -66,8 +65,6 @@ def our_flags(case):
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory):
     """{case: arrays of megatron-core}; one process computes all."""
-    if importlib.util.find_spec("megatron") is None or importlib.util.find_spec("torch") is None:
-        pytest.skip("needs the [peer] extra")
     folder, pairs = tmp_path_factory.mktemp("experts"), []
     for number, case in enumerate(CASES.values()):
         gpt = {"vocab_size": VOCABULARY, "position_embedding_type": "rope", "share_embeddings_and_output_weights": False}

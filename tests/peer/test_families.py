@@ -1,7 +1,6 @@
 """Families of Hugging Face models: a folder that we wrote, by transformers, against GPTModel from the first folder: logits
 within 1e-4 (needs the `[peer]` extra); quantised weights, by transformers' formulas."""
 
-import importlib.util
 import json
 import os
 import subprocess
@@ -23,8 +22,6 @@ pytestmark = pytest.mark.peer
 @pytest.fixture(scope="module")
 def references(tmp_path_factory):
     """Folders of the models, and what transformers computes from the ones that went to our format and back."""
-    if importlib.util.find_spec("transformers") is None:
-        pytest.skip("needs the [peer] extra")
     root = tmp_path_factory.mktemp("families")
     folders, written = {}, {}
     for name in CONFIGS:
@@ -53,8 +50,6 @@ def test_logits_are_those_of_transformers(world, references, name):
 
 def test_quantised_weights(tmp_path):
     """MXFP4 and FP8 numbers, all of them, in bfloat16."""
-    if importlib.util.find_spec("transformers") is None:
-        pytest.skip("needs the [peer] extra")
     random = np.random.RandomState(0)
     blocks = random.randint(0, 256, (3, 8, 4, 16)).astype(np.uint8)
     scales = random.randint(100, 140, (3, 8, 4)).astype(np.uint8)

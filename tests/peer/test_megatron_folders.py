@@ -1,6 +1,5 @@
 """Checkpoints of megatron-core in other layouts and kinds than the recordings': read, written back, loaded by megatron-core."""
 
-import importlib.util
 import json
 import re
 import subprocess
@@ -22,10 +21,7 @@ from mindspeed_ms.layout.parameters import describe_whole_model
 from mindspeed_ms.testing.megatron_checkpoints import flat, same
 from tests.peer.megatron_folders import rule
 
-pytestmark = [
-    pytest.mark.peer,
-    pytest.mark.skipif(importlib.util.find_spec("megatron") is None, reason="needs the [peer] extra"),
-]
+pytestmark = pytest.mark.peer
 SIZES = {"num_layers": 4, "hidden_size": 32, "num_attention_heads": 4, "ffn_hidden_size": 48}
 LLAMA = {**SIZES, "normalization": "RMSNorm", "add_bias_linear": False, "num_query_groups": 2, "qk_layernorm": True}
 EXPERTS = {**LLAMA, "num_layers": 2, "num_moe_experts": 4}

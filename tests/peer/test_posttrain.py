@@ -1,6 +1,5 @@
 """Curves of SFT and DPO of a small llama against transformers and torch, ten steps (needs the `[peer]` extra)."""
 
-import importlib.util
 import json
 import subprocess
 import sys
@@ -45,8 +44,6 @@ def trained(stage, folder, base, data):
 
 
 def test_curves_are_those_of_torch(world, tmp_path):
-    if importlib.util.find_spec("transformers") is None:
-        pytest.skip("needs transformers (extra [peer])")
     base, _ = write_folder(tmp_path / "base", CONFIGS["llama3"])
     data = {"sft": runs.write_conversations(str(tmp_path / "chats")), "dpo": runs.write_pairs(str(tmp_path / "pairs"))}
     found, steps = {}, {}

@@ -89,7 +89,6 @@ def all_of_ours(cases, arrays):
 
 def test_routing_equals_megatrons(world, tmp_path):
     """Probabilities, choices, losses and the logits' gradient; the choices that capacity leaves are Megatron's to the token."""
-    pytest.importorskip("megatron.core")
     cases, arrays = random_cases()
     np.savez(tmp_path / "cases.npz", cases=json.dumps(cases), **arrays)
     command = [sys.executable, str(REFERENCE), str(tmp_path / "cases.npz"), str(tmp_path / "results.npz")]

@@ -14,10 +14,7 @@ from mindspeed_ms.tasks.preprocess.chat_template import get_template
 from tests.datasets.llama_folder import write_llama
 from tests.preprocess.toy_tokenizer import toy_tokenizer, write_tokenizer
 
-pytestmark = [
-    pytest.mark.peer,
-    pytest.mark.skipif(importlib.util.find_spec("transformers") is None, reason="needs the [peer] extra"),
-]
+pytestmark = pytest.mark.peer
 TEXTS = ["how are <|mine|> you?", "\n\nfine </s> <|im_end|>a", "你好 <think>", "", "   blanks  "]
 TOOLS = [
     {

@@ -1,8 +1,6 @@
 """Features of GPTModel against models of transformers that have them: logits within 1e-4 (needs the `[peer]` extra)."""
 
-import importlib.util
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -134,14 +132,11 @@ def our_logits(fields, tokens, weights):
 
 @pytest.fixture(scope="module")
 def theirs(tmp_path_factory):
-    """Logits of all cases, from one process; skips without transformers."""
-    python = os.environ.get("MINDSPEED_MS_PEER_PYTHON", sys.executable)
-    if python == sys.executable and not all(map(importlib.util.find_spec, ("torch", "transformers"))):
-        pytest.skip("needs the [peer] extra, or MINDSPEED_MS_PEER_PYTHON naming a Python that has torch and transformers")
+    """Logits of all cases, from one process."""
     folder = tmp_path_factory.mktemp("transformers")
     (folder / "cases.json").write_text(json.dumps({name: {**THEIRS, **fields} for name, (fields, _) in CASES.items()}))
     script = Path(__file__).with_name("transformers_models.py")
-    subprocess.run([python, str(script), str(folder / "cases.json"), str(folder / "out.npz")], check=True)
+    subprocess.run([sys.executable, str(script), str(folder / "cases.json"), str(folder / "out.npz")], check=True)
     with np.load(folder / "out.npz") as data:
         return dict(data)
 

@@ -36,7 +36,7 @@ class ArgumentParser(argparse.ArgumentParser):
         result, rest = self.parse_known_args(args, namespace)
         if rest:
             # words behind an unknown flag are its value, no mistakes of their own
-            unknown = [word for word in rest if word[:1] in _DASHES and not _is_number(word)] or rest
+            unknown = [word for word in rest if word.strip() and word[:1] in _DASHES and not _is_number(word)] or rest
             words = [str(word) for word in (sys.argv[1:] if args is None else args)]
             self.error("unknown arguments: " + " ".join(self._hint(word, words) for word in unknown))
         return result
@@ -45,6 +45,7 @@ class ArgumentParser(argparse.ArgumentParser):
         """Suggestion (str) for an unknown word of the command line."""
         before = words[words.index(word) - 1] if word in words[1:] else ""
         action = self._option_string_actions.get(before)
+        word = word if word.strip() else repr(word)
         if action is not None and action.nargs == 0 and word[:1] not in _DASHES:
             return f"{word} (behind {before}, which takes no value: leave {word} out)."
         # text programs replace two dashes by one long dash
@@ -136,7 +137,7 @@ def _add_row(group, row):
         return
     details = {"dest": row.name, "default": default, "help": text, "type": _reader(row)}
     if row.form == LIST:
-        details |= {"nargs": "*"}
+        details |= {"nargs": "+"}
     elif row.form == SWITCH:
         details |= {"nargs": "?", "const": True, "metavar": "True|False"}
     elif row.choices:
@@ -191,8 +192,8 @@ class ArgumentView:
     Attributes: `settings` collected so far; `has_files`: yaml files lie below the arguments.
     """
 
-    def __init__(self, args, typed, has_files, settings):
-        self.values = vars(args)
+    def __init__(self, values, typed, has_files, settings):
+        self.values = values
         self.typed = typed
         self.has_files = has_files
         self.settings = settings
@@ -244,9 +245,9 @@ def settings_of_arguments(args, below=None):
         Settings: with the problems and notices found.
     """
     settings = Settings()
-    values = vars(args)
+    values, settings.problems = _without_empty(vars(args))
     typed = _typed_names(values)
-    view = ArgumentView(args, typed, below is not None, settings)
+    view = ArgumentView(values, typed, below is not None, settings)
     if below is None:
         settings.starts_from_megatron = view.place == COMMAND_LINE
         _add_defaults(settings, view)
@@ -263,6 +264,21 @@ def settings_of_arguments(args, below=None):
     if below is None or "hidden_size" in typed:
         _add_feed_forward_size(settings)
     return settings
+
+
+def _without_empty(values):
+    """Values of a command line without those of typed flags that are empty, and their problems."""
+    problems = []
+    for name, flag in values.get("typed_flags", {}).items():
+        value, row = values.get(name), argument_table.row_of_name(name)
+        words = value if isinstance(value, list) else [value]
+        if row and row.status != IGNORED and any(isinstance(word, str) and not word.strip() for word in words):
+            expects = row.expects if row.path and not row.convert else "a value"
+            message = f"expects {expects}, but is empty (an unset shell variable?): leave the flag away to have the default"
+            problems.append(Problem(flag, message, value, COMMAND_LINE))
+            values = {key: other for key, other in values.items() if key != name}
+            values["typed_options"] = set(values["typed_options"]) - {name}
+    return values, problems
 
 
 def _typed_names(values):
@@ -332,7 +348,7 @@ def _add_typed(settings, view, row, given):
             )
         if row.path == path:
             given[path] = (flag, item)
-        settings.add(path, item, flag, view.place)
+        settings.add(path, item, flag, view.place, value)
 
 
 def _refines(before, after):

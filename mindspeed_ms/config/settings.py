@@ -27,12 +27,14 @@ class Setting:
         value: the value as it was read.
         key: how the user wrote it: key path in a file, or flag.
         place: "file:line", "command line", "arguments", or a program's "dict".
+        written: the value as the user wrote it, of which a conversion made `value`.
     """
 
     path: str
     value: object
     key: str
     place: str
+    written: object = None
 
     def origin(self):
         """Text of the setting's place and, if it differs from the path, its key."""
@@ -56,10 +58,10 @@ class Settings:
         self.starts_from_megatron = self.lacks_checkpoint = False
         self.general = {}
 
-    def add(self, path, value, key=None, place=""):
+    def add(self, path, value, key=None, place="", written=None):
         """Set one value; it replaces an earlier one of the same path."""
         self.by_path.pop(path, None)
-        self.by_path[path] = Setting(path, value, key or path, place)
+        self.by_path[path] = Setting(path, value, key or path, place, written)
 
     def update(self, other):
         """Add all settings of `other`, which replace those of the same path."""
@@ -99,7 +101,8 @@ class Settings:
             setting = self.by_path.get(path)
             if setting is not None:
                 key = setting.key + problem.key[len(path) :]
-                return Problem(key, problem.message, problem.value, setting.place)
+                value = problem.value if setting.written is None or problem.value != setting.value else setting.written
+                return Problem(key, problem.message, value, setting.place)
             path = path.rpartition(".")[0]
         return self._by_flag(problem)
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from mindspeed_ms.config import spelled
 from mindspeed_ms.core import comm, parallel_state
 from mindspeed_ms.core import num_microbatches_calculator as calculator
+from mindspeed_ms.core.logging import logger
 from mindspeed_ms.training.data_samplers import PretrainingDataLoader, PretrainingRandomSampler, PretrainingSampler
 from mindspeed_ms.training.data_streams import DataExhausted, MicroBatches, make_stream
 from mindspeed_ms.training.initialize import get_all_config
@@ -246,6 +247,10 @@ def _provide(datasets_provider, all_config, samples_per_epoch):
             "train_valid_test_datasets_provider needs the number of samples: set training_iters "
             "(--train-iters), train_samples (--train-samples) or epochs (--epochs)."
         )
+    if all_config.training_config.epochs and numbers[0] and not samples_per_epoch:
+        path = "training_config.training_iters" if all_config.training_config.training_iters else "dataset_config.train_samples"
+        unused, length = (spelled(all_config, one) for one in ("training_config.epochs", path))
+        logger.warning("%s is not used: %s says how long the training is, and its data holds as many samples", unused, length)
     datasets = datasets_provider(numbers)
     if not isinstance(datasets, (tuple, list)) or len(datasets) != 3:
         raise ValueError(

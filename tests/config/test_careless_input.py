@@ -120,9 +120,14 @@ def test_careless_yaml_is_named_with_what_is_expected(tmp_path, more, words):
     ("--lr nan", "--lr = 'nan': expects a number > 0"),
     ("--num-layers 99999999999999999999", "--num-layers = 99999999999999999999: expects an integer > 0 and <= 10000"),
     ("--num-experts 4 --moe-layer-freq [1]*99999999999", "--moe-layer-freq = '[1]*99999999999': expects a whole number"),
-    ("--num-experts 4 --moe-layer-freq=", "--moe-layer-freq = '': expects a whole number, a list"),
+    ("--num-experts 4 --moe-layer-freq=", "--moe-layer-freq = '': expects a value, but is empty"),
     ("--num-experts 4 --moe-expert-capacity-factor=", "--moe-expert-capacity-factor = '': expects a number or null"),
-    ("--window-size=", "--window-size = '': expects LEFT,0"),
+    ("--window-size=", "--window-size = '': expects a value, but is empty"),
+    ("--load=", "--load = '': expects a value, but is empty (an unset shell variable?)"),
+    ("--no-shared-storage --tokenizer-model=", "--tokenizer-model = '': expects a string or null, but is empty"),
+    ("--data-path", "argument --data-path: expected at least one argument"),
+    ("--data-path=", "--data-path = ['']: expects a list of words or null, but is empty"),
+    ("--lora-target-modules linear_qvk", "--lora-target-modules = ['linear_qvk']: "),
 ])  # fmt: skip
 def test_careless_flags_are_named_with_what_is_expected(capsys, words, said):
     try:

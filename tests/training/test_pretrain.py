@@ -140,6 +140,22 @@ def test_every_form_of_data_trains_like_float64(world, tmp_path, form):
     assert_equals(found, reference(MICRO_BATCHES))
 
 
+def epochs_and_iterations(folder):
+    from unittest import mock
+
+    from mindspeed_ms.training import data
+
+    with mock.patch.object(data.logger, "warning") as warning:
+        run_pretrain(folder, config={"training": {"epochs": 2}}, provider=lambda numbers: (tiny.Samples(numbers[0]), None, None))
+    return [call.args[0] % call.args[1:] for call in warning.call_args_list]
+
+
+def test_epochs_that_iterations_replace_are_named(world, tmp_path):
+    """A provider is asked for the samples of all iterations: no pass of its data ends before."""
+    ((said,),) = world(1)(epochs_and_iterations, tmp_path)
+    assert said.startswith("training_config.epochs is not used: training_config.training_iters says how long")
+
+
 def data_parallel(folder, micro_batches):
     """Two ranks with `micro_batches` of one or two rows each, from samples by index: Megatron's order."""
     dataset = tiny.Samples(4 * STEPS)

@@ -145,8 +145,11 @@ def epochs_and_iterations(folder):
 
     from mindspeed_ms.training import data
 
+    def provide(numbers):
+        return tiny.Samples(numbers[0]), None, None
+
     with mock.patch.object(data.logger, "warning") as warning:
-        run_pretrain(folder, config={"training": {"epochs": 2}}, provider=lambda numbers: (tiny.Samples(numbers[0]), None, None))
+        run_pretrain(folder, config={"training": {"epochs": 2}}, provider=provide)
     return [call.args[0] % call.args[1:] for call in warning.call_args_list]
 
 

@@ -140,8 +140,8 @@ READINGS = (
     (
         "empty values",
         "`key:` with nothing behind it is null: not set in the trio; in nested yaml it must be allowed for that field. "
-        "A flag with an empty value (`--load \"$UNSET\"`) is an error, unless the flag is ignored anyway.",
+        'A flag with an empty value (`--load "$UNSET"`) is an error, unless the flag is ignored anyway.',
         "`key:`后为空即null：三文件中视为未设置；嵌套yaml中须该字段允许。"
-        "命令行中值为空的参数（`--load \"$UNSET\"`）报错，被忽略的参数除外。",
+        '命令行中值为空的参数（`--load "$UNSET"`）报错，被忽略的参数除外。',
     ),
 )

@@ -94,7 +94,8 @@ def read_manifest(path, iteration=None, config=None):
 def what_was_found(path):
     """Text for a folder that is no checkpoint: what it holds, and what was looked for."""
     if not os.path.isdir(path):
-        return f"{path} holds no checkpoint: it {'is a file, not a folder' if os.path.exists(path) else 'does not exist'}."
+        why = "is a file, not a folder" if os.path.exists(path) else "does not exist"
+        return f"{path or repr(path)} holds no checkpoint: it {why}."
     names = sorted(name + ("/" if os.path.isdir(os.path.join(path, name)) else "") for name in os.listdir(path))
     shown = ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
     formats = "; ".join(f"{one.title} ({one.holds})" for one in foreign_formats().values())

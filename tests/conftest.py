@@ -1,5 +1,7 @@
 """Fixtures for all tests. This process runs no MindSpore operator: tests that need MindSpore run in forked worlds."""
 
+import signal
+
 import pytest
 
 from mindspeed_ms.testing.worlds import World, close_nursery
@@ -41,3 +43,12 @@ def _logger_as_before():
     yield
     logger.setLevel(level)
     logger.handlers[:], logger.propagate = handlers, propagate
+
+
+@pytest.fixture(autouse=True)
+def _signals_as_before():
+    """No command that ran in this process changes what a signal does to the next test (SIGPIPE: a closed socket)."""
+    numbers = (signal.SIGPIPE, signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD)
+    before = [signal.getsignal(number) for number in numbers]
+    yield
+    assert [signal.getsignal(number) for number in numbers] == before

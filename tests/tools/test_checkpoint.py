@@ -443,3 +443,10 @@ def test_a_run_that_moves_on_is_looked_at_again(saved, tmp_path, monkeypatch):
     lists = iter(([os.path.join(saved, "iter_0000005")], *[[os.path.join(saved, "iter_0000007")]] * 2))
     monkeypatch.setattr(folders, "candidates", lambda _folder: next(lists))
     assert folders.newest_manifest(saved)[0].endswith("iter_0000007")
+
+
+def test_a_reader_that_has_enough_is_no_error(tmp_path):
+    save(tmp_path)
+    command = f"{sys.executable} -m mindspeed_ms.tools.checkpoint inspect {tmp_path} | true; echo ${{PIPESTATUS[0]}}"
+    ended = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
+    assert (ended.stdout, ended.stderr) == ("141\n", "")

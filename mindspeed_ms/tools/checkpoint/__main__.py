@@ -1,11 +1,12 @@
 """Command line of the checkpoint tool: `python -m mindspeed_ms.tools.checkpoint COMMAND PATH ...`.
 
-Exit codes: 0 done, 1 different or damaged, 2 impossible.
+Exit codes: 0 done, 1 different or damaged, 2 impossible, 141 the reader of the output (`| head`) had enough.
 """
 
 import argparse
 import json
 import logging
+import os
 import re
 import signal
 import sys
@@ -182,11 +183,15 @@ def _merge(arguments):
 def main(arguments=None):
     """Run a command of the checkpoint tool; returns the exit code."""
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `... | head` is no error
     arguments = parser().parse_args(arguments)
     commands = {"inspect": _inspect, "verify": _verify, "diff": _diff, "reshard": _reshard, "merge": _merge}
     try:
-        return commands[arguments.command](arguments)
+        result = commands[arguments.command](arguments)
+        sys.stdout.flush()
+        return result
+    except BrokenPipeError:  # the reader, such as head, has enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
     except DamagedCheckpointError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from mindspeed_ms.core.datasets.prompt_dataset import RolloutPlan
-from mindspeed_ms.tasks.posttrain import grpo_trainer, reward_model, rollout, rollout_forward
+from mindspeed_ms.tasks.posttrain import grpo_trainer, ppo_trainer, reward_model, rollout, rollout_forward
+from mindspeed_ms.tasks.posttrain.policy_losses import generalized_advantages, whitened
 from mindspeed_ms.tasks.posttrain.rewards import RewardError
 
 
@@ -64,6 +65,31 @@ def test_old_log_probabilities_are_taken_where_several_steps_learn_from_them(epo
     with mock.patch.object(grpo_trainer, "log_probabilities_of", lambda *_: "old"):
         trainer.complete(found)
     assert found.get("old_log_probs") == (None if epochs == 1 else "old")
+
+
+def test_ppo_rewards_tokens_and_reports_a_divergence_that_stays_finite():
+    """Also where the reference is far from the policy."""
+    mask = np.array([[0, 1, 1, 1, 0], [1, 1, 0, 0, 0]], np.float32)
+    old, values = -mask * [[1, 2, 3, 4, 5]], mask * [[0.5, 1, 0.25, 2, 3]]
+    distance = mask * [[0.5, 100, -100, 0.25, 7]]  # of the reference's log-probabilities
+    trainer = object.__new__(ppo_trainer.PPOTrainer)
+    trainer.all_config = SimpleNamespace(training_config=SimpleNamespace(kl_coef=0.1, gamma=0.9, lam=0.8))
+    trainer.reference, trainer.reference_log_probs = object(), lambda _rollout: (old + distance).astype(np.float32)
+    found = {"loss_mask": mask, "rewards": np.array([10.0, 20.0])}
+    with mock.patch.object(ppo_trainer, "outputs_of", lambda *_: (-old, values)):
+        trainer.complete(found)
+    rewards = 0.1 * distance + [[0, 0, 0, 10, 0], [0, 20, 0, 0, 0]]
+    advantages, returns = generalized_advantages(rewards, values, mask, 0.9, 0.8)
+    kl = np.expm1(np.minimum(distance, 20)) - distance
+    expected = {
+        "old_log_probs": old,
+        "old_values": values,
+        "returns": returns,
+        "kl": kl,
+        "advantages": whitened(advantages, mask),
+    }
+    for name, wanted in {**expected, "kl": kl}.items():
+        np.testing.assert_allclose(found[name], wanted, rtol=1e-5, atol=1e-6, err_msg=name)
 
 
 def test_rewards_that_are_not_finite_name_their_record():

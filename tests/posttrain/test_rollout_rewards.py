@@ -36,8 +36,9 @@ def test_files_of_reward_functions(tmp_path):
     from mindspeed_ms.tasks.posttrain.rewards import RewardError, load_reward_function
 
     (tmp_path / "beside_rewards.py").write_text("VALUE = 3\n", encoding="utf-8")
+    (tmp_path / "tabnanny.py").write_text("raise KeyError\n", encoding="utf-8")  # hides no module of Python
     (tmp_path / "good.py").write_text(
-        "from __future__ import annotations\nfrom dataclasses import dataclass\nimport beside_rewards\n"
+        "from __future__ import annotations\nfrom dataclasses import dataclass\nimport beside_rewards, tabnanny\n"
         "@dataclass\nclass Reward:\n    value: int\n"
         "def reward(answers):\n    return [Reward(beside_rewards.VALUE).value for _ in answers]\n",
         encoding="utf-8",
@@ -46,6 +47,30 @@ def test_files_of_reward_functions(tmp_path):
     (tmp_path / "leaves.py").write_text("import sys\nsys.exit(0)\n", encoding="utf-8")
     with pytest.raises(RewardError, match=r"leaves\.py cannot be imported: SystemExit: 0"):
         load_reward_function(f"{tmp_path}/leaves.py:reward", "x")
+
+
+@pytest.mark.parametrize(
+    "name, text",
+    [
+        (":reward", "expected FILE.py:NAME"),
+        ("{}/some.py:1", "expected FILE.py:NAME"),
+        ("{}:reward", "there is no file {}."),
+        ("{}/some.txt:reward", "some.txt is no Python file"),
+        ("{}/some.py:VALUE", "some.py has no function VALUE; it has reward."),
+        ("{}/empty.py:reward", "empty.py has no function reward; it has none."),
+        ("{}/fails.py:reward", "fails.py cannot be imported: ValueError: one two."),
+    ],
+)
+def test_names_of_no_reward_function(tmp_path, name, text):
+    from mindspeed_ms.tasks.posttrain.rewards import RewardError, load_reward_function
+
+    some = "VALUE = 3\ndef _own():\n    pass\ndef reward(answers):\n    return answers\n"
+    files = {"some.py": some, "some.txt": some, "empty.py": "", "fails.py": "raise ValueError('one\\n two')\n"}
+    for file, written in files.items():
+        (tmp_path / file).write_text(written, encoding="utf-8")
+    with pytest.raises(RewardError) as error:
+        load_reward_function(name.format(tmp_path), "x")
+    assert str(error.value).startswith(f"x is {name.format(tmp_path)}: ") and text.format(tmp_path) in str(error.value)
 
 
 SETTINGS_ERRORS = [
@@ -138,7 +163,31 @@ def test_rewards_of_a_model(world, tmp_path, prompts, reward_model, layout):
     assert np.ptp(rollout["rewards"]) > 1e-4
 
 
-def values_of(folder, tokens):
+def scored(folder, tokens, mask, **settings):
+    """Scores of a reward model `[n]`, and its values at the last tokens."""
+    from mindspeed_ms.tasks.posttrain.reward_model import RewardModel, check_reward_model
+    from mindspeed_ms.testing.parity.runner import start
+
+    runs.reset()
+    config = runs.configuration(
+        "grpo", folder, "data", model=generating.SMALL, training={"num_generations": 4, "reward_model": folder}
+    )
+    start(config, 7)
+    found = RewardModel(config, check_reward_model(config)).scores({"tokens": tokens, "loss_mask": mask}, None)
+    return found, values_of(folder, tokens, **settings)[:, -1]
+
+
+def test_rewards_of_a_model_with_adapters(world, tmp_path):
+    """Adapters are merged into the weights."""
+    data, folder = runs.write_pairs(str(tmp_path / "small"), vocabulary=32), str(tmp_path / "rewards")
+    settings = {"model": generating.SMALL, "training": {"save_enabled": True, "training_iters": 2}, "lora": generating.LORA}
+    world(1)(runs.train, "orm", folder, data, **settings, optimizer={"learning_rate": 0.1})
+    tokens, mask = np.arange(64, dtype=np.int32).reshape(4, 16) % 32, np.eye(16, dtype=np.float32)[[14] * 4]
+    ((found, expected),) = world(1)(scored, folder, tokens, mask, lora=generating.LORA)
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
+def values_of(folder, tokens, **settings):
     """Values `[n, s]` of a reward model, sequence by sequence."""
     from mindspore import Tensor
 
@@ -149,7 +198,7 @@ def values_of(folder, tokens):
     from mindspeed_ms.training.model_setup import get_model
 
     runs.reset()
-    config = runs.configuration("orm", folder, "data", model=generating.SMALL)
+    config = runs.configuration("orm", folder, "data", model=generating.SMALL, **settings)
     start(config, 7)
     model = get_model(lambda pre_process, post_process: GPTModel(config.model_config), config)[0]
     with open_checkpoint(find_checkpoint(folder), config) as reader:

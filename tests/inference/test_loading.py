@@ -59,6 +59,18 @@ def test_a_folder_in_every_layout(world, folder):
     assert np.abs(half["logits"] - one["logits"]).max() < 0.06 * np.abs(one["logits"]).max()
 
 
+def test_a_vocabulary_that_ranks_cannot_share_is_padded(world, tmp_path):
+    """Of weights with and without a number of ids; padding is no token."""
+    write_folder(tmp_path / "hf", {**CONFIGS["llama"], "vocab_size": 65})
+    convert(tmp_path / "hf", tmp_path / "native", "--save-model-type", "native", "--make-vocab-size-divisible-by", "1")
+    (one,) = world(1)(loaded, tmp_path / "hf")
+    assert one["logits"].shape == (65,)
+    for name in ("hf", "native"):
+        for rank in world(2)(loaded, tmp_path / name, tensor_model_parallel_size=2):
+            assert rank["vocab_size"] == 65
+            np.testing.assert_allclose(rank["logits"], one["logits"], atol=1e-5 * np.abs(one["logits"]).max())
+
+
 def test_tokenizer_and_ends_are_beside_the_weights(world, tmp_path):
     (tmp_path / "hf").mkdir()
     write_tokenizer(tmp_path / "hf", chat_template="{{ messages }}")

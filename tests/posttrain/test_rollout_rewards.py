@@ -131,7 +131,8 @@ def test_raw_records_reach_the_reward_function(world, tmp_path):
         "    return [1 / (record['truth'] != 'two') for record in records]\n",
         encoding="utf-8",
     )
-    world(1)(generating.train, "grpo", str(tmp_path / "run"), str(data), "tell", **of_texts(tmp_path))
+    settings = {**of_texts(tmp_path), "parallel": generating.LAYOUTS["tp2"]}  # all ranks read what rank 0 prepared
+    world(2)(generating.train, "grpo", str(tmp_path / "run"), str(data), "tell", **settings)
     seen = [json.loads(line) for line in (tmp_path / "seen.jsonl").read_text(encoding="utf-8").splitlines()]
     assert len(seen) == 24 and {row[4]["truth"] for row in seen} == {"one", "two", "three"}
     for prompt, answer, prompt_ids, answer_ids, record in seen:
@@ -163,31 +164,32 @@ def test_rewards_of_a_model(world, tmp_path, prompts, reward_model, layout):
     assert np.ptp(rollout["rewards"]) > 1e-4
 
 
-def scored(folder, tokens, mask, **settings):
-    """Scores of a reward model `[n]`, and its values at the last tokens."""
+def scored(folder, tokens, mask, parallel):
+    """Scores of a reward model `[n]`."""
     from mindspeed_ms.tasks.posttrain.reward_model import RewardModel, check_reward_model
     from mindspeed_ms.testing.parity.runner import start
 
     runs.reset()
-    config = runs.configuration(
-        "grpo", folder, "data", model=generating.SMALL, training={"num_generations": 4, "reward_model": folder}
-    )
+    training = {"num_generations": 4, "reward_model": folder}
+    config = runs.configuration("grpo", folder, "data", parallel, model=generating.SMALL, training=training)
     start(config, 7)
-    found = RewardModel(config, check_reward_model(config)).scores({"tokens": tokens, "loss_mask": mask}, None)
-    return found, values_of(folder, tokens, **settings)[:, -1]
+    return RewardModel(config, check_reward_model(config)).scores({"tokens": tokens, "loss_mask": mask}, None)
 
 
-def test_rewards_of_a_model_with_adapters(world, tmp_path):
-    """Adapters are merged into the weights."""
+@pytest.mark.parametrize("lora, vocabulary, tp", [(generating.LORA, 32, 1), ({}, 33, 2)], ids=["adapters", "odd vocabulary"])
+def test_rewards_of_models_of_other_shapes(world, tmp_path, lora, vocabulary, tp):
+    """Adapters are merged into the weights; a vocabulary that the ranks cannot share is padded."""
     data, folder = runs.write_pairs(str(tmp_path / "small"), vocabulary=32), str(tmp_path / "rewards")
-    settings = {"model": generating.SMALL, "training": {"save_enabled": True, "training_iters": 2}, "lora": generating.LORA}
-    world(1)(runs.train, "orm", folder, data, **settings, optimizer={"learning_rate": 0.1})
+    settings = {"model": {**generating.SMALL, "vocab_size": vocabulary}, "lora": lora}
+    training = {"save_enabled": True, "training_iters": 2}
+    world(1)(runs.train, "orm", folder, data, **settings, training=training, optimizer={"learning_rate": 0.1})
     tokens, mask = np.arange(64, dtype=np.int32).reshape(4, 16) % 32, np.eye(16, dtype=np.float32)[[14] * 4]
-    ((found, expected),) = world(1)(scored, folder, tokens, mask, lora=generating.LORA)
-    np.testing.assert_allclose(found, expected, atol=1e-5)
+    (values,) = world(1)(values_of, folder, tokens, **settings)
+    for found in world(tp)(scored, folder, tokens, mask, {"tensor_model_parallel_size": tp}):
+        np.testing.assert_allclose(found, values[:, -1], atol=1e-5)
 
 
-def values_of(folder, tokens, **settings):
+def values_of(folder, tokens, model=generating.SMALL, **settings):
     """Values `[n, s]` of a reward model, sequence by sequence."""
     from mindspore import Tensor
 
@@ -198,7 +200,7 @@ def values_of(folder, tokens, **settings):
     from mindspeed_ms.training.model_setup import get_model
 
     runs.reset()
-    config = runs.configuration("orm", folder, "data", model=generating.SMALL, **settings)
+    config = runs.configuration("orm", folder, "data", model=model, **settings)
     start(config, 7)
     model = get_model(lambda pre_process, post_process: GPTModel(config.model_config), config)[0]
     with open_checkpoint(find_checkpoint(folder), config) as reader:

@@ -6,6 +6,7 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 
+from mindspeed_ms.inference import checkpoint
 from mindspeed_ms.inference.checkpoint import read_checkpoint
 from tests.conversion.test_hugging_face import convert
 from tests.conversion.tiny_models import CONFIGS, write_folder
@@ -91,6 +92,11 @@ def test_what_is_known_before_a_model_is_built(folder, tmp_path):
     assert (found.vocab_size, found.config.model_config.vocab_size, found.ranks, found.warnings) == (64, 96, 1, [])
     found = read_checkpoint(folder, tensor_model_parallel_size=2, pipeline_model_parallel_size=2, max_sequence_length=100)
     assert found.ranks == 4 and found.warnings == []
+    write_folder(tmp_path / "odd", {**CONFIGS["llama"], "vocab_size": 65})
+    place, manifest = checkpoint.find_checkpoint(tmp_path / "odd", None)
+    manifest.vocab_size = None  # as Megatron's, which may not say it
+    with patch.object(checkpoint, "find_checkpoint", lambda *_: (place, manifest)):
+        assert read_checkpoint(place, tensor_model_parallel_size=2).vocab_size == 65
 
 
 UNUSED = ("--num-layers", "7", "--num-attention-heads", "4", "--save", "x", "--batch-size", "4", "--lr-warmup-iters", "9")

@@ -108,11 +108,12 @@ def picked(masks):
 
 def test_tokens_that_are_counted(world):
     """With the weights of the mask; of none the first, and of all the arguments."""
-    (found,) = world(1)(picked, [[[0, 0.5, 0], [2, 0, 1]], np.zeros((2, 3)), np.ones((2, 3))])
+    (found,) = world(1)(picked, [[[0, 0.5, 0], [2, 0, 1]], np.zeros((2, 3)), np.ones((2, 3)), [[1] * 3, [1, 1, 0]]])
     rows = [[2, 3], [4, 5], [10, 11]]
     assert found[0] == [[rows], [[10], [1], [12]], [[2], [0.5], [1]]]
     assert found[1] == [[[row] for row in rows], [[10, 1, 12]], [[2, 0.5, 1]]]
-    assert found[2:] == [[[[[0, 1]]], [[0]], [[0]]]] * 2 + [True, True]
+    assert found[2:6] == [[[[[0, 1]]], [[0]], [[0]]]] * 2 + [True, True]
+    assert [len(one[2][0]) * len(one[2]) for one in found[6:]] == [5, 5]
 
 
 def losses_of_counted_tokens(**model):

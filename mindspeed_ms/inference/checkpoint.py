@@ -133,7 +133,7 @@ def read_checkpoint(
     length = _context_length(max_sequence_length, saved, length_name)
     config, warnings = configuration(place, manifest, sizes, dtype, length, flags)
     tokenizer, more = tokenizer_of(checkpoint, place, manifest, config, flags)
-    vocab_size = manifest.vocab_size or config.model_config.vocab_size
+    vocab_size = manifest.vocab_size or stored_vocabulary(config, manifest)
     ends = end_ids(checkpoint, place, manifest, tokenizer)
     return Checkpoint(place, manifest, iteration, adapters, config, length, vocab_size, tokenizer, ends, warnings + more)
 
@@ -159,6 +159,12 @@ def find_checkpoint(checkpoint, iteration):
         missing = f" If it is a Hugging Face folder, its {CONFIG_FILE} is missing: copy it there." if has_weights(place) else ""
         raise CheckpointError(f"{place} holds no configuration of its model, which inference takes from there.{missing}")
     return place, manifest
+
+
+def stored_vocabulary(config, manifest):
+    """Rows of the vocabulary (int) that a checkpoint has; a configuration of more ranks may have further ones, as padding."""
+    rows = config.model_config.vocab_size
+    return min(rows, manifest.args["model_config"].get("vocab_size") or rows)
 
 
 def _context_length(length, saved, name):

@@ -9,7 +9,7 @@ from mindspeed_ms.core.dist_checkpointing.state import model_tensors
 from mindspeed_ms.core.launch_environment import launch_environment
 from mindspeed_ms.core.logging import logger
 from mindspeed_ms.core.tensor_parallel.cell import allocate_parameters, initialize_parameters
-from mindspeed_ms.inference.checkpoint import DEFAULT_PREFILL_CHUNK, read_checkpoint, require_positive
+from mindspeed_ms.inference.checkpoint import DEFAULT_PREFILL_CHUNK, read_checkpoint, require_positive, stored_vocabulary
 from mindspeed_ms.inference.configuration import LoadError
 from mindspeed_ms.inference.model_runner import ModelRunner
 from mindspeed_ms.layout.ranks import world_unit_of
@@ -78,7 +78,7 @@ def load_checkpoint(checkpoint, slots=8, prefill_chunk=DEFAULT_PREFILL_CHUNK):
     with opened as reader:
         reader.manifest = without_critic(reader.manifest)
         reader.manifest.tensors = {key: one for key, one in reader.manifest.tensors.items() if not key.startswith("mtp.")}
-        load_tensors(reader, list(model_tensors(chunks)), vocab_size=config.model_config.vocab_size)
+        load_tensors(reader, list(model_tensors(chunks)), vocab_size=stored_vocabulary(config, reader.manifest))
     runner = ModelRunner(chunks, checkpoint.model, checkpoint.vocab_size, length, slots, prefill_chunk=prefill_chunk)
     if comm.get_rank() == 0:
         logger.info(

@@ -201,13 +201,26 @@ def test_a_late_rank_is_named(world):
 
 
 def _alone(seconds):
+    found = comm.of_rank_zero("counts sheep", lambda count: (count, comm.get_rank(), waiting.waits_for()), 3)
     comm.world_group().timeout = 0.3
-    return _error_of(comm.of_rank_zero, "counts sheep", time.sleep, seconds), waiting.waits_for()
+    return _error_of(comm.of_rank_zero, "counts sheep", time.sleep, seconds), waiting.waits_for(), found
 
 
 def test_what_rank_zero_does_alone_is_named(world):
-    (_, text, _), after = world(2)(_alone, 0.8)[1]
+    """Where others wait for it; what it gives reaches all ranks."""
+    results = world(2)(_alone, 0.8)
+    (_, text, _), after, _ = results[1]
     assert "is not in a call. The call waits for rank 0, which counts sheep. To wait longer raise" in text and after == ""
+    assert [found for _, _, found in results] == [(3, 0, "")] * 2
+
+
+def test_the_innermost_work_is_what_is_waited_for():
+    with waiting.waiting_for("one"):
+        with pytest.raises(KeyError), waiting.waiting_for("two"):
+            assert waiting.waits_for() == " The call waits for two."
+            raise KeyError
+        assert waiting.waits_for() == " The call waits for one."
+    assert waiting.waits_for() == ""
 
 
 def _failed_in_mindspore():

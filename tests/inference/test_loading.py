@@ -6,6 +6,7 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 
+from mindspeed_ms.inference import checkpoint
 from mindspeed_ms.inference.checkpoint import read_checkpoint
 from tests.conversion.test_hugging_face import convert
 from tests.conversion.tiny_models import CONFIGS, write_folder
@@ -59,6 +60,18 @@ def test_a_folder_in_every_layout(world, folder):
     assert np.abs(half["logits"] - one["logits"]).max() < 0.06 * np.abs(one["logits"]).max()
 
 
+def test_a_vocabulary_that_ranks_cannot_share_is_padded(world, tmp_path):
+    """Of weights with and without a number of ids; padding is no token."""
+    write_folder(tmp_path / "hf", {**CONFIGS["llama"], "vocab_size": 65})
+    convert(tmp_path / "hf", tmp_path / "native", "--save-model-type", "native", "--make-vocab-size-divisible-by", "1")
+    (one,) = world(1)(loaded, tmp_path / "hf")
+    assert one["logits"].shape == (65,)
+    for name in ("hf", "native"):
+        for rank in world(2)(loaded, tmp_path / name, tensor_model_parallel_size=2):
+            assert rank["vocab_size"] == 65
+            np.testing.assert_allclose(rank["logits"], one["logits"], atol=1e-5 * np.abs(one["logits"]).max())
+
+
 def test_tokenizer_and_ends_are_beside_the_weights(world, tmp_path):
     (tmp_path / "hf").mkdir()
     write_tokenizer(tmp_path / "hf", chat_template="{{ messages }}")
@@ -79,6 +92,11 @@ def test_what_is_known_before_a_model_is_built(folder, tmp_path):
     assert (found.vocab_size, found.config.model_config.vocab_size, found.ranks, found.warnings) == (64, 96, 1, [])
     found = read_checkpoint(folder, tensor_model_parallel_size=2, pipeline_model_parallel_size=2, max_sequence_length=100)
     assert found.ranks == 4 and found.warnings == []
+    write_folder(tmp_path / "odd", {**CONFIGS["llama"], "vocab_size": 65})
+    place, manifest = checkpoint.find_checkpoint(tmp_path / "odd", None)
+    manifest.vocab_size = None  # as Megatron's, which may not say it
+    with patch.object(checkpoint, "find_checkpoint", lambda *_: (place, manifest)):
+        assert read_checkpoint(place, tensor_model_parallel_size=2).vocab_size == 65
 
 
 UNUSED = ("--num-layers", "7", "--num-attention-heads", "4", "--save", "x", "--batch-size", "4", "--lr-warmup-iters", "9")

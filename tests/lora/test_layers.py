@@ -66,6 +66,56 @@ def test_constructors_scale_dropout_and_what_a_frozen_weight_keeps(world):
     assert sorted(world(1)(layers)[0]) == [(5, 2, 4), (5, 2, 8)]
 
 
+def dropped(sequence_parallel):
+    """What dropout keeps of the inputs of a column- and a row-parallel adapter."""
+    from mindspeed_ms.core.tensor_parallel import ColumnParallelLoRA, RowParallelLoRA
+
+    config = builders.make_config(builders.LLAMA, tensor_model_parallel_size=2, sequence_parallel=sequence_parallel)
+    builders.start(config)
+    common = {"config": config, "init_method": "zeros", "bias": False, "lora_dropout": 0.5}
+    cells = ColumnParallelLoRA(8, 6, **common), RowParallelLoRA(8, 6, **common, input_is_parallel=True)
+    masks = []
+    for cell in cells:
+        cell.set_train()
+        masks.append(cell._dropout_of(np.zeros((8, 8)))[1].asnumpy())
+    return masks
+
+
+@pytest.mark.parametrize("sequence_parallel", [False, True])
+def test_tensor_ranks_drop_the_same_of_the_same_input(world, sequence_parallel):
+    """And different elements of the parts that each has of a cut one."""
+    (column, row), (other_column, other_row) = world(2)(dropped, sequence_parallel)
+    assert (column == other_column).all() != sequence_parallel and (row != other_row).any()
+
+
+def picked(masks):
+    """Of each mask what `counted_tokens` gives as samples and as a sequence, of views as arguments; True: just these."""
+    from mindspore import Tensor
+
+    from mindspeed_ms.legacy.model.counted_tokens import counted_tokens
+
+    hidden = Tensor(np.arange(12, dtype=np.float32).reshape(3, 2, 2))
+    labels = Tensor(np.array([[0, 10], [1, 11], [2, 12]], np.int32)).T
+    results = []
+    for mask in masks:
+        arguments = hidden, labels, Tensor(np.ascontiguousarray(np.transpose(mask), np.float32)).T
+        for as_sequence in (False, True):
+            found = counted_tokens(*arguments, as_sequence)
+            same = all(one is other for one, other in zip(found, arguments, strict=True))
+            results.append(same or [one.asnumpy().tolist() for one in found])
+    return results
+
+
+def test_tokens_that_are_counted(world):
+    """With the weights of the mask; of none the first, and of all the arguments."""
+    (found,) = world(1)(picked, [[[0, 0.5, 0], [2, 0, 1]], np.zeros((2, 3)), np.ones((2, 3)), [[1] * 3, [1, 1, 0]]])
+    rows = [[2, 3], [4, 5], [10, 11]]
+    assert found[0] == [[rows], [[10], [1], [12]], [[2], [0.5], [1]]]
+    assert found[1] == [[[row] for row in rows], [[10, 1, 12]], [[2, 0.5, 1]]]
+    assert found[2:6] == [[[[[0, 1]]], [[0]], [[0]]]] * 2 + [True, True]
+    assert [len(one[2][0]) * len(one[2]) for one in found[6:]] == [5, 5]
+
+
 def losses_of_counted_tokens(**model):
     from mindspore import Tensor
 

@@ -1,5 +1,7 @@
 """Losses of policies and their gradients against float64 numpy; advantages; the order of answers; reward functions."""
 
+import sys
+
 import numpy as np
 import pytest
 
@@ -78,12 +80,22 @@ def test_plan_of_rollouts():
     assert [RolloutPlan(4, 4).answer(sample) for sample in range(8)] == list(range(8))
 
 
+class OnlyItems:
+    """A sequence without `__iter__`."""
+
+    def __getitem__(self, index):
+        return (1, 2.5)[index]
+
+
 def test_reward_functions():
     from mindspeed_ms.tasks.posttrain.rewards import RewardError, RewardFunction
 
     lists = {name: [name, name] for name in ("prompts", "answers", "prompt_ids", "answer_ids", "records")}
     seen = {}
     assert RewardFunction(lambda answers, records=None: np.array([1, 2.5]), "f")(["a", "b"], **lists) == [1.0, 2.5]
+    for given in (np.array([[1], [2.5]]), (one for one in (1, 2.5)), OnlyItems()):
+        found = RewardFunction(lambda answers, *, records, own=given: own, "f")(["a", "b"], **lists)
+        assert found == [1.0, 2.5] and {type(one) for one in found} == {float}
     RewardFunction(lambda **others: seen.update(others) or [0, 0], "f")(["a", "b"], **lists)
     assert seen == lists
     with pytest.raises(RewardError, match="f gave 1: expected a list"):
@@ -94,6 +106,33 @@ def test_reward_functions():
         RewardError, match=r"f failed at 2 answers together, the first to a: ZeroDivisionError: integer division"
     ):
         RewardFunction(lambda answers: [1 // (len(answers) < 2)] * len(answers), "f")(["a", "b"], **lists)
+
+
+def takes_a_place(answers, /):
+    return answers
+
+
+@pytest.mark.parametrize(
+    "function, text",
+    [
+        (lambda answers, *, texts: answers, "f has the parameter texts: expected some of prompts, answers, "),
+        (takes_a_place, "f has the parameter answers, by position only: expected some of prompts, answers, "),
+        (lambda answers: [1, 2, 3], "f gave 3 rewards of 2 answers: expected one for each"),
+        (lambda answers: {1, 2}, "f gave {1, 2}: expected a list"),
+        (lambda answers: b"ab", "f gave b'ab': expected a list"),
+        (lambda answers: "ab", "f gave 'ab': expected a list"),
+        (lambda answers: [0, np.ones((2, 1))], "f gave array([[1.], [1.]]) for an answer to b: expected"),
+        (lambda answers: [0, "x" * 100], f"f gave '{'x' * 79} for an answer to b: expected a finite"),
+        (lambda answers: [int(answer) for answer in answers], "f failed at an answer to b: ValueError: invalid literal"),
+        (lambda answers: [sys.exit()] if "b" in answers else [0], "f failed at an answer to b: SystemExit."),
+    ],
+)
+def test_what_reward_functions_may_not_do(function, text):
+    from mindspeed_ms.tasks.posttrain.rewards import RewardError, RewardFunction
+
+    with pytest.raises(RewardError) as error:
+        RewardFunction(function, "f")(["a", "b"], answers=["1", "b"])
+    assert text in str(error.value) and "\n" not in str(error.value)
 
 
 def test_clipped_value_loss(world):

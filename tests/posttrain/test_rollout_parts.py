@@ -6,8 +6,11 @@ from unittest import mock
 import numpy as np
 import pytest
 
+from mindspeed_ms.config import ConfigError
+from mindspeed_ms.config.errors import Problem
 from mindspeed_ms.core.datasets.prompt_dataset import RolloutPlan
-from mindspeed_ms.tasks.posttrain import grpo_trainer, reward_model, rollout, rollout_forward
+from mindspeed_ms.tasks.posttrain import grpo_trainer, ppo_trainer, reward_model, rollout, rollout_forward
+from mindspeed_ms.tasks.posttrain.policy_losses import generalized_advantages, whitened
 from mindspeed_ms.tasks.posttrain.rewards import RewardError
 
 
@@ -66,6 +69,31 @@ def test_old_log_probabilities_are_taken_where_several_steps_learn_from_them(epo
     assert found.get("old_log_probs") == (None if epochs == 1 else "old")
 
 
+def test_ppo_rewards_tokens_and_reports_a_divergence_that_stays_finite():
+    """Also where the reference is far from the policy."""
+    mask = np.array([[0, 1, 1, 1, 0], [1, 1, 0, 0, 0]], np.float32)
+    old, values = -mask * [[1, 2, 3, 4, 5]], mask * [[0.5, 1, 0.25, 2, 3]]
+    distance = mask * [[0.5, 100, -100, 0.25, 7]]  # of the reference's log-probabilities
+    trainer = object.__new__(ppo_trainer.PPOTrainer)
+    trainer.all_config = SimpleNamespace(training_config=SimpleNamespace(kl_coef=0.1, gamma=0.9, lam=0.8))
+    trainer.reference, trainer.reference_log_probs = object(), lambda _rollout: (old + distance).astype(np.float32)
+    found = {"loss_mask": mask, "rewards": np.array([10.0, 20.0])}
+    with mock.patch.object(ppo_trainer, "outputs_of", lambda *_: (-old, values)):
+        trainer.complete(found)
+    rewards = 0.1 * distance + [[0, 0, 0, 10, 0], [0, 20, 0, 0, 0]]
+    advantages, returns = generalized_advantages(rewards, values, mask, 0.9, 0.8)
+    kl = np.expm1(np.minimum(distance, 20)) - distance
+    expected = {
+        "old_log_probs": old,
+        "old_values": values,
+        "returns": returns,
+        "kl": kl,
+        "advantages": whitened(advantages, mask),
+    }
+    for name, wanted in {**expected, "kl": kl}.items():
+        np.testing.assert_allclose(found[name], wanted, rtol=1e-5, atol=1e-6, err_msg=name)
+
+
 def test_rewards_that_are_not_finite_name_their_record():
     model, mask = object.__new__(reward_model.RewardModel), np.array([[1, 1, 0], [1, 0, 0]], np.float32)
     model.chunks, model.name = [], "rewards"
@@ -90,3 +118,54 @@ def test_evaluating_keeps_the_mode_of_each_chunk():
         assert not any(chunk.training for chunk in chunks)
         raise KeyError
     assert [chunk.training for chunk in chunks] == [True, False]
+
+
+@pytest.mark.parametrize(
+    "stage, tensor, text",
+    [
+        (None, "language_model.output_layer.weight", "holds no reward model: train one with --stage orm"),
+        ("trl_ppo", "reward_head.weight", "holds no reward model: train one with --stage orm"),
+        ("orm", "reward_head.weight", "whose vocabulary has 33 ids, and the policy's 64: expected the same"),
+    ],
+)
+def test_what_is_no_reward_model_of_a_policy(stage, tensor, text):
+    """Such as one of whose rows the ranks' padding alone makes as many."""
+    sections = {"training_config": {"stage": stage}, "model_config": {"vocab_size": 33}}
+    manifest = SimpleNamespace(args=sections, tensors={tensor: None}, vocab_size=None)
+    known = {
+        "find_checkpoint": lambda *_: ("place", manifest),
+        "with_adapters": lambda *_: ("place", manifest, None),
+        "_configuration": lambda *_: SimpleNamespace(model_config=SimpleNamespace(vocab_size=256)),
+        "spelled": lambda *_: "reward_model",
+    }
+    config = mock.Mock(
+        **{"training_config.reward_model": "folder", "model_config.vocab_size": 64, "dataset_config.vocab_size": 0}
+    )
+    with mock.patch.multiple(reward_model, **known), pytest.raises(RewardError, match=f"reward_model is folder, .*{text}"):
+        reward_model.check_reward_model(config)
+
+
+@pytest.mark.parametrize(
+    "saved, experts, chunk, flags",
+    [
+        ({"params_dtype": "bfloat16"}, 1, None, ["--bf16"]),
+        ({"compute_dtype": "float16", "params_dtype": "float32"}, 1, None, ["--fp16"]),
+        ({"compute_dtype": "float32", "params_dtype": "float32"}, 1, 3, ["--num-layers-per-virtual-pipeline-stage", "3"]),
+        ({}, 4, None, ["--expert-model-parallel-size", "2"]),
+    ],
+)
+def test_a_reward_model_has_the_layout_of_the_policy_and_its_own_dtype(saved, experts, chunk, flags):
+    manifest = SimpleNamespace(args={"model_config": saved, "moe_config": {"num_experts": experts}})
+    sizes = {"tensor_model_parallel_size": 4, "pipeline_model_parallel_size": 3, "expert_model_parallel_size": 2}
+    sizes["num_layers_per_virtual_pipeline_stage"] = chunk
+    config = SimpleNamespace(model_config=SimpleNamespace(seq_length=16), parallel_config=SimpleNamespace(**sizes))
+    parser = mock.Mock(**{"return_value.parse_args": lambda words: words})
+    problems = ConfigError([Problem("--load", "is odd"), Problem("--save", "is odd too")])
+    with mock.patch.multiple(reward_model, argument_parser=parser, init_configs_from_args=list, require_available=mock.Mock()):
+        words = reward_model._configuration(config, "place", manifest)
+        reward_model.require_available.side_effect = problems
+        with pytest.raises(ConfigError) as error:
+            reward_model._configuration(config, "place", manifest)
+    first = words.index("--pipeline-model-parallel-size")
+    assert words[first - 2 : first + 2] == ["--tensor-model-parallel-size", "4", "--pipeline-model-parallel-size", "3"]
+    assert words[first + 2 :] == flags and str(error.value) == str(problems.problems[0])

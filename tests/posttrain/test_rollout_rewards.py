@@ -36,8 +36,9 @@ def test_files_of_reward_functions(tmp_path):
     from mindspeed_ms.tasks.posttrain.rewards import RewardError, load_reward_function
 
     (tmp_path / "beside_rewards.py").write_text("VALUE = 3\n", encoding="utf-8")
+    (tmp_path / "tabnanny.py").write_text("raise KeyError\n", encoding="utf-8")  # hides no module of Python
     (tmp_path / "good.py").write_text(
-        "from __future__ import annotations\nfrom dataclasses import dataclass\nimport beside_rewards\n"
+        "from __future__ import annotations\nfrom dataclasses import dataclass\nimport beside_rewards, tabnanny\n"
         "@dataclass\nclass Reward:\n    value: int\n"
         "def reward(answers):\n    return [Reward(beside_rewards.VALUE).value for _ in answers]\n",
         encoding="utf-8",
@@ -46,6 +47,30 @@ def test_files_of_reward_functions(tmp_path):
     (tmp_path / "leaves.py").write_text("import sys\nsys.exit(0)\n", encoding="utf-8")
     with pytest.raises(RewardError, match=r"leaves\.py cannot be imported: SystemExit: 0"):
         load_reward_function(f"{tmp_path}/leaves.py:reward", "x")
+
+
+@pytest.mark.parametrize(
+    "name, text",
+    [
+        (":reward", "expected FILE.py:NAME"),
+        ("{}/some.py:1", "expected FILE.py:NAME"),
+        ("{}:reward", "there is no file {}."),
+        ("{}/some.txt:reward", "some.txt is no Python file"),
+        ("{}/some.py:VALUE", "some.py has no function VALUE; it has reward."),
+        ("{}/empty.py:reward", "empty.py has no function reward; it has none."),
+        ("{}/fails.py:reward", "fails.py cannot be imported: ValueError: one two."),
+    ],
+)
+def test_names_of_no_reward_function(tmp_path, name, text):
+    from mindspeed_ms.tasks.posttrain.rewards import RewardError, load_reward_function
+
+    some = "VALUE = 3\ndef _own():\n    pass\ndef reward(answers):\n    return answers\n"
+    files = {"some.py": some, "some.txt": some, "empty.py": "", "fails.py": "raise ValueError('one\\n two')\n"}
+    for file, written in files.items():
+        (tmp_path / file).write_text(written, encoding="utf-8")
+    with pytest.raises(RewardError) as error:
+        load_reward_function(name.format(tmp_path), "x")
+    assert str(error.value).startswith(f"x is {name.format(tmp_path)}: ") and text.format(tmp_path) in str(error.value)
 
 
 SETTINGS_ERRORS = [
@@ -106,7 +131,8 @@ def test_raw_records_reach_the_reward_function(world, tmp_path):
         "    return [1 / (record['truth'] != 'two') for record in records]\n",
         encoding="utf-8",
     )
-    world(1)(generating.train, "grpo", str(tmp_path / "run"), str(data), "tell", **of_texts(tmp_path))
+    settings = {**of_texts(tmp_path), "parallel": generating.LAYOUTS["tp2"]}  # all ranks read what rank 0 prepared
+    world(2)(generating.train, "grpo", str(tmp_path / "run"), str(data), "tell", **settings)
     seen = [json.loads(line) for line in (tmp_path / "seen.jsonl").read_text(encoding="utf-8").splitlines()]
     assert len(seen) == 24 and {row[4]["truth"] for row in seen} == {"one", "two", "three"}
     for prompt, answer, prompt_ids, answer_ids, record in seen:
@@ -138,7 +164,32 @@ def test_rewards_of_a_model(world, tmp_path, prompts, reward_model, layout):
     assert np.ptp(rollout["rewards"]) > 1e-4
 
 
-def values_of(folder, tokens):
+def scored(folder, tokens, mask, parallel):
+    """Scores of a reward model `[n]`."""
+    from mindspeed_ms.tasks.posttrain.reward_model import RewardModel, check_reward_model
+    from mindspeed_ms.testing.parity.runner import start
+
+    runs.reset()
+    training = {"num_generations": 4, "reward_model": folder}
+    config = runs.configuration("grpo", folder, "data", parallel, model=generating.SMALL, training=training)
+    start(config, 7)
+    return RewardModel(config, check_reward_model(config)).scores({"tokens": tokens, "loss_mask": mask}, None)
+
+
+@pytest.mark.parametrize("lora, vocabulary, tp", [(generating.LORA, 32, 1), ({}, 33, 2)], ids=["adapters", "odd vocabulary"])
+def test_rewards_of_models_of_other_shapes(world, tmp_path, lora, vocabulary, tp):
+    """Adapters are merged into the weights; a vocabulary that the ranks cannot share is padded."""
+    data, folder = runs.write_pairs(str(tmp_path / "small"), vocabulary=32), str(tmp_path / "rewards")
+    settings = {"model": {**generating.SMALL, "vocab_size": vocabulary}, "lora": lora}
+    training = {"save_enabled": True, "training_iters": 2}
+    world(1)(runs.train, "orm", folder, data, **settings, training=training, optimizer={"learning_rate": 0.1})
+    tokens, mask = np.arange(64, dtype=np.int32).reshape(4, 16) % 32, np.eye(16, dtype=np.float32)[[14] * 4]
+    (values,) = world(1)(values_of, folder, tokens, **settings)
+    for found in world(tp)(scored, folder, tokens, mask, {"tensor_model_parallel_size": tp}):
+        np.testing.assert_allclose(found, values[:, -1], atol=1e-5)
+
+
+def values_of(folder, tokens, model=generating.SMALL, **settings):
     """Values `[n, s]` of a reward model, sequence by sequence."""
     from mindspore import Tensor
 
@@ -149,7 +200,7 @@ def values_of(folder, tokens):
     from mindspeed_ms.training.model_setup import get_model
 
     runs.reset()
-    config = runs.configuration("orm", folder, "data", model=generating.SMALL)
+    config = runs.configuration("orm", folder, "data", model=model, **settings)
     start(config, 7)
     model = get_model(lambda pre_process, post_process: GPTModel(config.model_config), config)[0]
     with open_checkpoint(find_checkpoint(folder), config) as reader:

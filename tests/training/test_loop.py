@@ -192,6 +192,21 @@ def short_epochs(folder):
     run_pretrain(folder, tiny.Samples(3), {"training": {"training_iters": 0, "epochs": 2}})
 
 
+@pytest.mark.parametrize("lengths, expected", [([5, 3], 6), ([None, 4], 8), ([3, 0], None)])
+def test_epochs_are_those_of_the_shortest_data(tmp_path, lengths, expected):
+    """Of the ranks that have some."""
+    from mindspeed_ms.training import data
+
+    config = tiny.make_config(tmp_path, training={"training_iters": 0, "epochs": 2})
+    group = mock.Mock(all_gather_object=lambda _own: lengths)
+    with mock.patch.object(data.comm, "world_group", lambda: group), mock.patch.object(data, "calculator"):
+        if expected is None:
+            with pytest.raises(ValueError, match="less than a global batch"):
+                data.resolve_training_iters(config, None)
+        else:
+            assert data.resolve_training_iters(config, None) == expected
+
+
 def ramped(folder):
     config = {
         "dataset": {"rampup_batch_size": [2, 2, 8], "global_batch_size": 6, "batch_size": 1, "micro_batch_num": 6},

@@ -28,7 +28,7 @@ class PPOTrainer(RolloutTrainer):
         if self.reference is not None:
             ratios = self.reference_log_probs(rollout).astype(np.float64) - old
             rewards = settings.kl_coef * ratios
-            kl = ((np.expm1(np.clip(ratios, -20, 20)) - ratios) * mask).astype(np.float32)
+            kl = (np.expm1(np.minimum(ratios, 20)) - ratios).astype(np.float32)
         last = mask.shape[1] - 1 - mask[:, ::-1].argmax(1)
         rewards[np.arange(len(mask)), last] += rollout["rewards"]
         advantages, returns = generalized_advantages(rewards, values, mask, settings.gamma, settings.lam)

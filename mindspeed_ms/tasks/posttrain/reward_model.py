@@ -8,7 +8,7 @@ from mindspeed_ms.core.dist_checkpointing.load import load_tensors, open_checkpo
 from mindspeed_ms.core.dist_checkpointing.state import model_tensors
 from mindspeed_ms.core.logging import logger
 from mindspeed_ms.core.tensor_parallel.cell import allocate_parameters
-from mindspeed_ms.inference.checkpoint import find_checkpoint
+from mindspeed_ms.inference.checkpoint import find_checkpoint, stored_vocabulary
 from mindspeed_ms.inference.loading import build_chunks
 from mindspeed_ms.models.adapter_files import with_adapters
 from mindspeed_ms.models.adapters import MergedReader
@@ -32,7 +32,7 @@ def check_reward_model(all_config):
     if stage not in (None, "orm") or not has_reward_head(manifest):
         raise RewardError(f"{option} is {folder}, which holds no reward model: train one with --stage orm.")
     config = _configuration(all_config, place, manifest)
-    rows, wanted = config.model_config.vocab_size, all_config.model_config.vocab_size
+    rows, wanted = stored_vocabulary(config, manifest), all_config.model_config.vocab_size
     if rows < wanted and (manifest.vocab_size or rows) < (all_config.dataset_config.vocab_size or wanted):
         raise RewardError(
             f"{option} is {folder}, whose vocabulary has {rows} ids, and the policy's {wanted}: expected the same."
@@ -43,7 +43,7 @@ def check_reward_model(all_config):
 def _configuration(all_config, place, manifest):
     parallel, saved = all_config.parallel_config, manifest.args["model_config"]
     words = ["--stage", "orm", "--use-checkpoint-args", "--load", place, "--finetune", "--train-iters", 1, "--lr", 1]
-    words += ["--seq-length", all_config.model_config.seq_length, "--micro-batch-size", 1, "--use-lora", "False"]
+    words += ["--seq-length", all_config.model_config.seq_length, "--micro-batch-size", 1]
     words += ["--tensor-model-parallel-size", parallel.tensor_model_parallel_size]
     words += ["--pipeline-model-parallel-size", parallel.pipeline_model_parallel_size]
     if parallel.num_layers_per_virtual_pipeline_stage:
@@ -72,9 +72,7 @@ class RewardModel:
         self.chunks = build_chunks(self.config, allocate_parameters)
         opened = open_checkpoint(place, self.config) if adapters is None else MergedReader(place, manifest, adapters)
         with opened as reader:
-            load_tensors(reader, list(model_tensors(self.chunks)), vocab_size=self.config.model_config.vocab_size)
-        for chunk in self.chunks:
-            chunk.set_train(False)
+            load_tensors(reader, list(model_tensors(self.chunks)), vocab_size=stored_vocabulary(self.config, manifest))
         self.name = all_config.training_config.reward_model
         if comm.get_rank() == 0:
             logger.info("rewards by the model %s", place)

@@ -77,7 +77,7 @@ class RewardFunction:
         takes_all = any(one.kind is one.VAR_KEYWORD for one in parameters)
         named = [one for one in parameters if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)]
         unknown = [one.name for one in named if one.name not in ARGUMENTS and one.default is one.empty]
-        unknown += [one.name for one in parameters if one.kind is one.POSITIONAL_ONLY]
+        unknown += [f"{one.name}, by position only" for one in parameters if one.kind is one.POSITIONAL_ONLY]
         if unknown:
             raise RewardError(f"{name} has the parameter {unknown[0]}: expected some of {', '.join(ARGUMENTS)}.")
         self.names = ARGUMENTS if takes_all else tuple(one.name for one in named if one.name in ARGUMENTS)

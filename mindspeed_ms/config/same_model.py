@@ -14,6 +14,7 @@ def _is(switch, *values):
 # (beginning of the names in model_config, function: whether the other settings of the section give it an effect)
 _ONLY_WITH = (
     ("num_query_groups", _is("group_query_attention", True)),
+    ("use_rotary_position_embeddings", lambda section: "position_embedding_type" not in section),  # says the same
     ("rotary_", _is("position_embedding_type", "rope")),
     ("rope_", _is("position_embedding_type", "rope")),
     ("window_", lambda section: section.get("sliding_window") is not None),

@@ -1,11 +1,14 @@
 """Experts of a layer in another form: SequentialMLP, GroupedMLP and Transformer Engine's, between all sides."""
 
 import os
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from mindspeed_ms.config import init_configs_from_dict
+from mindspeed_ms.core.dist_checkpointing.errors import CheckpointError
+from mindspeed_ms.core.dist_checkpointing.manifest import Manifest
 from mindspeed_ms.core.dist_checkpointing.megatron import names
 from mindspeed_ms.core.dist_checkpointing.megatron.manifest import read_megatron_manifest
 from mindspeed_ms.core.dist_checkpointing.megatron.writer import MegatronTarget
@@ -13,6 +16,7 @@ from mindspeed_ms.core.dist_checkpointing.torch_file import read_torch_file
 from mindspeed_ms.testing.megatron_checkpoints import MadeUpReader
 from mindspeed_ms.tools.checkpoint.__main__ import main as checkpoint_command
 from mindspeed_ms.tools.checkpoint.source import open_checkpoint
+from mindspeed_ms.training.start_checks import check_resumed
 from tests.checkpoint.test_megatron import EP2, EXPERTS, LLAMA, SP, TP2
 from tests.conversion.test_hugging_face import convert
 from tests.conversion.tiny_models import CONFIGS, write_folder
@@ -116,6 +120,39 @@ def test_with_ours(tmp_path):
     with open_checkpoint(back) as again:
         assert all(np.array_equal(again.read_whole(key), values) for key, values in reader.arrays.items())
     assert form_of(back) == names.ENGINE_GROUPED
+
+
+def test_a_training_with_experts_in_another_form_is_refused_before_it_starts(tmp_path):
+    """The one setting that differs is named, and no advice that would leave the experts out."""
+    native = convert(written(tmp_path / "source", names.SEQUENTIAL)[0], tmp_path / "native", "--save-model-type", "native")
+    with open_checkpoint(native) as opened:
+        manifest = opened.manifest
+    sections = {"model_config": LLAMA, "moe_config": {**EXPERTS, "moe_grouped_gemm": True}}
+    config = init_configs_from_dict({**sections, "training_config": {"load_checkpoint": native}})
+    with pytest.raises(
+        CheckpointError, match=r"in another form: moe_config.moe_grouped_gemm is True here and False there.*--experts"
+    ):
+        check_resumed(native, manifest, config, resumes=False, is_gpt=True)
+
+
+def test_ours_keep_what_they_say_of_their_training(tmp_path, monkeypatch):
+    """Seed, number of samples and optimizer: what a continued training is compared with."""
+    training = {"training_config": {"seed": 7, "training_iters": 6}, "optimizer_config": {"clip_grad": 0.5}}
+    native = convert(written(tmp_path / "source", names.SEQUENTIAL)[0], tmp_path / "native", "--save-model-type", "native")
+    read = Manifest.read
+
+    def with_training(folder):
+        manifest = read(folder)
+        return replace(manifest, args={**manifest.args, **training})
+
+    monkeypatch.setattr(Manifest, "read", with_training)
+    result = convert(native, tmp_path / "grouped", "--save-model-type", "native", "--experts", "grouped")
+    monkeypatch.undo()
+    with open_checkpoint(result) as opened:
+        args = opened.manifest.args
+    assert (args["training_config"]["seed"], args["training_config"]["training_iters"]) == (7, 6)
+    assert args["optimizer_config"]["clip_grad"] == 0.5
+    assert args["moe_config"]["moe_grouped_gemm"]
 
 
 @pytest.mark.parametrize(

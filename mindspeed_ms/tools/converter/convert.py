@@ -27,7 +27,7 @@ from mindspeed_ms.tools.converter.errors import ConversionError
 from mindspeed_ms.tools.converter.experts import regrouped
 from mindspeed_ms.tools.converter.noop_layers import with_places
 from mindspeed_ms.tools.converter.plan import plan_lines
-from mindspeed_ms.tools.converter.sides import GGUF, HUGGING_FACE, UPSTREAM
+from mindspeed_ms.tools.converter.sides import GGUF, HUGGING_FACE, NATIVE, UPSTREAM
 from mindspeed_ms.tools.converter.source import TITLES, described, kind_of, open_source
 from mindspeed_ms.tools.converter.target import TARGETS, vocabulary_rows
 
@@ -168,11 +168,21 @@ def _converted(conversion, source, config):
                 f"the optimizer's state has {found} rows of the vocabulary, the target {wanted}: leave "
                 "--make-vocab-size-divisible-by out, or the optimizer (--no-save-optim)."
             )
-    args = {**manifest.args, **config.to_dict()}
+    args = _described(conversion, manifest.args, config.to_dict())
     true_rows = conversion.true_vocab_size or manifest.vocab_size
     return ConvertedReader(
         source.reader, args, conversion.params_dtype, wanted if wanted != found else None, with_optimizer, true_rows
     )
+
+
+def _described(conversion, before, now):
+    """The result's configuration by sections: `now`, and in files of ours the training that `before` tells of."""
+    args = {**before, **now}
+    if conversion.target == NATIVE:
+        for section in ("training_config", "optimizer_config", "dataset_config"):
+            args[section] = {**(now.get(section) or {}), **(before.get(section) or {})}
+        args["dataset_config"]["vocab_size"] = (now.get("dataset_config") or {}).get("vocab_size")
+    return args
 
 
 def _check_coverage(source, reader):

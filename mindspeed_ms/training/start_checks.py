@@ -148,11 +148,8 @@ def _form_of_experts(saved, own):
     """`moe_grouped_gemm` where it differs: the same experts under other names."""
     before, now = saved.get("moe_config") or {}, own.get("moe_config") or {}
     values = before.get("moe_grouped_gemm", False), now.get("moe_grouped_gemm", False)
-    return (
-        [(_GROUPED, *values)]
-        if min(before.get("num_experts", 1), now.get("num_experts", 1)) > 1 and len(set(values)) == 2
-        else []
-    )
+    have_experts = min(before.get("num_experts", 1), now.get("num_experts", 1)) > 1
+    return [(_GROUPED, *values)] if have_experts and values[0] != values[1] else []
 
 
 def _check_model(path, manifest, all_config, resumes, is_gpt):
@@ -171,9 +168,10 @@ def _check_model(path, manifest, all_config, resumes, is_gpt):
     instead = "load its weights alone (--finetune), " if resumes and not tensors else ""
     advice = f"{elsewhere}take the checkpoint's values (--use-checkpoint-args), {instead}or set load_strict: False"
     if [name for name, _, _ in found] == [_GROUPED]:  # nothing of the experts would fit
+        form = "grouped" if all_config.moe_config.moe_grouped_gemm else "sequential"
         raise CheckpointError(
             f"{path} holds its experts in another form: {listed}. Set that as it was, or convert them "
-            "(convert_ckpt.py --experts)."
+            f"(convert_ckpt.py --save-model-type native --experts {form})."
         )
     raise CheckpointError(f"{path} holds another model: {listed}. {advice[0].upper()}{advice[1:]} (--load-strict false).")
 

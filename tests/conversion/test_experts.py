@@ -130,7 +130,7 @@ def test_a_training_with_experts_in_another_form_is_refused_before_it_starts(tmp
     sections = {"model_config": LLAMA, "moe_config": {**EXPERTS, "moe_grouped_gemm": True}}
     config = init_configs_from_dict({**sections, "training_config": {"load_checkpoint": native}})
     with pytest.raises(
-        CheckpointError, match=r"in another form: moe_config.moe_grouped_gemm is True here and False there.*--experts"
+        CheckpointError, match=r"in another form: moe_config.moe_grouped_gemm is True here and False there.*--experts grouped"
     ):
         check_resumed(native, manifest, config, resumes=False, is_gpt=True)
 

@@ -26,7 +26,6 @@ from mindspeed_ms.models.adapters import has_base
 from mindspeed_ms.models.reward_head import has_reward_head, without_critic
 from mindspeed_ms.training.tensorboard import require_tensorboard
 
-_GROUPED = "moe_config.moe_grouped_gemm"
 _T, _D, _O = "training_config", "dataset_config", "optimizer_config"
 _SHOWN = 3  # tensors
 _LENGTH = (f"{_T}.training_iters", f"{_D}.train_samples", f"{_D}.global_batch_size")
@@ -144,20 +143,11 @@ def check_resumed(path, manifest, all_config, resumes, is_gpt=False):
         _check_schedule(path, manifest, all_config)
 
 
-def _form_of_experts(saved, own):
-    """`moe_grouped_gemm` where it differs: the same experts under other names."""
-    before, now = saved.get("moe_config") or {}, own.get("moe_config") or {}
-    values = before.get("moe_grouped_gemm", False), now.get("moe_grouped_gemm", False)
-    have_experts = min(before.get("num_experts", 1), now.get("num_experts", 1)) > 1
-    return [(_GROUPED, *values)] if have_experts and values[0] != values[1] else []
-
-
 def _check_model(path, manifest, all_config, resumes, is_gpt):
     own = all_config.to_dict()
     found = differences(manifest.args, own) if resumes else []
     tensors = _other_tensors(manifest, all_config)
     if tensors:
-        found += _form_of_experts(manifest.args, own)
         found = [*found, *(item for item in differences(manifest.args, own, with_shapes=True) if item not in found)]
     found = [item for item in found if not _follows_from_others(all_config, item[0])] or found
     if not found and not (tensors and is_gpt):
@@ -167,12 +157,6 @@ def _check_model(path, manifest, all_config, resumes, is_gpt):
     elsewhere = "" if all_config.training_config.load_checkpoint else "Save elsewhere (--save), "
     instead = "load its weights alone (--finetune), " if resumes and not tensors else ""
     advice = f"{elsewhere}take the checkpoint's values (--use-checkpoint-args), {instead}or set load_strict: False"
-    if [name for name, _, _ in found] == [_GROUPED]:  # nothing of the experts would fit
-        form = "grouped" if all_config.moe_config.moe_grouped_gemm else "sequential"
-        raise CheckpointError(
-            f"{path} holds its experts in another form: {listed}. Set that as it was, or convert them "
-            f"(convert_ckpt.py --save-model-type native --experts {form})."
-        )
     raise CheckpointError(f"{path} holds another model: {listed}. {advice[0].upper()}{advice[1:]} (--load-strict false).")
 
 

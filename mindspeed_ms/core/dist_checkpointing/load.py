@@ -16,6 +16,7 @@ from mindspeed_ms.core.dist_checkpointing.foreign import read_manifest
 from mindspeed_ms.core.dist_checkpointing.manifest import OPTIMIZER_PREFIX, optimizer_key
 from mindspeed_ms.core.dist_checkpointing.partial_reads import PartialReads
 from mindspeed_ms.core.dist_checkpointing.reader import CheckpointReader, numpy_dtype
+from mindspeed_ms.core.dist_checkpointing.regrouped_reader import in_form_of
 from mindspeed_ms.core.logging import logger
 
 _DOING = "the checkpoint was not loaded"
@@ -83,7 +84,7 @@ def _problem(path, iteration, crc_check, config):
 
 
 def open_checkpoint(path, all_config=None, step=None):
-    """Open a checkpoint on every rank: CheckpointReader.
+    """Open a checkpoint on every rank: CheckpointReader, of experts in the model's form (`moe_grouped_gemm`).
 
     Args:
         path (str): its folder.
@@ -95,7 +96,10 @@ def open_checkpoint(path, all_config=None, step=None):
     """
     readers = []
 
-    on_all_ranks(_DOING, lambda: readers.append(CheckpointReader(path, read_manifest(path, step, all_config))))
+    def read():
+        readers.append(in_form_of(CheckpointReader(path, read_manifest(path, step, all_config)), all_config))
+
+    on_all_ranks(_DOING, read)
     return readers[0]
 
 

@@ -79,15 +79,8 @@ if ((local_world == world)); then  # other machines may share the folder
 else
     for ((rank = first_rank; rank < first_rank + local_world; rank++)); do rm -f "$log_dir/worker_$rank.log"; done
 fi
-echo "Starting $world ranks on $device; logs: $PWD/$log_dir"
 
 export MINDSPEED_MS_JOB=$$.$port  # by this the ranks are found
-
-# In a session of its own msrun does not see Ctrl-C: it would kill the ranks before they have saved.
-PATH=$(dirname "$python"):$PATH setsid msrun "${options[@]}" "$here/pretrain_gpt.py" "${arguments[@]}" > "$log_dir/msrun.log" 2>&1 &
-msrun_pid=$!
-"$python" -m mindspeed_ms.tools.follow_log "$first_log" --process "$msrun_pid" &
-follower_pid=$!
 
 ranks() {  # process ids of this job's ranks (msrun also runs a scheduler, and processes that show logs)
     local file
@@ -96,20 +89,31 @@ ranks() {  # process ids of this job's ranks (msrun also runs a scheduler, and p
             && grep -q pretrain_gpt.py "${file%environ}cmdline" 2> /dev/null && echo "$file" | tr -cd '0-9\n'
     done
 }
-interrupts=0
-killed=""
+interrupts=0 killed="" msrun_pid=""
 interrupt() {
     interrupts=$((interrupts + 1))
-    local found
+    local found msrun=${msrun_pid:-${!:-}}
+    if [[ -z $msrun ]]; then  # nothing has started
+        echo "Interrupted before the ranks started." >&2
+        exit 130
+    fi
     found=$(ranks)
     if [[ -z $found || $interrupts -gt 2 ]]; then  # the ranks are not there yet, or do not listen
         killed=yes
-        kill -KILL -- "-$msrun_pid" $found 2> /dev/null
+        kill -KILL -- "-$msrun" "$msrun" $found 2> /dev/null
     else
         kill -TERM $found 2> /dev/null
     fi
 }
 trap interrupt INT TERM HUP
+
+echo "Starting $world ranks on $device; logs: $PWD/$log_dir"
+
+# In a session of its own msrun does not see Ctrl-C: it would kill the ranks before they have saved.
+PATH=$(dirname "$python"):$PATH setsid msrun "${options[@]}" "$here/pretrain_gpt.py" "${arguments[@]}" > "$log_dir/msrun.log" 2>&1 &
+msrun_pid=$!
+"$python" -m mindspeed_ms.tools.follow_log "$first_log" --process "$msrun_pid" &
+follower_pid=$!
 
 # msrun waits for its scheduler, which may wait for ranks that ended before it knew them.
 (

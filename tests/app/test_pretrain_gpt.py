@@ -98,7 +98,7 @@ def test_interrupt_before_the_ranks_listen(start, tmp_path):
     job = start("--train-iters", 100000)
     end = time.monotonic() + 60
     while "Starting 2 ranks" not in job.printed() and time.monotonic() < end:
-        time.sleep(0.02)
+        time.sleep(0.0005)
     os.kill(job.process.pid, signal.SIGINT)
     assert job.wait(30) == 130, job.printed()
     assert "Interrupted before" in job.printed()

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 from mindspeed_ms.config import init_configs_from_dict
-from mindspeed_ms.core.dist_checkpointing.errors import CheckpointError
 from mindspeed_ms.core.dist_checkpointing.manifest import Manifest
 from mindspeed_ms.core.dist_checkpointing.megatron import names
 from mindspeed_ms.core.dist_checkpointing.megatron.manifest import read_megatron_manifest
 from mindspeed_ms.core.dist_checkpointing.megatron.writer import MegatronTarget
+from mindspeed_ms.core.dist_checkpointing.regrouped_reader import in_form_of
 from mindspeed_ms.core.dist_checkpointing.torch_file import read_torch_file
 from mindspeed_ms.testing.megatron_checkpoints import MadeUpReader
 from mindspeed_ms.tools.checkpoint.__main__ import main as checkpoint_command
@@ -122,17 +122,26 @@ def test_with_ours(tmp_path):
     assert form_of(back) == names.ENGINE_GROUPED
 
 
-def test_a_training_with_experts_in_another_form_is_refused_before_it_starts(tmp_path):
-    """The one setting that differs is named, and no advice that would leave the experts out."""
-    native = convert(written(tmp_path / "source", names.SEQUENTIAL)[0], tmp_path / "native", "--save-model-type", "native")
-    with open_checkpoint(native) as opened:
-        manifest = opened.manifest
-    sections = {"model_config": LLAMA, "moe_config": {**EXPERTS, "moe_grouped_gemm": True}}
-    config = init_configs_from_dict({**sections, "training_config": {"load_checkpoint": native}})
-    with pytest.raises(
-        CheckpointError, match=r"in another form: moe_config.moe_grouped_gemm is True here and False there.*--experts grouped"
-    ):
-        check_resumed(native, manifest, config, resumes=False, is_gpt=True)
+@pytest.mark.parametrize("words", [
+    ("--save-model-type", "native"), ("--ckpt-format", "torch_dist"), ("--save-model-type", "hf", "--model-type-hf", "mixtral")
+], ids=["native", "torch_dist", "hf"])  # fmt: skip
+def test_a_training_takes_experts_in_its_own_form(tmp_path, words):
+    """No check finds another model, and the values are those of a conversion."""
+    sections = {"model_config": {**LLAMA, "ffn_hidden_size": EXPERTS["moe_ffn_hidden_size"]}, "moe_config": EXPERTS}
+    MegatronTarget(MadeUpReader(init_configs_from_dict(sections)), init_configs_from_dict(sections)).write(
+        str(tmp_path / "source")
+    )
+    folder = convert(tmp_path / "source", tmp_path / "folder", *words)
+    grouped = convert(folder, tmp_path / "grouped", "--save-model-type", "native", "--experts", "grouped")
+    sections = {**sections, "moe_config": {**EXPERTS, "moe_grouped_gemm": True}, "training_config": {"load_checkpoint": folder}}
+    config = init_configs_from_dict(sections)
+    with open_checkpoint(folder) as opened, open_checkpoint(grouped) as expected:
+        found = in_form_of(opened, config)
+        check_resumed(folder, found.manifest, config, resumes=False, is_gpt=True)
+        assert set(found.manifest.tensors) == set(expected.manifest.tensors)
+        for key in expected.manifest.tensors:
+            assert np.array_equal(found.read_whole(key), expected.read_whole(key)), key
+        assert in_form_of(expected, config) is expected and in_form_of(expected, None) is expected
 
 
 def test_ours_keep_what_they_say_of_their_training(tmp_path, monkeypatch):
@@ -176,7 +185,7 @@ def test_experts_with_biases_are_not_grouped(tmp_path, capsys):
     config = init_configs_from_dict({"model_config": model, "moe_config": EXPERTS})
     MegatronTarget(MadeUpReader(config), config).write(str(tmp_path / "source"))
     convert(tmp_path / "source", tmp_path / "result", "--experts", "grouped", code=2)
-    assert "local_experts.0.mapping.bias, and Megatron's GroupedMLP has no biases" in capsys.readouterr().err
+    assert "local_experts.0.mapping.bias, and experts in one tensor (Megatron's GroupedMLP" in capsys.readouterr().err
 
 
 def test_reshard_takes_the_data_parallel_ranks_that_experts_need(tmp_path, capsys):

@@ -21,6 +21,7 @@ CASES = [
     ("mixtral_ep2", "ep2"),
     ("mixtral_ep2", "tp2spep2"),
     ("mixtral_ep2", "pp2ep2"),
+    ("mixtral_ep2", "tp2spep2 grouped"),  # in the other form of experts
 ]
 _LAYOUT_FLAGS = (
     "--expert-model-parallel-size",
@@ -43,9 +44,10 @@ def _without_layout(flags):
 @pytest.mark.parametrize("name, layout", CASES, ids=[f"{name}-{layout}" for name, layout in CASES])
 def test_goes_on_from_megatrons_checkpoint(world, name, layout):
     """Loss and norm within 1e-5 of Megatron's (bf16: 5e-4, norm 1 %), read from its files as they are."""
+    layout, *other_form = layout.split()
     recording, layout = recordings.load(recordings.CURVE + name), (LAYOUTS | EXPERT_LAYOUTS)[layout]
     batches = {key: values[STEP:] for key, values in recording.batches.items()}
-    extra = [*layout.flags, "--padded-vocab-size", "128"]
+    extra = [*layout.flags, "--padded-vocab-size", "128", *(["--moe-grouped-gemm"] if other_form else ())]
     folder = str(recordings.golden_folder() / "ckpt" / name)
     results = world(layout.world)(runner.run, _without_layout(recording.flags), extra, batches, load=folder)
     loss, norm = (5e-4, 1e-2) if "bf16" in name else (1e-5, 1e-5)

@@ -1,4 +1,4 @@
-"""RegroupedReader: experts of a checkpoint one by one (`local_experts.N`), or all of a layer in `weight1` and `weight2`."""
+"""RegroupedReader: experts of a checkpoint as SequentialMLP (`local_experts.N`) or GroupedMLP (`weight1`, `weight2`) has them."""
 
 import re
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Form of the experts in a conversion's result: one by one, or those of a layer in one tensor."""
+"""Form of experts that a conversion writes: SequentialMLP, GroupedMLP or Transformer Engine's (`--experts`)."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""RegroupedReader: experts of a checkpoint as SequentialMLP (`local_experts.N`) or GroupedMLP (`weight1`, `weight2`) has them."""
+"""RegroupedReader: experts of a checkpoint in the form of SequentialMLP (`local_experts.N`) or GroupedMLP (`weight1`)."""
 
 import re
 from dataclasses import replace
